@@ -1,0 +1,1 @@
+"""Who is in the next round, and how agents agree on it."""

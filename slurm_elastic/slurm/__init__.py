@@ -1,0 +1,1 @@
+"""What Slurm says and what is asked of it."""
