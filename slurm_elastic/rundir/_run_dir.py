@@ -1,0 +1,283 @@
+"""Names and records of a run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm_elastic.errors import UsageError
+from slurm_elastic.rundir import _files, _secret
+from slurm_elastic.rundir._errors import RecordError, RunDirError, explain
+
+__all__ = ["RunDir"]
+
+_RUNS = "elastic-runs"
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_NUMBERED = re.compile(r"([0-9]{6,})\.json")
+_PROBE_BYTES = 65536
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # link(2)
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """The directory of one run.
+
+    ::
+
+        <base>/elastic-runs/<run id>/
+            secret                        hex, mode 0600
+            done.json                     the run is finished
+            rounds/000003.json            one per round, created exclusively
+            epochs/<scope>/000001.json    one per leader's term, created exclusively
+            endpoints/<scope>.json        where the leader's store is, replaced as it moves
+            events/<node>.jsonl           appended to by the agents of that node
+            logs/round_0003/<node>/rank_05/
+
+    A scope keeps incarnations of an allocation apart: a requeued job takes another one than its predecessor,
+    so that it reads neither epochs nor endpoint of it. Rounds and DONE belong to the run as a whole.
+
+    Every method that touches the disk can block as long as a network file system likes; agents call them
+    outside of the loop that watches for signals. All are safe among threads, processes and nodes.
+
+    Every method that touches the disk but `open` raises `RunDirError` if the disk fails.
+    """
+
+    path: Path
+    run_id: str
+
+    @classmethod
+    def for_run(cls, base: Path, run_id: str) -> RunDir:
+        """Name the directory of a run; nothing is touched yet.
+
+        Raises:
+            UsageError: the run id is no safe file name.
+        """
+        return cls(path=Path(base).absolute() / _RUNS / _safe("run id", run_id), run_id=run_id)
+
+    def open(self) -> RunDir:
+        """Create the directory unless it is there, and make sure by writing that it is fit for use.
+
+        Any number of agents may do this at once.
+
+        Returns:
+            Itself.
+
+        Raises:
+            UsageError: the parent is missing, or the directory is not writable, full, or lacks hard links.
+        """
+        if not self._base_is_there():
+            raise UsageError(
+                f"{self.path.parent.parent} is no directory on this node; give a run directory that all nodes "
+                "share by --run-dir"
+            )
+        for directory in (self.path.parent, self.path, *self._subdirectories()):
+            with _unfit(directory):
+                _files.make_directory(directory)
+        with _unfit(self.path):
+            self._probe()
+        return self
+
+    def secret(self) -> bytes:
+        """Return the run's 32 secret bytes. Whoever comes first draws them.
+
+        Raises:
+            UsageError: the file is readable by others, belongs to somebody else, or is no secret.
+        """
+        path = self.path / "secret"
+        with self._reported(path):
+            return _secret.load_or_create(path)
+
+    def publish(self, name: str, content: bytes) -> None:
+        """Put a file in place, whole, replacing one that is there."""
+        path = self._file(name)
+        with self._reported(path):
+            _files.publish(path, content)
+
+    def claim(self, name: str, content: bytes) -> bool:
+        """Create a file, whole and exclusively. Returns False if somebody else was first."""
+        return self._claim(self._file(name), content)
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a file, None if there is none."""
+        path = self._file(name)
+        with self._reported(path):
+            return _files.read(path)
+
+    def mark_done(self, record: Mapping[str, Any]) -> bool:
+        """Record, durably, that the run is finished.
+
+        Returns:
+            False if that was recorded before; the first record stays.
+        """
+        return self._claim(self._done, json.dumps(record).encode())
+
+    def is_done(self) -> bool:
+        """Return whether the run is finished."""
+        with self._reported(self._done):
+            return _files.exists(self._done)
+
+    def done_record(self) -> dict[str, Any] | None:
+        """Return what `mark_done` recorded, None if the run is not finished.
+
+        Raises:
+            RecordError: the record is not one JSON object.
+        """
+        content = self._record(self._done)
+        return None if content is None else json.loads(content)
+
+    def claim_round(self, number: int, content: bytes) -> bool:
+        """Create the record of a round, a JSON object. Returns False if the number is taken."""
+        return self._claim(self._numbered("rounds", number), content)
+
+    def last_round(self) -> int | None:
+        """Return the highest round number taken, None before the first round."""
+        return self._newest("rounds")
+
+    def round_record(self, number: int) -> bytes | None:
+        """Return the record of a round, None if there is none.
+
+        Raises:
+            RecordError: the record is not one JSON object.
+        """
+        return self._record(self._numbered("rounds", number))
+
+    def claim_epoch(self, scope: str, number: int, content: bytes) -> bool:
+        """Take an epoch with a record, a JSON object. Returns False if it is taken."""
+        path = self._numbered(f"epochs/{_safe('scope', scope)}", number)
+        with self._reported(path.parent):
+            _files.make_directory(path.parent)
+        return self._claim(path, content)
+
+    def newest_epoch(self, scope: str) -> int | None:
+        """Return the highest epoch taken in a scope, None before the first."""
+        return self._newest(f"epochs/{_safe('scope', scope)}")
+
+    def epoch_record(self, scope: str, number: int) -> bytes | None:
+        """Return the record of an epoch, None if there is none.
+
+        Raises:
+            RecordError: the record is not one JSON object.
+        """
+        return self._record(self._numbered(f"epochs/{_safe('scope', scope)}", number))
+
+    def publish_endpoint(self, scope: str, content: bytes) -> None:
+        """Say where the leader's store is, by a JSON object."""
+        path = self._endpoint(scope)
+        with self._reported(path):
+            _files.publish(path, content)
+
+    def endpoint(self, scope: str) -> bytes | None:
+        """Return what `publish_endpoint` said last, None if it never did.
+
+        Raises:
+            RecordError: the record is not one JSON object.
+        """
+        return self._record(self._endpoint(scope))
+
+    def append_event(self, node: str, line: str) -> None:
+        """Append one line to the events of a node; only agents of that node may."""
+        if "\n" in line:
+            raise ValueError(f"an event is one line: {line!r}")
+        path = self.path / "events" / f"{_safe('node name', node)}.jsonl"
+        with self._reported(path):
+            _files.append(path, line.encode() + b"\n")
+
+    def log_dir(self, round_number: int, node: str) -> Path:
+        """Return the directory for the logs of a node in a round; it is not made."""
+        return self.path / "logs" / f"round_{round_number:04d}" / _safe("node name", node)
+
+    def rank_dir(self, round_number: int, node: str, rank: int, world_size: int) -> Path:
+        """Return the directory for the logs of a worker in a round; it is not made."""
+        width = max(2, len(str(world_size - 1)))
+        return self.log_dir(round_number, node) / f"rank_{rank:0{width}d}"
+
+    @property
+    def _done(self) -> Path:
+        return self.path / "done.json"
+
+    def _subdirectories(self) -> tuple[Path, ...]:
+        return tuple(self.path / name for name in ("rounds", "epochs", "endpoints", "events", "logs"))
+
+    def _endpoint(self, scope: str) -> Path:
+        return self.path / "endpoints" / f"{_safe('scope', scope)}.json"
+
+    def _file(self, name: str) -> Path:
+        return self.path / _safe("file name", name)
+
+    def _numbered(self, directory: str, number: int) -> Path:
+        if number < 0:
+            raise ValueError(f"numbers start at 0: {number}")
+        return self.path / directory / f"{number:06d}.json"
+
+    def _newest(self, directory: str) -> int | None:
+        path = self.path / directory
+        with self._reported(path):
+            names = _files.list_names(path)
+        return max((int(match[1]) for name in names if (match := _NUMBERED.fullmatch(name))), default=None)
+
+    def _claim(self, path: Path, content: bytes) -> bool:
+        with self._reported(path):
+            return _files.claim(path, content)
+
+    def _record(self, path: Path) -> bytes | None:
+        with self._reported(path):
+            content = _files.read(path)
+        if content is not None and not _is_json_object(content):
+            raise RecordError(f"{path} is not one complete JSON object: truncated or not ours; remove it")
+        return content
+
+    def _base_is_there(self) -> bool:
+        with _unfit(self.path.parent.parent):
+            return self.path.parent.parent.is_dir()
+
+    def _probe(self) -> None:
+        """Write for real: mode bits tell nothing of read-only mounts, quotas or missing hard links."""
+        with _files.written(self.path / "probe", bytes(_PROBE_BYTES)) as temporary:
+            link = temporary.with_name(f"{temporary.name}.link")
+            try:
+                link.hardlink_to(temporary)
+            except OSError as error:
+                if error.errno not in _NO_HARD_LINKS:
+                    raise
+                raise UsageError(
+                    f"{self.path}: the file system has no hard links; give a run directory on another by --run-dir"
+                ) from None
+            link.unlink()
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _reported(path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunDirError(explain(path, error)) from error
+
+
+@contextlib.contextmanager
+def _unfit(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{explain(path, error)}, or give another run directory by --run-dir") from None
+
+
+def _safe(what: str, name: str) -> str:
+    if not _SAFE_NAME.fullmatch(name):
+        raise UsageError(
+            f"{what} {name[:140]!r} is no safe file name; use at most 128 letters, digits, '.', '_' and '-', "
+            "and begin with a letter or digit"
+        )
+    return name
+
+
+def _is_json_object(content: bytes) -> bool:
+    try:
+        return isinstance(json.loads(content), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -1,0 +1,58 @@
+"""The secret of a run, with which its agents authenticate their records."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import stat
+from pathlib import Path
+
+from slurm_elastic.errors import UsageError
+from slurm_elastic.rundir import _files
+
+__all__ = ["load_or_create"]
+
+_BYTES = 32
+_LINE = re.compile(rb"[0-9a-f]{%d}\n" % (2 * _BYTES))
+
+
+def load_or_create(path: Path) -> bytes:
+    """Return the secret; whoever comes first creates it, everybody gets the same.
+
+    Raises:
+        UsageError: others can read the file, it belongs to somebody else, or it is not a secret.
+        OSError: the file can be neither created nor read.
+    """
+    if not _files.exists(path):
+        _files.claim(path, secrets.token_hex(_BYTES).encode() + b"\n", mode=0o600)
+    # Another user's secret cannot even be opened, so its owner is looked at first, and again once it is open.
+    _require_private(path, path.lstat())
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        content = os.read(descriptor, 2 * _BYTES + 2)
+    finally:
+        os.close(descriptor)
+    _require_private(path, status)
+    if not _LINE.fullmatch(content):
+        raise UsageError(f"{path} is not the secret of a run; remove it while no agent of the run is alive")
+    return bytes.fromhex(content.decode())
+
+
+def _require_private(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise UsageError(f"{path} is not a regular file; remove it")
+    if status.st_uid != os.geteuid() and status.st_uid != _owner_of_new_file(path):
+        raise UsageError(f"{path} belongs to another user (uid {status.st_uid}); use a run directory of your own")
+    if status.st_mode & 0o077:
+        raise UsageError(
+            f"{path} is open to others (mode {stat.S_IMODE(status.st_mode):04o}); chmod 600 it, or take a "
+            "run directory on a file system that keeps permissions"
+        )
+
+
+def _owner_of_new_file(path: Path) -> int:
+    """Return whom the file server takes this process for; root_squash changes it (exports(5))."""
+    with _files.written(path, b"", mode=0o600) as temporary:
+        return temporary.stat().st_uid

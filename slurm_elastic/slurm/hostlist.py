@@ -1,0 +1,84 @@
+"""Slurm's host list expressions, such as ``rack[1-2]n[01-04],gpu7``.
+
+python-hostlist does the expansion. What differs from Slurm's own parser (``scontrol show hostnames``,
+measured with 22.05) is settled here:
+
+- Slurm keeps duplicates and order; python-hostlist drops duplicates unless told otherwise.
+- Slurm separates names by commas, blanks, tabs or newlines.
+- Slurm allows 65536 names in one range (MAX_RANGE in its hostlist.c); the same limit holds here for the
+  whole list.
+- Slurm refuses text after the last bracket (``n[1-3]-ib``); python-hostlist takes it, and so do we, for it
+  has only one meaning.
+- Slurm takes ``n[1-]`` and a missing last bracket for something; python-hostlist refuses both, and so do we,
+  for Slurm never writes them.
+"""
+
+from __future__ import annotations
+
+import re
+
+import hostlist
+
+from slurm_elastic.errors import UsageError
+
+__all__ = ["MAX_RANGE", "expand", "natural_key"]
+
+MAX_RANGE = 65536
+"""The most names that a host list may stand for."""
+
+_RANGE = re.compile(r"([0-9]+)-([0-9]+)")
+_LONGEST_QUOTE = 120
+
+
+def expand(text: str) -> tuple[str, ...]:
+    """Return the names that a host list stands for, in its order and with its duplicates.
+
+    Raises:
+        UsageError: the list is empty, malformed, or stands for more than `MAX_RANGE` names.
+    """
+    names: list[str] = []
+    for part in _split(text):
+        if _size(part) > MAX_RANGE - len(names):
+            raise UsageError(f"host list {_quote(text)} stands for more than {MAX_RANGE} nodes; name fewer")
+        try:
+            names.extend(hostlist.expand_hostlist(part, allow_duplicates=True))
+        except hostlist.BadHostlist as error:
+            raise UsageError(f"malformed host list {_quote(text)}: {error}; write it as in n[1-3,7] or n1,n2") from None
+    if not names:
+        raise UsageError("the host list is empty; write it as in n[1-3,7] or n1,n2")
+    return tuple(names)
+
+
+def natural_key(name: str) -> tuple[tuple[str | int, ...], str]:
+    """Return a sort key that puts node2 before node10.
+
+    Names that differ only by padding are told apart by their text.
+    """
+    parts = re.split(r"([0-9]+)", name)
+    # Even places are text and odd ones numbers, always, so two keys never compare text with a number.
+    return tuple(int(part) if place % 2 else part for place, part in enumerate(parts)), name
+
+
+def _split(text: str) -> list[str]:
+    """Split at the separators outside of brackets."""
+    return [part for part in re.split(r"[,\s]+(?![^\[]*\])", text) if part]
+
+
+def _size(part: str) -> int:
+    """Return an upper bound of the number of names, without expanding them."""
+    size = 1
+    for bracket in re.findall(r"\[([^\]]*)\]", part):
+        in_bracket = 0
+        for item in bracket.split(","):
+            match = _RANGE.fullmatch(item)
+            # Ten digits suffice for every node; int() itself refuses thousands of digits with a ValueError.
+            if match and max(map(len, match.groups())) > 18:
+                return MAX_RANGE + 1
+            in_bracket += max(int(match[2]) - int(match[1]) + 1, 1) if match else 1
+        size *= in_bracket
+    return size
+
+
+def _quote(text: str) -> str:
+    shown = text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + "..."
+    return repr(shown)

@@ -1,0 +1,278 @@
+"""What Slurm's environment variables say about this job, parsed once.
+
+Sources: "OUTPUT ENVIRONMENT VARIABLES" of sbatch(1) and srun(1), Slurm 22.05 to 26.05.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_elastic.errors import UsageError
+from slurm_elastic.slurm._variables import (
+    count_gpus,
+    expand_counts,
+    number,
+    optional_number,
+    port_list,
+    present,
+)
+from slurm_elastic.slurm.hostlist import expand
+
+__all__ = ["ArrayElement", "Context", "HetComponent", "Shape", "SlurmJob"]
+
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""Step ids from here on are not srun's: batch 0xfffffffb, extern ...fc, interactive ...fa (slurm.h)."""
+
+
+class Context(enum.Enum):
+    """Who started this process."""
+
+    STEP = "step"
+    """srun: one task of a job step."""
+    BATCH = "batch"
+    """The batch script itself, or the interactive shell of salloc on the first node."""
+
+
+class Shape(enum.Enum):
+    """How the run gets its nodes."""
+
+    ALLOCATION = "allocation"
+    """One job; Slurm preempts, requeues and ends it as a whole."""
+    ARRAY = "array"
+    """A job array; every element comes and goes alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayElement:
+    """This job's place in its job array (SLURM_ARRAY_*)."""
+
+    job_id: str
+    """Id of the array, the same for every element."""
+    task_id: int
+    """Index of this element; ``<job_id>_<task_id>`` names it to scontrol."""
+    task_count: int | None
+    """Number of elements that the array was submitted with; None if unknown."""
+    task_min: int | None
+    task_max: int | None
+    task_step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class HetComponent:
+    """One component of a heterogeneous job (``*_HET_GROUP_<index>``)."""
+
+    index: int
+    job_id: str | None
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """What the SLURM_* variables say.
+
+    They are frozen when a process starts: nodes lost since then are still here.
+    """
+
+    job_id: str
+    """SLURM_JOB_ID. Elements of an array have one each. Survives a requeue."""
+    cluster_name: str | None
+    """SLURM_CLUSTER_NAME."""
+    partition: str | None
+    """SLURM_JOB_PARTITION."""
+    submit_dir: Path | None
+    """SLURM_SUBMIT_DIR: where sbatch was called."""
+    nodes: tuple[str, ...]
+    """Names in Slurm's order, each once: of the step when srun started this process, else of the job."""
+    node: str
+    """This node as Slurm names it, never its host name: SLURMD_NODENAME, else `nodes` at SLURM_NODEID."""
+    node_rank: int
+    """Index of `node` in `nodes`. 0 in every array element of one node."""
+    array: ArrayElement | None
+    het: tuple[HetComponent, ...]
+    """The components of a heterogeneous job (SLURM_HET_SIZE); empty for any other job."""
+    context: Context
+    step_id: str | None
+    """SLURM_STEP_ID; None outside a step."""
+    restart_count: int
+    """How often Slurm requeued the job. Slurm leaves SLURM_RESTART_COUNT unset on the first run: 0."""
+    cpus_on_node: int | None
+    """SLURM_CPUS_ON_NODE: CPUs that the job has on this node."""
+    gpus_on_node: int
+    """SLURM_GPUS_ON_NODE, else what SLURM_STEP_GPUS or CUDA_VISIBLE_DEVICES list; 0 if none is set."""
+    reserved_ports: tuple[int, ...]
+    """SLURM_STEP_RESV_PORTS, reserved for this step by ``srun --resv-ports``; mostly empty."""
+    end_time: int | None
+    """SLURM_JOB_END_TIME, seconds since the epoch by the controller's clock; Slurm 23.02 and later.
+
+    Preemption moves the real end but not the variable.
+    """
+    topology_address: str | None
+    """SLURM_TOPOLOGY_ADDR, such as ``s0.s4.node7``: switches above this node; only with a topology plugin."""
+
+    @property
+    def shape(self) -> Shape:
+        """Array when the job is an element of a job array, else allocation."""
+        return Shape.ALLOCATION if self.array is None else Shape.ARRAY
+
+    @property
+    def run_id(self) -> str:
+        """The array's job id, the same for all elements, else the job id."""
+        return self.job_id if self.array is None else self.array.job_id
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> SlurmJob | None:
+        """Parse the environment of a batch script or of a task of srun.
+
+        Returns:
+            None outside Slurm.
+
+        Raises:
+            UsageError: variables are malformed, half present or contradict each other, or srun started
+                more than one task on a node.
+        """
+        job_id = present(environ, "SLURM_JOB_ID", "SLURM_JOBID")
+        if job_id is None:
+            _require_no_job(environ)
+            return None
+        if not job_id.isascii() or not job_id.isdigit():
+            raise UsageError(f"SLURM_JOB_ID={job_id!r} is not a job id; unset it to run outside Slurm")
+        context = _context(environ)
+        het = _het(environ)
+        nodes = _nodes(environ, context, is_het=bool(het))
+        if context is Context.STEP:
+            _require_one_task_per_node(environ)
+        node = _node(environ, nodes, is_het=bool(het))
+        return cls(
+            job_id=job_id,
+            cluster_name=present(environ, "SLURM_CLUSTER_NAME"),
+            partition=present(environ, "SLURM_JOB_PARTITION"),
+            submit_dir=Path(text) if (text := present(environ, "SLURM_SUBMIT_DIR")) else None,
+            nodes=nodes,
+            node=node,
+            node_rank=nodes.index(node),
+            array=_array(environ),
+            het=het,
+            context=context,
+            step_id=present(environ, "SLURM_STEP_ID", "SLURM_STEPID") if context is Context.STEP else None,
+            restart_count=optional_number(environ, "SLURM_RESTART_COUNT") or 0,
+            cpus_on_node=optional_number(environ, "SLURM_CPUS_ON_NODE"),
+            gpus_on_node=count_gpus(environ),
+            reserved_ports=port_list(environ, "SLURM_STEP_RESV_PORTS") if context is Context.STEP else (),
+            end_time=optional_number(environ, "SLURM_JOB_END_TIME"),
+            topology_address=present(environ, "SLURM_TOPOLOGY_ADDR"),
+        )
+
+
+def _require_no_job(environ: Mapping[str, str]) -> None:
+    for name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST", "SLURM_STEP_ID"):
+        if present(environ, name) is not None:
+            raise UsageError(
+                f"{name} is set but SLURM_JOB_ID is not; pass all SLURM_ variables on (into a container too) "
+                f"or unset {name} to run outside Slurm"
+            )
+
+
+def _context(environ: Mapping[str, str]) -> Context:
+    step_id = optional_number(environ, "SLURM_STEP_ID", "SLURM_STEPID")
+    return Context.BATCH if step_id is None or step_id >= _FIRST_SPECIAL_STEP else Context.STEP
+
+
+def _nodes(environ: Mapping[str, str], context: Context, *, is_het: bool) -> tuple[str, ...]:
+    job_nodes = _node_list(environ, "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    step_nodes = _node_list(environ, "SLURM_STEP_NODELIST") if context is Context.STEP else None
+    if job_nodes is None:
+        raise UsageError(
+            "SLURM_JOB_ID is set but SLURM_JOB_NODELIST is not; pass all SLURM_ variables on (into a "
+            "container too) or unset SLURM_JOB_ID to run outside Slurm"
+        )
+    # A het step may span components, while SLURM_JOB_NODELIST is that of one component.
+    if not is_het:
+        _require_count(environ, "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST", job_nodes)
+        strangers = set(step_nodes or ()) - set(job_nodes)
+        if strangers:
+            raise UsageError(
+                f"SLURM_STEP_NODELIST names {min(strangers)}, which SLURM_JOB_NODELIST lacks: variables of "
+                "another job; start the agent with srun, or submit from a shell outside of any job"
+            )
+    if step_nodes is None:
+        return job_nodes
+    _require_count(environ, "SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST", step_nodes)
+    return step_nodes
+
+
+def _node_list(environ: Mapping[str, str], *names: str) -> tuple[str, ...] | None:
+    text = present(environ, *names)
+    if text is None:
+        return None
+    try:
+        return tuple(dict.fromkeys(expand(text)))
+    except UsageError as error:
+        raise UsageError(f"{names[0]}: {error}") from None
+
+
+def _require_count(environ: Mapping[str, str], count: str, names: str, nodes: tuple[str, ...]) -> None:
+    expected = optional_number(environ, count)
+    if expected is not None and expected != len(nodes):
+        raise UsageError(f"{count}={expected} but {names} names {len(nodes)}; Slurm sets both, set neither by hand")
+
+
+def _require_one_task_per_node(environ: Mapping[str, str]) -> None:
+    tasks = expand_counts(environ, "SLURM_STEP_TASKS_PER_NODE")
+    if max(tasks, default=1) > 1 or (optional_number(environ, "SLURM_LOCALID") or 0) > 0:
+        raise UsageError("more than one task on a node; start one agent per node: srun --ntasks-per-node=1")
+
+
+def _node(environ: Mapping[str, str], nodes: tuple[str, ...], *, is_het: bool) -> str:
+    name = present(environ, "SLURMD_NODENAME")
+    index = optional_number(environ, "SLURM_NODEID")
+    # In a het step the index may count from the first component's first node.
+    if index is not None and index >= len(nodes) and not (is_het and name in nodes):
+        raise UsageError(
+            f"SLURM_NODEID={index} is out of range, the node list names {len(nodes)}; start the agent with srun"
+        )
+    if name is not None:
+        if name not in nodes:
+            raise UsageError(
+                f"SLURMD_NODENAME={name} is not in the job's node list: variables of another job; "
+                "start the agent with srun"
+            )
+        return name
+    if index is None:
+        raise UsageError(
+            "neither SLURMD_NODENAME nor SLURM_NODEID is set: this shell has an allocation but runs on no "
+            "node of it; start the agent with srun"
+        )
+    return nodes[index]
+
+
+def _array(environ: Mapping[str, str]) -> ArrayElement | None:
+    job_id = present(environ, "SLURM_ARRAY_JOB_ID")
+    task_id = optional_number(environ, "SLURM_ARRAY_TASK_ID")
+    if job_id is None and task_id is None:
+        return None
+    if job_id is None or task_id is None:
+        there, missing = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_JOB_ID")[:: -1 if task_id is None else 1]
+        raise UsageError(f"{there} is set but {missing} is not; pass both on, or unset both")
+    return ArrayElement(
+        job_id=str(number("SLURM_ARRAY_JOB_ID", job_id)),
+        task_id=task_id,
+        task_count=optional_number(environ, "SLURM_ARRAY_TASK_COUNT"),
+        task_min=optional_number(environ, "SLURM_ARRAY_TASK_MIN"),
+        task_max=optional_number(environ, "SLURM_ARRAY_TASK_MAX"),
+        task_step=optional_number(environ, "SLURM_ARRAY_TASK_STEP"),
+    )
+
+
+def _het(environ: Mapping[str, str]) -> tuple[HetComponent, ...]:
+    size = optional_number(environ, "SLURM_HET_SIZE") or 0
+    return tuple(
+        HetComponent(
+            index=index,
+            job_id=present(environ, f"SLURM_JOB_ID_HET_GROUP_{index}"),
+            nodes=_node_list(environ, f"SLURM_JOB_NODELIST_HET_GROUP_{index}") or (),
+        )
+        for index in range(size)
+    )
