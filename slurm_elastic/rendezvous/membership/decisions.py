@@ -1,0 +1,101 @@
+"""What the leader has to do."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from slurm_elastic.rendezvous.membership.state import LeaveReason, Reason, WorkerFailure
+from slurm_elastic.rendezvous.membership.table import Table
+
+__all__ = ["Decision", "Drop", "Finish", "Interrupt", "Outcome", "Probe", "Publish", "Resend", "Retire", "Spare"]
+
+
+class Outcome(enum.Enum):
+    """How a run ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """A round is complete: give every agent of the table its place.
+
+    `seconds` is how long forming took, from the event that ended the round before.
+    """
+
+    table: Table
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resend:
+    """Give one agent its place in the current round once more; the first answer may have been lost."""
+
+    agent: str
+    table: Table
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """The round is over: these agents stop their workers and join again. `node` is the one that caused it."""
+
+    agents: tuple[str, ...]
+    round: int
+    reason: Reason
+    node: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask these agents for a sign of life at once."""
+
+    agents: tuple[str, ...]
+    probe: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """An agent is lost: nobody announced its departure. If it lives, it has to join as a new one.
+
+    `seconds` is the time since its last sign of life.
+    """
+
+    agent: str
+    node: str
+    why: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """An agent that announced it has gone."""
+
+    agent: str
+    node: str
+    reason: LeaveReason
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """An agent waits above the maximum."""
+
+    agent: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The run has ended: tell every agent, the spares too."""
+
+    outcome: Outcome
+    agents: tuple[str, ...]
+    failure: WorkerFailure | None = None
+    detail: str = ""
+
+
+Decision = Publish | Resend | Interrupt | Probe | Drop | Retire | Spare | Finish

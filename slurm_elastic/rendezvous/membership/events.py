@@ -1,0 +1,140 @@
+"""What happens to a leader: messages of agents, Slurm's word, time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slurm_elastic.rendezvous.membership.state import Candidate, LeaveReason, WorkerFailure
+
+__all__ = [
+    "Closed",
+    "Connected",
+    "Disconnected",
+    "Event",
+    "Finished",
+    "Heard",
+    "Joined",
+    "Leaving",
+    "Left",
+    "NodesSeen",
+    "Ponged",
+    "Tick",
+    "WorkerFailed",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """An agent has no workers (any more) and wants a place.
+
+    Attributes:
+        candidate: what it says of itself.
+        attempt: counts the joins of this agent from 1; an older one than the last seen is ignored.
+        last_round: the last round in which it was given a place, None before the first.
+    """
+
+    candidate: Candidate
+    attempt: int
+    last_round: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """An agent's connection stands (again). `running` is the round whose workers it has, None when it has none."""
+
+    agent: str
+    running: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """An agent's connection broke."""
+
+    agent: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Signs of life, gathered over a short while: agent and leader's monotonic time."""
+
+    signs: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ponged:
+    """The answer to a probe."""
+
+    agent: str
+    probe: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """An agent announces that it will go; its workers may still run until :class:`Left`."""
+
+    agent: str
+    reason: LeaveReason
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """An agent has no workers any more and goes.
+
+    A member that goes with FINISHED has done its part of the round: it stays in the table, and the end of its
+    connection is no loss.
+    """
+
+    agent: str
+    reason: LeaveReason
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    """A worker of this round failed by itself; the agent has stopped, or is stopping, its other workers."""
+
+    agent: str
+    round: int
+    failure: WorkerFailure
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """All workers of an agent ended well in this round."""
+
+    agent: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """An agent closes the rendezvous for all (torch's ``set_closed``)."""
+
+    agent: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodesSeen:
+    """Slurm's word: these nodes of the allocation are down."""
+
+    down: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time went by."""
+
+
+Event = (
+    Joined
+    | Connected
+    | Disconnected
+    | Heard
+    | Ponged
+    | Leaving
+    | Left
+    | WorkerFailed
+    | Finished
+    | Closed
+    | NodesSeen
+    | Tick
+)

@@ -1,0 +1,270 @@
+"""What the leader knows: settings, agents, phase. Frozen data only."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from slurm_elastic.rendezvous.membership.table import Table
+
+if TYPE_CHECKING:
+    from slurm_elastic.rendezvous.membership.decisions import Finish
+
+__all__ = [
+    "Agent",
+    "Candidate",
+    "Judgement",
+    "LeaveReason",
+    "Phase",
+    "Reason",
+    "Settings",
+    "State",
+    "Status",
+    "WorkerFailure",
+    "initial_state",
+    "with_agent",
+    "without_agent",
+]
+
+_DIGITS = re.compile(r"(\d+)")
+
+
+class Reason(enum.Enum):
+    """Why a round was formed; workers see it as SLURM_ELASTIC_REASON."""
+
+    START = "start"
+    NODE_JOINED = "node_joined"
+    NODE_LEFT = "node_left"
+    NODE_LOST = "node_lost"
+    WORKER_FAILED = "worker_failed"
+    REQUEUED = "requeued"
+
+
+class LeaveReason(enum.Enum):
+    """Why an agent announced that it goes."""
+
+    PREEMPTED = "preempted"
+    TIME_LIMIT = "time_limit"
+    DRAINED = "drained"
+    REQUEUED = "requeued"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+class Phase(enum.Enum):
+    """What the run is doing."""
+
+    FORMING = "forming"
+    """No round is running; one will be published when it is complete."""
+    RUNNING = "running"
+    """The members of the table have their workers running."""
+    CLOSED = "closed"
+    """The run has ended; every agent is told so."""
+
+
+class Status(enum.Enum):
+    """What one agent is doing, as far as the leader knows."""
+
+    WAITING = "waiting"
+    """Has joined, has no workers, waits for a place."""
+    RUNNING = "running"
+    """Member of the current round."""
+    FINISHED = "finished"
+    """Member of the current round; its workers have ended well."""
+    STOPPING = "stopping"
+    """Was interrupted; may still have workers of the round that ended."""
+    LEAVING = "leaving"
+    """Announced that it goes; may still have workers of the round that ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What an agent says of itself when it joins.
+
+    Attributes:
+        agent: identity, unique over the run: node, job id, restart count and pid.
+        node: Slurm's name of the node.
+        position: index of the node in Slurm's node list; agents are ranked by it first. Agents of an array, whose
+            list has one node each, all say 0 and are ranked by the natural order of their node names.
+        local_world_size: number of workers that it will start, at least 1.
+        role: torch's role name.
+        address: host name or address at which other nodes reach it.
+        store_port: port that is bound already, on which the workers' store listens if this agent becomes rank 0.
+    """
+
+    agent: str
+    node: str
+    position: int
+    local_world_size: int
+    role: str
+    address: str
+    store_port: int
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """Sort key of ranks: Slurm's order, then node names with numbers by value (node2 before node10)."""
+        parts = _DIGITS.split(self.node)
+        natural = tuple((0, int(part), part) if part.isdigit() else (1, 0, part) for part in parts)
+        return (self.position, natural, self.agent)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailure:
+    """The first worker of an agent that failed by itself, for the root cause that is printed last."""
+
+    agent: str
+    node: str
+    rank: int
+    exit_code: int
+    message: str = ""
+    error_file: str = ""
+    log: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """One agent that the leader knows to be alive, or has not yet given up.
+
+    Attributes:
+        candidate: what it said in its newest join.
+        attempt: number of that join; an agent counts its joins from 1.
+        status: see :class:`Status`.
+        last_heard: leader's monotonic time of the last sign of life.
+        disconnected_at: since when its connection is broken, None while it stands.
+        round: the last round it had a place in, None before the first.
+        leave_reason: set from the announcement on.
+        departed: it finished its part of the round and went; it cannot join again.
+    """
+
+    candidate: Candidate
+    attempt: int
+    status: Status
+    last_heard: float
+    disconnected_at: float | None = None
+    round: int | None = None
+    leave_reason: LeaveReason | None = None
+    departed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What does not change during a leader's term. Times in seconds.
+
+    Attributes:
+        min_nodes, max_nodes: bounds of a round's size, in agents.
+        max_restarts: how many times worker failures may restart the group, over the whole run.
+        expected_nodes: the nodes of the allocation; empty when they cannot be known (an array).
+        first_round: number of the first round of this term.
+        first_reason: start, or requeued for a later incarnation.
+        join_timeout: how long a round may lack its minimum before the run is given up.
+        last_call_timeout: how long to wait for nodes whose fate is unknown once the minimum is there.
+        heartbeat_limit: silence after which an agent is lost.
+        reconnect_grace: how long a broken connection may stay broken before the agent is lost.
+        settle_time: how long a worker failure waits for news of a lost or leaving node that explains it.
+        gather_quiet, gather_limit: a running round is interrupted for new nodes when none has come for `gather_quiet`,
+            at the latest `gather_limit` after the first.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    max_restarts: int = 0
+    expected_nodes: tuple[str, ...] = ()
+    first_round: int = 0
+    first_reason: Reason = Reason.START
+    join_timeout: float = 600.0
+    last_call_timeout: float = 30.0
+    heartbeat_limit: float = 3.0
+    reconnect_grace: float = 0.1
+    settle_time: float = 0.1
+    gather_quiet: float = 0.05
+    gather_limit: float = 1.0
+
+    @property
+    def tick_interval(self) -> float:
+        """The leader looks at its clock at least this often; a silent agent is found at most so much late."""
+        return self.heartbeat_limit / 12
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A worker failure whose cause is being looked into."""
+
+    failure: WorkerFailure
+    since: float
+    probe: int
+    unanswered: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything the leader knows at one moment.
+
+    Attributes:
+        agents: by identity; absent are agents that left, were lost, or never joined.
+        blocking: how many of `agents` may have workers; a round cannot close before it is 0. Kept beside `agents` so
+            that a join costs no walk over all of them.
+        broken: agents whose connection is broken.
+        reason: why the round that is being formed is formed.
+        forming_since, complete_since: when forming began; since when the minimum is there.
+        restarts: worker failures charged so far.
+        gone_nodes: nodes that left, were lost, are down by Slurm's word, or did not come until a last call ended.
+        newcomer_first, newcomer_last: when, in this running round, the first and last new agent joined.
+        seen_until: when the last event was processed; a long gap means that the leader itself was paused.
+        probe: number of the last probe.
+        finish: how the run ended, once it has.
+    """
+
+    settings: Settings
+    phase: Phase
+    round: int
+    reason: Reason
+    forming_since: float
+    seen_until: float
+    agents: Mapping[str, Agent] = field(default_factory=lambda: MappingProxyType({}))
+    blocking: int = 0
+    broken: frozenset[str] = frozenset()
+    table: Table | None = None
+    complete_since: float | None = None
+    restarts: int = 0
+    judgement: Judgement | None = None
+    gone_nodes: frozenset[str] = frozenset()
+    newcomer_first: float | None = None
+    newcomer_last: float | None = None
+    probe: int = 0
+    finish: Finish | None = None
+
+
+_BLOCKING = frozenset({Status.RUNNING, Status.FINISHED, Status.STOPPING, Status.LEAVING})
+
+
+def initial_state(settings: Settings, now: float) -> State:
+    """The state of a leader that has just begun its term; `round` is the one that will be published next."""
+    return State(
+        settings=settings,
+        phase=Phase.FORMING,
+        round=settings.first_round,
+        reason=settings.first_reason,
+        forming_since=now,
+        seen_until=now,
+    )
+
+
+def with_agent(state: State, agent: Agent) -> State:
+    """Add or replace one agent and keep `blocking` right."""
+    name = agent.candidate.agent
+    before = state.agents.get(name)
+    blocking = state.blocking + (agent.status in _BLOCKING) - (before is not None and before.status in _BLOCKING)
+    return replace(state, agents={**state.agents, name: agent}, blocking=blocking)
+
+
+def without_agent(state: State, name: str) -> State:
+    """Remove one agent and keep `blocking` right."""
+    before = state.agents[name]
+    agents = {key: value for key, value in state.agents.items() if key != name}
+    return replace(
+        state, agents=agents, blocking=state.blocking - (before.status in _BLOCKING), broken=state.broken - {name}
+    )

@@ -1,0 +1,95 @@
+"""A round's table: who is in it, with which ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slurm_elastic.rendezvous.membership.state import Candidate, Reason
+
+__all__ = ["Place", "Table", "build_table"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One agent's place in a round, complete: the agent needs nothing else to start its workers.
+
+    Attributes:
+        agent, node: whose place it is.
+        rank: rank of the agent (torch: group rank).
+        base_rank: global rank of its first worker.
+        role_base_rank, role_world_size: the same within its role.
+        local_world_size: number of its workers.
+    """
+
+    agent: str
+    node: str
+    rank: int
+    local_world_size: int
+    base_rank: int
+    role: str
+    role_base_rank: int
+    role_world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A round: complete and never changed once published.
+
+    Attributes:
+        round: number, over the whole run.
+        reason: why it was formed.
+        places: by rank, 0 to n-1.
+        world_size: number of workers of all agents.
+        store_address, store_port: where the workers' store listens: rank 0's agent.
+        restarts: worker failures charged so far, the same for all (TORCHELASTIC_RESTART_COUNT).
+    """
+
+    round: int
+    reason: Reason
+    places: tuple[Place, ...]
+    world_size: int
+    store_address: str
+    store_port: int
+    restarts: int
+
+
+def build_table(round_: int, reason: Reason, candidates: Iterable[Candidate], max_nodes: int, restarts: int) -> Table:
+    """Rank the candidates in Slurm's node order and cut at `max_nodes`.
+
+    The order depends on the candidates alone, so agents that stay keep their relative order from round to round.
+    """
+    chosen = sorted(candidates, key=lambda candidate: candidate.order)[:max_nodes]
+    role_world = Counter[str]()
+    for candidate in chosen:
+        role_world[candidate.role] += candidate.local_world_size
+    places = []
+    base_rank = 0
+    role_base = Counter[str]()
+    for rank, candidate in enumerate(chosen):
+        places.append(
+            Place(
+                agent=candidate.agent,
+                node=candidate.node,
+                rank=rank,
+                local_world_size=candidate.local_world_size,
+                base_rank=base_rank,
+                role=candidate.role,
+                role_base_rank=role_base[candidate.role],
+                role_world_size=role_world[candidate.role],
+            )
+        )
+        base_rank += candidate.local_world_size
+        role_base[candidate.role] += candidate.local_world_size
+    return Table(
+        round=round_,
+        reason=reason,
+        places=tuple(places),
+        world_size=base_rank,
+        store_address=chosen[0].address,
+        store_port=chosen[0].store_port,
+        restarts=restarts,
+    )

@@ -1,0 +1,137 @@
+"""The moves that several events share: lose or retire an agent, begin, publish and end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from slurm_elastic.rendezvous.membership.decisions import (
+    Decision,
+    Drop,
+    Finish,
+    Interrupt,
+    Outcome,
+    Publish,
+    Retire,
+    Spare,
+)
+from slurm_elastic.rendezvous.membership.state import (
+    LeaveReason,
+    Phase,
+    Reason,
+    State,
+    Status,
+    WorkerFailure,
+    with_agent,
+    without_agent,
+)
+from slurm_elastic.rendezvous.membership.table import build_table
+
+__all__ = ["finish", "lose", "publish", "retire", "start_forming"]
+
+Result = tuple[State, tuple[Decision, ...]]
+
+
+def lose(state: State, name: str, why: str, now: float) -> Result:
+    """Give up an agent whose departure nobody announced."""
+    agent = state.agents[name]
+    seconds = now - agent.last_heard
+    drop = Drop(name, agent.candidate.node, why, seconds)
+    return _remove(state, name, drop, Reason.NODE_LOST, why, now)
+
+
+def retire(state: State, name: str, reason: LeaveReason, now: float) -> Result:
+    """Let go an agent that has announced it and has no workers any more."""
+    decision = Retire(name, state.agents[name].candidate.node, reason)
+    return _remove(state, name, decision, Reason.NODE_LEFT, reason.value, now)
+
+
+def _remove(state: State, name: str, decision: Decision, reason: Reason, detail: str, now: float) -> Result:
+    agent = state.agents[name]
+    node = agent.candidate.node
+    was_member = state.phase is Phase.RUNNING and agent.status in (Status.RUNNING, Status.FINISHED)
+    state = without_agent(state, name)
+    if all(other.candidate.node != node for other in state.agents.values()):
+        state = replace(state, gone_nodes=state.gone_nodes | {node})
+    decisions: tuple[Decision, ...] = (decision,)
+    if was_member:
+        state, more = start_forming(state, reason, node, now, detail)
+        decisions += more
+    return state, decisions
+
+
+def start_forming(state: State, reason: Reason, node: str, now: float, detail: str = "") -> Result:
+    """End the running round: its members have to stop their workers and join again."""
+    table = state.table
+    if table is None:
+        raise ValueError("no round is running")
+    interrupted = []
+    for place in table.places:
+        agent = state.agents.get(place.agent)
+        if agent is None:
+            continue
+        if agent.departed:
+            state = without_agent(state, place.agent)
+        elif agent.status in (Status.RUNNING, Status.FINISHED):
+            state = with_agent(state, replace(agent, status=Status.STOPPING))
+            interrupted.append(place.agent)
+    state = replace(
+        state,
+        phase=Phase.FORMING,
+        round=table.round + 1,
+        reason=reason,
+        forming_since=now,
+        complete_since=None,
+        judgement=None,
+        newcomer_first=None,
+        newcomer_last=None,
+    )
+    return state, (Interrupt(tuple(interrupted), table.round, reason, node, detail),)
+
+
+def publish(state: State, now: float) -> Result:
+    """Close the round: all waiting agents, up to the maximum, get a place; the others are spares."""
+    settings = state.settings
+    waiting = [agent for agent in state.agents.values() if agent.status is Status.WAITING]
+    table = build_table(
+        state.round,
+        state.reason,
+        (agent.candidate for agent in waiting),
+        settings.max_nodes,
+        state.restarts,
+    )
+    agents = dict(state.agents)
+    for place in table.places:
+        agents[place.agent] = replace(agents[place.agent], status=Status.RUNNING, round=table.round)
+    present = {agent.candidate.node for agent in agents.values()}
+    spares = tuple(
+        Spare(name, agent.candidate.node) for name, agent in agents.items() if agent.status is Status.WAITING
+    )
+    state = replace(
+        state,
+        agents=agents,
+        blocking=len(table.places),
+        phase=Phase.RUNNING,
+        table=table,
+        complete_since=None,
+        # Whoever has not come by now is not waited for again.
+        gone_nodes=state.gone_nodes | (frozenset(settings.expected_nodes) - present),
+    )
+    return state, (Publish(table, now - state.forming_since), *spares)
+
+
+def finish(state: State, outcome: Outcome, failure: WorkerFailure | None = None, detail: str = "") -> Result:
+    """End the run for everybody."""
+    if state.finish is not None:
+        return state, ()
+    decision = Finish(outcome, tuple(state.agents), failure, detail)
+    state = replace(
+        state,
+        phase=Phase.CLOSED,
+        finish=decision,
+        judgement=None,
+        complete_since=None,
+        newcomer_first=None,
+        newcomer_last=None,
+        broken=frozenset(),
+    )
+    return state, (decision,)

@@ -1,0 +1,58 @@
+"""The agent's side of the membership protocol: what it says, and which of the leader's words still concern it.
+
+Pure, like :mod:`slurm_elastic.rendezvous.membership`, so that the simulation runs the very code of the agents.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from slurm_elastic.rendezvous.membership import Candidate, Connected, Joined
+
+__all__ = ["Participant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """One agent's knowledge of its own place.
+
+    Attributes:
+        agent: its identity.
+        attempt: number of its newest join, 0 before the first.
+        candidate: what it said in that join; set while it waits for a place.
+        last_round: the last round in which it was given a place.
+        running: whether it may have workers of `last_round`.
+    """
+
+    agent: str
+    attempt: int = 0
+    candidate: Candidate | None = None
+    last_round: int | None = None
+    running: bool = False
+
+    def join(self, candidate: Candidate) -> tuple[Participant, Joined]:
+        """Say that there are no workers here (any more) and that a place is wanted."""
+        joining = replace(self, attempt=self.attempt + 1, candidate=candidate, running=False)
+        return joining, Joined(candidate, joining.attempt, joining.last_round)
+
+    def greet(self) -> tuple[Participant, tuple[Connected | Joined, ...]]:
+        """What to say first on a new connection: anything said on the one before may have been lost."""
+        greeting = Connected(self.agent, self.last_round if self.running else None)
+        if self.candidate is None:
+            return self, (greeting,)
+        joining, joined = self.join(self.candidate)
+        return joining, (greeting, joined)
+
+    def placed(self, attempt: int, round_: int) -> Participant | None:
+        """Take a place, or None if it answers an older join and must be ignored."""
+        if self.candidate is None or attempt != self.attempt:
+            return None
+        return replace(self, candidate=None, last_round=round_, running=True)
+
+    def interrupted(self, round_: int) -> bool:
+        """Whether the workers that run here belong to the round that is over."""
+        return self.running and self.last_round is not None and round_ >= self.last_round
+
+    def stopped(self) -> Participant:
+        """Note that no worker runs here any more."""
+        return replace(self, running=False)
