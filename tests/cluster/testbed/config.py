@@ -1,0 +1,111 @@
+"""The configuration files of a cluster, as text. Pure: nothing here touches the machine.
+
+Keys are those of slurm.conf(5), gres.conf(5), cgroup.conf(5) and slurmdbd.conf(5).
+"""
+
+from __future__ import annotations
+
+from .settings import CONTROLLER, DATABASE, Settings
+
+GPUS_PER_NODE = 2
+
+
+def hosts(settings: Settings) -> str:
+    """/etc/hosts of every machine. The own name is the network address, never a loopback one."""
+    lines = ["127.0.0.1 localhost"]
+    lines += [f"{settings.address(machine)} {machine}" for machine in settings.machines]
+    return "\n".join(lines) + "\n"
+
+
+def cgroup_conf() -> str:
+    """Ask for cgroup v1: 22.05's cgroup/v2 plugin wants systemd, and v1's freezer mounts on any host."""
+    return "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n"
+
+
+def gres_conf(settings: Settings) -> str:
+    """Fake GPUs. Slurm drops a gpu without File=, and takes nothing but device files."""
+    files = f"{settings.state}/gpu[0-{GPUS_PER_NODE - 1}]"
+    return f"NodeName={_node_range(settings)} Name=gpu File={files}\n"
+
+
+def slurmdbd_conf(settings: Settings) -> str:
+    """The accounting daemon; it reaches MariaDB through a unix socket that its environment names."""
+    return f"""\
+AuthType=auth/munge
+DbdHost={DATABASE}
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser=root
+StorageLoc=slurm_acct_db
+LogFile={settings.state}/log/slurmdbd.log
+PidFile=/run/slurmdbd.pid
+"""
+
+
+def slurm_conf(settings: Settings) -> str:
+    """The whole slurm.conf."""
+    state = settings.state
+    nodes = _node_range(settings)
+    if settings.accounting:
+        accounting = f"AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost={DATABASE}\n"
+    else:
+        accounting = "AccountingStorageType=accounting_storage/none\n"
+    addresses = "\n".join(
+        f"NodeName={node} NodeAddr={settings.address(node)} CPUs=4 RealMemory=4000 Gres=gpu:{GPUS_PER_NODE}"
+        for node in settings.node_names
+    )
+    return f"""\
+ClusterName=elastic
+SlurmctldHost={CONTROLLER}({settings.address(CONTROLLER)})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+# A requeued job is eligible after cred_expire + 1 seconds: 6 instead of 121.
+AuthInfo=cred_expire=5
+StateSaveLocation={state}/controller
+SlurmdSpoolDir={state}/spool/%n
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd.pid
+SlurmctldLogFile={state}/log/slurmctld.log
+SlurmdLogFile={state}/log/slurmd.%n.log
+SlurmctldDebug=verbose
+SlurmdDebug=verbose
+MailProg=/bin/true
+
+ProctrackType=proctrack/{settings.proctrack}
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+{accounting}MpiDefault=none
+MpiParams=ports=21000-21999
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+# Lets a small machine declare more processors than it has; the node would be INVAL otherwise.
+SlurmdParameters=config_overrides
+GresTypes=gpu
+SchedulerType=sched/backfill
+SchedulerParameters=bf_interval=5,sched_interval=2,sched_min_interval=0,batch_sched_delay=0
+
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+JobRequeue=1
+KillWait=5
+KillOnBadExit=0
+SlurmdTimeout=10
+MessageTimeout=5
+BatchStartTimeout=30
+UnkillableStepTimeout=60
+MinJobAge=300
+ReturnToService=2
+PropagateResourceLimits=NONE
+
+{addresses}
+PartitionName=low Nodes={nodes} Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=15 \
+MaxTime=INFINITE DefaultTime=60
+PartitionName=high Nodes={nodes} PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE DefaultTime=60
+"""
+
+
+def _node_range(settings: Settings) -> str:
+    return f"n[1-{settings.nodes}]"

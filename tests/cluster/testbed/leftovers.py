@@ -1,0 +1,43 @@
+"""Remove a cluster: one that is up, one that a killed command left half made, or none at all."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from . import network, processes
+from .settings import Settings
+
+# In a mount namespace of its own, because the host may not have cgroup v1's freezer mounted anywhere.
+_REMOVE_GROUPS = """
+mount -t cgroup -o freezer cgroup "$1" 2>/dev/null || exit 0
+[ ! -d "$1/slurm-elastic/$2" ] || find "$1/slurm-elastic/$2" -depth -type d -exec rmdir {} +
+rmdir "$1/slurm-elastic" 2>/dev/null || :
+"""
+
+
+def remove(settings: Settings) -> None:
+    """End every process of the cluster and remove its namespaces, control groups and files."""
+    names = network.namespaces(settings)
+    processes.end(names)
+    for name in names:
+        network.delete(name)
+    remove_groups(settings)
+    shutil.rmtree(settings.state, ignore_errors=True)
+    if settings.state.exists():
+        # Say what is in the way instead of leaving it.
+        shutil.rmtree(settings.state)
+
+
+def remove_groups(settings: Settings, machine: str = "") -> None:
+    """Remove the control groups of one machine, or of the whole cluster; they must be without processes."""
+    if settings.proctrack != "cgroup" and machine:
+        return
+    below = str(Path(settings.name) / machine) if machine else settings.name
+    subprocess.run(
+        ["unshare", "--mount", "--", "/bin/sh", "-c", _REMOVE_GROUPS, "sh", "/mnt", below],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
