@@ -1,18 +1,29 @@
 """What Slurm says and what is asked of it."""
 
+from slurm_elastic.slurm.address import AddressFacts, AddressWish, choose_address, gather_facts, resolve
+from slurm_elastic.slurm.controller import Controller, JobView, NodeState, NodeView
 from slurm_elastic.slurm.hostlist import expand, natural_key
 from slurm_elastic.slurm.job import ArrayElement, Context, HetComponent, Shape, SlurmJob
 from slurm_elastic.slurm.ports import ephemeral_low, port_sequence, ports_exhausted
 
 __all__ = [
+    "AddressFacts",
+    "AddressWish",
     "ArrayElement",
     "Context",
+    "Controller",
     "HetComponent",
+    "JobView",
+    "NodeState",
+    "NodeView",
     "Shape",
     "SlurmJob",
+    "choose_address",
     "ephemeral_low",
     "expand",
+    "gather_facts",
     "natural_key",
     "port_sequence",
     "ports_exhausted",
+    "resolve",
 ]

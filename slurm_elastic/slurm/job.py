@@ -110,7 +110,7 @@ class SlurmJob:
     Preemption moves the real end but not the variable.
     """
     topology_address: str | None
-    """SLURM_TOPOLOGY_ADDR, such as ``s0.s4.node7``: switches above this node; only with a topology plugin."""
+    """SLURM_TOPOLOGY_ADDR, such as ``s0.s4.node7``: the switches above this node. None without a topology."""
 
     @property
     def shape(self) -> Shape:
@@ -162,7 +162,7 @@ class SlurmJob:
             gpus_on_node=count_gpus(environ),
             reserved_ports=port_list(environ, "SLURM_STEP_RESV_PORTS") if context is Context.STEP else (),
             end_time=optional_number(environ, "SLURM_JOB_END_TIME"),
-            topology_address=present(environ, "SLURM_TOPOLOGY_ADDR"),
+            topology_address=_topology_address(environ),
         )
 
 
@@ -276,3 +276,10 @@ def _het(environ: Mapping[str, str]) -> tuple[HetComponent, ...]:
         )
         for index in range(size)
     )
+
+
+def _topology_address(environ: Mapping[str, str]) -> str | None:
+    # Without a topology Slurm puts the bare node name there, with the pattern "node" (topology/none, 22.05).
+    if "switch" not in (present(environ, "SLURM_TOPOLOGY_ADDR_PATTERN") or ""):
+        return None
+    return present(environ, "SLURM_TOPOLOGY_ADDR")

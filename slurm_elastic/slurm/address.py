@@ -1,0 +1,208 @@
+"""By which address the other agents of the run reach this node.
+
+Host names mislead: many sites resolve a node's own name to 127.0.1.1, and the management network's name is not that of
+the fast one. So the choice goes from what the user said over what Slurm says to what the kernel routes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slurm_elastic.errors import UsageError
+from slurm_elastic.slurm.controller import Controller
+
+__all__ = ["AddressFacts", "AddressWish", "choose_address", "gather_facts", "resolve"]
+
+_SIOCGIFADDR = 0x8915
+"""netdevice(7): the IPv4 address of an interface."""
+_TEST_NET = "192.0.2.1"
+"""RFC 5737: nobody's address, so the route to it is the default route."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddressWish:
+    """What the user said; at most one of the three counts, in this order."""
+
+    local_addr: str | None = None
+    """``--local-addr``: taken as it is."""
+    interface: str | None = None
+    """``--interface``: a network interface of this node, such as ib0."""
+    host_pattern: str | None = None
+    """The name of a node in the data network, such as ``{node}-ib``."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddressFacts:
+    """What this node knows about its addresses."""
+
+    node: str
+    """Slurm's name of this node."""
+    node_addr: str | None = None
+    """Slurm's NodeAddr, None if unknown."""
+    interfaces: Mapping[str, str | None] = field(default_factory=dict)
+    """Address of every interface; None for one that has none."""
+    resolved: Mapping[str, str] = field(default_factory=dict)
+    """Address of every name looked up; names that do not resolve are missing."""
+    route: str | None = None
+    """Own address on the way to the leader's node, else on the default route."""
+
+
+def choose_address(wish: AddressWish, facts: AddressFacts) -> str:
+    """Return the address, or a name that every node resolves.
+
+    Raises:
+        UsageError: the interface does not exist or has no address, the name does not resolve, or nothing is left.
+    """
+    if wish.local_addr:
+        return wish.local_addr
+    if wish.interface:
+        return _of_interface(wish.interface, facts)
+    if wish.host_pattern:
+        return _of_pattern(wish.host_pattern, facts)
+    if facts.node_addr and facts.node_addr != facts.node and _reaches_out(facts.node_addr, facts):
+        return facts.node_addr
+    if _reaches_out(facts.node, facts):
+        return facts.node
+    if facts.route and not _is_loopback(facts.route):
+        return facts.route
+    outward = {name: address for name, address in facts.interfaces.items() if address and not _is_loopback(address)}
+    if not outward:
+        # Without a network every agent there can be is on this machine.
+        return "127.0.0.1"
+    raise UsageError(
+        f"no address by which other nodes reach {facts.node}: its name resolves to this machine alone and there is "
+        f"no route; give --interface ({_listed(outward)}) or --local-addr"
+    )
+
+
+def gather_facts(
+    wish: AddressWish, node: str, *, toward: str | None = None, controller: Controller | None = None
+) -> AddressFacts:
+    """Look up what `choose_address` needs for this wish, and no more.
+
+    Name service may block for seconds.
+
+    Args:
+        wish: what the user said.
+        node: Slurm's name of this node.
+        toward: name or address of the leader's node, or of any other node; None if none is known.
+        controller: asked for NodeAddr; None where there is no Slurm to ask.
+    """
+    if wish.local_addr:
+        return AddressFacts(node)
+    interfaces = _interfaces()
+    if wish.interface:
+        return AddressFacts(node, interfaces=interfaces)
+    if wish.host_pattern:
+        name = wish.host_pattern.replace("{node}", node)
+        return AddressFacts(node, interfaces=interfaces, resolved=_resolve_all(name))
+    node_addr = controller.node_address(node) if controller else None
+    return AddressFacts(
+        node,
+        node_addr=node_addr,
+        interfaces=interfaces,
+        resolved=_resolve_all(node, node_addr),
+        route=_route(toward),
+    )
+
+
+def resolve(name: str) -> str | None:
+    """Return an address of a name, one that is not loopback if there is any; None if it does not resolve."""
+    try:
+        answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return None
+    return min((str(answer[4][0]) for answer in answers), key=_is_loopback, default=None)
+
+
+def _of_interface(name: str, facts: AddressFacts) -> str:
+    if name not in facts.interfaces:
+        raise UsageError(f"there is no interface {name} on {facts.node}; there are {_listed(facts.interfaces)}")
+    address = facts.interfaces[name]
+    if address is None:
+        raise UsageError(f"interface {name} of {facts.node} has no address; there are {_listed(facts.interfaces)}")
+    return address
+
+
+def _of_pattern(pattern: str, facts: AddressFacts) -> str:
+    if "{node}" not in pattern:
+        raise UsageError(f"host name pattern {pattern!r} lacks {{node}}; write it as in '{{node}}-ib'")
+    name = pattern.replace("{node}", facts.node)
+    if name not in facts.resolved:
+        raise UsageError(
+            f"host name {name} (from {pattern!r}) does not resolve on {facts.node}; mend the pattern, or give "
+            f"--interface ({_listed(facts.interfaces)})"
+        )
+    if _is_loopback(facts.resolved[name]):
+        raise UsageError(
+            f"host name {name} resolves to {facts.resolved[name]} on {facts.node}, which no other node reaches; "
+            f"give --interface ({_listed(facts.interfaces)})"
+        )
+    return name
+
+
+def _reaches_out(name: str, facts: AddressFacts) -> bool:
+    address = facts.resolved.get(name)
+    return address is not None and not _is_loopback(address)
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _listed(interfaces: Mapping[str, str | None]) -> str:
+    return ", ".join(f"{name} {address or 'without address'}" for name, address in interfaces.items()) or "none"
+
+
+def _resolve_all(*names: str | None) -> dict[str, str]:
+    found = {name: resolve(name) for name in names if name}
+    return {name: address for name, address in found.items() if address}
+
+
+def _interfaces() -> dict[str, str | None]:
+    six = _ipv6_addresses()
+    return {name: _ipv4_address(name) or six.get(name) for _, name in socket.if_nameindex()}
+
+
+def _ipv4_address(interface: str) -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _ipv6_addresses(source: Path = Path("/proc/net/if_inet6")) -> dict[str, str]:
+    """Read the global and host-wide addresses; proc(5): address, index, prefix, scope, flags, name."""
+    try:
+        lines = source.read_text().splitlines()
+    except OSError:
+        return {}
+    addresses: dict[str, str] = {}
+    for digits, _, _, scope, _, name in (line.split() for line in lines):
+        if scope in ("00", "10"):
+            addresses.setdefault(name, str(ipaddress.IPv6Address(int(digits, 16))))
+    return addresses
+
+
+def _route(toward: str | None) -> str | None:
+    """Return the own address on the way; connecting a datagram socket chooses it and sends nothing, udp(7)."""
+    for target in (toward, _TEST_NET):
+        address = resolve(target) if target else None
+        if address is None or _is_loopback(address):
+            continue
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((address, 9))
+            except OSError:
+                continue
+            return str(probe.getsockname()[0])
+    return None
