@@ -1,0 +1,41 @@
+"""etcd v3: a store outside of the run, which outlives every node.
+
+EtcdStore and the backend for torch's own handler are in ``store`` and ``backend``, which import torch.
+"""
+
+from slurm_elastic.rendezvous.etcd.client import EtcdClient
+from slurm_elastic.rendezvous.etcd.connection import Limits
+from slurm_elastic.rendezvous.etcd.credentials import EtcdConfig, load_config
+from slurm_elastic.rendezvous.etcd.errors import (
+    EtcdError,
+    EtcdInterruptedError,
+    EtcdLeaseLostError,
+    EtcdUnavailableError,
+)
+from slurm_elastic.rendezvous.etcd.leases import Lease
+from slurm_elastic.rendezvous.etcd.server import EtcdServer
+from slurm_elastic.rendezvous.etcd.transactions import Compare, Delete, Get, KeyValue, Put, TransactionResult
+from slurm_elastic.rendezvous.etcd.watch import Watch
+from slurm_elastic.rendezvous.etcd.watch_stream import Event, EventKind
+
+__all__ = [
+    "Compare",
+    "Delete",
+    "EtcdClient",
+    "EtcdConfig",
+    "EtcdError",
+    "EtcdInterruptedError",
+    "EtcdLeaseLostError",
+    "EtcdServer",
+    "EtcdUnavailableError",
+    "Event",
+    "EventKind",
+    "Get",
+    "KeyValue",
+    "Lease",
+    "Limits",
+    "Put",
+    "TransactionResult",
+    "Watch",
+    "load_config",
+]

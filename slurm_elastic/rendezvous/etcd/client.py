@@ -1,0 +1,242 @@
+"""The client: keys, transactions, leases and watches of etcd v3, whatever happens to single members."""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from slurm_elastic.rendezvous.etcd.connection import Connection, Limits
+from slurm_elastic.rendezvous.etcd.credentials import EtcdConfig
+from slurm_elastic.rendezvous.etcd.errors import EtcdCompactedError
+from slurm_elastic.rendezvous.etcd.leases import KeepAlive, Lease, shared_lease_id
+from slurm_elastic.rendezvous.etcd.rpc import load_rpc
+from slurm_elastic.rendezvous.etcd.transactions import (
+    MAX_OPERATIONS,
+    Compare,
+    Get,
+    KeyValue,
+    Operation,
+    Put,
+    TransactionResult,
+    key_range,
+    to_bytes,
+    transaction_request,
+    transaction_result,
+)
+from slurm_elastic.rendezvous.etcd.watch import Watch
+from slurm_elastic.rendezvous.etcd.watch_stream import EventKind, Subscription, WatchStream, take_events
+
+__all__ = ["EtcdClient"]
+
+_DEFAULT_LIMITS = Limits(timeout=10.0)
+
+
+class EtcdClient:
+    """A connection to etcd for one process; safe to use from several threads, not after a fork.
+
+    Each call goes to one member and, when that is lost, to the next, until one answers or the time is up. A write
+    whose answer was lost with its member is sent again: a put or a delete does the same thing twice; a transaction
+    says so in its result. Keys are given whole, as bytes or str.
+
+    Every call may raise:
+        EtcdUnavailableError: No member answered in time.
+        EtcdInterruptedError: The interrupt hook said so.
+        EtcdEndpointError, EtcdAuthenticationError, EtcdPermissionError: A person's mistake.
+        EtcdNoSpaceError: The database is full.
+
+    Args:
+        config: Where etcd is and how to be let in.
+        limits: How long each call may take; see :meth:`limited`.
+
+    Raises:
+        UsageError: etcd3 cannot be used in this process.
+    """
+
+    def __init__(self, config: EtcdConfig, limits: Limits = _DEFAULT_LIMITS) -> None:
+        self._etcd = load_rpc().etcd
+        self.config = config
+        self.limits = limits
+        self._connection = Connection(config)
+        self._watches = WatchStream(self._connection)
+        self._keep_alive = KeepAlive()
+        self._at_exit = weakref.WeakMethod(self.close)
+        atexit.register(_close, self._at_exit)
+
+    def __enter__(self) -> EtcdClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def limited(self, timeout: float, interrupted: Callable[[], bool] | None = None) -> EtcdClient:
+        """Return this client with other limits; both share everything else, and one close closes both.
+
+        Args:
+            timeout: Seconds.
+            interrupted: Asked every 0.1 s during each call; True ends it with EtcdInterruptedError.
+        """
+        view = object.__new__(EtcdClient)
+        view.__dict__.update(self.__dict__, limits=Limits(timeout, interrupted), _origin=self)
+        return view
+
+    def connect(self) -> None:
+        """See that etcd is there, lets us in, and allows this configuration's prefix to be read and written.
+
+        Nothing is written: etcd checks the permissions of both branches of a transaction, and whether there is
+        space, before it compares (etcd 3.4, etcdserver/apply_auth.go and apply.go).
+        """
+        key = to_bytes(self.config.prefix)
+        self.transaction([Compare(key, 2**62)], [Put(key, b"")], [Get(key)])
+
+    def get(self, key: bytes | str) -> KeyValue | None:
+        """Return a key, or None if there is none."""
+        found = self._range(key)
+        return KeyValue.from_message(found.kvs[0]) if found.kvs else None
+
+    def get_prefix(self, prefix: bytes | str) -> tuple[tuple[KeyValue, ...], int]:
+        """Return all keys with a prefix, in order, and the revision of the store that this is."""
+        return self._read_range(prefix, prefix=True, revision=0, limits=self.limits)
+
+    def count_prefix(self, prefix: bytes | str) -> int:
+        """Return how many keys have a prefix."""
+        return int(self._range(prefix, prefix=True, count_only=True).count)
+
+    def get_present(self, keys: Iterable[bytes | str]) -> dict[bytes, bytes]:
+        """Return what those of the keys hold that are there."""
+        return self._read_keys([to_bytes(key) for key in keys])[0]
+
+    def put(self, key: bytes | str, value: bytes, lease: int = 0) -> int:
+        """Write a key, under a lease unless that is 0; return the revision."""
+        request = self._etcd.PutRequest(key=to_bytes(key), value=value, lease=lease)
+        return int(self._call("KV", "Put", request).header.revision)
+
+    def delete(self, key: bytes | str, *, prefix: bool = False) -> int:
+        """Delete a key, or all that start with it; return how many there were."""
+        request = self._etcd.DeleteRangeRequest(**key_range(key, prefix))
+        return int(self._call("KV", "DeleteRange", request).deleted)
+
+    def transaction(
+        self,
+        compare: Iterable[Compare],
+        success: Iterable[Operation] = (),
+        failure: Iterable[Operation] = (),
+    ) -> TransactionResult:
+        """Do all of ``success`` at once if all comparisons hold, else all of ``failure``."""
+        request = transaction_request(load_rpc(), tuple(compare), tuple(success), tuple(failure))
+        response, retried = self._connection.call("KV", "Txn", request, self.limits)
+        return transaction_result(response, retried=retried)
+
+    def lease(self, ttl: int) -> Lease:
+        """Make a lease of our own and keep it alive until :meth:`end_lease`.
+
+        Args:
+            ttl: Seconds, at least 1; etcd may raise it to twice its election time-out, see :attr:`Lease.ttl`.
+        """
+        return self._begin_lease(Lease(self._connection, ttl, 0, shared=False))
+
+    def shared_lease(self, name: str, ttl: int) -> Lease:
+        """Keep a lease alive together with all others who use the same name.
+
+        What lives under it is gone ``ttl`` seconds after the last of them has ended. If it is lost all the same,
+        it is made anew, empty.
+        """
+        return self._begin_lease(Lease(self._connection, ttl, shared_lease_id(name), shared=True))
+
+    def end_lease(self, lease: Lease, *, revoke: bool = True) -> None:
+        """Stop to keep a lease alive and, unless others share it, have etcd delete its keys at once."""
+        self._keep_alive.remove(lease)
+        if revoke:
+            lease.revoke(self.limits)
+
+    def watch(self, key: bytes | str, *, prefix: bool = False, after_revision: int | None = None) -> Watch:
+        """Read a key, or all with a prefix, and watch it from there on.
+
+        Args:
+            key: The key or the prefix.
+            prefix: Which of the two it is.
+            after_revision: Begin with what was at this revision; None: with what is now.
+        """
+
+        def read(revision: int, limits: Limits) -> tuple[tuple[KeyValue, ...], int]:
+            return self._read_range(key, prefix=prefix, revision=revision, limits=limits)
+
+        return Watch(self._watches, key_range(key, prefix), read, after_revision, self.limits)
+
+    def wait_for(self, keys: Iterable[bytes | str]) -> Mapping[bytes, bytes]:
+        """Wait until all keys are there, and return what they hold. Waits by watches, does not poll.
+
+        Raises:
+            TimeoutError: They were not, within the time limit.
+        """
+        deadline = time.monotonic() + self.limits.timeout
+        wanted = [to_bytes(key) for key in keys]
+        while True:
+            present, revision = self._read_keys(wanted)
+            missing = [key for key in dict.fromkeys(wanted) if key not in present]
+            if not missing:
+                return present
+            sink: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            subscriptions = [Subscription({"key": key}, revision + 1, sink) for key in missing]
+            try:
+                for subscription in subscriptions:
+                    self._watches.add(subscription)
+                while len(present) < len(set(wanted)):
+                    for event in take_events(sink, deadline, self.limits):
+                        if event.kind is EventKind.PUT:
+                            present[event.key] = event.value
+                        else:
+                            present.pop(event.key, None)
+                    if time.monotonic() >= deadline and len(present) < len(set(wanted)):
+                        raise TimeoutError
+                return present
+            except EtcdCompactedError:
+                continue
+            finally:
+                for subscription in subscriptions:
+                    self._watches.remove(subscription)
+
+    def close(self) -> None:
+        """End all threads and the connection. Leases are left to run out."""
+        atexit.unregister(self._at_exit)
+        self._keep_alive.stop()
+        self._watches.stop()
+        self._connection.close()
+        self._keep_alive.join()
+        self._watches.join()
+
+    def _begin_lease(self, lease: Lease) -> Lease:
+        lease.grant(self.limits)
+        self._keep_alive.add(lease)
+        return lease
+
+    def _read_keys(self, keys: list[bytes]) -> tuple[dict[bytes, bytes], int]:
+        present: dict[bytes, bytes] = {}
+        revision = 0
+        for start in range(0, len(keys), MAX_OPERATIONS):
+            result = self.transaction((), [Get(key) for key in keys[start : start + MAX_OPERATIONS]])
+            present.update((found.key, found.value) for response in result.responses for found in response)
+            revision = revision or result.revision
+        return present, revision
+
+    def _read_range(
+        self, key: bytes | str, *, prefix: bool, revision: int, limits: Limits
+    ) -> tuple[tuple[KeyValue, ...], int]:
+        request = self._etcd.RangeRequest(**key_range(key, prefix), revision=revision)
+        found, _ = self._connection.call("KV", "Range", request, limits)
+        return tuple(KeyValue.from_message(kv) for kv in found.kvs), revision or found.header.revision
+
+    def _range(self, key: bytes | str, *, prefix: bool = False, **fields: Any) -> Any:
+        return self._call("KV", "Range", self._etcd.RangeRequest(**key_range(key, prefix), **fields))
+
+    def _call(self, service: str, method: str, request: Any) -> Any:
+        return self._connection.call(service, method, request, self.limits)[0]
+
+
+def _close(close: Callable[[], Callable[[], None] | None]) -> None:
+    method = close()
+    if method is not None:
+        method()

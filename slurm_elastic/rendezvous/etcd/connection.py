@@ -1,0 +1,280 @@
+"""Calls to etcd that survive the loss of a member.
+
+etcd3 0.12.0 knows one host, never reconnects its streams and has no new token after the old one; so this module uses
+etcd3's messages and stubs over gRPC channels of its own. There is one channel at a time, to one member; when a call
+on it fails for a reason that another member might not have, all calls move on to the next member.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_elastic.rendezvous.etcd.credentials import Endpoint, EtcdConfig
+from slurm_elastic.rendezvous.etcd.diagnosis import (
+    Retry,
+    diagnose_answer,
+    probe_endpoints,
+    short_reason,
+    system_authorities,
+)
+from slurm_elastic.rendezvous.etcd.errors import (
+    EtcdEndpointError,
+    EtcdError,
+    EtcdInterruptedError,
+    EtcdUnavailableError,
+)
+from slurm_elastic.rendezvous.etcd.rpc import load_rpc
+
+__all__ = ["INTERRUPT_SECONDS", "Connection", "Limits", "Member"]
+
+logger = logging.getLogger(__name__)
+
+INTERRUPT_SECONDS = 0.1
+"""How often a wait looks at its interrupt hook; well inside the 0.2 s that a signal may take."""
+
+_ATTEMPT_SECONDS = 3.0
+"""How long one member may take for one call before the next member is asked."""
+
+_FAIR_SECONDS = 1.0
+"""A caller who waits less than this says nothing about the member when the time is up."""
+
+_BACKOFF_SECONDS = (0.05, 1.0)
+"""Pause after all members have failed in turn: the first, and the longest after doublings."""
+
+_CHANNEL_OPTIONS = (
+    # Sites set http_proxy for the world outside; etcd is inside, and gRPC would send it through the proxy.
+    ("grpc.enable_http_proxy", 0),
+    # Without this, channels of one process share a subchannel, and with it its back-off after a failure.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", -1),
+    # A member whose node lost power sends nothing; pings tell. etcd forbids more than one in 5 s
+    # (its --grpc-keepalive-min-time).
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a caller is ready to wait.
+
+    Attributes:
+        timeout: Seconds after which a call that found no answer fails.
+        interrupted: Asked every 0.1 s; when it says True, the wait ends with EtcdInterruptedError.
+    """
+
+    timeout: float
+    interrupted: Callable[[], bool] | None = None
+
+    def check(self) -> None:
+        """Raise EtcdInterruptedError when the hook says so."""
+        if self.interrupted is not None and self.interrupted():
+            raise EtcdInterruptedError("the wait for etcd was interrupted")
+
+
+class Member:
+    """An open channel to one member, with its stubs and our token there."""
+
+    def __init__(self, endpoint: Endpoint, config: EtcdConfig) -> None:
+        rpc = load_rpc()
+        self.endpoint = endpoint
+        self.token: str | None = None
+        options = list(_CHANNEL_OPTIONS)
+        if config.tls:
+            authorities = config.ca_cert.read_bytes() if config.ca_cert else system_authorities()
+            key = config.ssl_cert_key.read_bytes() if config.ssl_cert_key else None
+            certificate = config.ssl_cert.read_bytes() if config.ssl_cert else None
+            credentials = rpc.grpc.ssl_channel_credentials(authorities, key, certificate)
+            self.channel = rpc.grpc.secure_channel(str(endpoint), credentials, options)
+        else:
+            self.channel = rpc.grpc.insecure_channel(str(endpoint), options)
+        self.stubs = {
+            name: getattr(rpc.etcd, f"{name}Stub")(self.channel)
+            for name in ("KV", "Watch", "Lease", "Auth", "Maintenance")
+        }
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return what goes along with each call: our token, and no answers from a member without a leader."""
+        leader = ("hasleader", "true")
+        return (("token", self.token), leader) if self.token else (leader,)
+
+
+class Connection:
+    """All calls of a client; safe to use from several threads, not after a fork.
+
+    Raises:
+        UsageError: etcd3 cannot be used in this process.
+    """
+
+    def __init__(self, config: EtcdConfig) -> None:
+        self.config = config
+        self._rpc = load_rpc()
+        self._lock = threading.Lock()
+        # Clients start at different members, so that 1,000 agents do not all sit on the first of the list.
+        self._position = random.randrange(len(config.endpoints))
+        self._member: Member | None = None
+        self._failures: dict[Endpoint, str] = {}
+        self._findings: dict[Endpoint, str] = {}
+        self._answered = False
+        self._closed = threading.Event()
+        self._process = os.getpid()
+
+    def call(self, service: str, method: str, request: Any, limits: Limits) -> tuple[Any, bool]:
+        """Call a method of etcd's API, at one member after the other until one answers.
+
+        Returns:
+            The answer, and whether an earlier attempt failed in a way that may have been carried out.
+
+        Raises:
+            EtcdUnavailableError: No member answered in time.
+            EtcdInterruptedError: The caller's hook said so.
+            EtcdError: etcd's answer is an error; the subclass says which.
+        """
+        deadline = time.monotonic() + limits.timeout
+        retried = False
+        failures = 0
+        while True:
+            limits.check()
+            member = self.member()
+            try:
+                self.authenticate(member, deadline, limits)
+                response = self._attempt(member, service, method, request, deadline, limits)
+            except self._rpc.grpc.RpcError as error:
+                hurried = limits.timeout < _FAIR_SECONDS and error.code().name == "DEADLINE_EXCEEDED"
+                outcome = Retry.OTHER_MEMBER if hurried else self.judge(member, error)
+                if isinstance(outcome, EtcdError):
+                    raise outcome from None
+                retried = True
+                failures += 1
+                self._give_up_when_hopeless(failures, deadline, limits)
+                self.pause(failures, deadline, limits)
+            else:
+                self._note_answer(member)
+                return response, retried
+
+    def member(self) -> Member:
+        """Return the channel that calls go through now."""
+        if os.getpid() != self._process:
+            raise EtcdError("an etcd client does not survive a fork; make a new one in the child process")
+        with self._lock:
+            if self._closed.is_set():
+                raise EtcdError("the etcd client is closed")
+            if self._member is None:
+                self._member = Member(self.config.endpoints[self._position], self.config)
+            return self._member
+
+    def authenticate(self, member: Member, deadline: float, limits: Limits) -> None:
+        """Get a token from a member, if there is a user and no token yet.
+
+        Raises:
+            grpc.RpcError: The member did not give one.
+        """
+        if self.config.user is None or member.token is not None:
+            return
+        request = self._rpc.etcd.AuthenticateRequest(name=self.config.user, password=self.config.password)
+        member.token = self._attempt(member, "Auth", "Authenticate", request, deadline, limits).token
+
+    def judge(self, member: Member, error: Any) -> Retry | EtcdError:
+        """Say what a failed call or stream means, and get ready for the next attempt."""
+        code, details = error.code().name, error.details() or ""
+        outcome = diagnose_answer(code, details, self.config)
+        if outcome is Retry.NEW_TOKEN:
+            member.token = None
+        elif outcome is Retry.OTHER_MEMBER:
+            self._leave(member, short_reason(code, details))
+        return outcome
+
+    def pause(self, failures: int, deadline: float, limits: Limits) -> None:
+        """Wait a little when all members have failed in turn; at once go on as long as they have not."""
+        rounds, position = divmod(failures, len(self.config.endpoints))
+        if position:
+            return
+        first, longest = _BACKOFF_SECONDS
+        seconds = min(longest, first * 2 ** min(rounds - 1, 10)) * random.uniform(0.5, 1.0)
+        until = min(time.monotonic() + seconds, deadline)
+        while (left := until - time.monotonic()) > 0 and not self._closed.wait(min(left, INTERRUPT_SECONDS)):
+            limits.check()
+
+    def close(self) -> None:
+        """End all calls and close the channel."""
+        with self._lock:
+            self._closed.set()
+            member, self._member = self._member, None
+        if member is not None:
+            member.channel.close()
+
+    def _attempt(self, member: Member, service: str, method: str, request: Any, deadline: float, limits: Limits) -> Any:
+        stub = getattr(member.stubs[service], method)
+        timeout = max(0.01, min(_ATTEMPT_SECONDS, deadline - time.monotonic()))
+        if method == "LeaseKeepAlive":
+            stream = stub(iter((request,)), timeout=timeout, metadata=member.metadata)
+            response = next(stream)
+            stream.cancel()
+            return response
+        if limits.interrupted is None:
+            return stub(request, timeout=timeout, metadata=member.metadata)
+        call = stub.future(request, timeout=timeout, metadata=member.metadata)
+        while True:
+            try:
+                return call.result(INTERRUPT_SECONDS)
+            except self._rpc.grpc.FutureTimeoutError:
+                try:
+                    limits.check()
+                except EtcdInterruptedError:
+                    call.cancel()
+                    raise
+
+    def _leave(self, member: Member, reason: str) -> None:
+        """Move on to the next member, unless another thread did so already, and tell about it once."""
+        with self._lock:
+            if self._member is not member or self._closed.is_set():
+                return
+            self._member = None
+            self._position = (self._position + 1) % len(self.config.endpoints)
+            news = member.endpoint not in self._failures
+            self._failures[member.endpoint] = reason
+            all_failed = len(self._failures) == len(self.config.endpoints)
+        member.channel.close()
+        if not news:
+            return
+        if all_failed:
+            logger.warning("no etcd member answers (%s); trying again until one does", self._reasons())
+        else:
+            logger.warning("etcd member %s is lost (%s); going on with the others", member.endpoint, reason)
+
+    def _note_answer(self, member: Member) -> None:
+        self._answered = True
+        if member.endpoint not in self._failures:
+            return
+        with self._lock:
+            outage = len(self._failures) == len(self.config.endpoints)
+            self._failures.pop(member.endpoint, None)
+        if outage:
+            logger.info("etcd answers again, at %s", member.endpoint)
+
+    def _reasons(self) -> str:
+        return "; ".join(
+            self._findings.get(endpoint) or f"{endpoint}: {reason}" for endpoint, reason in self._failures.items()
+        )
+
+    def _give_up_when_hopeless(self, failures: int, deadline: float, limits: Limits) -> None:
+        """Raise when the time is up, or when, before any answer, no member is what it should be."""
+        endpoints = self.config.endpoints
+        if not self._answered and failures == len(endpoints):
+            self._findings = probe_endpoints(self.config, limits.check)
+            if len(self._findings) == len(endpoints):
+                raise EtcdEndpointError(f"cannot use etcd: {self._reasons()}") from None
+        if time.monotonic() >= deadline:
+            raise EtcdUnavailableError(
+                f"no etcd member of {self.config} answered in time ({self._reasons()}); "
+                "check that etcd runs and that the endpoints are its client ports"
+            ) from None

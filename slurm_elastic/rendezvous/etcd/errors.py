@@ -1,0 +1,63 @@
+"""What can go wrong with etcd, each with one line for a person."""
+
+from __future__ import annotations
+
+from slurm_elastic.errors import SlurmElasticError, UsageError
+
+__all__ = [
+    "EtcdAuthenticationError",
+    "EtcdCompactedError",
+    "EtcdEndpointError",
+    "EtcdError",
+    "EtcdInterruptedError",
+    "EtcdLeaseExistsError",
+    "EtcdLeaseLostError",
+    "EtcdNoSpaceError",
+    "EtcdPermissionError",
+    "EtcdServerError",
+    "EtcdUnavailableError",
+]
+
+
+class EtcdError(SlurmElasticError):
+    """Base of everything that this package raises about etcd."""
+
+
+class EtcdUnavailableError(EtcdError):
+    """No member answered before the time was up; it may answer later."""
+
+
+class EtcdInterruptedError(EtcdError):
+    """The caller's interrupt hook ended a wait."""
+
+
+class EtcdEndpointError(EtcdError, UsageError):
+    """What answers at the endpoint is no etcd v3, or TLS does not come about."""
+
+
+class EtcdAuthenticationError(EtcdError, UsageError):
+    """User or password is wrong, missing, or not asked for."""
+
+
+class EtcdPermissionError(EtcdError, UsageError):
+    """The user may not use the keys of the prefix."""
+
+
+class EtcdNoSpaceError(EtcdError):
+    """The quota of the database is used up (the NOSPACE alarm); etcd takes deletes only."""
+
+
+class EtcdLeaseLostError(EtcdError):
+    """The lease has expired or was revoked, and its keys with it."""
+
+
+class EtcdLeaseExistsError(EtcdError):
+    """A lease with the wanted id is there already."""
+
+
+class EtcdCompactedError(EtcdError):
+    """The wanted revision has been compacted away; read again and go on from there."""
+
+
+class EtcdServerError(EtcdError):
+    """A private etcd did not start or did not become ready."""

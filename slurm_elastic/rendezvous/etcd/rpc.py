@@ -1,0 +1,92 @@
+"""The one place that imports etcd3, and with it grpc and protobuf.
+
+The generated code in etcd3 0.12.0 predates protobuf 4 and is refused by its C implementation ("Descriptors cannot be
+created directly"); protobuf's pure Python implementation takes it. Which of the two a process gets is decided by
+PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION at protobuf's first import and never again. So the variable is set for that
+one import and taken out again, lest a worker that uses protobuf for its own ends inherits the slow one.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_elastic.errors import UsageError
+
+__all__ = ["Rpc", "load_rpc"]
+
+_IMPLEMENTATION = "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
+_QUIET = {
+    # gRPC's core writes to stderr by itself, for example at each failed TLS handshake. We report each failure, once.
+    "GRPC_VERBOSITY": "NONE",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rpc:
+    """The modules behind etcd's API.
+
+    Attributes:
+        grpc: The module grpc.
+        etcd: The messages and stubs of etcd's API, etcd3.etcdrpc.
+        kv: etcd's messages for keys and events.
+        auth: etcd's messages for permissions.
+    """
+
+    grpc: Any
+    etcd: Any
+    kv: Any
+    auth: Any
+
+
+@functools.cache
+def load_rpc() -> Rpc:
+    """Import etcd3 and return what it brings.
+
+    Raises:
+        UsageError: protobuf is in this process already, in an implementation that etcd3 cannot use, or etcd3 is
+            not installed.
+    """
+    loaded = _loaded_implementation()
+    if loaded not in (None, "python"):
+        raise UsageError(
+            f"protobuf is already imported in its {loaded!r} implementation, with which etcd3 does not work; "
+            f"set {_IMPLEMENTATION}=python in the environment of this program, or connect to etcd before anything "
+            "else imports protobuf"
+        )
+    defaults = {name: os.environ.get(name, value) for name, value in _QUIET.items()}
+    try:
+        with _environment({_IMPLEMENTATION: "python", **defaults}):
+            return Rpc(
+                grpc=importlib.import_module("grpc"),
+                etcd=importlib.import_module("etcd3.etcdrpc"),
+                kv=importlib.import_module("etcd3.etcdrpc.kv_pb2"),
+                auth=importlib.import_module("etcd3.etcdrpc.auth_pb2"),
+            )
+    except ImportError as error:
+        raise UsageError(f"cannot import etcd3, the client of etcd ({error}); pip install etcd3") from error
+
+
+def _loaded_implementation() -> str | None:
+    module = sys.modules.get("google.protobuf.internal.api_implementation")
+    return None if module is None else str(module.Type())
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

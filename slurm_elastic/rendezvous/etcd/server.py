@@ -1,0 +1,317 @@
+"""A private etcd: for tests, for work on one node, and for sites without an etcd of their own.
+
+The counterpart of torch's EtcdServer (torch 2.13, distributed/elastic/rendezvous/etcd_server.py), which passes
+--enable-v2 and waits for the v2 API, so that it works with no etcd later than 3.5.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from slurm_elastic.errors import UsageError
+from slurm_elastic.rendezvous.etcd.certificates import Certificate
+from slurm_elastic.rendezvous.etcd.connection import Member
+from slurm_elastic.rendezvous.etcd.credentials import Endpoint, EtcdConfig
+from slurm_elastic.rendezvous.etcd.errors import EtcdServerError
+from slurm_elastic.rendezvous.etcd.rpc import load_rpc
+
+__all__ = ["BINARY_VARIABLE", "EtcdServer", "ServerTls", "find_binary", "free_port"]
+
+logger = logging.getLogger(__name__)
+
+BINARY_VARIABLE = "SLURM_ELASTIC_ETCD_BINARY"
+_TORCH_BINARY_VARIABLE = "TORCHELASTIC_ETCD_BINARY_PATH"
+
+_START_ATTEMPTS = 5
+_STOP_SECONDS = 10.0
+_LOG_LINES = 10
+_READY_SECONDS = 1.0
+_READY_INTERVAL = 0.05
+
+# Reads from a pipe of which we hold the other end; end of file without a line means that we died.
+_GUARD = 'read -r line || kill -KILL "$1" 2>/dev/null'
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """TLS of a server, to clients and between members.
+
+    Attributes:
+        authority: The certificate of the authority that signed all others.
+        own: The server's certificate, which must also be good for a client.
+        ask_clients: Whether clients must show a certificate of the authority.
+    """
+
+    authority: Path
+    own: Certificate
+    ask_clients: bool = False
+
+
+class EtcdServer:
+    """An etcd process that ends with :meth:`stop`, and with this process however that ends.
+
+    Args:
+        data_dir: Where it keeps data and log; None for a directory of its own that :meth:`stop` deletes.
+        host: The name or address that it listens on and is reached by.
+        binary: The etcd to run; see :func:`find_binary`.
+        tls: None for no TLS.
+        name: Its name among the members.
+        client_port: None for a free one, at each start.
+        peer_port: The same for the port between members.
+        cluster: For each member, its own included, the name and peer port; None for a cluster of one.
+        arguments: Further arguments for etcd, such as ``--quota-backend-bytes=...``.
+
+    Raises:
+        UsageError: There is no etcd binary.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | None = None,
+        host: str = "127.0.0.1",
+        binary: str | Path | None = None,
+        tls: ServerTls | None = None,
+        name: str = "etcd",
+        client_port: int | None = None,
+        peer_port: int | None = None,
+        cluster: Mapping[str, int] | None = None,
+        arguments: Sequence[str] = (),
+    ) -> None:
+        self.binary = find_binary(binary)
+        self.host = host
+        self.tls = tls
+        self.name = name
+        self._ports = (client_port, peer_port)
+        self._port = 0
+        self._cluster = cluster
+        self._arguments = tuple(arguments)
+        self._temporary = data_dir is None
+        self.data_dir = data_dir or Path(tempfile.mkdtemp(prefix="slurm-elastic-etcd-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> EtcdServer:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, None when it does not run."""
+        return None if self._process is None or self._process.poll() is not None else self._process.pid
+
+    @property
+    def log(self) -> Path:
+        """The file with everything that etcd printed."""
+        return self.data_dir / "etcd.log"
+
+    @property
+    def config(self) -> EtcdConfig:
+        """How a client reaches it, with the server's own certificate where clients need one."""
+        endpoints = (Endpoint(self.host, self._port),)
+        if self.tls is None:
+            return EtcdConfig(endpoints)
+        own = self.tls.own if self.tls.ask_clients else None
+        return EtcdConfig(
+            endpoints,
+            tls=True,
+            ca_cert=self.tls.authority,
+            ssl_cert=own.certificate if own else None,
+            ssl_cert_key=own.key if own else None,
+        )
+
+    def start(self, timeout: float = 30.0) -> None:
+        """Start it and wait until it answers by the v3 API.
+
+        Raises:
+            EtcdServerError: It did not; the message has the end of its log.
+        """
+        deadline = time.monotonic() + timeout
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            self.launch()
+            try:
+                self.wait_ready(max(0.0, deadline - time.monotonic()))
+            except EtcdServerError:
+                # Another process may have taken a port between our look and etcd's.
+                conflict = "address already in use" in "\n".join(self.log_tail())
+                self.kill()
+                if not conflict or attempt == _START_ATTEMPTS or time.monotonic() >= deadline:
+                    raise
+            except BaseException:
+                self.kill()
+                raise
+            else:
+                return
+
+    def launch(self) -> None:
+        """Start it without waiting, as the members of a cluster, who wait for each other, need it."""
+        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        client_port, peer_port = (port or free_port(self.host) for port in self._ports)
+        self._port = client_port
+        with self.log.open("wb") as log:
+            # In a session of its own, so that a Ctrl-C for us does not end it before we are done with it.
+            self._process = subprocess.Popen(
+                self._command(client_port, peer_port),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={name: value for name, value in os.environ.items() if not name.startswith("ETCD_")},
+                start_new_session=True,
+            )
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, "etcd-guard", str(self._process.pid)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def wait_ready(self, timeout: float = 30.0) -> None:
+        """Wait until it has a leader and answers.
+
+        Raises:
+            EtcdServerError: It ended, or the time was up.
+        """
+        deadline = time.monotonic() + timeout
+        while not self._has_leader():
+            if self.pid is None:
+                raise EtcdServerError(f"etcd ended at its start; the end of {self.log}: {self._log_line()}")
+            if time.monotonic() >= deadline:
+                raise EtcdServerError(f"etcd was not ready in time; the end of {self.log}: {self._log_line()}")
+            time.sleep(_READY_INTERVAL)
+
+    def log_tail(self, lines: int = _LOG_LINES) -> list[str]:
+        """Return the last lines that etcd printed."""
+        try:
+            return self.log.read_text(errors="replace").splitlines()[-lines:]
+        except FileNotFoundError:
+            return []
+
+    def stop(self) -> None:
+        """End it, in order if it can, and delete the data directory if it is ours. Stopping twice does no harm."""
+        self._end(signal.SIGTERM)
+        if self._temporary:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
+
+    def kill(self) -> None:
+        """End it at once, as a crash would; data and ports are kept for another start."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: signal.Signals) -> None:
+        process, self._process = self._process, None
+        guard, self._guard = self._guard, None
+        if process is not None:
+            process.send_signal(number)
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                logger.warning("etcd (pid %d) did not end within %.0f s; killing it", process.pid, _STOP_SECONDS)
+                process.kill()
+                process.wait()
+        if guard is not None and guard.stdin is not None:
+            guard.communicate(b"\n")
+
+    def _has_leader(self) -> bool:
+        rpc = load_rpc()
+        member = Member(self.config.endpoints[0], self.config)
+        try:
+            status = member.stubs["Maintenance"].Status(rpc.etcd.StatusRequest(), timeout=_READY_SECONDS)
+            return bool(status.leader)
+        except rpc.grpc.RpcError:
+            return False
+        finally:
+            member.channel.close()
+
+    def _log_line(self) -> str:
+        return " | ".join(self.log_tail()) or "(empty)"
+
+    def _command(self, client_port: int, peer_port: int) -> list[str]:
+        scheme = "http" if self.tls is None else "https"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        client, peer = f"{scheme}://{host}:{client_port}", f"{scheme}://{host}:{peer_port}"
+        members = self._cluster or {self.name: peer_port}
+        command = [
+            str(self.binary),
+            f"--name={self.name}",
+            f"--data-dir={self.data_dir / 'data'}",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            "--initial-cluster=" + ",".join(f"{name}={scheme}://{host}:{port}" for name, port in members.items()),
+            # The default of 3.4 is another, deprecated logger.
+            "--logger=zap",
+        ]
+        if self.tls is not None:
+            own = self.tls.own
+            for side in ("", "peer-"):
+                command += [
+                    f"--{side}cert-file={own.certificate}",
+                    f"--{side}key-file={own.key}",
+                    f"--{side}trusted-ca-file={self.tls.authority}",
+                ]
+            command += ["--peer-client-cert-auth"]
+            if self.tls.ask_clients:
+                command += ["--client-cert-auth"]
+        return command + list(self._arguments)
+
+
+def find_binary(binary: str | Path | None = None) -> Path:
+    """Find an etcd: the one given, that of SLURM_ELASTIC_ETCD_BINARY, that of torch's
+    TORCHELASTIC_ETCD_BINARY_PATH, or the one in PATH.
+
+    Raises:
+        UsageError: There is none.
+    """
+    given = binary or os.environ.get(BINARY_VARIABLE) or os.environ.get(_TORCH_BINARY_VARIABLE)
+    found = shutil.which(str(given or "etcd"))
+    if found is None:
+        raise UsageError(
+            f"there is no etcd binary {str(given)!r}"
+            if given
+            else "there is no etcd binary in PATH; "
+            f"install etcd (Debian: etcd-server) or name the binary by {BINARY_VARIABLE}"
+        )
+    return Path(found)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port that nothing listens on now, outside of those that the kernel gives to outgoing connections.
+
+    Such a port is not taken by chance while a killed member is away.
+
+    Raises:
+        UsageError: The host is not an address of this machine.
+    """
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    candidates = range(max(1024, low - 16_000), low) if low > 2048 else range(10_000, 32_000)
+    for port in random.sample(candidates, 100):
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind, protocol) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(address)
+                return port
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise UsageError(f"cannot listen at {host!r} for etcd: {error}") from None
+    raise EtcdServerError(f"found no free port at {host!r} for etcd")
