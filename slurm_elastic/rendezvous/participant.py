@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from slurm_elastic.rendezvous.membership import Candidate, Connected, Joined
+from slurm_elastic.rendezvous.membership import Candidate, Connected, Finished, Joined, Leaving, WorkerFailed
 
 __all__ = ["Participant"]
 
@@ -22,6 +22,7 @@ class Participant:
         candidate: what it said in that join; set while it waits for a place.
         last_round: the last round in which it was given a place.
         running: whether it may have workers of `last_round`.
+        told: what it has told the leader that still holds, to be said again on a new connection.
     """
 
     agent: str
@@ -29,17 +30,22 @@ class Participant:
     candidate: Candidate | None = None
     last_round: int | None = None
     running: bool = False
+    told: tuple[Leaving | WorkerFailed | Finished, ...] = ()
+
+    def tell(self, message: Leaving | WorkerFailed | Finished) -> Participant:
+        """Note what the leader is told."""
+        return replace(self, told=(*self.told, message))
 
     def join(self, candidate: Candidate) -> tuple[Participant, Joined]:
         """Say that there are no workers here (any more) and that a place is wanted."""
-        joining = replace(self, attempt=self.attempt + 1, candidate=candidate, running=False)
+        joining = replace(self, attempt=self.attempt + 1, candidate=candidate, running=False, told=())
         return joining, Joined(candidate, joining.attempt, joining.last_round)
 
-    def greet(self) -> tuple[Participant, tuple[Connected | Joined, ...]]:
+    def greet(self) -> tuple[Participant, tuple[Connected | Joined | Leaving | WorkerFailed | Finished, ...]]:
         """What to say first on a new connection: anything said on the one before may have been lost."""
         greeting = Connected(self.agent, self.last_round if self.running else None)
         if self.candidate is None:
-            return self, (greeting,)
+            return self, (greeting, *self.told)
         joining, joined = self.join(self.candidate)
         return joining, (greeting, joined)
 

@@ -1,0 +1,142 @@
+"""The thread in which an agent's link to the leader lives, and on the leading agent the leader itself.
+
+The agent's main thread speaks through :class:`Coordination` and listens by :meth:`Coordination.next_word` or by
+waiting for :attr:`Coordination.fd`, so it never blocks on the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slurm_elastic.rendezvous.leader import FencedError, Leader
+from slurm_elastic.rendezvous.member import LeaderLost, Member, MemberSettings, Word
+from slurm_elastic.rendezvous.membership import Candidate, LeaveReason, WorkerFailure
+
+__all__ = ["Coordination", "Superseded"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """This agent led the run, and somebody else does now with a newer epoch."""
+
+    why: str
+
+
+class Coordination:
+    """An agent's side of the membership, for use from its main thread.
+
+    Args:
+        settings: of the link to the leader.
+        leader: on the agent that leads: what to run, and the listening socket to run it on.
+    """
+
+    def __init__(self, settings: MemberSettings, leader: tuple[Leader, socket.socket] | None = None) -> None:
+        self._settings = settings
+        self._leader = leader
+        self._words: queue.SimpleQueue[Word | Superseded] = queue.SimpleQueue()
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+        """Readable while words wait; for use in a selector."""
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="slurm-elastic-coordination", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; the leader, if it is here, listens from now on."""
+        self._thread.start()
+        self._ready.wait()
+
+    def next_word(self, timeout: float | None = None) -> Word | Superseded | None:
+        """The leader's next word, or None if none came within `timeout` seconds (0: do not wait, None: for ever)."""
+        try:
+            word = self._words.get(block=timeout != 0, timeout=timeout or None)
+        except queue.Empty:
+            return None
+        os.eventfd_read(self.fd)
+        return word
+
+    def join(self, candidate: Candidate) -> None:
+        """See :meth:`Member.join`."""
+        self._post(lambda: self._member.join(candidate))
+
+    def leaving(self, reason: LeaveReason) -> None:
+        """See :meth:`Member.leaving`."""
+        self._post(lambda: self._member.leaving(reason))
+
+    def left(self, reason: LeaveReason) -> None:
+        """See :meth:`Member.left`."""
+        self._post(lambda: self._member.left(reason))
+
+    def worker_failed(self, round_: int, failure: WorkerFailure) -> None:
+        """See :meth:`Member.worker_failed`."""
+        self._post(lambda: self._member.worker_failed(round_, failure))
+
+    def finished(self, round_: int) -> None:
+        """See :meth:`Member.finished`."""
+        self._post(lambda: self._member.finished(round_))
+
+    def close_run(self) -> None:
+        """See :meth:`Member.close_run`."""
+        self._post(lambda: self._member.close_run())
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Let what was said go out; on the leader's agent, let the others go first; then end the thread."""
+        if self._thread.is_alive():
+            self._post(lambda: self._stopping.set_result(timeout) if not self._stopping.done() else None)
+            self._thread.join(2 * timeout + 1)
+        os.close(self.fd)
+
+    def _post(self, action: Callable[[], object]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(action)
+        except RuntimeError:
+            logger.debug("the coordination thread has ended")
+
+    def _deliver(self, word: Word | Superseded) -> None:
+        # The reader takes the word first and counts down then, so the count has to be there before the word.
+        os.eventfd_write(self.fd, 1)
+        self._words.put(word)
+
+    def _main(self) -> None:
+        asyncio.run(self._live())
+
+    async def _live(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopping: asyncio.Future[float] = self._loop.create_future()
+        self._member = Member(self._settings, self._deliver)
+        leading = asyncio.create_task(self._lead()) if self._leader is not None else None
+        await asyncio.sleep(0)
+        self._ready.set()
+        following = asyncio.create_task(self._member.run())
+        following.add_done_callback(self._report)
+        timeout = await self._stopping
+        await self._member.close(timeout)
+        following.cancel()
+        if leading is not None and self._leader is not None:
+            if not leading.done():
+                await asyncio.wait([asyncio.ensure_future(self._leader[0].everybody_told()), leading], timeout=timeout)
+            leading.cancel()
+            await asyncio.gather(leading, return_exceptions=True)
+
+    async def _lead(self) -> None:
+        assert self._leader is not None
+        leader, listener = self._leader
+        try:
+            await leader.serve(listener)
+        except FencedError as error:
+            self._deliver(Superseded(str(error)))
+        except Exception as error:
+            logger.exception("the leader failed")
+            self._deliver(LeaderLost(f"it failed: {error}"))
+
+    def _report(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("the link to the leader failed", exc_info=task.exception())
+            self._deliver(LeaderLost(f"the link to it failed: {task.exception()}"))

@@ -1,0 +1,280 @@
+"""The leader: listens to the agents, feeds the membership machine, and does what it decides.
+
+Everything runs in one asyncio loop. Decisions are carried out in order by one task, because writing a round down can
+take as long as the shared file system likes, while signs of life have to be noticed all the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+
+from slurm_elastic.rendezvous import membership
+from slurm_elastic.rendezvous.connection import AcceptedConnection
+from slurm_elastic.rendezvous.ledger import Ledger
+from slurm_elastic.rendezvous.membership import (
+    Decision,
+    Disconnected,
+    Drop,
+    Event,
+    Finish,
+    Heard,
+    Interrupt,
+    NodesSeen,
+    Phase,
+    Probe,
+    Publish,
+    Resend,
+    Settings,
+    Spare,
+    State,
+    Table,
+    Tick,
+)
+from slurm_elastic.rendezvous.messages import (
+    Beat,
+    Ended,
+    Interrupted,
+    LeaderMessage,
+    MessageError,
+    Placed,
+    Probed,
+    Waiting,
+    decode_agent_message,
+    encode,
+)
+
+__all__ = ["FencedError", "Leader"]
+
+logger = logging.getLogger(__name__)
+
+
+class FencedError(Exception):
+    """Somebody else leads this run with a newer epoch."""
+
+
+class Leader:
+    """One leader's term.
+
+    Args:
+        run: run id and incarnation, which all agents of the term share.
+        secret: the run's secret.
+        epoch: number of the term.
+        settings: of the membership.
+        ledger: where rounds are written down before they are published.
+        journal: told every decision, after it was carried out.
+        nodes_down: asks Slurm which of these nodes are down; called in a thread while nodes are missing.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        secret: bytes,
+        epoch: int,
+        settings: Settings,
+        ledger: Ledger,
+        journal: Callable[[Decision], None],
+        nodes_down: Callable[[Sequence[str]], frozenset[str]] | None = None,
+    ) -> None:
+        self.run, self.secret, self.epoch = run, secret, epoch
+        self.rejected: Counter[str] = Counter()
+        self._settings = settings
+        self._ledger = ledger
+        self._journal = journal
+        self._nodes_down = nodes_down
+        self._connections: dict[str, AcceptedConnection] = {}
+        self._anonymous: set[AcceptedConnection] = set()
+        self._signs: dict[str, float] = {}
+        self._decisions: asyncio.Queue[tuple[State, Decision]] = asyncio.Queue()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Lead until cancelled.
+
+        Args:
+            listener: bound and listening; closed at the end.
+
+        Raises:
+            FencedError: another leader has published a round of this run.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._state = membership.initial_state(self._settings, self._loop.time())
+        server = await self._loop.create_server(
+            lambda: AcceptedConnection(self, self.secret, self.run, self.epoch), sock=listener, backlog=4096
+        )
+        self._schedule()
+        try:
+            async with server:
+                await _until_first_error(self._carry_out(), self._send_beats(), self._ask_slurm())
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            for connection in [*self._connections.values(), *self._anonymous]:
+                connection.close()
+
+    async def everybody_told(self) -> None:
+        """Return when every decision is carried out and every agent has gone."""
+        while not self._decisions.empty() or self._connections:
+            await asyncio.sleep(0.02)
+
+    # What the connections report.
+
+    def opened(self, connection: AcceptedConnection) -> None:
+        """A connection was made by somebody who has proved nothing yet."""
+        self._anonymous.add(connection)
+
+    def authenticated(self, connection: AcceptedConnection) -> None:
+        """A connection has proved whose it is; an older one of the same agent is of no more use."""
+        self._anonymous.discard(connection)
+        older = self._connections.get(connection.agent)
+        self._connections[connection.agent] = connection
+        if older is not None:
+            older.close()
+
+    def closed(self, connection: AcceptedConnection) -> None:
+        """A connection has ended."""
+        self._anonymous.discard(connection)
+        if self._connections.get(connection.agent) is connection:
+            del self._connections[connection.agent]
+            self._handle(Disconnected(connection.agent))
+
+    def received(self, connection: AcceptedConnection, content: dict[str, object]) -> None:
+        """An agent said something."""
+        if self._connections.get(connection.agent) is not connection:
+            return
+        self._signs[connection.agent] = self._loop.time()
+        try:
+            message = decode_agent_message(content, connection.agent)
+        except MessageError as error:
+            self.reject(connection, str(error))
+            return
+        if not isinstance(message, Beat):
+            self._handle(message)
+
+    def reject(self, connection: AcceptedConnection, why: str) -> None:
+        """Count what was dropped; log each kind once per peer."""
+        self.rejected[connection.peer] += 1
+        if self.rejected[connection.peer] == 1:
+            logger.warning("dropped %s from %s (logged once)", why, connection.peer)
+
+    # The machine.
+
+    def _handle(self, event: Event) -> None:
+        state, decisions = membership.step(self._state, event, self._loop.time())
+        self._state = state
+        for decision in decisions:
+            self._decisions.put_nowait((state, decision))
+        self._schedule()
+
+    def _schedule(self) -> None:
+        deadline = membership.next_deadline(self._state)
+        if self._timer is not None:
+            if not self._timer.cancelled() and self._timer.when() <= deadline:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(deadline, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._signs:
+            signs, self._signs = tuple(self._signs.items()), {}
+            self._handle(Heard(signs))
+        self._handle(Tick())
+
+    # Carrying out.
+
+    async def _carry_out(self) -> None:
+        while True:
+            state, decision = await self._decisions.get()
+            if isinstance(decision, Publish):
+                claimed = await asyncio.to_thread(self._ledger.claim_round, decision.table)
+                if not claimed:
+                    raise FencedError(f"round {decision.table.round} was published by another leader")
+            elif isinstance(decision, Finish):
+                await asyncio.to_thread(self._ledger.finish, decision)
+            self._tell(state, decision)
+            self._journal(decision)
+
+    def _tell(self, state: State, decision: Decision) -> None:
+        match decision:
+            case Publish(table):
+                for rank, place in enumerate(table.places):
+                    self._send(place.agent, _placed(state, table, rank))
+            case Resend(agent, table):
+                ranks = [place.rank for place in table.places if place.agent == agent]
+                self._send(agent, _placed(state, table, ranks[0]))
+            case Interrupt(agents, round_, reason, node, detail):
+                self._send_all(agents, Interrupted(round_, reason, node, detail))
+            case Probe(agents, probe):
+                self._send_all(agents, Probed(probe))
+            case Spare(agent):
+                self._send(agent, Waiting())
+            case Finish(outcome, agents, failure, detail):
+                self._send_all(agents, Ended(outcome, failure, detail))
+            case Drop(agent) if agent in self._connections:
+                # If it lives, it connects again, is told that its round is over, and joins as a new one.
+                self._connections.pop(agent).close()
+            case _:
+                pass
+
+    def _send_all(self, agents: Sequence[str], message: LeaderMessage) -> None:
+        content = encode(message)
+        for agent in agents:
+            if agent in self._connections:
+                self._connections[agent].send(content)
+
+    def _send(self, agent: str, message: LeaderMessage) -> None:
+        self._send_all((agent,), message)
+
+    async def _send_beats(self) -> None:
+        content = encode(Beat())
+        while True:
+            await asyncio.sleep(self._settings.heartbeat_limit / 3)
+            for connection in list(self._connections.values()):
+                connection.send(content)
+
+    async def _ask_slurm(self) -> None:
+        """While nodes are missing, ask Slurm whether they are down: known dead nodes are not waited for."""
+        expected = self._settings.expected_nodes
+        if self._nodes_down is None or not expected:
+            return
+        while True:
+            await asyncio.sleep(1.0)
+            state = self._state
+            present = {agent.candidate.node for agent in state.agents.values()}
+            missing = [node for node in expected if node not in present and node not in state.gone_nodes]
+            if state.phase is Phase.FORMING and missing:
+                down = await asyncio.to_thread(self._nodes_down, missing)
+                if down:
+                    self._handle(NodesSeen(down))
+                await asyncio.sleep(4.0)
+
+
+def _placed(state: State, table: Table, rank: int) -> Placed:
+    place = table.places[rank]
+    return Placed(
+        attempt=state.agents[place.agent].attempt,
+        place=place,
+        round=table.round,
+        reason=table.reason,
+        nodes=len(table.places),
+        world_size=table.world_size,
+        store_address=table.store_address,
+        store_port=table.store_port,
+        restarts=table.restarts,
+    )
+
+
+async def _until_first_error(*coroutines: Coroutine[None, None, None]) -> None:
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,153 @@
+"""What agents and the leader say to each other, as JSON.
+
+An agent's words are the membership machine's own events; the leader's words are defined here. A message is a JSON
+object with the key ``kind`` and the fields of the class of that name, checked against their types when read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from slurm_elastic.rendezvous.membership import (
+    Closed,
+    Connected,
+    Finished,
+    Joined,
+    Leaving,
+    Left,
+    Outcome,
+    Place,
+    Ponged,
+    Reason,
+    WorkerFailed,
+    WorkerFailure,
+)
+
+__all__ = [
+    "AgentMessage",
+    "Beat",
+    "Ended",
+    "Interrupted",
+    "LeaderMessage",
+    "MessageError",
+    "Placed",
+    "Probed",
+    "Waiting",
+    "decode_agent_message",
+    "decode_leader_message",
+    "encode",
+]
+
+
+class MessageError(Exception):
+    """An authenticated message that this version cannot read; it is dropped and counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life, in both directions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A place in a round: all that an agent needs to start its workers. Fields as in Place and Table."""
+
+    attempt: int
+    place: Place
+    round: int
+    reason: Reason
+    nodes: int
+    world_size: int
+    store_address: str
+    store_port: int
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """This round is over: stop its workers and join again."""
+
+    round: int
+    reason: Reason
+    node: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """Answer at once."""
+
+    probe: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """You are above the maximum; wait as a spare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The run has ended for everybody."""
+
+    outcome: Outcome
+    failure: WorkerFailure | None
+    detail: str
+
+
+AgentMessage = Beat | Connected | Joined | Ponged | Leaving | Left | WorkerFailed | Finished | Closed
+LeaderMessage = Beat | Placed | Interrupted | Probed | Waiting | Ended
+
+_AGENT_KINDS: dict[str, type] = {
+    kind.__name__: kind for kind in (Beat, Connected, Joined, Ponged, Leaving, Left, WorkerFailed, Finished, Closed)
+}
+_LEADER_KINDS: dict[str, type] = {kind.__name__: kind for kind in (Beat, Placed, Interrupted, Probed, Waiting, Ended)}
+
+
+def encode(message: AgentMessage | LeaderMessage) -> bytes:
+    """One message as JSON."""
+    content = msgspec.to_builtins(message)
+    return msgspec.json.encode({"kind": type(message).__name__, **content})
+
+
+def decode_agent_message(content: Mapping[str, Any], agent: str) -> AgentMessage:
+    """Read what an agent said.
+
+    Args:
+        content: the JSON object.
+        agent: the identity that the connection has proved; a message in another's name is refused.
+
+    Raises:
+        MessageError: unknown kind, missing or mistyped fields, or another agent's name.
+    """
+    message: AgentMessage = _decode(content, _AGENT_KINDS)
+    if isinstance(message, Beat):
+        return message
+    name = message.candidate.agent if isinstance(message, Joined) else message.agent
+    if name != agent:
+        raise MessageError(f"{agent} speaks for {name}")
+    return message
+
+
+def decode_leader_message(content: Mapping[str, Any]) -> LeaderMessage:
+    """Read what the leader said.
+
+    Raises:
+        MessageError: unknown kind, missing or mistyped fields.
+    """
+    message: LeaderMessage = _decode(content, _LEADER_KINDS)
+    return message
+
+
+def _decode(content: Mapping[str, Any], kinds: Mapping[str, type]) -> Any:
+    fields = dict(content)
+    kind = fields.pop("kind", None)
+    if not isinstance(kind, str) or kind not in kinds:
+        raise MessageError(f"a message of unknown kind {kind!r}")
+    try:
+        return msgspec.convert(fields, kinds[kind])
+    except msgspec.ValidationError as error:
+        raise MessageError(f"a {kind} message that cannot be read: {error}") from None

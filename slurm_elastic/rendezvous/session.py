@@ -1,0 +1,219 @@
+"""An authenticated connection between an agent and the leader, without any I/O.
+
+Bytes go in, messages and bytes come out. Both sides prove that they hold the run's secret before anything else is
+looked at, each with the other's fresh random number, so nothing recorded earlier can be played back. Every later frame
+carries a code over its direction, its number and its content: forged, changed, repeated or reordered frames end the
+connection. Content is JSON and is never unpickled.
+
+Frame: 4 bytes length, big endian, then the content; after the handshake the content starts with a 32-byte code.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import json
+import secrets
+import struct
+from typing import Any
+
+from slurm_elastic._version import __version__
+
+__all__ = ["PROTOCOL", "ForeignError", "Role", "Session", "SessionError", "VersionError"]
+
+PROTOCOL = 1
+"""Changed whenever a message changes; agents of one run must have the same."""
+
+_LENGTH = struct.Struct(">I")
+_NUMBER = struct.Struct(">Q")
+_CODE_SIZE = hashlib.sha256().digest_size
+_MAX_HANDSHAKE = 4096
+_MAX_FRAME = 1 << 20
+_MAGIC = "slurm_elastic"
+
+
+class SessionError(Exception):
+    """The other side sent something that is not a valid frame of this session; the connection is of no more use."""
+
+
+class ForeignError(SessionError):
+    """The other side is not part of this run: another program, another run, or another incarnation."""
+
+
+class VersionError(SessionError):
+    """The other side is slurm_elastic, of a version that speaks another protocol."""
+
+
+class Role(enum.Enum):
+    """Which end of the connection this is."""
+
+    AGENT = "agent"
+    LEADER = "leader"
+
+
+class Session:
+    """One end of one connection.
+
+    Args:
+        role: which end.
+        secret: the run's secret.
+        run: run id and incarnation; agents of another one are foreign.
+        agent: the agent's identity; on the leader's end it is learned from the other side.
+        epoch: the leader's epoch; on the agent's end it is learned from the other side.
+    """
+
+    def __init__(self, role: Role, secret: bytes, run: str, *, agent: str = "", epoch: int = 0) -> None:
+        self.role = role
+        self.agent = agent
+        self.epoch = epoch
+        self.established = False
+        self._secret = secret
+        self._run = run
+        self._nonce = secrets.token_hex(16)
+        self._pending = bytearray()
+        self._keys: dict[Role, bytes] = {}
+        self._sent = 0
+        self._received = 0
+        self._challenge = ""
+
+    def start(self) -> bytes:
+        """The bytes to send first: the agent speaks, the leader waits."""
+        if self.role is Role.LEADER:
+            return b""
+        return _frame(_json({"hello": _MAGIC, "protocol": PROTOCOL, "version": __version__, "nonce": self._nonce}))
+
+    def receive(self, data: bytes) -> tuple[list[dict[str, Any]], bytes]:
+        """Take in what the other side sent.
+
+        Returns:
+            The messages that are complete now, and bytes to send back (handshake only).
+
+        Raises:
+            SessionError: or one of its subclasses; close the connection.
+        """
+        self._pending += data
+        messages: list[dict[str, Any]] = []
+        answer = b""
+        while len(self._pending) >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._pending)
+            if size > (_MAX_FRAME if self.established else _MAX_HANDSHAKE):
+                raise (SessionError if self.established else ForeignError)(f"a frame of {size} bytes")
+            if len(self._pending) < _LENGTH.size + size:
+                break
+            content = bytes(self._pending[_LENGTH.size : _LENGTH.size + size])
+            del self._pending[: _LENGTH.size + size]
+            if self.established:
+                messages.append(self._open(content))
+            else:
+                answer += self._shake_hands(content)
+        return messages, answer
+
+    def seal(self, content: bytes) -> bytes:
+        """The bytes that carry one message, given as JSON."""
+        code = self._code(self.role, self._sent, content)
+        self._sent += 1
+        return _frame(code + content)
+
+    def _open(self, content: bytes) -> dict[str, Any]:
+        code, content = content[:_CODE_SIZE], content[_CODE_SIZE:]
+        other = Role.LEADER if self.role is Role.AGENT else Role.AGENT
+        if not hmac.compare_digest(code, self._code(other, self._received, content)):
+            raise SessionError("a frame with a wrong code")
+        self._received += 1
+        return _object(content)
+
+    def _code(self, sender: Role, number: int, content: bytes) -> bytes:
+        return hmac.digest(self._keys[sender], _NUMBER.pack(number) + content, "sha256")
+
+    def _shake_hands(self, content: bytes) -> bytes:
+        try:
+            message = _object(content)
+        except SessionError as error:
+            raise ForeignError(str(error)) from None
+        if self.role is Role.AGENT:
+            return self._welcomed(message)
+        return self._hello(message) if not self._challenge else self._authenticated(message)
+
+    def _hello(self, message: dict[str, Any]) -> bytes:
+        self._challenge = _greeting(message)
+        epoch = self.epoch
+        return _frame(
+            _json(
+                {
+                    "hello": _MAGIC,
+                    "protocol": PROTOCOL,
+                    "version": __version__,
+                    "nonce": self._nonce,
+                    "epoch": epoch,
+                    "proof": self._proof("leader", self._challenge, self._nonce, str(epoch)),
+                }
+            )
+        )
+
+    def _welcomed(self, message: dict[str, Any]) -> bytes:
+        nonce, epoch = _greeting(message), message.get("epoch")
+        if not isinstance(epoch, int):
+            raise ForeignError("a greeting without epoch")
+        self._check(message, self._proof("leader", self._nonce, nonce, str(epoch)))
+        self.epoch = epoch
+        answer = {"agent": self.agent, "proof": self._proof("agent", self._nonce, nonce, self.agent)}
+        self._establish(self._nonce, nonce)
+        return _frame(_json(answer))
+
+    def _authenticated(self, message: dict[str, Any]) -> bytes:
+        agent = message.get("agent")
+        if not isinstance(agent, str) or not agent:
+            raise ForeignError("a stranger that names no agent")
+        self._check(message, self._proof("agent", self._challenge, self._nonce, agent))
+        self.agent = agent
+        self._establish(self._challenge, self._nonce)
+        return b""
+
+    def _establish(self, agent_nonce: str, leader_nonce: str) -> None:
+        for role in Role:
+            self._keys[role] = self._digest("session", role.value, agent_nonce, leader_nonce)
+        self.established = True
+
+    def _check(self, message: dict[str, Any], expected: str) -> None:
+        proof = message.get("proof")
+        if not isinstance(proof, str) or not hmac.compare_digest(proof.encode(), expected.encode()):
+            raise ForeignError("a wrong proof: another run, or another secret")
+
+    def _proof(self, *words: str) -> str:
+        return self._digest(*words).hex()
+
+    def _digest(self, *words: str) -> bytes:
+        return hmac.digest(self._secret, _json([self._run, *words]), "sha256")
+
+
+def _greeting(message: dict[str, Any]) -> str:
+    if message.get("hello") != _MAGIC:
+        raise ForeignError("something that is not slurm_elastic")
+    if message.get("protocol") != PROTOCOL:
+        raise VersionError(
+            f"slurm_elastic {message.get('version')} there speaks protocol {message.get('protocol')}, "
+            f"{__version__} here speaks {PROTOCOL}; install the same version on all nodes"
+        )
+    nonce = message.get("nonce")
+    if not isinstance(nonce, str) or len(nonce) != 32:
+        raise ForeignError("a greeting without nonce")
+    return nonce
+
+
+def _frame(content: bytes) -> bytes:
+    return _LENGTH.pack(len(content)) + content
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        raise SessionError("content that is no JSON") from None
+    if not isinstance(value, dict):
+        raise SessionError("content that is no JSON object")
+    return value
