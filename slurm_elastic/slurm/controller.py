@@ -162,7 +162,7 @@ class Controller:
         kind = (" ".join(command[:-1]), what)
         if kind not in self._logged:
             self._logged.add(kind)
-            _log.warning("%s %s; going on without its answer", " ".join(command), what)
+            _log.warning("%s %s", " ".join(command), what)
 
 
 def parse_nodes(text: str) -> dict[str, NodeView]:
