@@ -1,0 +1,215 @@
+"""What an agent is to do, resolved once from its command line and Slurm's environment."""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.launcher.api import LaunchConfig
+
+from slurm_elastic.agent._entry_point import require_entry_point
+from slurm_elastic.agent._torchrun import (
+    endpoint,
+    ignored_options,
+    limit_threads,
+    local_world_size,
+    node_range,
+    torchrun_config,
+)
+from slurm_elastic.agent.logs import RoundLogsSpecs, local_ranks, streams
+from slurm_elastic.errors import UsageError
+from slurm_elastic.rundir import RunDir
+from slurm_elastic.slurm import AddressWish, Shape, SlurmJob, ephemeral_low, port_sequence
+
+__all__ = ["AgentSettings", "Start", "resolve"]
+
+_log = logging.getLogger(__name__)
+
+_LOCAL_NODE = "localhost"
+
+
+class Start(enum.Enum):
+    """How workers are started."""
+
+    WARM = "warm"
+    """Forked from a process that has torch imported already."""
+    COLD = "cold"
+    """A fresh interpreter each, as torchrun does."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """Everything an agent knows before it talks to anybody."""
+
+    job: SlurmJob | None
+    """None outside Slurm."""
+    run_id: str
+    """``--run-id``, else the id of the job or of its array, else a random one."""
+    run_dir: RunDir
+    """Named, not opened."""
+    agent: str
+    """Identity: ``<node>/<job id>.<restart count>/<pid>``; the job id is 0 outside Slurm."""
+    node: str
+    """As Slurm names it; ``localhost`` outside Slurm."""
+    position: int
+    """Index of `node` in the job's node list. 0 in an array element of one node and outside Slurm."""
+    expected_nodes: tuple[str, ...]
+    """The nodes that are known to come: those of the allocation, the own one outside Slurm. Empty for an
+    array, whose elements start when Slurm finds a place for them."""
+    restart_count: int
+    """How often Slurm requeued the job; 0 outside Slurm."""
+    leader_node: str
+    """The first node of the job's list, which leads at first. Of no meaning for an array."""
+    ports: tuple[int, ...]
+    """Ports of the leader, in the order to try them; the only one if ``--rdzv-endpoint`` names a port."""
+    endpoint_host: str | None
+    """The host of ``--rdzv-endpoint``, None if not given."""
+    address: AddressWish
+    """What the user said about the own address."""
+    launch_config: LaunchConfig
+    """The meaning of torchrun's options, worked out by torch. The backend is always ``slurm``."""
+    entrypoint: Callable[..., Any] | str
+    """What torchrun would start in each worker."""
+    args: tuple[str, ...]
+    """Arguments of `entrypoint`."""
+    python_script: bool
+    """Whether `entrypoint` is this very interpreter with a script or module, so that workers can start warm."""
+    start: Start
+    """What the user asked for; a worker that cannot start warm starts cold."""
+    preload: tuple[str, ...]
+    """Modules to import beside torch before workers are forked."""
+
+
+def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSettings:
+    """Resolve the parsed command line of ``slurm-elastic agent``.
+
+    Options that were not given are None, see `slurm_elastic.cli.agent_parser`. Slurm fills them in:
+
+    - ``--nnodes``: 1 to the nodes of the allocation, 1 to the nodes of all elements of an array. So a run goes on with
+      what a lost node leaves over, and a requeued job takes what it gets; a larger minimum makes it wait.
+    - ``--nproc-per-node``: the GPUs that the job has on this node, else 1.
+    - ``--run-dir``: the directory that sbatch was called in, else the current one.
+
+    Outside Slurm a run is one node, like ``torchrun --standalone``.
+
+    OMP_NUM_THREADS is set to 1 in this process where torchrun does it: unset, and several workers on the node.
+
+    Args:
+        options: the command line.
+        environ: Slurm's variables. torch reads its own from `os.environ`.
+
+    Raises:
+        UsageError: a value is malformed or contradicts another, or the script is not there.
+    """
+    job = SlurmJob.from_environment(environ)
+    _require_backend(options, job)
+    run_id: str = options.rdzv_id or (job.run_id if job else f"local-{secrets.token_hex(4)}")
+    run_dir = RunDir.for_run(Path(options.run_dir or (job.submit_dir if job else None) or Path.cwd()), run_id)
+    node = job.node if job else _LOCAL_NODE
+    nodes = job.nodes if job else (node,)
+    restart_count = job.restart_count if job else 0
+    host, ports = _endpoint(options, job, run_id)
+    config, entrypoint, args = _launch(options, job, run_id, node, f"{host or nodes[0]}:{ports[0]}")
+    if options.logs_specs is None:
+        config.logs_specs = _logs_specs(options, run_dir)
+    require_entry_point(options, node)
+    return AgentSettings(
+        job=job,
+        run_id=run_id,
+        run_dir=run_dir,
+        agent=f"{node}/{job.job_id if job else 0}.{restart_count}/{os.getpid()}",
+        node=node,
+        position=job.node_rank if job else 0,
+        expected_nodes=() if job and job.shape is Shape.ARRAY else nodes,
+        restart_count=restart_count,
+        leader_node=nodes[0],
+        ports=ports,
+        endpoint_host=host,
+        address=AddressWish(options.local_addr, options.interface, options.node_pattern),
+        launch_config=config,
+        entrypoint=entrypoint,
+        args=args,
+        python_script=entrypoint == sys.executable and not options.no_python,
+        start=_start(options),
+        preload=tuple(name for name in (options.preload or "").split(",") if name),
+    )
+
+
+def _require_backend(options: argparse.Namespace, job: SlurmJob | None) -> None:
+    if options.rdzv_backend not in (None, "slurm"):
+        raise UsageError(
+            f"--rdzv-backend {options.rdzv_backend}: slurm-elastic agent has one rendezvous, slurm; leave it out, "
+            "or use torchrun for the others"
+        )
+    if options.standalone and job and (len(job.nodes) > 1 or job.shape is Shape.ARRAY):
+        raise UsageError("--standalone would train once on every node; leave it out, the nodes find each other")
+
+
+def _is_shared(options: argparse.Namespace, job: SlurmJob | None) -> bool:
+    """Return whether agents of other jobs may belong to the run too."""
+    return options.rdzv_id is not None or (job is not None and job.shape is Shape.ARRAY)
+
+
+def _endpoint(options: argparse.Namespace, job: SlurmJob | None, run_id: str) -> tuple[str | None, tuple[int, ...]]:
+    host, port = endpoint(options.rdzv_endpoint)
+    if port:
+        return host, (port,)
+    if job is None or _is_shared(options, job):
+        # The jobs of one run have different restart counts and reserved ports.
+        return host, port_sequence(run_id, 0, ephemeral_low())
+    return host, port_sequence(run_id, job.restart_count, ephemeral_low(), job.reserved_ports)
+
+
+def _launch(
+    options: argparse.Namespace, job: SlurmJob | None, run_id: str, node: str, leader: str
+) -> tuple[LaunchConfig, Callable[..., Any] | str, tuple[str, ...]]:
+    here = len(job.nodes) if job else 1
+    elements = (job.array.task_count or 1) if job and job.array else 1
+    least, most = node_range(options.nnodes, here * elements)
+    if least > here and not _is_shared(options, job):
+        there, mend = (f"the job has {here}", f" or submit with --nodes={least}") if job else ("there is one here", "")
+        raise UsageError(f"--nnodes: at least {least} nodes are asked for, and {there}; lower the minimum{mend}")
+    workers = local_world_size(options.nproc_per_node, (job.gpus_on_node if job else 0) or 1)
+    first = job is None or job.node_rank == 0
+    if limit_threads(workers) and first:
+        _log.info("OMP_NUM_THREADS is not set: 1 for each worker, as with torchrun")
+    if first:
+        for line in ignored_options(options):
+            _log.warning(line)
+    config, entrypoint, args = torchrun_config(
+        options, nnodes=f"{least}:{most}", nproc_per_node=str(workers), rdzv_id=run_id, rdzv_endpoint=leader
+    )
+    config.log_line_prefix_template = config.log_line_prefix_template or f"[{node}/${{rank}}] "
+    return config, entrypoint, args
+
+
+def _logs_specs(options: argparse.Namespace, run_dir: RunDir) -> RoundLogsSpecs:
+    """Both streams go to the files and to the console, unless the user chose any of it."""
+    tee = options.tee or ("3" if options.redirects is None else "0")
+    logs: RunDir | None = run_dir
+    if options.log_dir == os.devnull:
+        logs = None
+    elif options.log_dir:
+        logs = RunDir(Path(options.log_dir).absolute() / run_dir.run_id, run_dir.run_id)
+    return RoundLogsSpecs(
+        logs,
+        redirects=streams("--redirects", options.redirects or "0"),
+        tee=streams("--tee", tee),
+        local_ranks_filter=local_ranks(options.local_ranks_filter),
+    )
+
+
+def _start(options: argparse.Namespace) -> Start:
+    try:
+        return Start(options.start or "warm")
+    except ValueError:
+        # A value from PET_START does not pass through argparse's choices.
+        raise UsageError(f"--start {options.start!r} is neither warm nor cold") from None

@@ -1,0 +1,102 @@
+"""The command line of ``slurm-elastic agent``: torchrun's own parser and a few options beside."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import NoReturn
+
+from torch.distributed.argparse_util import env
+from torch.distributed.run import get_args_parser
+
+from slurm_elastic.errors import UsageError
+
+__all__ = ["agent_parser"]
+
+_FILLED_IN = (
+    "nnodes",
+    "nproc_per_node",
+    "rdzv_backend",
+    "rdzv_id",
+    "rdzv_endpoint",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "redirects",
+    "tee",
+)
+"""Options whose absence has a meaning of its own here."""
+
+_EPILOG = """\
+What Slurm knows need not be said: nodes, workers per node (its GPUs), run id, endpoint. Every option may
+also be given as PET_<OPTION> in the environment, as with torchrun.
+
+examples:
+  srun slurm-elastic agent train.py --lr 1e-3
+  slurm-elastic agent --nnodes 2:4 --max-restarts 3 train.py
+  slurm-elastic agent --nproc-per-node 2 -m package.train
+  slurm-elastic agent --interface ib0 --preload numpy,transformers train.py
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def agent_parser() -> argparse.ArgumentParser:
+    """Return the parser. Options that were not given and that Slurm fills in are None.
+
+    Its defaults come from PET_* variables as they are now. A wrong command line raises UsageError.
+    """
+    parser = _Parser(
+        prog="slurm-elastic agent",
+        usage="slurm-elastic agent [options] train.py [arguments of train.py]",
+        description="Train with one elastic agent on every node. Every option of torchrun works.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[get_args_parser()],
+        add_help=False,
+    )
+    # torchrun's defaults cannot be told from values given; those from PET_* variables are given.
+    parser.set_defaults(**{name: os.environ.get(f"PET_{name.upper()}") for name in _FILLED_IN})
+    group = parser.add_argument_group("options beside those of torchrun")
+    group.add_argument(
+        "--run-id",
+        "--run_id",
+        dest="rdzv_id",
+        action=env,
+        help="same as --rdzv-id; jobs with the same run id and run directory are one run (default: the job's id)",
+    )
+    group.add_argument(
+        "--run-dir",
+        "--run_dir",
+        action=env,
+        metavar="DIR",
+        help="a directory that all nodes share; the run keeps its state and logs in DIR/elastic-runs/<run id> "
+        "(default: where sbatch was called)",
+    )
+    group.add_argument(
+        "--interface", action=env, metavar="NAME", help="network interface by which others reach this node, as ib0"
+    )
+    group.add_argument(
+        "--node-pattern",
+        "--node_pattern",
+        action=env,
+        metavar="PATTERN",
+        help="name of a node in the data network, as {node}-ib",
+    )
+    group.add_argument(
+        "--start",
+        action=env,
+        default="warm",
+        choices=["warm", "cold"],
+        help="warm: fork workers from a process that has torch imported; cold: a fresh Python each (default: warm)",
+    )
+    group.add_argument(
+        "--preload",
+        action=env,
+        metavar="MODULES",
+        help="modules that a warm start imports beside torch, as numpy,my.data",
+    )
+    return parser
