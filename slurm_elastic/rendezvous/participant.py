@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from slurm_elastic.rendezvous.membership import Candidate, Connected, Finished, Joined, Leaving, WorkerFailed
+from slurm_elastic.rendezvous.membership import Candidate, Closed, Connected, Finished, Joined, Leaving, WorkerFailed
 
 __all__ = ["Participant"]
 
@@ -30,35 +30,40 @@ class Participant:
     candidate: Candidate | None = None
     last_round: int | None = None
     running: bool = False
-    told: tuple[Leaving | WorkerFailed | Finished, ...] = ()
+    told: tuple[Leaving | WorkerFailed | Finished | Closed, ...] = ()
 
-    def tell(self, message: Leaving | WorkerFailed | Finished) -> Participant:
-        """Note what the leader is told."""
-        return replace(self, told=(*self.told, message))
+    def tell(self, message: Leaving | WorkerFailed | Finished | Closed) -> Participant:
+        """Note what the leader is told. An agent that is leaving wants no place any more."""
+        candidate = None if isinstance(message, Leaving) else self.candidate
+        return replace(self, candidate=candidate, told=(*self.told, message))
 
     def join(self, candidate: Candidate) -> tuple[Participant, Joined]:
-        """Say that there are no workers here (any more) and that a place is wanted."""
-        joining = replace(self, attempt=self.attempt + 1, candidate=candidate, running=False, told=())
+        """Say that there are no workers here (any more) and that a place is wanted.
+
+        How the last round ended here still holds: a leader that has not heard of the failure would charge nobody.
+        """
+        told = tuple(message for message in self.told if not isinstance(message, Leaving))
+        joining = replace(self, attempt=self.attempt + 1, candidate=candidate, running=False, told=told)
         return joining, Joined(candidate, joining.attempt, joining.last_round)
 
-    def greet(self) -> tuple[Participant, tuple[Connected | Joined | Leaving | WorkerFailed | Finished, ...]]:
+    def greet(self) -> tuple[Participant, tuple[Connected | Joined | Leaving | WorkerFailed | Finished | Closed, ...]]:
         """What to say first on a new connection: anything said on the one before may have been lost."""
-        greeting = Connected(self.agent, self.last_round if self.running else None)
+        greeting = (Connected(self.agent, self.last_round if self.running else None), *self.told)
         if self.candidate is None:
-            return self, (greeting, *self.told)
+            return self, greeting
         joining, joined = self.join(self.candidate)
-        return joining, (greeting, joined)
+        return joining, (*greeting, joined)
 
     def placed(self, attempt: int, round_: int) -> Participant | None:
         """Take a place, or None if it answers an older join and must be ignored."""
         if self.candidate is None or attempt != self.attempt:
             return None
-        return replace(self, candidate=None, last_round=round_, running=True)
+        return replace(self, candidate=None, last_round=round_, running=True, told=())
 
     def interrupted(self, round_: int) -> bool:
         """Whether the workers that run here belong to the round that is over."""
         return self.running and self.last_round is not None and round_ >= self.last_round
 
     def stopped(self) -> Participant:
-        """Note that no worker runs here any more."""
+        """Note that no worker runs here any more. The next word is a join or a farewell: nobody will ask for it."""
         return replace(self, running=False)

@@ -4,6 +4,7 @@
 done. Everything that the leader decides is decided here; everything that it does is done elsewhere.
 """
 
+from slurm_elastic.rendezvous.membership.conditions import next_deadline
 from slurm_elastic.rendezvous.membership.decisions import (
     Decision,
     Drop,
@@ -31,7 +32,7 @@ from slurm_elastic.rendezvous.membership.events import (
     Tick,
     WorkerFailed,
 )
-from slurm_elastic.rendezvous.membership.machine import next_deadline, step
+from slurm_elastic.rendezvous.membership.machine import step
 from slurm_elastic.rendezvous.membership.state import (
     Candidate,
     LeaveReason,

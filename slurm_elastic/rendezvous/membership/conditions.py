@@ -1,4 +1,9 @@
-"""What follows from the state by itself: losses, verdicts, closing and ending, checked after every event."""
+"""What follows from the state by itself, checked after every event: losses, verdicts, closing and ending.
+
+Whatever depends on time has one moment at which it is due. The leader is told the earliest one, and acts on it when a
+tick arrives, never earlier: before a tick the leader has processed everything that agents had said by then, so that no
+agent is given up, and nobody blamed, while the explanation waits in the leader's own queue.
+"""
 
 from __future__ import annotations
 
@@ -8,43 +13,101 @@ from slurm_elastic.rendezvous.membership import transitions
 from slurm_elastic.rendezvous.membership.decisions import Decision, Outcome
 from slurm_elastic.rendezvous.membership.state import Phase, Reason, State, Status
 
-__all__ = ["advance"]
+__all__ = ["advance", "next_deadline"]
 
 Result = tuple[State, tuple[Decision, ...]]
 
 
-def advance(state: State, now: float, *, look_for_silence: bool) -> Result:
+def advance(state: State, now: float, *, ticked: bool) -> Result:
     """Draw all consequences of the state at this moment.
 
     Args:
         state: after the event was processed.
         now: leader's monotonic time.
-        look_for_silence: also walk over all agents for silent ones; done on ticks only, as it costs O(agents).
+        ticked: whether the event was a tick, so that what is due by time alone happens now.
     """
-    state, decisions = _give_up_lost(state, now, look_for_silence)
+    decisions: tuple[Decision, ...] = ()
+    if ticked:
+        state, decisions = _give_up_lost(state, now)
     if state.phase is Phase.RUNNING:
-        state, more = _running(state, now)
+        state, more = _running(state, now, ticked)
         decisions += more
     if state.phase is Phase.FORMING:
-        state, more = _forming(state, now)
+        state, more = _forming(state, now, ticked)
         decisions += more
     return state, decisions
 
 
-def _give_up_lost(state: State, now: float, look_for_silence: bool) -> Result:
+def next_deadline(state: State) -> float:
+    """When the machine wants to see a :class:`~.events.Tick` at the latest, in leader's monotonic time.
+
+    It may lie in the past: then something became possible that only waits for a tick.
+    """
+    moments = (
+        state.ticked_at + state.settings.tick_interval,
+        _loss_due(state),
+        _verdict_due(state),
+        _admission_due(state),
+        _last_call_due(state),
+        _timeout_due(state),
+    )
+    return min(moment for moment in moments if moment is not None)
+
+
+def _loss_due(state: State) -> float | None:
+    """When the first agent with a broken connection is given up."""
+    since = [state.agents[name].disconnected_at for name in state.broken]
+    first = min((moment for moment in since if moment is not None), default=None)
+    return None if first is None else first + state.settings.reconnect_grace
+
+
+def _verdict_due(state: State) -> float | None:
+    """When a worker failure is charged; None while anybody's fate is open."""
+    judgement, table = state.judgement, state.table
+    if judgement is None or table is None or judgement.unanswered:
+        return None
+    if any(state.agents[name].round == table.round for name in state.broken):
+        return None
+    return judgement.since + state.settings.settle_time
+
+
+def _admission_due(state: State) -> float | None:
+    """When the running round is interrupted for new agents; None while it is better not."""
+    first, last, table = state.newcomer_first, state.newcomer_last, state.table
+    if first is None or last is None or table is None or state.judgement is not None or state.broken:
+        return None
+    if any(state.agents[place.agent].status is Status.FINISHED for place in table.places):
+        return None
+    return min(first + state.settings.gather_limit, last + state.settings.gather_quiet)
+
+
+def _last_call_due(state: State) -> float | None:
+    """When the round closes without the nodes whose fate is unknown; None while others keep it open."""
+    if state.complete_since is None or state.blocking or state.broken:
+        return None
+    return state.complete_since + state.settings.last_call_timeout
+
+
+def _timeout_due(state: State) -> float | None:
+    """When a round that lacks its minimum is given up."""
+    if state.phase is not Phase.FORMING or state.complete_since is not None:
+        return None
+    return state.forming_since + state.settings.join_timeout
+
+
+def _give_up_lost(state: State, now: float) -> Result:
     settings = state.settings
     decisions: tuple[Decision, ...] = ()
     if state.phase is Phase.CLOSED:
         return state, decisions
     lost = {}
-    for name in state.broken:
-        broken_since = state.agents[name].disconnected_at
-        if broken_since is not None and now - broken_since >= settings.reconnect_grace:
+    for name, agent in state.agents.items():
+        if agent.departed:
+            continue
+        if agent.disconnected_at is not None and now >= agent.disconnected_at + settings.reconnect_grace:
             lost[name] = "its connection broke"
-    if look_for_silence:
-        for name, agent in state.agents.items():
-            if not agent.departed and now - agent.last_heard > settings.heartbeat_limit:
-                lost.setdefault(name, "silent")
+        elif now - agent.last_heard > settings.heartbeat_limit:
+            lost[name] = "silent"
     for name, why in sorted(lost.items()):
         agent = state.agents[name]
         if agent.leave_reason is not None:
@@ -55,42 +118,49 @@ def _give_up_lost(state: State, now: float, look_for_silence: bool) -> Result:
     return state, decisions
 
 
-def _running(state: State, now: float) -> Result:
-    table, settings, judgement = state.table, state.settings, state.judgement
+def _running(state: State, now: float, ticked: bool) -> Result:
+    table = state.table
     if table is None:
         raise ValueError("a running round has a table")
-    if judgement is not None:
-        open_questions = judgement.unanswered or state.broken & {place.agent for place in table.places}
-        if open_questions or now - judgement.since < settings.settle_time:
-            return state, ()
-        failure = judgement.failure
-        if state.restarts >= settings.max_restarts:
-            return transitions.finish(state, Outcome.FAILED, failure)
-        state = replace(state, restarts=state.restarts + 1)
-        detail = f"rank {failure.rank}: {failure.message or f'exit code {failure.exit_code}'}"
-        return transitions.start_forming(state, Reason.WORKER_FAILED, failure.node, now, detail)
-    finished = sum(state.agents[place.agent].status is Status.FINISHED for place in table.places)
-    if finished == len(table.places):
+    if all(state.agents[place.agent].status is Status.FINISHED for place in table.places):
         return transitions.finish(state, Outcome.SUCCEEDED)
-    first, last = state.newcomer_first, state.newcomer_last
-    if first is None or last is None or finished or state.broken:
+    if not ticked:
         return state, ()
-    if now < min(first + settings.gather_limit, last + settings.gather_quiet):
-        return state, ()
-    members = {place.agent for place in table.places}
-    newcomers = [agent for name, agent in state.agents.items() if name not in members]
+    verdict_due, admission_due = _verdict_due(state), _admission_due(state)
+    if verdict_due is not None and now >= verdict_due:
+        return _charge(state, now)
+    if admission_due is not None and now >= admission_due:
+        return _admit(state, now)
+    return state, ()
+
+
+def _charge(state: State, now: float) -> Result:
+    judgement = state.judgement
+    if judgement is None:
+        raise ValueError("no worker failure is being judged")
+    failure = judgement.failure
+    if state.restarts >= state.settings.max_restarts:
+        return transitions.finish(state, Outcome.FAILED, failure)
+    state = replace(state, restarts=state.restarts + 1)
+    detail = f"rank {failure.rank}: {failure.message or f'exit code {failure.exit_code}'}"
+    return transitions.start_forming(state, Reason.WORKER_FAILED, failure.node, now, detail)
+
+
+def _admit(state: State, now: float) -> Result:
+    newcomers = [agent for agent in state.agents.values() if not state.is_member(agent)]
     if not newcomers:
         return replace(state, newcomer_first=None, newcomer_last=None), ()
     nodes = ", ".join(agent.candidate.node for agent in sorted(newcomers, key=lambda agent: agent.candidate.order))
     return transitions.start_forming(state, Reason.NODE_JOINED, nodes, now)
 
 
-def _forming(state: State, now: float) -> Result:
+def _forming(state: State, now: float, ticked: bool) -> Result:
     settings = state.settings
     waiting = len(state.agents) - state.blocking
     if waiting < settings.min_nodes:
         state = replace(state, complete_since=None)
-        if now - state.forming_since >= settings.join_timeout:
+        timeout_due = _timeout_due(state)
+        if ticked and timeout_due is not None and now >= timeout_due:
             detail = f"{waiting} of at least {settings.min_nodes} nodes came within {settings.join_timeout:g} s"
             return transitions.finish(state, Outcome.TIMED_OUT, detail=detail)
         return state, ()
@@ -98,18 +168,19 @@ def _forming(state: State, now: float) -> Result:
         state = replace(state, complete_since=now)
     if state.blocking or state.broken:
         return state, ()
-    if waiting >= settings.max_nodes or not _unknown_nodes(state):
+    if waiting >= settings.max_nodes or not _some_node_unknown(state):
         return transitions.publish(state, now)
-    if state.complete_since is not None and now - state.complete_since >= settings.last_call_timeout:
+    last_call_due = _last_call_due(state)
+    if ticked and last_call_due is not None and now >= last_call_due:
         return transitions.publish(state, now)
     return state, ()
 
 
-def _unknown_nodes(state: State) -> frozenset[str]:
-    """Nodes of the allocation that nobody has heard of yet: the only ones that a last call waits for."""
+def _some_node_unknown(state: State) -> bool:
+    """Whether there are nodes of the allocation that nobody has heard of yet: only for them a last call waits."""
     expected = state.settings.expected_nodes
     if len(state.agents) + len(state.gone_nodes) < len(expected):
         # Counting is enough to know that some are missing, and spares the walk while thousands join.
-        return frozenset(expected[:1])
+        return True
     present = {agent.candidate.node for agent in state.agents.values()}
-    return frozenset(expected) - state.gone_nodes - present
+    return not present.issuperset(node for node in expected if node not in state.gone_nodes)

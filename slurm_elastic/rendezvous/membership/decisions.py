@@ -24,7 +24,8 @@ class Outcome(enum.Enum):
 class Publish:
     """A round is complete: give every agent of the table its place.
 
-    `seconds` is how long forming took, from the event that ended the round before.
+    `seconds` is how long forming took, from the event that ended the round before, without the time during which the
+    leader itself was stopped.
     """
 
     table: Table

@@ -48,7 +48,7 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """An agent's connection broke."""
+    """An agent's connection broke. Not for one that has been replaced by a newer one, or that the leader closed."""
 
     agent: str
 
@@ -121,7 +121,7 @@ class NodesSeen:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time went by."""
+    """Time went by. What had arrived before has to be processed first: on a tick agents are given up and blamed."""
 
 
 Event = (

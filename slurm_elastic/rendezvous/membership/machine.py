@@ -35,7 +35,7 @@ from slurm_elastic.rendezvous.membership.state import (
     with_agent,
 )
 
-__all__ = ["next_deadline", "step"]
+__all__ = ["step"]
 
 Result = tuple[State, tuple[Decision, ...]]
 
@@ -53,43 +53,36 @@ def step(state: State, event: Event, now: float) -> Result:
     """
     state = _forgive_own_pause(state, now)
     state, decisions = _HANDLERS[type(event)](state, event, now)
-    state, consequences = advance(state, now, look_for_silence=isinstance(event, Tick))
+    state, consequences = advance(state, now, ticked=isinstance(event, Tick))
     return state, decisions + consequences
 
 
-def next_deadline(state: State) -> float:
-    """When the machine wants to see a :class:`~.events.Tick` at the latest, in leader's monotonic time."""
-    settings = state.settings
-    deadlines = [state.seen_until + settings.tick_interval]
-    for name in state.broken:
-        broken_since = state.agents[name].disconnected_at
-        if broken_since is not None:
-            deadlines.append(broken_since + settings.reconnect_grace)
-    if state.judgement is not None:
-        deadlines.append(state.judgement.since + settings.settle_time)
-    if state.newcomer_first is not None and state.newcomer_last is not None:
-        deadlines.append(min(state.newcomer_first + settings.gather_limit, state.newcomer_last + settings.gather_quiet))
-    if state.complete_since is not None:
-        deadlines.append(state.complete_since + settings.last_call_timeout)
-    # What lies in the past waits for something other than time.
-    return min((deadline for deadline in deadlines if deadline > state.seen_until), default=deadlines[0])
-
-
 def _forgive_own_pause(state: State, now: float) -> State:
-    """A leader that was stopped for a while has heard nobody: that is its own silence, not theirs."""
-    interval = state.settings.tick_interval
-    pause = now - state.seen_until - interval
-    if pause <= interval:
+    """A leader that was stopped for a while has heard nobody: that is its own silence, not theirs.
+
+    What was said meanwhile may still lie unread in the sockets, so no deadline comes nearer by such a gap.
+    """
+    gap = now - state.seen_until
+    if gap <= 2 * state.settings.tick_interval:
         return replace(state, seen_until=now)
-    agents = {
-        name: replace(
-            agent,
-            last_heard=agent.last_heard + pause,
-            disconnected_at=None if agent.disconnected_at is None else agent.disconnected_at + pause,
-        )
-        for name, agent in state.agents.items()
-    }
-    return replace(state, agents=agents, seen_until=now)
+
+    def later(moment: float | None) -> float | None:
+        return None if moment is None else moment + gap
+
+    judgement = state.judgement
+    return replace(
+        state,
+        agents={
+            name: replace(agent, last_heard=agent.last_heard + gap, disconnected_at=later(agent.disconnected_at))
+            for name, agent in state.agents.items()
+        },
+        judgement=None if judgement is None else replace(judgement, since=judgement.since + gap),
+        forming_since=state.forming_since + gap,
+        complete_since=later(state.complete_since),
+        newcomer_first=later(state.newcomer_first),
+        newcomer_last=later(state.newcomer_last),
+        seen_until=now,
+    )
 
 
 def _joined(state: State, event: Joined, now: float) -> Result:
@@ -98,10 +91,12 @@ def _joined(state: State, event: Joined, now: float) -> Result:
         return state, (replace(state.finish, agents=(name,)),)
     known = state.agents.get(name)
     if known is None:
+        if event.attempt <= state.gone_agents.get(name, 0):
+            return state, ()
         return _newcomer(state, event, now)
     state = _alive(state, known, now)
     known = state.agents[name]
-    if event.attempt <= known.attempt or known.status is Status.LEAVING:
+    if event.attempt <= known.attempt or known.leave_reason is not None:
         return state, ()
     known = replace(known, candidate=event.candidate, attempt=event.attempt)
     if known.status not in (Status.RUNNING, Status.FINISHED) or state.table is None:
@@ -111,6 +106,8 @@ def _joined(state: State, event: Joined, now: float) -> Result:
         return with_agent(state, known), (Resend(name, state.table),)
     # It stopped its own workers without being told, as torch's own agent does after a worker failure.
     state = with_agent(state, replace(known, status=Status.WAITING))
+    if state.judgement is not None:
+        return state, ()
     return transitions.start_forming(state, Reason.WORKER_FAILED, known.candidate.node, now, "joined again by itself")
 
 
@@ -130,24 +127,28 @@ def _connected(state: State, event: Connected, now: float) -> Result:
     known = state.agents.get(event.agent)
     if state.finish is not None:
         return state, (replace(state.finish, agents=(event.agent,)),)
+    decisions: tuple[Decision, ...] = ()
     if known is not None:
         state = _alive(state, known, now)
+        if state.judgement is not None and event.agent in state.judgement.unanswered:
+            # The question or the answer was lost with the connection before.
+            decisions = (Probe((event.agent,), state.judgement.probe),)
     if event.running is None:
-        return state, ()
+        return state, decisions
     current = state.table.round if state.phase is Phase.RUNNING and state.table is not None else None
-    if known is not None and known.status is not Status.STOPPING and event.running == current:
-        return state, ()
     if known is not None and known.status is Status.LEAVING:
-        return state, ()
+        return state, decisions
+    if known is not None and known.status is not Status.STOPPING and event.running == current:
+        return state, decisions
     # It runs workers of a round that is over, and may not have been told.
     node = known.candidate.node if known is not None else ""
     reason = state.reason if known is not None else Reason.NODE_LOST
-    return state, (Interrupt((event.agent,), event.running, reason, node, "this round is over"),)
+    return state, (Interrupt((event.agent,), event.running, reason, node, "this round is over"), *decisions)
 
 
 def _disconnected(state: State, event: Disconnected, now: float) -> Result:
     known = state.agents.get(event.agent)
-    if known is None or known.departed or state.phase is Phase.CLOSED:
+    if known is None or known.departed or known.disconnected_at is not None or state.phase is Phase.CLOSED:
         return state, ()
     state = with_agent(state, replace(known, disconnected_at=now))
     return replace(state, broken=state.broken | {event.agent}), ()
@@ -176,13 +177,15 @@ def _ponged(state: State, event: Ponged, now: float) -> Result:
 
 def _leaving(state: State, event: Leaving, now: float) -> Result:
     known = state.agents.get(event.agent)
-    if known is None or state.phase is Phase.CLOSED or known.status is Status.LEAVING:
+    if known is None or state.phase is Phase.CLOSED or known.leave_reason is not None:
         return state, ()
     state = _alive(state, known, now)
     if known.status is Status.WAITING:
         return transitions.retire(state, event.agent, event.reason, now)
-    leaving = replace(state.agents[event.agent], status=Status.LEAVING, leave_reason=event.reason)
-    state = with_agent(state, leaving)
+    leaving = replace(state.agents[event.agent], leave_reason=event.reason)
+    if known.status is Status.FINISHED:
+        return with_agent(state, leaving), ()
+    state = with_agent(state, replace(leaving, status=Status.LEAVING))
     if state.phase is Phase.RUNNING:
         return transitions.start_forming(state, Reason.NODE_LEFT, leaving.candidate.node, now, event.reason.value)
     return state, ()
@@ -190,13 +193,10 @@ def _leaving(state: State, event: Leaving, now: float) -> Result:
 
 def _left(state: State, event: Left, now: float) -> Result:
     known = state.agents.get(event.agent)
-    if known is None or state.phase is Phase.CLOSED:
+    if known is None or known.departed or state.phase is Phase.CLOSED:
         return state, ()
-    is_member = state.phase is Phase.RUNNING and known.status in (Status.RUNNING, Status.FINISHED)
-    if is_member and event.reason is LeaveReason.FINISHED:
-        departed = replace(known, status=Status.FINISHED, departed=True, disconnected_at=None)
-        state = with_agent(state, departed)
-        return replace(state, broken=state.broken - {event.agent}), ()
+    if event.reason is LeaveReason.FINISHED and state.is_member(known):
+        state = with_agent(state, replace(known, status=Status.FINISHED))
     return transitions.retire(state, event.agent, event.reason, now)
 
 
@@ -206,17 +206,13 @@ def _worker_failed(state: State, event: WorkerFailed, now: float) -> Result:
         return state, ()
     state = _alive(state, known, now)
     table = state.table
-    if state.phase is not Phase.RUNNING or table is None or table.round != event.round:
+    if table is None or table.round != event.round or not state.is_member(known) or state.judgement is not None:
         return state, ()
-    if state.judgement is not None:
-        return state, ()
-    # A dead node makes the workers of its peers fail: ask everybody before anybody is blamed.
-    others = tuple(
-        place.agent for place in table.places if place.agent != event.agent and not state.agents[place.agent].departed
-    )
-    judgement = Judgement(event.failure, now, state.probe + 1, frozenset(others))
-    state = replace(state, judgement=judgement, probe=state.probe + 1)
-    return state, ((Probe(others, state.probe),) if others else ())
+    # A dead node makes the workers of its peers fail: ask everybody before anybody is blamed. The one that told is
+    # asked too, as its own node may be dying.
+    asked = tuple(place.agent for place in table.places if not state.agents[place.agent].departed)
+    judgement = Judgement(event.failure, now, state.probe + 1, frozenset(asked))
+    return replace(state, judgement=judgement, probe=state.probe + 1), (Probe(asked, judgement.probe),)
 
 
 def _finished(state: State, event: Finished, now: float) -> Result:
@@ -224,8 +220,7 @@ def _finished(state: State, event: Finished, now: float) -> Result:
     if known is None:
         return state, ()
     state = _alive(state, known, now)
-    current = state.phase is Phase.RUNNING and state.table is not None and state.table.round == event.round
-    if current and known.status is Status.RUNNING:
+    if state.is_member(known) and known.round == event.round and known.status is Status.RUNNING:
         state = with_agent(state, replace(state.agents[event.agent], status=Status.FINISHED))
     return state, ()
 
@@ -251,12 +246,12 @@ def _nodes_seen(state: State, event: NodesSeen, now: float) -> Result:
 
 
 def _tick(state: State, event: Tick, now: float) -> Result:
-    return state, ()
+    return replace(state, ticked_at=now), ()
 
 
 def _alive(state: State, known: Agent, now: float) -> State:
     name = known.candidate.agent
-    state = with_agent(state, replace(known, last_heard=now, disconnected_at=None))
+    state = with_agent(state, replace(known, last_heard=now, disconnected_at=None, departed=False))
     return replace(state, broken=state.broken - {name}) if name in state.broken else state
 
 

@@ -74,7 +74,7 @@ class Status(enum.Enum):
     RUNNING = "running"
     """Member of the current round."""
     FINISHED = "finished"
-    """Member of the current round; its workers have ended well."""
+    """Member of the current round; its workers have ended well. It keeps its place, even when it leaves or is lost."""
     STOPPING = "stopping"
     """Was interrupted; may still have workers of the round that ended."""
     LEAVING = "leaving"
@@ -137,7 +137,7 @@ class Agent:
         disconnected_at: since when its connection is broken, None while it stands.
         round: the last round it had a place in, None before the first.
         leave_reason: set from the announcement on.
-        departed: it finished its part of the round and went; it cannot join again.
+        departed: it finished its part of the round and went, or was lost afterwards; it counts for this round only.
     """
 
     candidate: Candidate
@@ -213,7 +213,10 @@ class State:
         restarts: worker failures charged so far.
         gone_nodes: nodes that left, were lost, are down by Slurm's word, or did not come until a last call ended.
         newcomer_first, newcomer_last: when, in this running round, the first and last new agent joined.
+        gone_agents: identities that left or were lost, and the number of their last join: an older one may still be on
+            its way and must not bring them back.
         seen_until: when the last event was processed; a long gap means that the leader itself was paused.
+        ticked_at: when the last tick was processed.
         probe: number of the last probe.
         finish: how the run ended, once it has.
     """
@@ -224,6 +227,7 @@ class State:
     reason: Reason
     forming_since: float
     seen_until: float
+    ticked_at: float
     agents: Mapping[str, Agent] = field(default_factory=lambda: MappingProxyType({}))
     blocking: int = 0
     broken: frozenset[str] = frozenset()
@@ -232,10 +236,15 @@ class State:
     restarts: int = 0
     judgement: Judgement | None = None
     gone_nodes: frozenset[str] = frozenset()
+    gone_agents: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     newcomer_first: float | None = None
     newcomer_last: float | None = None
     probe: int = 0
     finish: Finish | None = None
+
+    def is_member(self, agent: Agent) -> bool:
+        """Whether this agent has a place in the round that is running."""
+        return self.phase is Phase.RUNNING and self.table is not None and agent.round == self.table.round
 
 
 _BLOCKING = frozenset({Status.RUNNING, Status.FINISHED, Status.STOPPING, Status.LEAVING})
@@ -250,6 +259,7 @@ def initial_state(settings: Settings, now: float) -> State:
         reason=settings.first_reason,
         forming_since=now,
         seen_until=now,
+        ticked_at=now,
     )
 
 
@@ -262,9 +272,16 @@ def with_agent(state: State, agent: Agent) -> State:
 
 
 def without_agent(state: State, name: str) -> State:
-    """Remove one agent and keep `blocking` right."""
+    """Forget an agent that is not coming back, and note its node as gone unless another agent is there."""
     before = state.agents[name]
+    node = before.candidate.node
     agents = {key: value for key, value in state.agents.items() if key != name}
+    shared = any(other.candidate.node == node for other in agents.values())
     return replace(
-        state, agents=agents, blocking=state.blocking - (before.status in _BLOCKING), broken=state.broken - {name}
+        state,
+        agents=agents,
+        blocking=state.blocking - (before.status in _BLOCKING),
+        broken=state.broken - {name},
+        gone_nodes=state.gone_nodes if shared else state.gone_nodes | {node},
+        gone_agents={**state.gone_agents, name: before.attempt},
     )

@@ -15,6 +15,7 @@ from slurm_elastic.rendezvous.membership.decisions import (
     Spare,
 )
 from slurm_elastic.rendezvous.membership.state import (
+    Agent,
     LeaveReason,
     Phase,
     Reason,
@@ -40,23 +41,29 @@ def lose(state: State, name: str, why: str, now: float) -> Result:
 
 
 def retire(state: State, name: str, reason: LeaveReason, now: float) -> Result:
-    """Let go an agent that has announced it and has no workers any more."""
+    """Let go an agent that has announced it, and has no workers any more or broke off."""
     decision = Retire(name, state.agents[name].candidate.node, reason)
     return _remove(state, name, decision, Reason.NODE_LEFT, reason.value, now)
 
 
 def _remove(state: State, name: str, decision: Decision, reason: Reason, detail: str, now: float) -> Result:
     agent = state.agents[name]
-    node = agent.candidate.node
-    was_member = state.phase is Phase.RUNNING and agent.status in (Status.RUNNING, Status.FINISHED)
-    state = without_agent(state, name)
-    if all(other.candidate.node != node for other in state.agents.values()):
-        state = replace(state, gone_nodes=state.gone_nodes | {node})
-    decisions: tuple[Decision, ...] = (decision,)
-    if was_member:
-        state, more = start_forming(state, reason, node, now, detail)
-        decisions += more
-    return state, decisions
+    if not state.is_member(agent):
+        return without_agent(state, name), (decision,)
+    if agent.status is Status.FINISHED:
+        # It has done its part: the others need nothing more of it, and finish or fail without it.
+        return _depart(state, agent), (decision,)
+    state, more = start_forming(without_agent(state, name), reason, agent.candidate.node, now, detail)
+    return state, (decision, *more)
+
+
+def _depart(state: State, agent: Agent) -> State:
+    name = agent.candidate.agent
+    state = with_agent(state, replace(agent, departed=True, disconnected_at=None))
+    judgement = state.judgement
+    if judgement is not None:
+        judgement = replace(judgement, unanswered=judgement.unanswered - {name})
+    return replace(state, broken=state.broken - {name}, judgement=judgement)
 
 
 def start_forming(state: State, reason: Reason, node: str, now: float, detail: str = "") -> Result:
@@ -71,6 +78,8 @@ def start_forming(state: State, reason: Reason, node: str, now: float, detail: s
             continue
         if agent.departed:
             state = without_agent(state, place.agent)
+        elif agent.status is Status.FINISHED and agent.leave_reason is not None:
+            state = with_agent(state, replace(agent, status=Status.LEAVING))
         elif agent.status in (Status.RUNNING, Status.FINISHED):
             state = with_agent(state, replace(agent, status=Status.STOPPING))
             interrupted.append(place.agent)
