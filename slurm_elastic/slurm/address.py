@@ -153,7 +153,7 @@ def _reaches_out(name: str, facts: AddressFacts) -> bool:
 
 
 def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    return ipaddress.ip_address(address).is_loopback
 
 
 def _listed(interfaces: Mapping[str, str | None]) -> str:

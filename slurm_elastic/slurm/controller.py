@@ -108,9 +108,7 @@ class Controller:
     def job(self, job_id: str) -> JobView | None:
         """Return what Slurm says about a job (``12``) or an array element (``12_3``), None if it says nothing."""
         answer = self._ask("scontrol", "show", "job", job_id)
-        if answer is None or answer.status != 0:
-            return None
-        for view in parse_jobs(answer.output):
+        for view in parse_jobs(answer.output) if answer else ():
             if job_id in (view.job_id, f"{view.array_job_id}_{view.array_task_id}"):
                 return view
         return None

@@ -47,6 +47,7 @@ def test_choice(wish: AddressWish, known: AddressFacts, chosen: str) -> None:
             facts(resolved={"n7-ib": "127.0.1.1"}),
             ("n7-ib resolves to 127.0.1.1", "--interface"),
         ),
+        (NO_WISH, facts(route="127.0.0.1"), ("no address by which other nodes reach n7", "--local-addr")),
         (NO_WISH, facts(resolved={"n7": "127.0.1.1"}), ("--interface (eth0 10.0.0.7, ib0 10.1.0.7)", "--local-addr")),
     ],
 )

@@ -79,6 +79,11 @@ def test_a_job_that_may_not_be_requeued() -> None:
     assert not view.requeue
 
 
+def test_a_comment_of_several_lines_changes_nothing() -> None:
+    text = (OUTPUTS / "job_running.txt").read_text().replace("Reason=Bogus", "\n   JobState=FAILED Restarts=9\n")
+    assert parse_jobs(text) == (job("job_running.txt"),)
+
+
 @pytest.mark.parametrize("text", ["", "\n", "slurm_load_jobs error: Unable to contact slurm controller\n", "No jobs\n"])
 def test_anything_else_is_no_job(text: str) -> None:
     assert parse_jobs(text) == ()

@@ -120,6 +120,10 @@ def test_restart_count_is_unset_on_the_first_run() -> None:
     assert parsed({**STEP, "SLURM_RESTART_COUNT": "3"}).restart_count == 3
 
 
+def test_null_is_no_value() -> None:
+    assert parsed({**STEP, "SLURM_STEP_RESV_PORTS": "(null)"}).reserved_ports == ()
+
+
 def test_remaining_values() -> None:
     job = parsed(
         {
