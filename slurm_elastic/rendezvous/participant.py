@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from slurm_elastic.rendezvous.membership import Candidate, Closed, Connected, Finished, Joined, Leaving, WorkerFailed
+from slurm_elastic.rendezvous.membership import (
+    Candidate,
+    Closed,
+    Connected,
+    Finished,
+    Joined,
+    LeaveReason,
+    Leaving,
+    WorkerFailed,
+    WorkerFailure,
+)
 
 __all__ = ["Participant"]
 
@@ -32,11 +42,6 @@ class Participant:
     running: bool = False
     told: tuple[Leaving | WorkerFailed | Finished | Closed, ...] = ()
 
-    def tell(self, message: Leaving | WorkerFailed | Finished | Closed) -> Participant:
-        """Note what the leader is told. An agent that is leaving wants no place any more."""
-        candidate = None if isinstance(message, Leaving) else self.candidate
-        return replace(self, candidate=candidate, told=(*self.told, message))
-
     def join(self, candidate: Candidate) -> tuple[Participant, Joined]:
         """Say that there are no workers here (any more) and that a place is wanted.
 
@@ -45,6 +50,29 @@ class Participant:
         told = tuple(message for message in self.told if not isinstance(message, Leaving))
         joining = replace(self, attempt=self.attempt + 1, candidate=candidate, running=False, told=told)
         return joining, Joined(candidate, joining.attempt, joining.last_round)
+
+    def failed(self, failure: WorkerFailure) -> tuple[Participant, WorkerFailed]:
+        """Say that a worker of the round that runs here failed by itself.
+
+        The agent may stop the others and join again at once, or wait until it is interrupted.
+        """
+        failed = WorkerFailed(self.agent, self._placed_in(), failure)
+        return replace(self, told=(*self.told, failed)), failed
+
+    def finished(self) -> tuple[Participant, Finished]:
+        """Say that all workers of the round that runs here ended well."""
+        finished = Finished(self.agent, self._placed_in())
+        return replace(self, told=(*self.told, finished)), finished
+
+    def leaving(self, reason: LeaveReason) -> tuple[Participant, Leaving]:
+        """Say that this agent will go and wants no place any more; to be said before its workers are stopped."""
+        leaving = Leaving(self.agent, reason)
+        return replace(self, candidate=None, told=(*self.told, leaving)), leaving
+
+    def closing(self) -> tuple[Participant, Closed]:
+        """Say that the run is closed for everybody."""
+        closed = Closed(self.agent)
+        return replace(self, told=(*self.told, closed)), closed
 
     def greet(self) -> tuple[Participant, tuple[Connected | Joined | Leaving | WorkerFailed | Finished | Closed, ...]]:
         """What to say first on a new connection: anything said on the one before may have been lost."""
@@ -67,3 +95,8 @@ class Participant:
     def stopped(self) -> Participant:
         """Note that no worker runs here any more. The next word is a join or a farewell: nobody will ask for it."""
         return replace(self, running=False)
+
+    def _placed_in(self) -> int:
+        if self.last_round is None:
+            raise ValueError("an agent that never had a place has no workers")
+        return self.last_round
