@@ -1,0 +1,111 @@
+"""Disks that are missing, full, read-only or somebody else's, and records that are not whole."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.errors import UsageError
+from slurm_elastic.rundir import RecordError, RunDir, RunDirError
+from tests.unit.rundir.processes import NOBODY, as_root, as_user, hidden
+
+
+@pytest.mark.parametrize("content", [b"", b'{"port": 1', b"[]", b"\x80\x04N.", b"\xff", b"[" * 100_000, b"{}{}"])
+def test_truncated_or_foreign_records_are_reported(run_dir: RunDir, content: bytes) -> None:
+    run_dir.publish_endpoint("0", content)
+    run_dir.claim_epoch("0", 1, content)
+    run_dir.claim_round(0, content)
+    run_dir.claim("done.json", content)
+    for read in (
+        lambda: run_dir.endpoint("0"),
+        lambda: run_dir.epoch_record("0", 1),
+        lambda: run_dir.round_record(0),
+        run_dir.done_record,
+    ):
+        with pytest.raises(RecordError, match="not one complete JSON object"):
+            read()
+    assert run_dir.is_done()
+
+
+def test_a_missing_base(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nowhere is no directory on this node; .*--run-dir"):
+        RunDir.for_run(tmp_path / "nowhere", "1").open()
+
+
+def test_a_file_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "elastic-runs").touch()
+    with pytest.raises(UsageError, match="elastic-runs: a file is in the way"):
+        RunDir.for_run(tmp_path, "1").open()
+
+
+@as_root
+def test_a_directory_of_somebody_else(open_base: Path) -> None:
+    run = RunDir.for_run(open_base, "1")
+    message = str(as_user(NOBODY, run.open))
+    assert f"{run.path.parent}: no permission for this user; mend" in message
+    assert "--run-dir" in message
+    run.open()
+    error = as_user(NOBODY, run.open)
+    assert isinstance(error, UsageError)
+    assert f"{run.path}: no permission" in str(error)
+    error = as_user(NOBODY, lambda: run.claim_round(0, b"{}"))
+    assert isinstance(error, RunDirError)
+    assert "000000.json: no permission" in str(error)
+
+
+@as_root
+def test_a_base_that_cannot_be_looked_into(open_base: Path) -> None:
+    (open_base / "closed" / "base").mkdir(parents=True)
+    (open_base / "closed").chmod(0o700)
+    error = as_user(NOBODY, RunDir.for_run(open_base / "closed" / "base", "1").open)
+    assert isinstance(error, UsageError)
+    assert "no permission" in str(error)
+
+
+@as_root
+@pytest.mark.parametrize("options", ["size=16k", "size=1m,nr_inodes=6"])
+def test_a_full_disk(mount: Callable[[str], Path], options: str) -> None:
+    with pytest.raises(UsageError, match="the file system is full; free some space, or give another"):
+        RunDir.for_run(mount(options), "1").open()
+
+
+@as_root
+def test_a_disk_that_gets_full_later(mount: Callable[[str], Path]) -> None:
+    base = mount("size=1m")
+    run = RunDir.for_run(base, "1").open()
+    run.publish_endpoint("0", b"{}")
+    (base / "filler").write_bytes(bytes(900_000))
+    for act in (
+        lambda: run.publish_endpoint("0", b"{" + b" " * 200_000 + b"}"),
+        lambda: run.claim_epoch("0", 1, bytes(200_000)),
+        lambda: run.append_event("n1", "x" * 200_000),
+    ):
+        with pytest.raises(RunDirError, match="the file system is full"):
+            act()
+    assert run.endpoint("0") == b"{}"
+    assert run.newest_epoch("0") is None
+    assert hidden(base) == []
+
+
+@as_root
+def test_a_read_only_disk(mount: Callable[[str], Path]) -> None:
+    base = mount("size=1m")
+    run = RunDir.for_run(base, "1").open()
+    subprocess.run(["mount", "-o", "remount,ro", base], check=True, timeout=20)
+    with pytest.raises(UsageError, match="mounted read-only"):
+        run.open()
+    with pytest.raises(RunDirError, match="mounted read-only"):
+        run.claim_round(0, b"{}")
+    assert run.last_round() is None
+
+
+def test_a_directory_removed_under_way(run_dir: RunDir) -> None:
+    shutil.rmtree(run_dir.path)
+    with pytest.raises(RunDirError, match="gone, or its directory is"):
+        run_dir.claim_round(0, b"{}")
+    assert run_dir.last_round() is None
+    assert run_dir.newest_epoch("0") is None

@@ -1,0 +1,162 @@
+"""Names and records, with many processes claiming and reading them at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.errors import UsageError
+from slurm_elastic.rundir import RunDir
+from tests.unit.rundir.processes import RACERS, hidden, race
+
+
+def test_layout(tmp_path: Path) -> None:
+    run = RunDir.for_run(tmp_path, "4711")
+    assert run.path == tmp_path / "elastic-runs" / "4711"
+    assert not run.path.exists()
+    assert run.open() is run
+    assert run.log_dir(3, "n2") == run.path / "logs" / "round_0003" / "n2"
+    assert run.rank_dir(3, "n2", 5, 8).name == "rank_05"
+    assert run.rank_dir(3, "n2", 5, 100).name == "rank_05"
+    assert run.rank_dir(3, "n2", 5, 101).name == "rank_005"
+    assert run.rank_dir(12345, "n2", 0, 1) == run.path / "logs" / "round_12345" / "n2" / "rank_00"
+    assert hidden(run.path) == []
+
+
+def test_a_relative_base_is_fixed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert RunDir.for_run(Path(), "1").path == tmp_path / "elastic-runs" / "1"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../4", "a/b", ".hidden", "-x", "a b", "a\n", "ä", "a" * 129, "a\0"])
+def test_unsafe_names(run_dir: RunDir, name: str) -> None:
+    for use in (
+        lambda: RunDir.for_run(run_dir.path, name),
+        lambda: run_dir.log_dir(0, name),
+        lambda: run_dir.append_event(name, "{}"),
+        lambda: run_dir.claim_epoch(name, 1, b"{}"),
+        lambda: run_dir.newest_epoch(name),
+        lambda: run_dir.publish_endpoint(name, b"{}"),
+        lambda: run_dir.publish(name, b""),
+        lambda: run_dir.claim(name, b""),
+    ):
+        with pytest.raises(UsageError, match="no safe file name; use"):
+            use()
+
+
+def test_safe_names(tmp_path: Path) -> None:
+    for run_id in ("4711", "my_run-2.b", "a" * 128):
+        RunDir.for_run(tmp_path, run_id).open()
+
+
+def test_claim_has_one_winner_and_its_content_is_whole(run_dir: RunDir) -> None:
+    def content(number: int) -> bytes:
+        return bytes([65 + number]) * 100_000
+
+    won = race(lambda number: run_dir.claim("leader", content(number)))
+    assert sorted(won) == [False] * (RACERS - 1) + [True]
+    assert run_dir.read("leader") == content(won.index(True))
+    assert hidden(run_dir.path) == []
+
+
+def test_a_reader_never_sees_part_of_a_claim_or_publication(run_dir: RunDir) -> None:
+    size = 300_000
+    rounds = 40
+
+    def act(number: int) -> set[tuple[int, int]]:
+        if number == 0:
+            for turn in range(rounds):
+                run_dir.publish("published", bytes([turn]) * size)
+                run_dir.claim(f"claimed{turn}", bytes([turn]) * size)
+            return set()
+        seen = set()
+        turn = 0
+        while run_dir.read(f"claimed{rounds - 1}") is None:
+            for name in ("published", f"claimed{turn % rounds}"):
+                content = run_dir.read(name)
+                if content is not None:
+                    seen.add((len(content), len(set(content))))
+                    turn += 1
+        return seen
+
+    first, *others = race(act, racers=3)
+    assert first == set()
+    assert others == [{(size, 1)}, {(size, 1)}]
+
+
+def test_a_lost_answer_to_link_counts_as_won(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    # An NFS client may repeat a link() that the server has done already; only the answer is played here.
+    real = Path.hardlink_to
+
+    def repeated(self: Path, target: Path) -> None:
+        real(self, target)
+        real(self, target)
+
+    monkeypatch.setattr(Path, "hardlink_to", repeated)
+    assert run_dir.claim("x", b"{}") is True
+    assert run_dir.claim("x", b"[]") is False
+    assert run_dir.read("x") == b"{}"
+
+
+def test_rounds_are_claimed_once_and_the_last_is_known(run_dir: RunDir) -> None:
+    assert run_dir.last_round() is None
+    assert run_dir.round_record(0) is None
+    assert sum(race(lambda number: run_dir.claim_round(0, b'{"by": %d}' % number))) == 1
+    for number in (1, 2, 10):
+        assert run_dir.claim_round(number, b"{}")
+    assert not run_dir.claim_round(2, b"{}")
+    assert run_dir.claim_round(1_000_000, b"{}")
+    (run_dir.path / "rounds" / "9999999.json.bak").touch()
+    (run_dir.path / "rounds" / ".9999999.json.0123").touch()
+    assert run_dir.last_round() == 1_000_000
+    with pytest.raises(ValueError, match="start at 0"):
+        run_dir.claim_round(-1, b"{}")
+
+
+def test_epochs_of_incarnations_are_apart(run_dir: RunDir) -> None:
+    assert run_dir.newest_epoch("0") is None
+    assert sum(race(lambda number: run_dir.claim_epoch("0", 1, b'{"by": %d}' % number))) == 1
+    assert run_dir.claim_epoch("0", 2, b'{"leader": "n2"}')
+    assert run_dir.newest_epoch("0") == 2
+    assert run_dir.epoch_record("0", 2) == b'{"leader": "n2"}'
+    assert run_dir.newest_epoch("1") is None
+    assert run_dir.claim_epoch("1", 1, b"{}")
+
+
+def test_endpoints_of_incarnations_are_apart(run_dir: RunDir) -> None:
+    assert run_dir.endpoint("0") is None
+    run_dir.publish_endpoint("0", b'{"port": 1}')
+    run_dir.publish_endpoint("0", b'{"port": 2}')
+    assert run_dir.endpoint("0") == b'{"port": 2}'
+    assert run_dir.endpoint("1") is None
+
+
+def test_done_is_recorded_once(run_dir: RunDir) -> None:
+    assert not run_dir.is_done()
+    assert run_dir.done_record() is None
+    assert sum(race(lambda number: run_dir.mark_done({"by": number}))) == 1
+    assert run_dir.is_done()
+    first = run_dir.done_record()
+    assert first is not None
+    assert set(first) == {"by"}
+    assert not run_dir.mark_done({"by": "late"})
+    assert run_dir.done_record() == first
+
+
+def test_done_can_be_asked_before_the_directory_exists(tmp_path: Path) -> None:
+    assert not RunDir.for_run(tmp_path / "nowhere", "1").is_done()
+
+
+def test_events_are_whole_lines_per_node(run_dir: RunDir) -> None:
+    def write(number: int) -> None:
+        for turn in range(50):
+            run_dir.append_event(f"n{number % 2}", f"{number} {turn} {'x' * 500}")
+
+    assert race(write) == [None] * RACERS
+    for node in range(2):
+        lines = (run_dir.path / "events" / f"n{node}.jsonl").read_text().splitlines()
+        assert len(lines) == RACERS // 2 * 50
+        assert all(line.endswith("x" * 500) and line.count(" ") == 2 for line in lines)
+    with pytest.raises(ValueError, match="one line"):
+        run_dir.append_event("n0", "a\nb")
