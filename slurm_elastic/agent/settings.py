@@ -24,10 +24,11 @@ from slurm_elastic.agent._torchrun import (
     node_range,
     torchrun_config,
 )
+from slurm_elastic.agent.location import base_directory
 from slurm_elastic.agent.logs import RoundLogsSpecs, local_ranks, streams
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import RunDir
-from slurm_elastic.slurm import AddressWish, Shape, SlurmJob, ephemeral_low, port_sequence
+from slurm_elastic.slurm import AddressWish, Context, Shape, SlurmJob, ephemeral_low, port_sequence
 
 __all__ = ["AgentSettings", "Start", "resolve"]
 
@@ -110,9 +111,9 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
         UsageError: a value is malformed or contradicts another, or the script is not there.
     """
     job = SlurmJob.from_environment(environ)
-    _require_backend(options, job)
+    _require_sense(options, job)
     run_id: str = options.rdzv_id or (job.run_id if job else f"local-{secrets.token_hex(4)}")
-    run_dir = RunDir.for_run(Path(options.run_dir or (job.submit_dir if job else None) or Path.cwd()), run_id)
+    run_dir = RunDir.for_run(base_directory(options.run_dir, job), run_id)
     node = job.node if job else _LOCAL_NODE
     nodes = job.nodes if job else (node,)
     restart_count = job.restart_count if job else 0
@@ -143,11 +144,16 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
     )
 
 
-def _require_backend(options: argparse.Namespace, job: SlurmJob | None) -> None:
+def _require_sense(options: argparse.Namespace, job: SlurmJob | None) -> None:
     if options.rdzv_backend not in (None, "slurm"):
         raise UsageError(
             f"--rdzv-backend {options.rdzv_backend}: slurm-elastic agent has one rendezvous, slurm; leave it out, "
             "or use torchrun for the others"
+        )
+    if job and job.context is Context.BATCH and len(job.nodes) > 1:
+        raise UsageError(
+            f"this is one process of a job with {len(job.nodes)} nodes; start one agent on each: "
+            "srun --ntasks-per-node=1 slurm-elastic agent ..."
         )
     if options.standalone and job and (len(job.nodes) > 1 or job.shape is Shape.ARRAY):
         raise UsageError("--standalone would train once on every node; leave it out, the nodes find each other")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import NoReturn
 
 from torch.distributed.argparse_util import env
 from torch.distributed.run import get_args_parser
 
+from slurm_elastic.cli.base import Parser
 from slurm_elastic.errors import UsageError
 
 __all__ = ["agent_parser"]
@@ -39,23 +39,23 @@ examples:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {self.prog} --help")
-
-
 def agent_parser() -> argparse.ArgumentParser:
     """Return the parser. Options that were not given and that Slurm fills in are None.
 
     Its defaults come from PET_* variables as they are now. A wrong command line raises UsageError.
     """
-    parser = _Parser(
+    try:
+        torchrun = get_args_parser()
+    except ValueError as error:
+        # A switch such as PET_STANDALONE, which torch reads by int().
+        raise UsageError(f"a PET_ variable of a switch is neither 0 nor 1: {error}") from None
+    parser = Parser(
         prog="slurm-elastic agent",
         usage="slurm-elastic agent [options] train.py [arguments of train.py]",
         description="Train with one elastic agent on every node. Every option of torchrun works.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[get_args_parser()],
+        parents=[torchrun],
         add_help=False,
     )
     # torchrun's defaults cannot be told from values given; those from PET_* variables are given.

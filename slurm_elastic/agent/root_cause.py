@@ -1,0 +1,87 @@
+"""Why the run failed, in the few lines that are printed last."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+from slurm_elastic.rendezvous.membership import WorkerFailure
+
+__all__ = ["last_words", "root_cause"]
+
+_LINES = 20
+_WIDTH = 300
+_TAIL_BYTES = 65536
+_TRACEBACK = "Traceback (most recent call last):"
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
+"""Colours and movements of the cursor (ECMA-48), and control characters but tab and newline."""
+
+
+def root_cause(failure: WorkerFailure) -> str:
+    """Return who failed, how, its last words, and where the rest is."""
+    words = [f"  {line}" for line in _shortened(failure.message)]
+    rest = [f"the rest: {failure.log or failure.error_file}"] if failure.log or failure.error_file else []
+    return "\n".join([f"rank {failure.rank} on {failure.node} {_how(failure.exit_code)}", *words, *rest])
+
+
+def last_words(error_file: str, log: str) -> str:
+    """Return what a worker said about its end: its traceback, else the last lines of its stderr.
+
+    Args:
+        error_file: where torch's ``@record`` puts the exception (elastic/multiprocessing/errors, 2.13); need not exist.
+        log: its stderr; need not exist.
+    """
+    return "\n".join(_shortened(_recorded(error_file) or _from_traceback(_tail(log))))
+
+
+def _how(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    hint = ", perhaps for lack of memory" if -exit_code == signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"
+
+
+def _shortened(text: str) -> list[str]:
+    # A progress bar rewrites its line after a carriage return; its last state is what was seen.
+    lines = [_CONTROL.sub("", line.rstrip().rpartition("\r")[2]) for line in text.split("\n")]
+    kept = [line[:_WIDTH] for line in lines if line.strip()]
+    if len(kept) <= _LINES:
+        return kept
+    # A traceback begins with what it is and ends with what went wrong.
+    first = kept[:1] if kept[0] == _TRACEBACK else []
+    return [*first, "...", *kept[len(first) + 1 - _LINES :]] if first else kept[-_LINES:]
+
+
+def _recorded(error_file: str) -> str:
+    try:
+        content = json.loads(Path(error_file).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return ""
+    message: Any = content.get("message", "") if isinstance(content, dict) else ""
+    if isinstance(message, dict):
+        extra = message.get("extraInfo")
+        message = (extra.get("py_callstack") if isinstance(extra, dict) else None) or message.get("message", "")
+    return message if isinstance(message, str) else ""
+
+
+def _tail(log: str) -> str:
+    try:
+        with Path(log).open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            return file.read(_TAIL_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _from_traceback(text: str) -> str:
+    """Drop what stands before the last traceback; a wrapper may have printed more lines after it."""
+    start = text.rfind(_TRACEBACK)
+    return text if start < 0 else text[start:]

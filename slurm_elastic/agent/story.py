@@ -1,0 +1,88 @@
+"""What an agent says on stderr: a line for each thing that happened, for people to read."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from slurm_elastic.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["tell"]
+
+_WORDS = {logging.WARNING: "warning: ", logging.ERROR: "error: ", logging.CRITICAL: "error: "}
+_STYLES = {logging.WARNING: "yellow", logging.ERROR: "bold red", logging.CRITICAL: "bold red"}
+
+_CHATTER = "torch.distributed.elastic.multiprocessing.api"
+"""Warns of every worker that is stopped, in every change of members, and repeats what the root cause says."""
+
+
+def tell(node: str, stream: TextIO | None = None) -> None:
+    """Set up logging: ``12:34:56 [slurm-elastic node2] message`` on stderr, in colour on a terminal.
+
+    torch's loggers stay as they are, at warnings, but for the one that reports each stopped worker. LOGLEVEL, which
+    torch reads for its elastic loggers (elastic/utils/logging.py, 2.13), sets the level of all.
+
+    Raises:
+        UsageError: LOGLEVEL is no level; torch would end with a traceback.
+    """
+    stream = stream or sys.stderr
+    logger = logging.getLogger("slurm_elastic")
+    for handler in logger.handlers[:]:
+        logger.removeHandler(handler)
+    logger.addHandler(_Handler(node, stream))
+    logger.propagate = False
+    level = os.environ.get("LOGLEVEL")
+    if level is not None and not isinstance(logging.getLevelName(level), int):
+        raise UsageError(f"LOGLEVEL={level!r} is no level; set it to DEBUG, INFO, WARNING or ERROR, or unset it")
+    logger.setLevel(level or logging.INFO)
+    if level is None:
+        logging.getLogger(_CHATTER).setLevel(logging.CRITICAL)
+    # torch copies the workers' lines to sys.stdout and leaves flushing to it, which in a job is no terminal.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+
+
+class _Handler(logging.Handler):
+    def __init__(self, node: str, stream: TextIO) -> None:
+        super().__init__()
+        self._node = node
+        self._stream = stream
+        self._console = _console(stream)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._write(record)
+        except Exception:
+            self.handleError(record)
+
+    def _write(self, record: logging.LogRecord) -> None:
+        formatter = logging.Formatter()
+        head = f"{formatter.formatTime(record, '%H:%M:%S')} [slurm-elastic {self._node}] "
+        text = _WORDS.get(record.levelno, "") + record.getMessage()
+        if record.exc_info:
+            text += "\n" + formatter.formatException(record.exc_info)
+        if self._console:
+            from rich.text import Text
+
+            line = Text.assemble((head, "dim"), (text, _STYLES.get(record.levelno, "")))
+            self._console.print(line, soft_wrap=True)
+        else:
+            # One write for the whole line, so that lines of other processes cannot come between.
+            self._stream.write(f"{head}{text}\n")
+            self._stream.flush()
+
+
+def _console(stream: TextIO) -> Console | None:
+    with contextlib.suppress(ValueError):
+        if stream.isatty():
+            from rich.console import Console
+
+            return Console(file=stream, highlight=False)
+    return None

@@ -1,0 +1,64 @@
+"""``slurm-elastic agent``: one elastic agent on this node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from slurm_elastic.cli.agent_scan import glance
+from slurm_elastic.cli.base import Verb
+
+if TYPE_CHECKING:
+    from slurm_elastic.agent.settings import AgentSettings
+    from slurm_elastic.agent.warm import WarmProcess
+
+__all__ = ["Agent"]
+
+
+class Agent(Verb):
+    """Runs the agent of this node until the run, or its part in it, is over."""
+
+    name = "agent"
+    summary = "train with one elastic agent on this node; every option of torchrun works"
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Resolve the command line and Slurm's environment, and launch."""
+        from slurm_elastic.agent import notices
+
+        # First of all: until then a signal from Slurm has its default action and simply ends the process.
+        notices.record_signals()
+        from slurm_elastic.agent.story import tell
+
+        tell(os.environ.get("SLURMD_NODENAME", "localhost"))
+        warm = _start_warm(arguments)
+        try:
+            settings = _settings(arguments)
+            settings.run_dir.open()
+            from slurm_elastic.agent.claim import claim
+
+            with claim(settings.run_dir.secret(), settings.node, settings.job):
+                from slurm_elastic.agent.launch import launch
+
+                return int(launch(settings, warm))
+        finally:
+            if warm is not None:
+                warm.close()
+
+
+def _start_warm(arguments: Sequence[str]) -> WarmProcess | None:
+    """Start the process that workers are forked from, so that its imports run while the agent does its own."""
+    seen = glance(arguments, os.environ)
+    if not seen.warm:
+        return None
+    from slurm_elastic.agent.warm import WarmProcess
+
+    return WarmProcess.start(preload=seen.preload)
+
+
+def _settings(arguments: Sequence[str]) -> AgentSettings:
+    # Slow: this imports torch, for its parser.
+    from slurm_elastic.agent.settings import resolve
+    from slurm_elastic.cli.agent_parser import agent_parser
+
+    return resolve(agent_parser().parse_args(arguments), os.environ)
