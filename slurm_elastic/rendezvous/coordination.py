@@ -74,13 +74,13 @@ class Coordination:
         """See :meth:`Member.left`."""
         self._post(lambda: self._member.left(reason))
 
-    def worker_failed(self, round_: int, failure: WorkerFailure) -> None:
+    def worker_failed(self, failure: WorkerFailure) -> None:
         """See :meth:`Member.worker_failed`."""
-        self._post(lambda: self._member.worker_failed(round_, failure))
+        self._post(lambda: self._member.worker_failed(failure))
 
-    def finished(self, round_: int) -> None:
+    def finished(self) -> None:
         """See :meth:`Member.finished`."""
-        self._post(lambda: self._member.finished(round_))
+        self._post(lambda: self._member.finished())
 
     def close_run(self) -> None:
         """See :meth:`Member.close_run`."""
@@ -120,10 +120,11 @@ class Coordination:
         await self._member.close(timeout)
         following.cancel()
         if leading is not None and self._leader is not None:
-            if not leading.done():
-                await asyncio.wait([asyncio.ensure_future(self._leader[0].everybody_told()), leading], timeout=timeout)
+            told = asyncio.create_task(self._leader[0].everybody_told())
+            await asyncio.wait([told, leading], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            told.cancel()
             leading.cancel()
-            await asyncio.gather(leading, return_exceptions=True)
+            await asyncio.gather(told, leading, return_exceptions=True)
 
     async def _lead(self) -> None:
         assert self._leader is not None

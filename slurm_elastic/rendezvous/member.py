@@ -17,12 +17,9 @@ from typing import Any, cast
 from slurm_elastic.rendezvous.membership import (
     Candidate,
     Closed,
-    Finished,
     LeaveReason,
-    Leaving,
     Left,
     Ponged,
-    WorkerFailed,
     WorkerFailure,
 )
 from slurm_elastic.rendezvous.messages import (
@@ -127,29 +124,28 @@ class Member:
         self._say(joined)
 
     def leaving(self, reason: LeaveReason) -> None:
-        """This agent will go, soon."""
-        self._tell(Leaving(self._settings.agent, reason))
+        """This agent will go, soon; its workers may run on for a while."""
+        self._participant, leaving = self._participant.leaving(reason)
+        self._say(leaving)
 
     def left(self, reason: LeaveReason) -> None:
         """There are no workers here, and this agent goes now."""
         self._participant = self._participant.stopped()
         self._say(Left(self._settings.agent, reason))
 
-    def worker_failed(self, round_: int, failure: WorkerFailure) -> None:
-        """A worker of this round failed by itself."""
-        self._tell(WorkerFailed(self._settings.agent, round_, failure))
+    def worker_failed(self, failure: WorkerFailure) -> None:
+        """A worker of the round that runs here failed by itself."""
+        self._participant, failed = self._participant.failed(failure)
+        self._say(failed)
 
-    def finished(self, round_: int) -> None:
-        """All workers of this round ended well here."""
-        self._tell(Finished(self._settings.agent, round_))
+    def finished(self) -> None:
+        """All workers of the round that runs here ended well."""
+        self._participant, finished = self._participant.finished()
+        self._say(finished)
 
     def close_run(self) -> None:
         """Close the rendezvous for everybody."""
         self._say(Closed(self._settings.agent))
-
-    def _tell(self, message: Leaving | WorkerFailed | Finished) -> None:
-        self._participant = self._participant.tell(message)
-        self._say(message)
 
     def _say(self, message: AgentMessage) -> None:
         # What cannot be said now is not lost: every new connection begins with what the leader has to know.

@@ -158,7 +158,7 @@ class Connection:
                 self._give_up_when_hopeless(failures, deadline, limits)
                 self.pause(failures, deadline, limits)
             else:
-                self._note_answer(member)
+                self.note_answer(member)
                 return response, retried
 
     def member(self) -> Member:
@@ -192,6 +192,17 @@ class Connection:
         elif outcome is Retry.OTHER_MEMBER:
             self._leave(member, short_reason(code, details))
         return outcome
+
+    def note_answer(self, member: Member) -> None:
+        """Note that a member is there, so that its next loss is news again."""
+        self._answered = True
+        if member.endpoint not in self._failures:
+            return
+        with self._lock:
+            outage = len(self._failures) == len(self.config.endpoints)
+            self._failures.pop(member.endpoint, None)
+        if outage:
+            logger.info("etcd answers again, at %s", member.endpoint)
 
     def pause(self, failures: int, deadline: float, limits: Limits) -> None:
         """Wait a little when all members have failed in turn; at once go on as long as they have not."""
@@ -247,19 +258,11 @@ class Connection:
         if not news:
             return
         if all_failed:
-            logger.warning("no etcd member answers (%s); trying again until one does", self._reasons())
+            # Before the first answer it is for _give_up_when_hopeless to say what is the matter.
+            if self._answered:
+                self._tell_outage()
         else:
             logger.warning("etcd member %s is lost (%s); going on with the others", member.endpoint, reason)
-
-    def _note_answer(self, member: Member) -> None:
-        self._answered = True
-        if member.endpoint not in self._failures:
-            return
-        with self._lock:
-            outage = len(self._failures) == len(self.config.endpoints)
-            self._failures.pop(member.endpoint, None)
-        if outage:
-            logger.info("etcd answers again, at %s", member.endpoint)
 
     def _reasons(self) -> str:
         return "; ".join(
@@ -269,7 +272,7 @@ class Connection:
     def _give_up_when_hopeless(self, failures: int, deadline: float, limits: Limits) -> None:
         """Raise when the time is up, or when, before any answer, no member is what it should be."""
         endpoints = self.config.endpoints
-        if not self._answered and failures == len(endpoints):
+        if not self._answered and failures % len(endpoints) == 0:
             self._findings = probe_endpoints(self.config, limits.check)
             if len(self._findings) == len(endpoints):
                 raise EtcdEndpointError(f"cannot use etcd: {self._reasons()}") from None
@@ -278,3 +281,8 @@ class Connection:
                 f"no etcd member of {self.config} answered in time ({self._reasons()}); "
                 "check that etcd runs and that the endpoints are its client ports"
             ) from None
+        if not self._answered and failures == len(endpoints):
+            self._tell_outage()
+
+    def _tell_outage(self) -> None:
+        logger.warning("no etcd member answers (%s); trying again until one does", self._reasons())

@@ -83,13 +83,7 @@ def diagnose_answer(code: str, details: str, config: EtcdConfig) -> Retry | Etcd
                 f"etcd at {config} has no authentication; leave out user and password, or etcdctl auth enable"
             ),
         ),
-        (
-            "permission denied",
-            EtcdPermissionError(
-                f"etcd at {config} denies user {config.user or '(none)'} the keys under {config.prefix}; "
-                f"etcdctl role grant-permission --prefix=true ROLE readwrite {config.prefix}, or another key_prefix"
-            ),
-        ),
+        ("permission denied", EtcdPermissionError(_permission_message(config))),
     ):
         if text in details:
             return error
@@ -100,6 +94,16 @@ def diagnose_answer(code: str, details: str, config: EtcdConfig) -> Retry | Etcd
     if code == "RESOURCE_EXHAUSTED" and "too many requests" in details:
         return Retry.OTHER_MEMBER
     return EtcdError(f"etcd at {config} refused a request: {details or code}")
+
+
+def _permission_message(config: EtcdConfig) -> str:
+    grant = f"etcdctl role grant-permission --prefix=true ROLE readwrite {config.prefix}, or choose another key_prefix"
+    if config.user is None:
+        return (
+            f"etcd at {config} denies the keys under {config.prefix} without a user; "
+            f"give {ENVIRONMENT_PREFIX}USER and {ENVIRONMENT_PREFIX}PASSWORD or a credentials file"
+        )
+    return f"etcd at {config} denies user {config.user!r} the keys under {config.prefix}; {grant}"
 
 
 def short_reason(code: str, details: str) -> str:
@@ -167,14 +171,14 @@ def _probe_tls(connection: socket.socket, endpoint: Endpoint, config: EtcdConfig
         context.load_cert_chain(config.ssl_cert, config.ssl_cert_key)
     with context.wrap_socket(connection, server_hostname=endpoint.host) as secure:
         # With TLS 1.3 a missing client certificate is refused only after the handshake, at the first read.
-        return _judge_version(_ask_version(secure), endpoint)
+        return _judge_http(secure, endpoint)
 
 
 def _probe_plain(connection: socket.socket, endpoint: Endpoint) -> str | None:
-    answer = _ask_version(connection)
-    if answer == "" and _speaks_tls(endpoint):
+    finding = _judge_http(connection, endpoint)
+    if finding is not None and _speaks_tls(endpoint):
         return f"{endpoint} speaks TLS; write etcds:// instead of etcd:// and give its authority as ca_cert"
-    return _judge_version(answer, endpoint)
+    return finding
 
 
 def _speaks_tls(endpoint: Endpoint) -> bool:
@@ -191,28 +195,18 @@ def _speaks_tls(endpoint: Endpoint) -> bool:
         return False
 
 
-def _ask_version(connection: socket.socket) -> str | None:
-    """Return the version that an etcd tells over HTTP, None if nothing was said, "" if it is no etcd."""
+def _judge_http(connection: socket.socket, endpoint: Endpoint) -> str | None:
+    """Ask for etcd's version, which it tells over HTTP/1 at the port where it speaks gRPC."""
     try:
-        connection.sendall(b"GET /version HTTP/1.0\r\nHost: etcd\r\n\r\n")
+        connection.sendall(f"GET /version HTTP/1.0\r\nHost: {endpoint}\r\n\r\n".encode())
         response = http.client.HTTPResponse(connection, method="GET")
         response.begin()
-        content = json.loads(response.read(4096))
-        return str(content["etcdserver"])
+        version = str(json.loads(response.read(4096))["etcdserver"])
     except ssl.SSLError:
         raise
     except TimeoutError:
         return None
-    except (ConnectionError, http.client.RemoteDisconnected):
-        return ""
-    except (http.client.HTTPException, ValueError, KeyError, TypeError):
-        return ""
-
-
-def _judge_version(version: str | None, endpoint: Endpoint) -> str | None:
-    if version is None:
-        return None
-    if version == "":
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
         return f"something else than etcd answers at {endpoint}; give etcd's client port, usually {DEFAULT_PORT}"
     if version.partition(".")[0] in ("0", "1", "2"):
         return f"etcd {version} at {endpoint} has the v2 API only; slurm_elastic needs etcd 3.4 or later"

@@ -12,6 +12,7 @@ import functools
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,7 +63,9 @@ def load_rpc() -> Rpc:
         )
     defaults = {name: os.environ.get(name, value) for name, value in _QUIET.items()}
     try:
-        with _environment({_IMPLEMENTATION: "python", **defaults}):
+        with _environment({_IMPLEMENTATION: "python", **defaults}), warnings.catch_warnings():
+            # The age of the generated code again; one warning for each field of each message.
+            warnings.simplefilter("ignore", DeprecationWarning)
             return Rpc(
                 grpc=importlib.import_module("grpc"),
                 etcd=importlib.import_module("etcd3.etcdrpc"),

@@ -38,6 +38,9 @@ _TORCH_BINARY_VARIABLE = "TORCHELASTIC_ETCD_BINARY_PATH"
 _START_ATTEMPTS = 5
 _STOP_SECONDS = 10.0
 _LOG_LINES = 10
+_ALL_LINES = 10_000
+_MESSAGE_LINES = 3
+_TELLING_WORDS = ("error", "fatal", "panic", "not defined")
 _READY_SECONDS = 1.0
 _READY_INTERVAL = 0.05
 
@@ -94,8 +97,9 @@ class EtcdServer:
         self.host = host
         self.tls = tls
         self.name = name
-        self._ports = (client_port, peer_port)
-        self._port = 0
+        self._wanted_ports = (client_port, peer_port)
+        self.client_port = client_port or 0
+        self.peer_port = peer_port or 0
         self._cluster = cluster
         self._arguments = tuple(arguments)
         self._temporary = data_dir is None
@@ -129,7 +133,7 @@ class EtcdServer:
     @property
     def config(self) -> EtcdConfig:
         """How a client reaches it, with the server's own certificate where clients need one."""
-        endpoints = (Endpoint(self.host, self._port),)
+        endpoints = (Endpoint(self.host, self.client_port),)
         if self.tls is None:
             return EtcdConfig(endpoints)
         own = self.tls.own if self.tls.ask_clients else None
@@ -167,12 +171,11 @@ class EtcdServer:
     def launch(self) -> None:
         """Start it without waiting, as the members of a cluster, who wait for each other, need it."""
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        client_port, peer_port = (port or free_port(self.host) for port in self._ports)
-        self._port = client_port
+        self.client_port, self.peer_port = (port or free_port(self.host) for port in self._wanted_ports)
         with self.log.open("wb") as log:
             # In a session of its own, so that a Ctrl-C for us does not end it before we are done with it.
             self._process = subprocess.Popen(
-                self._command(client_port, peer_port),
+                self._command(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -202,9 +205,10 @@ class EtcdServer:
     def log_tail(self, lines: int = _LOG_LINES) -> list[str]:
         """Return the last lines that etcd printed."""
         try:
-            return self.log.read_text(errors="replace").splitlines()[-lines:]
+            text = self.log.read_text(errors="replace")
         except FileNotFoundError:
             return []
+        return [line for line in text.splitlines() if line.strip()][-lines:]
 
     def stop(self) -> None:
         """End it, in order if it can, and delete the data directory if it is ours. Stopping twice does no harm."""
@@ -242,13 +246,15 @@ class EtcdServer:
             member.channel.close()
 
     def _log_line(self) -> str:
-        return " | ".join(self.log_tail()) or "(empty)"
+        lines = self.log_tail(_ALL_LINES)
+        telling = [line for line in lines if any(word in line.lower() for word in _TELLING_WORDS)]
+        return " | ".join((telling or lines)[-_MESSAGE_LINES:]) or "(empty)"
 
-    def _command(self, client_port: int, peer_port: int) -> list[str]:
+    def _command(self) -> list[str]:
         scheme = "http" if self.tls is None else "https"
         host = f"[{self.host}]" if ":" in self.host else self.host
-        client, peer = f"{scheme}://{host}:{client_port}", f"{scheme}://{host}:{peer_port}"
-        members = self._cluster or {self.name: peer_port}
+        client, peer = f"{scheme}://{host}:{self.client_port}", f"{scheme}://{host}:{self.peer_port}"
+        members = self._cluster or {self.name: self.peer_port}
         command = [
             str(self.binary),
             f"--name={self.name}",

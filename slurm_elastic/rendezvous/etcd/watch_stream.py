@@ -133,7 +133,9 @@ class WatchStream:
                 for subscription in self._subscriptions:
                     stream.create(subscription)
             for response in stream.call:
-                answered = True
+                if not answered:
+                    answered = True
+                    self._connection.note_answer(member)
                 if not self._handle(stream, response):
                     member.token = None
                     return False

@@ -142,7 +142,7 @@ def _charge(state: State, now: float) -> Result:
     if state.restarts >= state.settings.max_restarts:
         return transitions.finish(state, Outcome.FAILED, failure)
     state = replace(state, restarts=state.restarts + 1)
-    detail = f"rank {failure.rank}: {failure.message or f'exit code {failure.exit_code}'}"
+    detail = f"rank {failure.rank}: {failure.summary}"
     return transitions.start_forming(state, Reason.WORKER_FAILED, failure.node, now, detail)
 
 

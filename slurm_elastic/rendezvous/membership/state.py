@@ -124,6 +124,12 @@ class WorkerFailure:
     error_file: str = ""
     log: str = ""
 
+    @property
+    def summary(self) -> str:
+        """One line: the last of the message, which in a traceback names the error."""
+        lines = self.message.split("\n")
+        return lines[-1] or f"exit code {self.exit_code}"
+
 
 @dataclass(frozen=True, slots=True)
 class Agent:

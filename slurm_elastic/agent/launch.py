@@ -1,0 +1,126 @@
+"""Runs the agent of this node from its settings to its exit code."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+
+from slurm_elastic.agent.elastic_agent import AgentOutcome, SlurmElasticAgent
+from slurm_elastic.agent.events import EventLog
+from slurm_elastic.agent.notices import record_signals
+from slurm_elastic.agent.root_cause import root_cause
+from slurm_elastic.agent.settings import AgentSettings
+from slurm_elastic.errors import ExitCode
+from slurm_elastic.rendezvous.handler import SlurmRendezvousHandler
+from slurm_elastic.rendezvous.journal import Entry, describe
+from slurm_elastic.rendezvous.membership import Decision
+from slurm_elastic.rendezvous.options import RendezvousOptions
+from slurm_elastic.rendezvous.seat import Seat, connect
+from slurm_elastic.slurm import Controller, choose_address, gather_facts
+
+if TYPE_CHECKING:
+    from slurm_elastic.agent.warm import WarmProcess
+
+__all__ = ["launch"]
+
+logger = logging.getLogger("slurm_elastic")
+
+
+def launch(settings: AgentSettings, warm: WarmProcess | None = None) -> ExitCode:
+    """Take part in the run until it ends or this agent has to leave.
+
+    Args:
+        settings: with the run directory opened.
+        warm: the process that workers are forked from; None starts them as fresh interpreters.
+
+    Raises:
+        UsageError: something that a person has to mend; nothing was started.
+    """
+    if settings.run_dir.is_done():
+        logger.info("run %s is finished already: nothing to do", settings.run_id)
+        return ExitCode.FINISHED
+    config = settings.launch_config
+    seat = _seat(settings)
+    events = EventLog(settings.run_dir, settings.node, config.event_log_handler)
+
+    def journal(decision: Decision) -> None:
+        entry = describe(decision)
+        if entry is not None:
+            events.add(entry)
+
+    coordination = connect(seat, journal)
+    handler = SlurmRendezvousHandler(seat, coordination)
+    spec = WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        entrypoint=settings.entrypoint,
+        args=settings.args,
+        rdzv_handler=handler,
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        local_addr=config.local_addr,
+        event_log_handler=config.event_log_handler,
+        numa_options=config.numa_options,
+        duplicate_stdout_filters=config.duplicate_stdout_filters,
+        duplicate_stderr_filters=config.duplicate_stderr_filters,
+        virtual_local_rank=config.virtual_local_rank,
+    )
+    assert config.logs_specs is not None
+    agent = SlurmElasticAgent(
+        spec,
+        config.logs_specs,
+        seat,
+        coordination,
+        record_signals(),
+        log_line_prefix_template=config.log_line_prefix_template,
+        shutdown_timeout=config.shutdown_timeout or 30,
+    )
+    try:
+        outcome = agent.supervise()
+    finally:
+        coordination.stop()
+    _say_goodbye(outcome, seat, events)
+    events.close()
+    return outcome.exit_code
+
+
+def _say_goodbye(outcome: AgentOutcome, seat: Seat, events: EventLog) -> None:
+    level = logging.ERROR if outcome.exit_code in (ExitCode.FAILED, ExitCode.FENCED) else logging.INFO
+    if outcome.failure is None:
+        if outcome.detail:
+            fields: dict[str, object] = {"exit_code": int(outcome.exit_code)}
+            events.add(Entry("agent_ended", f"{seat.node} ends: {outcome.detail}", fields), level)
+    elif seat.leads:
+        # The leader goes last, so this is the last thing that the job says.
+        logger.error("%s", root_cause(outcome.failure))
+
+
+def _seat(settings: AgentSettings) -> Seat:
+    config = settings.launch_config
+    leads = settings.job is None or settings.node == settings.leader_node
+    leader_host = settings.endpoint_host or ("127.0.0.1" if settings.job is None else settings.leader_node)
+    address = "127.0.0.1"
+    if settings.job is not None:
+        facts = gather_facts(settings.address, settings.node, toward=leader_host, controller=Controller())
+        address = choose_address(settings.address, facts)
+    return Seat(
+        run_id=settings.run_id,
+        run_dir=settings.run_dir,
+        restart_count=settings.restart_count,
+        agent=settings.agent,
+        node=settings.node,
+        position=settings.position,
+        address=address,
+        local_world_size=config.nproc_per_node,
+        role=config.role,
+        expected_nodes=settings.expected_nodes,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        max_restarts=config.max_restarts,
+        leads=leads,
+        leader_host=leader_host,
+        ports=settings.ports,
+        options=RendezvousOptions.from_config(config.rdzv_configs),
+    )

@@ -1,0 +1,67 @@
+"""Signals: recorded from the first moment, acted upon in the main loop.
+
+A handler only notes what came and when. So a second or third SIGTERM changes nothing, and no signal interrupts a round
+change half way. Importing this costs nothing; the command line does so before anything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+from types import FrameType
+
+__all__ = ["Notices", "Received", "record_signals"]
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""What ends an agent. SIGQUIT is among them because torchrun handles it (torch 2.13, run.py, --signals-to-handle)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One signal.
+
+    Attributes:
+        signal: which.
+        at: own monotonic time in seconds.
+    """
+
+    signal: signal.Signals
+    at: float
+
+
+class Notices:
+    """The signals that this process has received.
+
+    Attributes:
+        fd: readable once a signal came, for use in a selector; nobody needs to read from it.
+    """
+
+    def __init__(self) -> None:
+        self._received: list[Received] = []
+        self.fd, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def first(self) -> Received | None:
+        """The first signal that asks this agent to go, None while there is none."""
+        return self._received[0] if self._received else None
+
+    def note(self, number: int, frame: FrameType | None = None) -> None:
+        """The signal handler."""
+        self._received.append(Received(signal.Signals(number), time.monotonic()))
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake, b"!")
+
+
+_notices: Notices | None = None
+
+
+def record_signals() -> Notices:
+    """Record signals from now on; called again, returns the same object. Main thread only."""
+    global _notices
+    if _notices is None:
+        _notices = Notices()
+        for number in _SIGNALS:
+            signal.signal(number, _notices.note)
+    return _notices

@@ -1,0 +1,89 @@
+"""The leader's decisions as events that a person can read: who, why, how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from slurm_elastic.rendezvous.membership import (
+    Decision,
+    Drop,
+    Finish,
+    Interrupt,
+    Outcome,
+    Publish,
+    Retire,
+    Spare,
+    Table,
+)
+
+__all__ = ["Entry", "describe"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One event of the run.
+
+    Attributes:
+        event: its kind, such as ``round_formed``.
+        text: one line.
+        fields: the same facts for programs; times in seconds.
+    """
+
+    event: str
+    text: str
+    fields: dict[str, object] = field(default_factory=dict)
+
+
+def describe(decision: Decision) -> Entry | None:
+    """The event that a decision amounts to, None for what is of no interest to a person."""
+    match decision:
+        case Publish(table, seconds):
+            return _formed(table, seconds)
+        case Interrupt(agents, round_, reason, node, detail) if agents:
+            text = f"round {round_} ends: {reason.value.replace('_', ' ')}"
+            text += (f", {node}" if node else "") + (f" ({detail})" if detail else "")
+            fields: dict[str, object] = {"round": round_, "reason": reason.value, "nodes": [node], "detail": detail}
+            return Entry("round_ended", text, fields)
+        case Drop(_, node, why, seconds):
+            text = f"lost {node}: {why}, last sign of life {seconds:.1f} s ago"
+            return Entry("node_lost", text, {"nodes": [node], "why": why, "silent_for": round(seconds, 3)})
+        case Retire(_, node, leave):
+            return Entry("node_left", f"{node} left: {leave.value}", {"nodes": [node], "why": leave.value})
+        case Spare(_, node):
+            return Entry("node_spare", f"{node} waits as a spare", {"nodes": [node]})
+        case Finish():
+            return _finished(decision)
+        case _:
+            return None
+
+
+def _formed(table: Table, seconds: float) -> Entry:
+    nodes = [place.node for place in table.places]
+    shown = ", ".join(nodes) if len(nodes) <= 8 else f"{', '.join(nodes[:3])}, ... {nodes[-1]}"
+    workers = f"{table.world_size} worker{'s' if table.world_size != 1 else ''}"
+    counted = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"
+    text = f"round {table.round} formed after {table.reason.value.replace('_', ' ')} in {seconds:.2f} s: "
+    text += f"{counted} ({shown}), {workers}"
+    if table.restarts:
+        text += f", {table.restarts} restart{'s' if table.restarts != 1 else ''} charged"
+    fields: dict[str, object] = {
+        "round": table.round,
+        "reason": table.reason.value,
+        "nodes": nodes,
+        "world_size": table.world_size,
+        "restarts": table.restarts,
+        "seconds": round(seconds, 4),
+    }
+    return Entry("round_formed", text, fields)
+
+
+def _finished(decision: Finish) -> Entry:
+    text = f"the run {decision.outcome.value.replace('_', ' ')}"
+    if decision.outcome is Outcome.TIMED_OUT:
+        text = "the run was given up"
+    if decision.detail:
+        text += f": {decision.detail}"
+    fields: dict[str, object] = {"outcome": decision.outcome.value, "detail": decision.detail}
+    if decision.failure is not None:
+        fields |= {"nodes": [decision.failure.node], "rank": decision.failure.rank}
+    return Entry("run_ended", text, fields)

@@ -1,0 +1,59 @@
+"""The knobs of the rendezvous, as given by torchrun's ``--rdzv-conf``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from slurm_elastic.errors import UsageError
+
+__all__ = ["RendezvousOptions"]
+
+_KEEP_ALIVE = ("keep_alive_interval", "keep_alive_max_attempt")
+_IGNORED = ("timeout",)
+"""torch's LaunchConfig always adds ``timeout=900`` (launcher/api.py, 2.13); its own c10d backend ignores it as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class RendezvousOptions:
+    """Times in seconds. The first two mean what they mean to torch's own dynamic rendezvous.
+
+    Attributes:
+        join_timeout: how long to wait for the minimum of nodes.
+        last_call_timeout: how long to wait for nodes whose fate is unknown once the minimum is there.
+        heartbeat_limit: silence after which an agent is lost; torch's keep_alive_interval times
+            keep_alive_max_attempt sets it, too.
+        leader_limit: silence after which the leader is lost.
+    """
+
+    join_timeout: float = 600.0
+    last_call_timeout: float = 30.0
+    heartbeat_limit: float = 3.0
+    leader_limit: float = 30.0
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, object]) -> RendezvousOptions:
+        """Read the parsed ``--rdzv-conf``.
+
+        Raises:
+            UsageError: an unknown key, or a value that is no positive number.
+        """
+        names = tuple(field.name for field in fields(cls))
+        unknown = sorted(set(config) - {*names, *_KEEP_ALIVE, *_IGNORED})
+        if unknown:
+            raise UsageError(f"--rdzv-conf: unknown key {unknown[0]!r}; known are {', '.join((*names, *_KEEP_ALIVE))}")
+        values = {name: _seconds(name, config[name]) for name in (*names, *_KEEP_ALIVE) if name in config}
+        interval, attempts = (values.pop(name, default) for name, default in zip(_KEEP_ALIVE, (1.0, 3.0), strict=True))
+        if any(name in config for name in _KEEP_ALIVE):
+            values.setdefault("heartbeat_limit", interval * attempts)
+        return cls(**values)
+
+
+def _seconds(name: str, value: object) -> float:
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise UsageError(f"--rdzv-conf: {name}={value} is no positive number")
+    return number

@@ -1,0 +1,160 @@
+"""Where one agent sits in its run, and how it gets in touch with the others from there."""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from slurm_elastic.rendezvous.coordination import Coordination
+from slurm_elastic.rendezvous.leader import Leader
+from slurm_elastic.rendezvous.ledger import RunDirLedger
+from slurm_elastic.rendezvous.member import MemberSettings
+from slurm_elastic.rendezvous.membership import Candidate, Decision, Reason, Settings
+from slurm_elastic.rendezvous.options import RendezvousOptions
+from slurm_elastic.rundir import RunDir
+from slurm_elastic.slurm import Controller, NodeState, ports_exhausted
+
+__all__ = ["Seat", "connect"]
+
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One agent of one run, before it has talked to anybody.
+
+    Attributes:
+        run_id: of the run.
+        run_dir: opened.
+        restart_count: how often Slurm has requeued the job; keeps incarnations of an allocation apart.
+        agent, node, position: see :class:`~slurm_elastic.rendezvous.membership.Candidate`.
+        address: at which other nodes reach this agent.
+        local_world_size, role: of its workers.
+        expected_nodes: see :class:`~slurm_elastic.rendezvous.membership.Settings`.
+        min_nodes, max_nodes, max_restarts: bounds of the run.
+        leads: whether this agent leads the run.
+        leader_host: where the leader is.
+        ports: of the leader, in the order to try.
+        options: times.
+    """
+
+    run_id: str
+    run_dir: RunDir
+    restart_count: int
+    agent: str
+    node: str
+    position: int
+    address: str
+    local_world_size: int
+    role: str
+    expected_nodes: tuple[str, ...]
+    min_nodes: int
+    max_nodes: int
+    max_restarts: int
+    leads: bool
+    leader_host: str
+    ports: tuple[int, ...]
+    options: RendezvousOptions
+
+    @property
+    def incarnation(self) -> str:
+        """Name of this incarnation of the run; agents of another one are strangers."""
+        return f"{self.run_id}.{self.restart_count}"
+
+    def candidate(self, store_port: int) -> Candidate:
+        """What this agent says of itself when it joins."""
+        return Candidate(
+            agent=self.agent,
+            node=self.node,
+            position=self.position,
+            local_world_size=self.local_world_size,
+            role=self.role,
+            address=self.address,
+            store_port=store_port,
+        )
+
+
+def connect(seat: Seat, journal: Callable[[Decision], None]) -> Coordination:
+    """Get in touch with the run's leader, or lead.
+
+    Args:
+        seat: of this agent.
+        journal: told every decision of the leader, on the leading agent.
+
+    Raises:
+        UsageError: no port is free for the leader, or the run directory cannot be used.
+    """
+    secret = seat.run_dir.secret()
+    leader = None
+    endpoints = [(seat.leader_host, port) for port in seat.ports]
+    if seat.leads:
+        listener = _listen(seat)
+        # Its own link takes the loopback: it must stand whatever the network does.
+        endpoints = [(_LOOPBACK, listener.getsockname()[1])]
+        leader = (_leader(seat, secret, journal), listener)
+    coordination = Coordination(
+        MemberSettings(
+            run=seat.incarnation,
+            secret=secret,
+            agent=seat.agent,
+            endpoints=endpoints,
+            connect_timeout=seat.options.join_timeout,
+            heartbeat_limit=seat.options.heartbeat_limit,
+            leader_limit=seat.options.leader_limit,
+        ),
+        leader,
+    )
+    coordination.start()
+    return coordination
+
+
+def _leader(seat: Seat, secret: bytes, journal: Callable[[Decision], None]) -> Leader:
+    epoch = _next_epoch(seat)
+    last_round = seat.run_dir.last_round()
+    options = seat.options
+    settings = Settings(
+        min_nodes=seat.min_nodes,
+        max_nodes=seat.max_nodes,
+        max_restarts=seat.max_restarts,
+        expected_nodes=seat.expected_nodes,
+        first_round=0 if last_round is None else last_round + 1,
+        first_reason=Reason.REQUEUED if seat.restart_count else Reason.START,
+        join_timeout=options.join_timeout,
+        last_call_timeout=options.last_call_timeout,
+        heartbeat_limit=options.heartbeat_limit,
+    )
+    controller = Controller()
+
+    def nodes_down(nodes: Sequence[str]) -> frozenset[str]:
+        states = controller.node_states(nodes)
+        return frozenset(node for node, state in states.items() if state is NodeState.DOWN)
+
+    ledger = RunDirLedger(seat.run_dir, epoch)
+    return Leader(seat.incarnation, secret, epoch, settings, ledger, journal, nodes_down)
+
+
+def _next_epoch(seat: Seat) -> int:
+    record = json.dumps({"agent": seat.agent}).encode()
+    epoch = (seat.run_dir.newest_epoch(seat.incarnation) or 0) + 1
+    while not seat.run_dir.claim_epoch(seat.incarnation, epoch, record):
+        epoch += 1
+    return epoch
+
+
+def _listen(seat: Seat) -> socket.socket:
+    alone = seat.expected_nodes == (seat.node,) and seat.leader_host == _LOOPBACK
+    dual = not alone and socket.has_dualstack_ipv6()
+    for port in seat.ports:
+        try:
+            return socket.create_server(
+                (_LOOPBACK if alone else "", port),
+                family=socket.AF_INET6 if dual else socket.AF_INET,
+                dualstack_ipv6=dual,
+            )
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+    raise ports_exhausted(seat.node, seat.ports)
