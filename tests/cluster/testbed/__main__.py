@@ -7,6 +7,7 @@ import os
 import pwd
 import sys
 import time
+from collections.abc import Callable
 
 from . import machine, network, processes
 from .cluster import Cluster
@@ -29,7 +30,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if os.geteuid() != 0:
             raise TestbedError("the test cluster needs root: its nodes are namespaces")
-        return options.run(options)
+        run: Callable[[argparse.Namespace], int] = options.run
+        return run(options)
     except TestbedError as error:
         print(f"testbed: {error}", file=sys.stderr)
         return 1

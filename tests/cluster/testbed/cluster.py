@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import pwd
-import secrets
-import shutil
-import stat
-import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 
-from . import accounting, config, leftovers, machine, network, processes, slurm
+from . import accounting, config, files, leftovers, machine, network, processes, slurm
 from .errors import TestbedError
+from .login import Login
 from .processes import Process
-from .settings import CONTROLLER, STATE, USER, Settings
-
-_POLL = 0.1
-_BOOT_SCRIPT = Path(__file__).with_name("boot.sh")
+from .settings import ACCOUNTING, CONTROLLER, USER, Settings
 
 
-class Cluster:
-    """A cluster that is up.
-
-    A job id is what sbatch printed, or `12_3` for an element of an array. Every wait raises TestbedError
-    with Slurm's own view when its time is over.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-
-    # Up and down.
+class Cluster(Login):
+    """A cluster that is up: its life, its machines, and what a user does on them (Login)."""
 
     @classmethod
     def up(cls, settings: Settings) -> Cluster:
@@ -39,17 +20,19 @@ class Cluster:
 
         Whatever an earlier, killed run left under this name is removed first.
         """
-        _check_prerequisites(settings)
+        files.check_prerequisites(settings)
         cluster = cls(settings)
         if Settings.load(settings.name) == settings and cluster._is_healthy():
             return cluster
         leftovers.remove(settings)
         try:
             cluster._start()
-        except BaseException:
-            if not os.environ.get("SLURM_ELASTIC_TESTBED_KEEP"):
+        except TestbedError as error:
+            raise TestbedError(f"{error}\n{files.complaints(settings)}".strip()) from None
+        finally:
+            # Saved last, so without them the start failed or was interrupted.
+            if Settings.load(settings.name) is None:
                 leftovers.remove(settings)
-            raise
         return cluster
 
     @classmethod
@@ -66,13 +49,15 @@ class Cluster:
 
     def _start(self) -> None:
         settings, begin = self.settings, int(time.time())
-        _write_state(settings)
+        files.write(settings)
         network.create_switch(settings)
         if settings.accounting:
-            accounting.start(settings)
+            for name in accounting.MACHINES:
+                accounting.start_machine(settings, name)
+            self.command(["sacctmgr", "-i", "add", "cluster", config.CLUSTER], user="root", machine=ACCOUNTING)
         for name in (CONTROLLER, *settings.node_names):
             machine.start(settings, name, machine.main_program(settings, name))
-        for name in settings.machines:
+        for name in (CONTROLLER, *settings.node_names):
             machine.wait_running(settings, name)
         for node in settings.node_names:
             self._wait_registered(node, begin)
@@ -88,107 +73,6 @@ class Cluster:
         shown = self.command(["sinfo", "-h", "-N", "-o", "%N %T"], user="root", check=False, timeout=5)
         states = {line.split()[1] for line in shown.stdout.splitlines()}
         return shown.returncode == 0 and states <= {"idle", "mixed", "allocated", "completing"}
-
-    # Commands and jobs.
-
-    def command(
-        self,
-        argv: Sequence[str],
-        *,
-        user: str = USER,
-        machine: str = CONTROLLER,
-        cwd: str | Path = "/",
-        env: Mapping[str, str] | None = None,
-        check: bool = True,
-        timeout: float = 60.0,
-        input: str | None = None,
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command on a machine and wait for it; `env` adds to an environment that is otherwise fresh."""
-        done = subprocess.Popen(
-            self._entry(machine, argv, user, cwd, env),
-            stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        with done:
-            try:
-                output, errors = done.communicate(input, timeout=timeout)
-            except BaseException as error:
-                # nsenter's child goes on when nsenter alone is killed.
-                os.killpg(done.pid, 9)
-                if isinstance(error, subprocess.TimeoutExpired):
-                    raise TestbedError(f"{' '.join(argv)}: no end after {timeout} s") from None
-                raise
-        if check and done.returncode != 0:
-            raise TestbedError(f"{' '.join(argv)}: exit {done.returncode}: {errors.strip() or output.strip()}")
-        return subprocess.CompletedProcess(list(argv), done.returncode, output, errors)
-
-    def popen(
-        self,
-        argv: Sequence[str],
-        *,
-        user: str = USER,
-        machine: str = CONTROLLER,
-        cwd: str | Path = "/",
-        env: Mapping[str, str] | None = None,
-        **options: object,
-    ) -> subprocess.Popen[str]:
-        """Start a command on a machine; `options` are those of subprocess.Popen."""
-        return subprocess.Popen(self._entry(machine, argv, user, cwd, env), text=True, **options)  # type: ignore[call-overload]
-
-    def submit(
-        self, argv: Sequence[str], cwd: str | Path, env: Mapping[str, str] | None = None, user: str = USER
-    ) -> int:
-        """`sbatch ARGV` in `cwd`; returns the job id."""
-        printed = self.command(["sbatch", "--parsable", *argv], cwd=cwd, env=env, user=user).stdout
-        return int(printed.strip().split(";")[0])
-
-    def job(self, job_id: int | str) -> dict[str, str]:
-        """The fields of `scontrol show job`, for an array the first record."""
-        return self.jobs(job_id)[0]
-
-    def jobs(self, job_id: int | str) -> list[dict[str, str]]:
-        """One dict of fields for every record that `scontrol show job` prints, for an array its elements."""
-        return slurm.records(self.command(["scontrol", "show", "job", str(job_id)], user="root").stdout)
-
-    def wait_for(self, job_id: int | str, states: str | Collection[str], timeout: float = 60.0) -> str:
-        """Wait until the job's state is one of `states` and return it.
-
-        Raises:
-            TestbedError: the time is over, or the job ended in another state.
-        """
-        wanted = {states} if isinstance(states, str) else set(states)
-        deadline = time.monotonic() + timeout
-        while (fields := self.job(job_id))["JobState"] not in wanted:
-            over = time.monotonic() > deadline
-            if over or fields["JobState"] in slurm.FINAL:
-                shown = "\n".join(f"  {key}={value}" for key, value in fields.items())
-                after = f" after {timeout} s" if over else ""
-                raise TestbedError(
-                    f"job {job_id} is {fields['JobState']}{after}, not {' or '.join(sorted(wanted))}:\n{shown}"
-                )
-            time.sleep(_POLL)
-        return fields["JobState"]
-
-    def nodes_of(self, job_id: int | str) -> list[str]:
-        """The nodes that the job has now, in Slurm's order; empty while it is pending."""
-        nodes = self.job(job_id).get("NodeList", "")
-        if nodes in ("", "(null)"):
-            return []
-        return self.command(["scontrol", "show", "hostnames", nodes]).stdout.split()
-
-    def cancel_all(self, timeout: float = 30.0) -> None:
-        """Cancel every job at once, without waiting for its KillWait, and wait until none is left."""
-        if not self._queue():
-            return
-        self.command(["scancel", "--signal=KILL", "--partition=low,high"], user="root", check=False)
-        self.command(["scancel", f"--user={USER}"], user="root", check=False)
-        self.command(["scancel", "--user=root"], user="root", check=False)
-        self._wait("jobs do not end", lambda: not self._queue(), timeout)
-
-    # Nodes.
 
     def node_state(self, node: str) -> str:
         """The node's state as `scontrol show node` prints it, flags included: IDLE, DOWN*, MIXED+DRAIN."""
@@ -217,12 +101,12 @@ class Cluster:
         else:
             program = machine.main_program(self.settings, machine_name)
             machine.start(self.settings, machine_name, program)
-        machine.wait_running(self.settings, machine_name)
+            machine.wait_running(self.settings, machine_name)
         if wait and machine_name in self.settings.node_names:
             self._wait_registered(machine_name, begin)
             self.wait_usable(machine_name)
         elif wait and machine_name == CONTROLLER:
-            self._wait("controller does not answer", self._controller_answers, 30)
+            self.wait_until("controller does not answer", self._controller_answers, 30)
 
     def cut(self, machine_name: str) -> None:
         """Pull the machine's network cable: nothing is reset, peers see silence."""
@@ -241,7 +125,7 @@ class Cluster:
                 self.command(["scontrol", "update", f"NodeName={node}", "State=RESUME"], user="root", check=False)
             return state.split("+")[0] in ("IDLE", "MIXED", "ALLOCATED") and "DRAIN" not in state
 
-        self._wait(f"{node} is not usable", usable, timeout)
+        self.wait_until(f"{node} is not usable", usable, timeout)
 
     def wait_idle(self, timeout: float = 60.0) -> None:
         """Wait until every node is idle and answers."""
@@ -251,7 +135,20 @@ class Cluster:
             lines = set(shown.stdout.splitlines())
             return lines == {f"{node} idle" for node in self.settings.node_names}
 
-        self._wait("nodes are not idle", idle, timeout)
+        self.wait_until("nodes are not idle", idle, timeout)
+
+    def cancel_all(self, timeout: float = 30.0) -> None:
+        """Cancel every job and kill every process of the ordinary user at once; wait until no job is left."""
+
+        def empty() -> bool:
+            # A plain scancel waits KillWait for whoever does not heed SIGTERM.
+            for name in self.settings.machines:
+                processes.kill(self.processes(name))
+            return not self.command(["squeue", "--noheader", "--all"], user="root").stdout
+
+        for user in (USER, "root"):
+            self.command(["scancel", f"--user={user}"], user="root", check=False)
+        self.wait_until("jobs do not end", empty, timeout)
 
     def restore(self) -> None:
         """Undo what a test did: no jobs, every machine running and connected, every node idle."""
@@ -272,22 +169,6 @@ class Cluster:
                 self.wait_usable(node)
         self.wait_idle()
 
-    # Inside.
-
-    def _entry(
-        self,
-        machine_name: str,
-        argv: Sequence[str],
-        user: str,
-        cwd: str | Path,
-        env: Mapping[str, str] | None,
-    ) -> list[str]:
-        home = pwd.getpwnam(user).pw_dir
-        return machine.entry(self.settings, machine_name, argv, user=user, home=home, cwd=cwd, env=env)
-
-    def _queue(self) -> str:
-        return self.command(["squeue", "-h", "-a", "-o", "%i %T %N %r"], user="root").stdout.strip()
-
     def _wait_registered(self, node: str, begin: int) -> None:
         """Wait until the controller has heard of the slurmd that was started at `begin` or later.
 
@@ -305,60 +186,7 @@ class Cluster:
             started = fields[0].get("SlurmdStartTime", "") if fields else ""
             return started.isdigit() and int(started) >= begin
 
-        self._wait(f"{node} does not register", registered, 30)
+        self.wait_until(f"{node} does not register", registered, 30)
 
     def _controller_answers(self) -> bool:
         return self.command(["scontrol", "ping"], user="root", check=False).returncode == 0
-
-    def _wait(self, complaint: str, condition: Callable[[], bool], timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        while not condition():
-            if time.monotonic() > deadline:
-                views = [
-                    self.command(argv, user="root", check=False) for argv in (["sinfo", "-N", "-l"], ["squeue", "-a"])
-                ]
-                shown = "\n".join(view.stdout + view.stderr for view in views)
-                log = self.settings.state / "log"
-                raise TestbedError(f"{complaint} after {timeout} s (logs in {log}):\n{shown}")
-            time.sleep(_POLL)
-
-
-def _check_prerequisites(settings: Settings) -> None:
-    if os.geteuid() != 0:
-        raise TestbedError("the test cluster needs root: its nodes are namespaces")
-    programs = ["usr/sbin/slurmctld", "usr/sbin/slurmd", "usr/bin/sbatch", "usr/sbin/munged", "usr/bin/tini"]
-    missing = [settings.root / program for program in programs if not (settings.root / program).exists()]
-    if settings.accounting:
-        missing += accounting.missing_programs(settings)
-    try:
-        pwd.getpwnam(USER)
-    except KeyError:
-        missing.append(Path(f"user {USER}"))
-    if missing:
-        setup = "make setup" if settings.release == "22.05" else f".ci/setup --release {settings.release}"
-        raise TestbedError(f"missing: {', '.join(map(str, missing))}; run `{setup}` first")
-
-
-def _write_state(settings: Settings) -> None:
-    state = settings.state
-    for directory in (STATE, state, state / "log", state / "controller", state / "spool"):
-        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-        directory.chmod(0o755)
-    for node in settings.node_names:
-        (state / "spool" / node).mkdir(mode=0o755)
-    files = {
-        "slurm.conf": config.slurm_conf(settings),
-        "gres.conf": config.gres_conf(settings),
-        "cgroup.conf": config.cgroup_conf(),
-        "hosts": config.hosts(settings),
-    }
-    for name, text in files.items():
-        (state / name).write_text(text)
-        (state / name).chmod(0o644)
-    shutil.copyfile(_BOOT_SCRIPT, state / "boot.sh")
-    key = state / "munge.key"
-    key.touch(mode=0o400)
-    key.write_bytes(secrets.token_bytes(128))
-    for number in range(config.GPUS_PER_NODE):
-        # Slurm looks at the device's type alone; this one is /dev/null's.
-        os.mknod(state / f"gpu{number}", stat.S_IFCHR | 0o666, os.makedev(1, 3))

@@ -5,8 +5,9 @@ Keys are those of slurm.conf(5), gres.conf(5), cgroup.conf(5) and slurmdbd.conf(
 
 from __future__ import annotations
 
-from .settings import CONTROLLER, DATABASE, Settings
+from .settings import ACCOUNTING, CONTROLLER, Settings
 
+CLUSTER = "elastic"
 GPUS_PER_NODE = 2
 
 
@@ -32,7 +33,7 @@ def slurmdbd_conf(settings: Settings) -> str:
     """The accounting daemon; it reaches MariaDB through a unix socket that its environment names."""
     return f"""\
 AuthType=auth/munge
-DbdHost={DATABASE}
+DbdHost={ACCOUNTING}
 SlurmUser=root
 StorageType=accounting_storage/mysql
 StorageHost=localhost
@@ -48,7 +49,7 @@ def slurm_conf(settings: Settings) -> str:
     state = settings.state
     nodes = _node_range(settings)
     if settings.accounting:
-        accounting = f"AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost={DATABASE}\n"
+        accounting = f"AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost={ACCOUNTING}\n"
     else:
         accounting = "AccountingStorageType=accounting_storage/none\n"
     addresses = "\n".join(
@@ -56,7 +57,7 @@ def slurm_conf(settings: Settings) -> str:
         for node in settings.node_names
     )
     return f"""\
-ClusterName=elastic
+ClusterName={CLUSTER}
 SlurmctldHost={CONTROLLER}({settings.address(CONTROLLER)})
 SlurmUser=root
 SlurmdUser=root

@@ -14,14 +14,18 @@ class Lock:
     """A lock that the kernel gives back when its holder dies, however it dies."""
 
     def __init__(self, name: str) -> None:
-        STATE.mkdir(mode=0o755, exist_ok=True)
         self._path = STATE / f"{name}.lock"
         self._descriptor: int | None = None
 
     def acquire(self, *, wait: bool = True) -> bool:
         """Take the lock; False if `wait` is off and somebody else holds it."""
         while True:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            STATE.mkdir(mode=0o755, exist_ok=True)
+            try:
+                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:
+                # The last one to leave removed the directory this moment.
+                continue
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
                 # Its last holder may have removed the file between our open and our lock.

@@ -110,3 +110,13 @@ def main_program(settings: Settings, machine: str) -> list[str]:
     if machine == CONTROLLER:
         return ["/usr/sbin/slurmctld", "-D", "-f", str(settings.slurm_conf)]
     return ["/usr/sbin/slurmd", "-D", "-N", machine, "-f", str(settings.slurm_conf)]
+
+
+def listens(settings: Settings, machine: str, port: int) -> bool:
+    """Whether something on the machine listens on this TCP port."""
+    init = processes.init_of(settings.namespace(machine))
+    if init is None:
+        return False
+    # proc(5) /proc/net/tcp: the second column is address:port in hex, the fourth the state, 0A for LISTEN.
+    rows = [line.split() for line in Path(f"/proc/{init.pid}/net/tcp").read_text().splitlines()[1:]]
+    return any(row[3] == "0A" and int(row[1].rsplit(":", 1)[1], 16) == port for row in rows)

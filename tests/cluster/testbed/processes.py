@@ -68,10 +68,15 @@ def end(namespaces: Iterable[str], timeout: float = 10.0) -> None:
             return
         if time.monotonic() > deadline:
             raise TestbedError(f"processes do not die: {', '.join(f'{p.pid} {p.name}' for p in left)}")
-        for process in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
+        kill(left)
         time.sleep(0.02)
+
+
+def kill(found: Iterable[Process]) -> None:
+    """SIGKILL these processes."""
+    for process in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
 
 
 def _read(directory: Path) -> Process:

@@ -16,7 +16,8 @@ USER = "elastic"
 """The ordinary user that jobs run as; `.ci/setup` creates it."""
 
 CONTROLLER = "ctl"
-DATABASE = "db"
+DATABASE = "sql"
+ACCOUNTING = "dbd"
 SWITCH = "switch"
 
 PROCTRACKS = ("cgroup", "linuxproc")
@@ -52,7 +53,7 @@ class Settings:
     @property
     def machines(self) -> tuple[str, ...]:
         """Every machine in the order in which they start; the nodes last."""
-        return (*((DATABASE,) if self.accounting else ()), CONTROLLER, *self.node_names)
+        return (*((DATABASE, ACCOUNTING) if self.accounting else ()), CONTROLLER, *self.node_names)
 
     @property
     def root(self) -> Path:
@@ -71,11 +72,8 @@ class Settings:
 
     def address(self, machine: str) -> str:
         """The machine's address in the cluster's own network."""
-        if machine == CONTROLLER:
-            return "10.77.0.1"
-        if machine == DATABASE:
-            return "10.77.0.2"
-        return f"10.77.0.{100 + int(machine.removeprefix('n'))}"
+        servers = {CONTROLLER: 1, ACCOUNTING: 2, DATABASE: 3}
+        return f"10.77.0.{servers.get(machine) or 100 + int(machine.removeprefix('n'))}"
 
     def hardware_address(self, machine: str) -> str:
         """The locally administered MAC address that goes with `address`."""

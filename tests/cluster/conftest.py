@@ -1,0 +1,152 @@
+"""Fixtures of the cluster layer: a real Slurm cluster, a directory that all nodes see, an environment for jobs.
+
+    def test_something(cluster, workdir, environment): ...
+
+    @pytest.mark.proctrack("linuxproc")     the other process tracking; "cgroup" without the mark
+    @pytest.mark.proctrack("cgroup", "linuxproc")     runs the test on each
+    @pytest.mark.accounting                 with slurmdbd, so that sacct works
+
+SLURM_ELASTIC_TEST_RELEASE=24.11 runs the whole layer on that Slurm release.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from tests.cluster.testbed import Cluster, Settings
+from tests.cluster.testbed.sessions import Session
+
+VENV = Path("/opt/slurm-elastic/venv")
+CHECKOUT = Path(__file__).parents[2]
+# Not below /tmp's pytest directories: those are private to root.
+WORK = Path("/var/tmp/slurm-elastic-tests")
+
+_failed = pytest.StashKey[bool]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "proctrack(*names): process trackings to run the test on")
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Without root there are no namespaces; anything else that is missing is an error, not a skip."""
+    if os.geteuid() != 0:
+        for item in items:
+            if item.path.is_relative_to(Path(__file__).parent):
+                item.add_marker(pytest.mark.skip(reason="the cluster layer needs root"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "proctrack" in metafunc.fixturenames:
+        marker = metafunc.definition.get_closest_marker("proctrack")
+        metafunc.parametrize("proctrack", marker.args if marker else ("cgroup",), indirect=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    if report.failed:
+        item.stash[_failed] = True
+    return report
+
+
+@pytest.fixture
+def proctrack(request: pytest.FixtureRequest) -> str:
+    """The process tracking of the test's cluster."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def release() -> str:
+    """The Slurm release under test."""
+    return os.environ.get("SLURM_ELASTIC_TEST_RELEASE", "22.05")
+
+
+@pytest.fixture(scope="session")
+def cluster_session() -> Iterator[Session]:
+    """All clusters of this session; none outlives it."""
+    # Ended as by Ctrl-C, so that the clusters go down; SIGKILL leaves them to the next session.
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with Session() as session:
+            yield session
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def cluster(
+    request: pytest.FixtureRequest, cluster_session: Session, proctrack: str, release: str
+) -> Iterator[Cluster]:
+    """Four idle nodes n1 to n4 without jobs; shared by the tests that want the same cluster."""
+    accounting = request.node.get_closest_marker("accounting") is not None
+    settings = Settings(cluster_session.name, 4, proctrack, accounting, release)
+    cluster = cluster_session.cluster(settings)
+    yield cluster
+    cluster.restore()
+
+
+@pytest.fixture
+def workdir(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A fresh directory of the ordinary user that every node sees; kept if the test fails."""
+    WORK.mkdir(mode=0o755, exist_ok=True)
+    name = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")[:40]
+    directory = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=WORK))
+    directory.chmod(0o755)
+    shutil.chown(directory, "elastic", "elastic")
+    yield directory
+    if request.node.stash.get(_failed, False):
+        print(f"kept: {directory}")
+    else:
+        shutil.rmtree(directory)
+        _remove_if_empty(WORK)
+
+
+@pytest.fixture(scope="session")
+def environment() -> Iterator[Path]:
+    """The bin directory of an environment with this checkout's package, installed as a user installs it.
+
+    It is this session's own and stacked upon the common one, so that sessions of different checkouts do not
+    change each other's package.
+    """
+    if not (VENV / "bin/python").exists():
+        pytest.fail(f"{VENV} is missing: run `make setup` first", pytrace=False)
+    WORK.mkdir(mode=0o755, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="environment-", dir=WORK, ignore_cleanup_errors=True) as name:
+        own = Path(name)
+        own.chmod(0o755)
+        _run(str(VENV / "bin/python"), "-m", "venv", "--without-pip", str(own))
+        (below,) = VENV.glob("lib/python3*/site-packages")
+        (packages,) = own.glob("lib/python3*/site-packages")
+        (packages / "below.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
+        pip = [str(VENV / "bin/pip"), "--python", str(own / "bin/python"), "--disable-pip-version-check"]
+        install = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--ignore-installed"]
+        _run(*pip, *install, str(CHECKOUT))
+        yield own / "bin"
+    _remove_if_empty(WORK)
+
+
+def _remove_if_empty(directory: Path) -> None:
+    with contextlib.suppress(OSError):
+        directory.rmdir()
+
+
+def _run(*argv: str) -> None:
+    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, umask=0o022, check=False)
+    if done.returncode != 0:
+        pytest.fail(f"{' '.join(argv)}: exit {done.returncode}\n{done.stdout}", pytrace=False)
