@@ -81,25 +81,25 @@ def launch(settings: AgentSettings, warm: WarmProcess | None = None) -> ExitCode
         outcome = agent.supervise()
     finally:
         coordination.stop()
-    _say_goodbye(outcome, seat, events)
+    _say_goodbye(outcome, seat, coordination.leads, events)
     events.close()
     return outcome.exit_code
 
 
-def _say_goodbye(outcome: AgentOutcome, seat: Seat, events: EventLog) -> None:
+def _say_goodbye(outcome: AgentOutcome, seat: Seat, leads: bool, events: EventLog) -> None:
     level = logging.ERROR if outcome.exit_code in (ExitCode.FAILED, ExitCode.FENCED) else logging.INFO
     if outcome.failure is None:
         if outcome.detail:
             fields: dict[str, object] = {"exit_code": int(outcome.exit_code)}
             events.add(Entry("agent_ended", f"{seat.node} ends: {outcome.detail}", fields), level)
-    elif seat.leads:
+    elif leads:
         # The leader goes last, so this is the last thing that the job says.
         logger.error("%s", root_cause(outcome.failure))
 
 
 def _seat(settings: AgentSettings) -> Seat:
     config = settings.launch_config
-    leads = settings.job is None or settings.node == settings.leader_node
+    may_lead = settings.job is None or settings.node == settings.leader_node
     leader_host = settings.endpoint_host or ("127.0.0.1" if settings.job is None else settings.leader_node)
     address = "127.0.0.1"
     if settings.job is not None:
@@ -119,7 +119,7 @@ def _seat(settings: AgentSettings) -> Seat:
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,
         max_restarts=config.max_restarts,
-        leads=leads,
+        may_lead=may_lead,
         leader_host=leader_host,
         ports=settings.ports,
         options=RendezvousOptions.from_config(config.rdzv_configs),

@@ -128,7 +128,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
         run_dir=run_dir,
         agent=f"{node}/{job.job_id if job else 0}.{restart_count}/{os.getpid()}",
         node=node,
-        position=job.node_rank if job else 0,
+        position=job.position if job else 0,
         expected_nodes=() if job and job.shape is Shape.ARRAY else nodes,
         restart_count=restart_count,
         leader_node=nodes[0],

@@ -40,6 +40,7 @@ class Coordination:
     """
 
     def __init__(self, settings: MemberSettings, leader: tuple[Leader, socket.socket] | None = None) -> None:
+        self.leads = leader is not None
         self._settings = settings
         self._leader = leader
         self._words: queue.SimpleQueue[Word | Superseded] = queue.SimpleQueue()

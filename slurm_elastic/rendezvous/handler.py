@@ -183,7 +183,7 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
     base = job.submit_dir if job is not None and job.submit_dir is not None else Path.cwd()
     node = job.node if job is not None else "localhost"
     leader = job.nodes[0] if job is not None else "localhost"
-    leads = job is None or job.node_rank == 0
+    may_lead = job is None or job.node_rank == 0
     address = "127.0.0.1"
     if job is not None:
         wish = AddressWish(local_addr=params.local_addr)
@@ -196,7 +196,7 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
         restart_count=job.restart_count if job is not None else 0,
         agent=f"{node}/{job.job_id if job else 0}.{job.restart_count if job else 0}/{os.getpid()}",
         node=node,
-        position=job.node_rank if job is not None else 0,
+        position=job.position if job is not None else 0,
         address=address,
         local_world_size=1,
         role="default",
@@ -205,7 +205,7 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
         max_nodes=params.max_nodes,
         # torch's agent counts worker failures itself, and joins again by itself.
         max_restarts=0,
-        leads=leads,
+        may_lead=may_lead,
         leader_host=leader if job is not None else "127.0.0.1",
         ports=ports,
         options=RendezvousOptions.from_config(params.config),

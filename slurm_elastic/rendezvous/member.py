@@ -72,7 +72,8 @@ class MemberSettings:
         run: run id and incarnation.
         secret: the run's secret.
         agent: own identity.
-        endpoints: where the leader may be, in the order in which to try.
+        locate: says where the leader may be, in the order in which to try; may block, and is asked again while nobody
+            is found.
         connect_timeout: seconds until the first connection must stand.
         heartbeat_limit: seconds; signs of life are sent three times as often.
         leader_limit: seconds of silence, or without connection, after which the leader is lost.
@@ -81,7 +82,7 @@ class MemberSettings:
     run: str
     secret: bytes
     agent: str
-    endpoints: Sequence[tuple[str, int]]
+    locate: Callable[[], Sequence[tuple[str, int]]]
     connect_timeout: float = 600.0
     heartbeat_limit: float = 3.0
     leader_limit: float = 30.0
@@ -101,14 +102,14 @@ class Member:
         """Connect and stay connected until the run has ended or :meth:`close` was called."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.connect_timeout
-        link = await self._find(self._settings.endpoints, deadline, again=False)
+        link = await self._find(deadline, again=False)
         while link is not None:
             self._use(link)
             await self._watch(link)
             if self._over:
                 return
             deadline = loop.time() + self._settings.leader_limit
-            link = await self._find([link.endpoint], deadline, again=True)
+            link = await self._find(deadline, again=True)
 
     async def close(self, timeout: float) -> None:
         """Send out what was said, then end the connection."""
@@ -209,12 +210,12 @@ class Member:
                     self._use(other)
                     link = other
 
-    async def _find(self, endpoints: Sequence[tuple[str, int]], deadline: float, *, again: bool) -> _Link | None:
+    async def _find(self, deadline: float, *, again: bool) -> _Link | None:
         loop = asyncio.get_running_loop()
         pause = _FIRST_PAUSE
         problem = "nobody listens"
         while not self._over:
-            for endpoint in endpoints:
+            for endpoint in await asyncio.to_thread(self._settings.locate):
                 try:
                     return await self._attempt(endpoint)
                 except VersionError as error:

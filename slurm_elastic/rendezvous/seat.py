@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.coordination import Coordination
 from slurm_elastic.rendezvous.leader import Leader
 from slurm_elastic.rendezvous.ledger import RunDirLedger
@@ -35,8 +37,8 @@ class Seat:
         local_world_size, role: of its workers.
         expected_nodes: see :class:`~slurm_elastic.rendezvous.membership.Settings`.
         min_nodes, max_nodes, max_restarts: bounds of the run.
-        leads: whether this agent leads the run.
-        leader_host: where the leader is.
+        may_lead: whether this agent leads the run if nobody has led this incarnation yet.
+        leader_host: where the leader is expected, until the run directory tells.
         ports: of the leader, in the order to try.
         options: times.
     """
@@ -54,7 +56,7 @@ class Seat:
     min_nodes: int
     max_nodes: int
     max_restarts: int
-    leads: bool
+    may_lead: bool
     leader_host: str
     ports: tuple[int, ...]
     options: RendezvousOptions
@@ -80,6 +82,9 @@ class Seat:
 def connect(seat: Seat, journal: Callable[[Decision], None]) -> Coordination:
     """Get in touch with the run's leader, or lead.
 
+    The first of the agents that may lead takes the first epoch of the incarnation and leads; its place is published in
+    the run directory. In an allocation it is also where everybody expects it, whatever the file system shows so far.
+
     Args:
         seat: of this agent.
         journal: told every decision of the leader, on the leading agent.
@@ -88,19 +93,15 @@ def connect(seat: Seat, journal: Callable[[Decision], None]) -> Coordination:
         UsageError: no port is free for the leader, or the run directory cannot be used.
     """
     secret = seat.run_dir.secret()
-    leader = None
-    endpoints = [(seat.leader_host, port) for port in seat.ports]
-    if seat.leads:
-        listener = _listen(seat)
-        # Its own link takes the loopback: it must stand whatever the network does.
-        endpoints = [(_LOOPBACK, listener.getsockname()[1])]
-        leader = (_leader(seat, secret, journal), listener)
+    leader = _lead(seat, secret, journal) if seat.may_lead else None
+    # The leader's own link takes the loopback: it must stand whatever the network does.
+    own = [(_LOOPBACK, leader[1].getsockname()[1])] if leader is not None else None
     coordination = Coordination(
         MemberSettings(
             run=seat.incarnation,
             secret=secret,
             agent=seat.agent,
-            endpoints=endpoints,
+            locate=lambda: own or _whereabouts(seat),
             connect_timeout=seat.options.join_timeout,
             heartbeat_limit=seat.options.heartbeat_limit,
             leader_limit=seat.options.leader_limit,
@@ -111,10 +112,27 @@ def connect(seat: Seat, journal: Callable[[Decision], None]) -> Coordination:
     return coordination
 
 
-def _leader(seat: Seat, secret: bytes, journal: Callable[[Decision], None]) -> Leader:
-    epoch = _next_epoch(seat)
+def _whereabouts(seat: Seat) -> list[tuple[str, int]]:
+    with contextlib.suppress(SlurmElasticError, ValueError, KeyError, TypeError):
+        published = seat.run_dir.endpoint(seat.incarnation)
+        if published is not None:
+            endpoint = json.loads(published)
+            return [(str(endpoint["address"]), int(endpoint["port"]))]
+    return [(seat.leader_host, port) for port in seat.ports]
+
+
+def _lead(seat: Seat, secret: bytes, journal: Callable[[Decision], None]) -> tuple[Leader, socket.socket] | None:
+    if seat.run_dir.newest_epoch(seat.incarnation) is not None:
+        return None
+    listener = _listen(seat)
+    epoch = 1
+    if not seat.run_dir.claim_epoch(seat.incarnation, epoch, json.dumps({"agent": seat.agent}).encode()):
+        listener.close()
+        return None
+    endpoint = {"address": seat.address, "port": listener.getsockname()[1], "epoch": epoch, "agent": seat.agent}
+    seat.run_dir.publish_endpoint(seat.incarnation, json.dumps(endpoint).encode())
+    options, controller = seat.options, Controller()
     last_round = seat.run_dir.last_round()
-    options = seat.options
     settings = Settings(
         min_nodes=seat.min_nodes,
         max_nodes=seat.max_nodes,
@@ -126,22 +144,13 @@ def _leader(seat: Seat, secret: bytes, journal: Callable[[Decision], None]) -> L
         last_call_timeout=options.last_call_timeout,
         heartbeat_limit=options.heartbeat_limit,
     )
-    controller = Controller()
 
     def nodes_down(nodes: Sequence[str]) -> frozenset[str]:
         states = controller.node_states(nodes)
         return frozenset(node for node, state in states.items() if state is NodeState.DOWN)
 
     ledger = RunDirLedger(seat.run_dir, epoch)
-    return Leader(seat.incarnation, secret, epoch, settings, ledger, journal, nodes_down)
-
-
-def _next_epoch(seat: Seat) -> int:
-    record = json.dumps({"agent": seat.agent}).encode()
-    epoch = (seat.run_dir.newest_epoch(seat.incarnation) or 0) + 1
-    while not seat.run_dir.claim_epoch(seat.incarnation, epoch, record):
-        epoch += 1
-    return epoch
+    return Leader(seat.incarnation, secret, epoch, settings, ledger, journal, nodes_down), listener
 
 
 def _listen(seat: Seat) -> socket.socket:

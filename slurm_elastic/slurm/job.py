@@ -86,6 +86,8 @@ class SlurmJob:
     """SLURM_SUBMIT_DIR: where sbatch was called."""
     nodes: tuple[str, ...]
     """Names in Slurm's order, each once: of the step when srun started this process, else of the job."""
+    job_nodes: tuple[str, ...]
+    """All nodes of the job; more than `nodes` for a step on some of them."""
     node: str
     """This node as Slurm names it, never its host name: SLURMD_NODENAME, else `nodes` at SLURM_NODEID."""
     node_rank: int
@@ -118,6 +120,11 @@ class SlurmJob:
         return Shape.ALLOCATION if self.array is None else Shape.ARRAY
 
     @property
+    def position(self) -> int:
+        """Index of `node` in the job's node list, the same in every step: the order of ranks."""
+        return self.job_nodes.index(self.node)
+
+    @property
     def run_id(self) -> str:
         """The array's job id, the same for all elements, else the job id."""
         return self.job_id if self.array is None else self.array.job_id
@@ -141,7 +148,7 @@ class SlurmJob:
             raise UsageError(f"SLURM_JOB_ID={job_id!r} is not a job id; unset it to run outside Slurm")
         context = _context(environ)
         het = _het(environ)
-        nodes = _nodes(environ, context, is_het=bool(het))
+        job_nodes, nodes = _nodes(environ, context, is_het=bool(het))
         if context is Context.STEP:
             _require_one_task_per_node(environ)
         node = _node(environ, nodes, is_het=bool(het))
@@ -151,6 +158,7 @@ class SlurmJob:
             partition=present(environ, "SLURM_JOB_PARTITION"),
             submit_dir=Path(text) if (text := present(environ, "SLURM_SUBMIT_DIR")) else None,
             nodes=nodes,
+            job_nodes=job_nodes,
             node=node,
             node_rank=nodes.index(node),
             array=_array(environ),
@@ -180,7 +188,8 @@ def _context(environ: Mapping[str, str]) -> Context:
     return Context.BATCH if step_id is None or step_id >= _FIRST_SPECIAL_STEP else Context.STEP
 
 
-def _nodes(environ: Mapping[str, str], context: Context, *, is_het: bool) -> tuple[str, ...]:
+def _nodes(environ: Mapping[str, str], context: Context, *, is_het: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The nodes of the job, and of them those of the step."""
     job_nodes = _node_list(environ, "SLURM_JOB_NODELIST", "SLURM_NODELIST")
     step_nodes = _node_list(environ, "SLURM_STEP_NODELIST") if context is Context.STEP else None
     if job_nodes is None:
@@ -198,9 +207,12 @@ def _nodes(environ: Mapping[str, str], context: Context, *, is_het: bool) -> tup
                 "another job; start the agent with srun, or submit from a shell outside of any job"
             )
     if step_nodes is None:
-        return job_nodes
+        return job_nodes, job_nodes
     _require_count(environ, "SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST", step_nodes)
-    return step_nodes
+    if is_het:
+        # A step that spans components has nodes that no component's own list has.
+        return step_nodes, step_nodes
+    return job_nodes, step_nodes
 
 
 def _node_list(environ: Mapping[str, str], *names: str) -> tuple[str, ...] | None:

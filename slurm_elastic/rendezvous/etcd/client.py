@@ -63,6 +63,8 @@ class EtcdClient:
         self._connection = Connection(config)
         self._watches = WatchStream(self._connection)
         self._keep_alive = KeepAlive()
+        self._shared_leases: dict[str, Lease] = {}
+        self._held: list[object] = []
         self._at_exit = weakref.WeakMethod(self.close)
         atexit.register(_close, self._at_exit)
 
@@ -144,13 +146,19 @@ class EtcdClient:
         What lives under it is gone ``ttl`` seconds after the last of them has ended. If it is lost all the same,
         it is made anew, empty.
         """
-        return self._begin_lease(Lease(self._connection, ttl, shared_lease_id(name), shared=True))
+        if name not in self._shared_leases:
+            lease = Lease(self._connection, ttl, shared_lease_id(name), shared=True)
+            self._shared_leases[name] = self._begin_lease(lease)
+        return self._shared_leases[name]
 
-    def end_lease(self, lease: Lease, *, revoke: bool = True) -> None:
-        """Stop to keep a lease alive and, unless others share it, have etcd delete its keys at once."""
+    def end_lease(self, lease: Lease) -> None:
+        """Give up a lease of our own; etcd deletes its keys at once."""
         self._keep_alive.remove(lease)
-        if revoke:
-            lease.revoke(self.limits)
+        lease.revoke(self.limits)
+
+    def hold(self, thing: object) -> None:
+        """Keep an object in memory until the client is closed."""
+        self._held.append(thing)
 
     def watch(self, key: bytes | str, *, prefix: bool = False, after_revision: int | None = None) -> Watch:
         """Read a key, or all with a prefix, and watch it from there on.
@@ -207,6 +215,7 @@ class EtcdClient:
         self._connection.close()
         self._keep_alive.join()
         self._watches.join()
+        self._held.clear()
 
     def _begin_lease(self, lease: Lease) -> Lease:
         lease.grant(self.limits)

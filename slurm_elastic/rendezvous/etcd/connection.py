@@ -45,6 +45,9 @@ _ATTEMPT_SECONDS = 3.0
 _FAIR_SECONDS = 1.0
 """A caller who waits less than this says nothing about the member when the time is up."""
 
+_OUTAGE_SECONDS = 3.0
+"""No member answers for so long: that is more than the election of a new leader, and worth a line."""
+
 _BACKOFF_SECONDS = (0.05, 1.0)
 """Pause after all members have failed in turn: the first, and the longest after doublings."""
 
@@ -125,6 +128,8 @@ class Connection:
         self._failures: dict[Endpoint, str] = {}
         self._findings: dict[Endpoint, str] = {}
         self._answered = False
+        self._outage_since: float | None = None
+        self._outage_told = False
         self._closed = threading.Event()
         self._process = os.getpid()
 
@@ -189,8 +194,8 @@ class Connection:
         outcome = diagnose_answer(code, details, self.config)
         if outcome is Retry.NEW_TOKEN:
             member.token = None
-        elif outcome is Retry.OTHER_MEMBER:
-            self._leave(member, short_reason(code, details))
+        elif isinstance(outcome, Retry):
+            self._leave(member, short_reason(code, details), lost=outcome is Retry.OTHER_MEMBER)
         return outcome
 
     def note_answer(self, member: Member) -> None:
@@ -199,9 +204,9 @@ class Connection:
         if member.endpoint not in self._failures:
             return
         with self._lock:
-            outage = len(self._failures) == len(self.config.endpoints)
             self._failures.pop(member.endpoint, None)
-        if outage:
+            told, self._outage_told, self._outage_since = self._outage_told, False, None
+        if told:
             logger.info("etcd answers again, at %s", member.endpoint)
 
     def pause(self, failures: int, deadline: float, limits: Limits) -> None:
@@ -244,25 +249,25 @@ class Connection:
                     call.cancel()
                     raise
 
-    def _leave(self, member: Member, reason: str) -> None:
-        """Move on to the next member, unless another thread did so already, and tell about it once."""
+    def _leave(self, member: Member, reason: str, *, lost: bool) -> None:
+        """Move on to the next member, unless another thread did so already, and tell about a lost one once."""
         with self._lock:
             if self._member is not member or self._closed.is_set():
                 return
             self._member = None
             self._position = (self._position + 1) % len(self.config.endpoints)
-            news = member.endpoint not in self._failures
+            news = lost and member.endpoint not in self._failures
             self._failures[member.endpoint] = reason
-            all_failed = len(self._failures) == len(self.config.endpoints)
+            outage = len(self._failures) == len(self.config.endpoints)
+            if outage and self._outage_since is None:
+                self._outage_since = time.monotonic()
         member.channel.close()
-        if not news:
-            return
-        if all_failed:
-            # Before the first answer it is for _give_up_when_hopeless to say what is the matter.
-            if self._answered:
-                self._tell_outage()
-        else:
-            logger.warning("etcd member %s is lost (%s); going on with the others", member.endpoint, reason)
+        if not outage:
+            if news:
+                logger.warning("etcd member %s is lost (%s); going on with the others", member.endpoint, reason)
+        elif not self._outage_told and self._outage_since + _OUTAGE_SECONDS < time.monotonic():
+            self._outage_told = True
+            logger.warning("no etcd member answers (%s); trying again until one does", self._reasons())
 
     def _reasons(self) -> str:
         return "; ".join(
@@ -281,8 +286,3 @@ class Connection:
                 f"no etcd member of {self.config} answered in time ({self._reasons()}); "
                 "check that etcd runs and that the endpoints are its client ports"
             ) from None
-        if not self._answered and failures == len(endpoints):
-            self._tell_outage()
-
-    def _tell_outage(self) -> None:
-        logger.warning("no etcd member answers (%s); trying again until one does", self._reasons())

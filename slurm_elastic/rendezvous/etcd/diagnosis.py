@@ -32,7 +32,9 @@ class Retry(enum.Enum):
     """What to do after a failed call that is no answer for the caller."""
 
     OTHER_MEMBER = enum.auto()
-    """The member is lost, slow, or without a leader."""
+    """The member is lost or slow."""
+    NO_LEADER = enum.auto()
+    """The member is there, but the members are just electing a leader, or it is cut off from the others."""
     NEW_TOKEN = enum.auto()
     """The member does not know our token: simple tokens live for minutes, and a restart forgets them."""
 
@@ -52,6 +54,8 @@ def diagnose_answer(code: str, details: str, config: EtcdConfig) -> Retry | Etcd
     """
     if "invalid auth token" in details or "revision of auth store is old" in details:
         return Retry.NEW_TOKEN
+    if any(text in details for text in ("no leader", "leader changed", "request timed out")):
+        return Retry.NO_LEADER
     for text, error in (
         ("requested lease not found", EtcdLeaseLostError("the etcd lease has expired, and its keys with it")),
         ("lease already exists", EtcdLeaseExistsError("an etcd lease with this id exists already")),

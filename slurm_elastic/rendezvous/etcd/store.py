@@ -38,7 +38,7 @@ class EtcdStore(Store):
     A value may be as large as etcd takes a request, 1.5 MiB by default.
 
     Args:
-        client: The connection to etcd, which may be shared with others; it is not closed with the store.
+        client: The connection to etcd, which may be shared with others. The store lives until it is closed.
         prefix: All keys of the store lie under it. Stores with the same prefix are the same store.
         timeout: How long waits, and calls while no member answers, may take.
 
@@ -56,6 +56,9 @@ class EtcdStore(Store):
         # twice is not the same as once, it also leaves a receipt, by which the next attempt knows.
         self._receipt = f"{self._prefix}receipts/{uuid.uuid4().hex}".encode()
         self._lease: Lease = client.shared_lease(self._prefix, LEASE_SECONDS)
+        # torch's C++ side keeps the C++ half of a store only (torch 2.13: neither PrefixStore nor a process group
+        # keeps the Python object), and without its Python half a store can do nothing.
+        client.hold(self)
 
     def set(self, key: str | bytes, value: str | bytes) -> None:
         """Write a key."""

@@ -43,6 +43,7 @@ def test_a_real_step_of_an_allocation() -> None:
         partition="low",
         submit_dir=Path("/home/ada/work"),
         nodes=("f1", "f2"),
+        job_nodes=("f1", "f2"),
         node="f2",
         node_rank=1,
         array=None,
@@ -196,3 +197,16 @@ def test_half_present_or_contradictory_variables(change: dict[str, str | None], 
     assert named in message
     assert mend in message
     assert "\n" not in message
+
+
+def test_a_step_on_some_nodes_keeps_the_place_in_the_job():
+    environ = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n[1-4]",
+        "SLURM_STEP_ID": "1",
+        "SLURM_STEP_NODELIST": "n[3-4]",
+        "SLURMD_NODENAME": "n4",
+    }
+    job = parsed(environ)
+    assert (job.nodes, job.job_nodes) == (("n3", "n4"), ("n1", "n2", "n3", "n4"))
+    assert (job.node_rank, job.position) == (1, 3)
