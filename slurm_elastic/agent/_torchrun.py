@@ -121,7 +121,7 @@ def torchrun_config(
     }
     if options.logs_specs is None:
         # torch's own would make a directory in /tmp when constructed.
-        given.update(log_dir=os.devnull, redirects="0", tee="0")
+        given.update(log_dir=os.devnull, redirects="0", tee="0", local_ranks_filter="")
     else:
         given.update(redirects=options.redirects or "0", tee=options.tee or "0")
     _require_numbers(options)

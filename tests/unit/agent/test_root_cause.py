@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.agent.root_cause import last_words, root_cause
+from slurm_elastic.rendezvous.membership import WorkerFailure
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    step()\nValueError: nan\n'
+
+
+def failure(exit_code: int, message: str = "", log: str = "/r/rank_05/stderr.log") -> WorkerFailure:
+    return WorkerFailure("n2/7.0/1", "n2", 5, exit_code, message=message, error_file="/r/rank_05/error.json", log=log)
+
+
+def test_names_who_how_why_and_where() -> None:
+    assert root_cause(failure(1, TRACEBACK)) == (
+        "rank 5 on n2 ended with exit code 1\n"
+        "  Traceback (most recent call last):\n"
+        '    File "train.py", line 3, in <module>\n'
+        "      step()\n"
+        "  ValueError: nan\n"
+        "the rest: /r/rank_05/stderr.log"
+    )
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "expected"),
+    [
+        (3, "rank 5 on n2 ended with exit code 3"),
+        (-11, "rank 5 on n2 was killed by SIGSEGV"),
+        (-9, "rank 5 on n2 was killed by SIGKILL, perhaps for lack of memory"),
+        (-99, "rank 5 on n2 was killed by signal 99"),
+    ],
+)
+def test_how_it_ended(exit_code: int, expected: str) -> None:
+    assert root_cause(failure(exit_code)).splitlines() == [expected, "the rest: /r/rank_05/stderr.log"]
+
+
+def test_says_where_as_far_as_it_is_known() -> None:
+    assert root_cause(failure(1, log="")).splitlines()[-1] == "the rest: /r/rank_05/error.json"
+    bare = WorkerFailure("a", "n2", 5, 1)
+    assert root_cause(bare) == "rank 5 on n2 ended with exit code 1"
+
+
+def test_a_long_traceback_keeps_its_head_and_its_end() -> None:
+    frames = "".join(f"  frame {number}\n" for number in range(100))
+    lines = root_cause(failure(1, f"Traceback (most recent call last):\n{frames}ValueError: nan")).splitlines()
+    assert lines[1:4] == ["  Traceback (most recent call last):", "  ...", "    frame 83"]
+    assert lines[-2] == "  ValueError: nan"
+    assert len(lines) == 22
+
+
+def test_nothing_in_it_moves_the_cursor() -> None:
+    text = root_cause(failure(1, "\x1b[31mred\x1b[0m\n 10%\r 20%\r 30%\n\x07bell\x00\n" + "x" * 1000))
+    assert text.splitlines()[1:-1] == ["  red", "   30%", "  bell", "  " + "x" * 300]
+
+
+def test_last_words_are_the_recorded_exception(tmp_path: Path) -> None:
+    error_file, log = tmp_path / "error.json", tmp_path / "stderr.log"
+    extra = {"py_callstack": TRACEBACK, "timestamp": "1"}
+    error_file.write_text(json.dumps({"message": {"message": "ValueError: nan", "extraInfo": extra}}))
+    log.write_text("something else\n")
+    assert last_words(str(error_file), str(log)) == TRACEBACK.rstrip()
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"message": "plain"}, "plain"),
+        ({"message": {"message": "no traceback"}}, "no traceback"),
+        ({"message": {"message": "no traceback", "extraInfo": 3}}, "no traceback"),
+        ({"message": 3}, "from the log"),
+        ([], "from the log"),
+    ],
+)
+def test_other_shapes_of_the_record(tmp_path: Path, record: object, expected: str) -> None:
+    error_file, log = tmp_path / "error.json", tmp_path / "stderr.log"
+    error_file.write_text(json.dumps(record))
+    log.write_text("from the log\n")
+    assert last_words(str(error_file), str(log)) == expected
+
+
+def test_without_a_record_the_log_speaks(tmp_path: Path) -> None:
+    log = tmp_path / "stderr.log"
+    log.write_bytes(b"x" * 200_000 + b"\nwarm up\n" + TRACEBACK.encode() + b"\xff last\n")
+    (tmp_path / "error.json").write_text('{"message": ')
+    assert last_words(str(tmp_path / "error.json"), str(log)) == TRACEBACK + "\ufffd last"
+    log.write_text("one\n\ntwo\n")
+    assert last_words("", str(log)) == "one\ntwo"
+
+
+def test_nothing_is_known(tmp_path: Path) -> None:
+    assert last_words(str(tmp_path / "none.json"), str(tmp_path / "none.log")) == ""
+    assert last_words("", "") == ""

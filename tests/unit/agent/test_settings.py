@@ -1,0 +1,405 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.multiprocessing import Std
+from torch.distributed.launcher.api import LaunchConfig
+
+from slurm_elastic.agent.logs import RoundLogsSpecs
+from slurm_elastic.agent.settings import AgentSettings, Start, resolve
+from slurm_elastic.cli.agent_parser import agent_parser
+from slurm_elastic.errors import UsageError
+from slurm_elastic.rundir import RunDir
+from slurm_elastic.slurm import AddressWish, SlurmJob, ephemeral_low, port_sequence
+
+STEP = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NODELIST": "n[1-3]",
+    "SLURM_JOB_NUM_NODES": "3",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "n[1-3]",
+    "SLURM_STEP_NUM_NODES": "3",
+    "SLURM_NODEID": "1",
+    "SLURMD_NODENAME": "n2",
+    "SLURM_SUBMIT_DIR": "/shared",
+}
+ELEMENT = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_ARRAY_JOB_ID": "10",
+    "SLURM_ARRAY_TASK_ID": "2",
+    "SLURM_ARRAY_TASK_COUNT": "8",
+    "SLURM_JOB_NODELIST": "n5",
+    "SLURM_STEP_ID": "0",
+    "SLURM_NODEID": "0",
+    "SLURMD_NODENAME": "n5",
+    "SLURM_RESTART_COUNT": "4",
+    "SLURM_STEP_RESV_PORTS": "21000-21001",
+    "SLURM_SUBMIT_DIR": "/shared",
+}
+
+
+@pytest.fixture(autouse=True)
+def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith(("PET_", "SLURM", "TORCHELASTIC_", "TORCH_ELASTIC_", "PYTHON_EXEC")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+
+
+def settle(arguments: str, environ: dict[str, str]) -> AgentSettings:
+    return resolve(agent_parser().parse_args(arguments.split()), environ)
+
+
+def ports(run_id: str, restart_count: int = 0, reserved: tuple[int, ...] = ()) -> tuple[int, ...]:
+    return port_sequence(run_id, restart_count, ephemeral_low(), reserved)
+
+
+def settings_of_n2(**changes: Any) -> AgentSettings:
+    run_dir = RunDir(Path("/shared/elastic-runs/7"), "7")
+    settings = AgentSettings(
+        job=SlurmJob.from_environment(STEP),
+        run_id="7",
+        run_dir=run_dir,
+        agent=f"n2/7.0/{os.getpid()}",
+        node="n2",
+        position=1,
+        expected_nodes=("n1", "n2", "n3"),
+        restart_count=0,
+        leader_node="n1",
+        ports=ports("7"),
+        endpoint_host=None,
+        address=AddressWish(),
+        launch_config=launch_config(),
+        entrypoint=sys.executable,
+        args=("-u", "train.py"),
+        python_script=True,
+        start=Start.WARM,
+        preload=(),
+    )
+    return dataclasses.replace(settings, **changes)
+
+
+def launch_config(**changes: Any) -> LaunchConfig:
+    logs = RunDir(Path("/shared/elastic-runs/7"), "7")
+    values = {
+        "min_nodes": 1,
+        "max_nodes": 3,
+        "nproc_per_node": 1,
+        "logs_specs": RoundLogsSpecs(logs, tee=Std.ALL),
+        "run_id": "7",
+        "role": "default",
+        "rdzv_endpoint": f"n1:{ports('7')[0]}",
+        "rdzv_backend": "slurm",
+        "max_restarts": 0,
+        "log_line_prefix_template": "[n2/${rank}] ",
+        "duplicate_stdout_filters": [],
+        "duplicate_stderr_filters": [],
+        **changes,
+    }
+    return LaunchConfig(**values)
+
+
+def test_slurm_fills_in_everything() -> None:
+    assert settle("train.py", STEP) == settings_of_n2()
+
+
+def test_every_part_can_be_given() -> None:
+    given = settle(
+        "--nnodes 2:8 --nproc-per-node=4 --max_restarts 3 --run-dir /data --rdzv-endpoint head:4000 --start cold "
+        "--preload numpy,my.data --interface ib0 --node-pattern {node}-ib --local_addr 10.0.0.1 --role trainer "
+        "--rdzv-conf join_timeout=60 --redirects 2 --local-ranks-filter 0,2 --log-dir /logs --monitor-interval 1 "
+        "train.py --lr 1e-3 --nnodes 9",
+        STEP,
+    )
+    logs = RunDir(Path("/logs/7"), "7")
+    assert given == settings_of_n2(
+        run_dir=RunDir(Path("/data/elastic-runs/7"), "7"),
+        ports=(4000,),
+        endpoint_host="head",
+        address=AddressWish("10.0.0.1", "ib0", "{node}-ib"),
+        launch_config=launch_config(
+            min_nodes=2,
+            max_nodes=8,
+            nproc_per_node=4,
+            max_restarts=3,
+            role="trainer",
+            rdzv_endpoint="head:4000",
+            rdzv_configs={"join_timeout": "60"},
+            local_addr="10.0.0.1",
+            monitor_interval=1.0,
+            logs_specs=RoundLogsSpecs(logs, redirects=Std.ERR, local_ranks_filter={0, 2}),
+        ),
+        args=("-u", "train.py", "--lr", "1e-3", "--nnodes", "9"),
+        start=Start.COLD,
+        preload=("numpy", "my.data"),
+    )
+
+
+def test_environment_variables_of_torchrun_count_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_NNODES", "2")
+    monkeypatch.setenv("PET_TEE", "1")
+    monkeypatch.setenv("PET_RUN_DIR", "/data")
+    run_dir = RunDir(Path("/data/elastic-runs/7"), "7")
+    assert settle("train.py", STEP) == settings_of_n2(
+        run_dir=run_dir,
+        launch_config=launch_config(min_nodes=2, max_nodes=2, logs_specs=RoundLogsSpecs(run_dir, tee=Std.OUT)),
+    )
+
+
+def test_an_array_element_expects_nobody_and_has_the_ports_of_all() -> None:
+    run_dir = RunDir(Path("/shared/elastic-runs/10"), "10")
+    assert settle("train.py", ELEMENT) == settings_of_n2(
+        job=SlurmJob.from_environment(ELEMENT),
+        run_id="10",
+        run_dir=run_dir,
+        agent=f"n5/12.4/{os.getpid()}",
+        node="n5",
+        position=0,
+        expected_nodes=(),
+        restart_count=4,
+        leader_node="n5",
+        ports=ports("10"),
+        launch_config=launch_config(
+            max_nodes=8,
+            run_id="10",
+            rdzv_endpoint=f"n5:{ports('10')[0]}",
+            logs_specs=RoundLogsSpecs(run_dir, tee=Std.ALL),
+            log_line_prefix_template="[n5/${rank}] ",
+        ),
+    )
+
+
+def test_outside_slurm_there_is_one_node_and_a_run_of_its_own() -> None:
+    settings = settle("train.py", {})
+    assert settings.run_id != settle("train.py", {}).run_id
+    run_dir = RunDir(Path.cwd() / "elastic-runs" / settings.run_id, settings.run_id)
+    assert settings == settings_of_n2(
+        job=None,
+        run_id=settings.run_id,
+        run_dir=run_dir,
+        agent=f"localhost/0.0/{os.getpid()}",
+        node="localhost",
+        position=0,
+        expected_nodes=("localhost",),
+        leader_node="localhost",
+        ports=ports(settings.run_id),
+        launch_config=launch_config(
+            max_nodes=1,
+            run_id=settings.run_id,
+            rdzv_endpoint=f"localhost:{ports(settings.run_id)[0]}",
+            logs_specs=RoundLogsSpecs(run_dir, tee=Std.ALL),
+            log_line_prefix_template="[localhost/${rank}] ",
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"SLURM_GPUS_ON_NODE": "4"}, 4),
+        ({"SLURM_GPUS_ON_NODE": "0"}, 1),
+        ({}, 1),
+    ],
+)
+def test_workers_of_a_node_are_its_gpus(environ: dict[str, str], expected: int) -> None:
+    assert settle("train.py", {**STEP, **environ}).launch_config.nproc_per_node == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "expected"),
+    [
+        ("", {"SLURM_RESTART_COUNT": "2", "SLURM_STEP_RESV_PORTS": "21000"}, ports("7", 2, (21000,))),
+        # Jobs of one run have different restart counts and ports.
+        ("--run-id a", {"SLURM_RESTART_COUNT": "2", "SLURM_STEP_RESV_PORTS": "21000"}, ports("a")),
+        ("--rdzv-endpoint head", {}, ports("7")),
+        ("--rdzv-endpoint [fe80::1]:4000", {}, (4000,)),
+    ],
+)
+def test_ports(arguments: str, environ: dict[str, str], expected: tuple[int, ...]) -> None:
+    assert settle(f"{arguments} train.py", {**STEP, **environ}).ports == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "entrypoint", "args", "python_script"),
+    [
+        ("-m package.train --x", sys.executable, ("-u", "-m", "package.train", "--x"), True),
+        ("--no-python sh -c true", "sh", ("-c", "true"), False),
+    ],
+)
+def test_entry_points(arguments: str, entrypoint: str, args: tuple[str, ...], python_script: bool) -> None:
+    settings = settle(arguments, STEP)
+    assert (settings.entrypoint, settings.args, settings.python_script) == (entrypoint, args, python_script)
+
+
+def test_another_interpreter_cannot_start_warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHON_EXEC", "/usr/bin/python3")
+    settings = settle("train.py", STEP)
+    assert (settings.entrypoint, settings.python_script) == ("/usr/bin/python3", False)
+
+
+def test_a_function_of_torch_runs_the_script_in_this_interpreter() -> None:
+    settings = settle(f"--run-path {Path.cwd()}/train.py 1", STEP)
+    assert callable(settings.entrypoint)
+    assert settings.args == (f"{Path.cwd()}/train.py", "1")
+    assert not settings.python_script
+
+
+@pytest.mark.parametrize(
+    ("given", "workers", "expected"), [(None, 1, None), (None, 2, "1"), ("8", 2, "8"), ("8", 1, "8")]
+)
+def test_threads_are_limited_as_by_torchrun_and_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    given: str | None,
+    workers: int,
+    expected: str | None,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_NUM_THREADS")
+    with caplog.at_level("INFO"):
+        settle(f"--nproc-per-node {workers} train.py", {})
+    assert os.environ.get("OMP_NUM_THREADS") == expected
+    lines = ["OMP_NUM_THREADS is not set: 1 for each worker, as with torchrun"] if given is None and workers > 1 else []
+    assert [record.getMessage() for record in caplog.records if "OMP" in record.getMessage()] == lines
+
+
+def test_options_of_the_static_rendezvous_are_ignored_aloud(caplog: pytest.LogCaptureFixture) -> None:
+    settle("--node-rank 3 --master-port 29500 train.py", {})
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["--node-rank", "--master-port"]
+
+
+def test_no_directory_is_made(tmp_path: Path) -> None:
+    settle("train.py", {})
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+ONE = {**STEP, "SLURM_JOB_NODELIST": "n2", "SLURM_STEP_NODELIST": "n2", "SLURM_NODEID": "0"}
+ONE.update(SLURM_JOB_NUM_NODES="1", SLURM_STEP_NUM_NODES="1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ"),
+    [
+        ("--nnodes 9:9", ELEMENT),
+        ("--nnodes 4:8 --run-id shared", STEP),
+        ("--nnodes 2 --run-id shared", {}),
+        ("--standalone", ONE),
+        ("--rdzv-backend slurm", STEP),
+        ("--tee 0:3,11:1 --redirects 3", STEP),
+    ],
+)
+def test_accepted(arguments: str, environ: dict[str, str]) -> None:
+    settle(f"{arguments} train.py", environ)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "message"),
+    [
+        ("--nnodes 4:2", STEP, "--nnodes 4:2: the minimum is above the maximum; write it as in 2:4"),
+        ("--nnodes 0", STEP, "--nnodes 0: a run needs at least one node; write it as in 1:1"),
+        ("--nnodes two", STEP, "--nnodes 'two' is neither a number nor MIN:MAX; write it as in 4 or 2:4"),
+        ("--nnodes 1:2:3", STEP, "--nnodes '1:2:3' is neither a number nor MIN:MAX; write it as in 4 or 2:4"),
+        (
+            "--nnodes 4",
+            STEP,
+            "--nnodes: at least 4 nodes are asked for, and the job has 3; lower the minimum or submit with --nodes=4",
+        ),
+        ("--nnodes 2", {}, "--nnodes: at least 2 nodes are asked for, and there is one here; lower the minimum"),
+        (
+            "--nproc-per-node many",
+            STEP,
+            "--nproc-per-node 'many': Unsupported nproc_per_node value: many; give a number, auto, cpu or gpu",
+        ),
+        ("--nproc-per-node 0", STEP, "--nproc-per-node '0' makes 0 workers on this node; give a number from 1 on"),
+        ("--max-restarts -1", STEP, "--max-restarts -1 is negative; give 0 or more"),
+        (
+            "--max-restarts x",
+            STEP,
+            "argument --max-restarts/--max_restarts: invalid int value: 'x'; see slurm-elastic agent --help",
+        ),
+        ("--monitor-interval 0", STEP, "--monitor-interval 0 is not above 0; give seconds, as in 0.1"),
+        ("--shutdown-timeout -1", STEP, "shutdown_timeout must be non-negative, got -1"),
+        (
+            "--rdzv-backend c10d",
+            STEP,
+            "--rdzv-backend c10d: slurm-elastic agent has one rendezvous, slurm; leave it out, or use torchrun for the "
+            "others",
+        ),
+        (
+            "--rdzv-endpoint head:0",
+            STEP,
+            "--rdzv-endpoint 'head:0' is not HOST:PORT with a port from 1 to 65535; or leave it out",
+        ),
+        (
+            "--rdzv-conf timeout",
+            STEP,
+            "The rendezvous configuration option 'timeout' must have a value specified.",
+        ),
+        ("--standalone", STEP, "--standalone would train once on every node; leave it out, the nodes find each other"),
+        (
+            "--event-log-handler mine",
+            STEP,
+            "--event-log-handler 'mine' is not registered; there are console, dynamic_rendezvous, null",
+        ),
+        (
+            "--tee 4",
+            STEP,
+            "--tee '4' is neither 0, 1 (stdout), 2 (stderr), 3 (both) nor a list by local rank such as 0:3,1:1",
+        ),
+        ("--local-ranks-filter a", STEP, "--local-ranks-filter 'a' is not a list of local ranks such as 0,1"),
+        (
+            "--run-id a/b",
+            STEP,
+            "run id 'a/b' is no safe file name; use at most 128 letters, digits, '.', '_' and '-', and begin with a "
+            "letter or digit",
+        ),
+        (
+            "",
+            {name: value for name, value in STEP.items() if "STEP" not in name},
+            "this is one process of a job with 3 nodes; start one agent on each: srun --ntasks-per-node=1 "
+            "slurm-elastic agent ...",
+        ),
+        ("--no-python -m", STEP, "Don't use both the '--no-python' flag and the '--module' flag at the same time."),
+    ],
+)
+def test_bad_input(arguments: str, environ: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        settle(f"{arguments} train.py", environ)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("variable", ["PET_STANDALONE", "PET_START", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
+def test_bad_variables(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "yes")
+    with pytest.raises(UsageError):
+        settle("train.py", STEP)
+
+
+def test_scripts_that_are_not_there(tmp_path: Path) -> None:
+    here = Path.cwd()
+    (here / "package").mkdir()
+    (here / "runnable").mkdir()
+    (here / "runnable" / "__main__.py").write_text("")
+    settle("runnable", STEP)
+    messages = {
+        "tran.py": f"no script {here}/tran.py on n2; did you mean train.py?",
+        "missing": f"no script {here}/missing on n2; give its path, on a disk that all nodes share",
+        "/nowhere/train.py": "no script /nowhere/train.py on n2; its directory is not there; use one on a disk that "
+        "all nodes share",
+        "package": f"{here}/package is a directory without __main__.py; name the script in it",
+        "--no-python no-such-program": "no program no-such-program on n2; give a path, or a name that is in PATH there",
+    }
+    said = {}
+    for arguments in messages:
+        with pytest.raises(UsageError) as caught:
+            settle(arguments, STEP)
+        said[arguments] = str(caught.value)
+    assert said == messages

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic import __version__
+from slurm_elastic.cli import main
+
+HELP = """
+import sys
+from slurm_elastic.cli import main
+
+try:
+    main({arguments!r})
+except SystemExit as end:
+    assert not end.code
+slow = {{"torch", "submitit", "etcd3", "rich", "msgspec", "numpy", "asyncio"}}
+print(sorted(slow & {{name.partition(".")[0] for name in sys.modules}}), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["template", "--help"], ["verdict", "--help"]])
+def test_help_imports_nothing_slow(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HELP.format(arguments=arguments)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stderr == "[]\n"
+    assert "slurm-elastic" in done.stdout
+
+
+def test_help_names_every_verb_and_gives_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["--help"])
+    text = capsys.readouterr().out
+    for verb in ("agent", "template", "verdict"):
+        assert f"\n  {verb} " in text
+    assert "examples:\n  slurm-elastic template allocation > elastic.sbatch" in text
+
+
+def test_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_elastic", "--version"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, f"slurm-elastic {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "the following arguments are required: VERB, arguments; see slurm-elastic --help"),
+        (["agnt"], "no verb 'agnt'; did you mean agent?"),
+        (["x"], "no verb 'x'; there are agent, template, verdict"),
+        (["--bogus", "agent"], "unrecognized arguments: --bogus; see slurm-elastic --help"),
+        (["template", "alocation"], "no template 'alocation'; did you mean allocation?"),
+        (["template", "--bogus"], "unrecognized arguments: --bogus; see slurm-elastic template --help"),
+        (["verdict", "x"], "argument status: invalid int value: 'x'; see slurm-elastic verdict --help"),
+    ],
+)
+def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], line: str) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr() == ("", f"slurm-elastic: error: {line}\n")
+
+
+def test_templates_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["template"]) == 0
+    assert capsys.readouterr().out == (
+        "allocation    One run in one job: one elastic agent on each node of the allocation\n"
+    )
+    assert main(["template", "allocation"]) == 0
+    shipped = Path(__file__).parents[3] / "sbatch_templates" / "allocation.sbatch"
+    assert capsys.readouterr().out == shipped.read_text()
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({}, "no script {here}/missing.py on localhost; give its path, on a disk that all nodes share"),
+        ({"LOGLEVEL": "loud"}, "LOGLEVEL='loud' is no level; set it to DEBUG, INFO, WARNING or ERROR, or unset it"),
+    ],
+)
+def test_an_agent_that_cannot_start_says_so_in_one_line(tmp_path: Path, environ: dict[str, str], message: str) -> None:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PET_", "LOGLEVEL"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_elastic", "agent", "--start", "cold", "missing.py"],
+        cwd=tmp_path,
+        env={**clean, "PYTHONPATH": str(Path(__file__).parents[3]), **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"slurm-elastic: error: {message.format(here=tmp_path)}\n"
+    assert list(tmp_path.iterdir()) == []

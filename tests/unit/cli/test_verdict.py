@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.cli import main
+from slurm_elastic.rundir import RunDir
+
+BATCH = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+    "SLURM_NODEID": "0",
+    "SLURMD_NODENAME": "n1",
+}
+
+
+@pytest.fixture(autouse=True)
+def _batch_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith(("SLURM", "PET_")):
+            monkeypatch.delenv(name)
+    for name, value in {**BATCH, "SLURM_SUBMIT_DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+
+
+def finish(base: Path, run_id: str) -> None:
+    RunDir.for_run(base, run_id).open().mark_done({})
+
+
+@pytest.mark.parametrize("status", [1, 75, 76, 137])
+def test_a_run_that_is_not_finished_leaves_the_exit_code(tmp_path: Path, status: int) -> None:
+    assert main(["verdict", str(status), "train.py"]) == status
+    RunDir.for_run(tmp_path, "7").open()
+    assert main(["verdict", str(status), "train.py"]) == status
+
+
+@pytest.mark.parametrize(
+    ("base", "run_id", "arguments"),
+    [
+        (".", "7", "train.py --lr 1"),
+        (".", "7", ""),
+        (".", "mine", "--run-id mine train.py"),
+        ("data", "7", "--nnodes 2 --run-dir {base} train.py"),
+    ],
+)
+def test_a_finished_run_is_a_success(tmp_path: Path, base: str, run_id: str, arguments: str) -> None:
+    directory = tmp_path / base
+    directory.mkdir(exist_ok=True)
+    finish(directory, run_id)
+    assert main(["verdict", "75", *arguments.format(base=directory).split()]) == 0
+
+
+def test_trouble_leaves_the_exit_code(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["verdict", "75", "--run-id", "a/b"]) == 75
+    assert capsys.readouterr().err.startswith("slurm-elastic verdict: run id 'a/b' is no safe file name")
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert main(["verdict", "75"]) == 75
+    assert capsys.readouterr().err.startswith(
+        "slurm-elastic verdict: SLURM_JOB_NODELIST is set but SLURM_JOB_ID is not"
+    )
