@@ -47,13 +47,27 @@ class Agent(Verb):
 
 
 def _start_warm(arguments: Sequence[str]) -> WarmProcess | None:
-    """Start the process that workers are forked from, so that its imports run while the agent does its own."""
+    """Start the process that starts workers, so that its imports run while the agent does its own."""
     seen = glance(arguments, os.environ)
-    if not seen.warm:
+    if seen.script is None:
         return None
-    from slurm_elastic.agent.warm import WarmProcess
+    from slurm_elastic.agent.warm import Program, WarmProcess
+    from slurm_elastic.slurm import SlurmJob
 
-    return WarmProcess.start(preload=seen.preload)
+    job = SlurmJob.from_environment(os.environ)
+    return WarmProcess.start(
+        Program.from_command_line(arguments),
+        warm=seen.start in (None, "warm"),
+        preload=seen.preload,
+        local_world_size=_local_world_size(seen.nproc_per_node, job.gpus_on_node if job else 0),
+    )
+
+
+def _local_world_size(text: str | None, gpus: int) -> int:
+    if text is None:
+        return gpus or 1
+    # What auto, cpu and gpu come to is known to torch; whether it is more than one is guessed well enough.
+    return int(text) if text.isdecimal() else gpus or os.cpu_count() or 1
 
 
 def _settings(arguments: Sequence[str]) -> AgentSettings:

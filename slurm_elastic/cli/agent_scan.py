@@ -1,12 +1,11 @@
 """A quick look at the agent's command line, without torch's parser, whose import takes a second or more.
 
-For what has to be known before that: whether to start the process that workers are forked from, which imports torch
-while the agent does. torch's parser decides; what is guessed wrongly here costs time and nothing else.
+For what has to be known before that: how to start the process that starts workers, which imports torch while the agent
+does. torch's parser decides; what is guessed wrongly here costs time and nothing else.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,23 +24,25 @@ _FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What the command line seems to ask for."""
+    """What the command line seems to say; None where it says nothing."""
 
-    warm: bool
-    """Workers are to start warm, and may."""
-    preload: tuple[str, ...]
-    run_id: str | None
-    run_dir: str | None
+    script: str | None = None
+    """The script, module or program."""
+    start: str | None = None
+    preload: tuple[str, ...] = ()
+    nproc_per_node: str | None = None
+    run_id: str | None = None
+    run_dir: str | None = None
 
 
 def glance(arguments: Sequence[str], environ: Mapping[str, str]) -> Glance:
-    """Look at the options before the script."""
+    """Look at the options before the script, and at PET_* for those that are not there."""
     given: dict[str, str] = {}
     rest = iter(arguments)
-    script = False
+    script = None
     for word in rest:
-        if not word.startswith("-") or word == "-":
-            script = True
+        if not word.startswith("-"):
+            script = word
             break
         option, sign, value = word.partition("=")
         if option.startswith("--"):
@@ -52,13 +53,15 @@ def glance(arguments: Sequence[str], environ: Mapping[str, str]) -> Glance:
         if not sign and option not in _FLAGS and (option.startswith("--") or len(option) == 2):
             value = next(rest, "")
         given[option] = value
-    start = given.get("--start", environ.get("PET_START", "warm"))
-    preload = given.get("--preload", environ.get("PET_PRELOAD", ""))
-    foreign = "--no-python" in given or environ.get("PET_NO_PYTHON", "0") != "0"
-    other_python = environ.get("PYTHON_EXEC", sys.executable) != sys.executable
+
+    def said(option: str, variable: str) -> str | None:
+        return given.get(option) or environ.get(variable) or None
+
     return Glance(
-        warm=script and start == "warm" and not foreign and not other_python,
-        preload=tuple(name for name in preload.split(",") if name),
-        run_id=given.get("--run-id") or given.get("--rdzv-id") or environ.get("PET_RDZV_ID") or None,
-        run_dir=given.get("--run-dir") or environ.get("PET_RUN_DIR") or None,
+        script=script,
+        start=said("--start", "PET_START"),
+        preload=tuple(name for name in (said("--preload", "PET_PRELOAD") or "").split(",") if name),
+        nproc_per_node=said("--nproc-per-node", "PET_NPROC_PER_NODE"),
+        run_id=given.get("--run-id") or said("--rdzv-id", "PET_RDZV_ID"),
+        run_dir=said("--run-dir", "PET_RUN_DIR"),
     )
