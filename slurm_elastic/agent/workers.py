@@ -7,14 +7,17 @@ the others, signals are left to the agent, and no process of a worker's group ou
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal as signals
 from collections.abc import Mapping
+from pathlib import Path
 from string import Template
 from typing import Protocol, runtime_checkable
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import LogsSpecs, RunProcsResult, SubprocessContext
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.utils.api import macros
 
 __all__ = ["ColdWorkers", "WorkerGroupProcesses", "start_workers"]
@@ -88,6 +91,17 @@ class ColdWorkers(SubprocessContext):
             result.return_values = dict.fromkeys(range(self.nprocs))
         return result
 
+    def _capture_process_failures(self, done_local_ranks: set[int]) -> None:
+        for rank in self._running_local_ranks:
+            process = self.subprocess_handlers[rank].proc
+            code = process.poll()
+            if code is None:
+                continue
+            done_local_ranks.add(rank)
+            if code != 0:
+                error_file = whole_error_file(self.error_files[rank])
+                self._failures[rank] = ProcessFailure(rank, process.pid, code, error_file)
+
     def _collect(self) -> None:
         ended: set[int] = set()
         self._capture_process_failures(ended)
@@ -108,6 +122,19 @@ class ColdWorkers(SubprocessContext):
         for fd in self._exits.values():
             os.close(fd)
         self._exits = {}
+
+
+def whole_error_file(path: str) -> str:
+    """The path, or nothing if the file is torn.
+
+    A worker that is killed while ``@record`` writes leaves half a file, and ProcessFailure (torch 2.13,
+    elastic/multiprocessing/errors/__init__.py) raises on one that is not JSON, which would end the agent.
+    """
+    try:
+        json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return ""
+    return path
 
 
 def start_workers(
