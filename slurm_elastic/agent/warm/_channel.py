@@ -1,0 +1,84 @@
+"""The private line between the agent and its warm process.
+
+A pair of Unix sockets without a name: nobody else can reach it. Messages are small JSON objects that keep their
+boundaries (SOCK_SEQPACKET); what may be large (a worker's environment, a pickled call) travels as a memory file
+(memfd_create(2)) whose descriptor goes with the message.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["Channel", "memory_file", "read_memory_file"]
+
+_LONGEST = 65536
+_MOST_DESCRIPTORS = 16
+
+
+class Channel:
+    """One end of the line."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        """Both ends; neither survives an execve unless it is passed on by name."""
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(one), cls(other)
+
+    @classmethod
+    def inherited(cls, descriptor: int) -> Channel:
+        """The end that this process was started with."""
+        os.set_inheritable(descriptor, False)
+        return cls(socket.socket(fileno=descriptor))
+
+    def fileno(self) -> int:
+        """Readable when a message waits or the other end is gone."""
+        return self._socket.fileno()
+
+    def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Send one message.
+
+        Raises:
+            OSError: the other end is gone, or the message is longer than 64 KiB.
+        """
+        data = json.dumps(message).encode()
+        if descriptors:
+            socket.send_fds(self._socket, [data], list(descriptors))
+        else:
+            self._socket.send(data)
+
+    def receive(self) -> tuple[dict[str, Any], list[int]] | None:
+        """Take the next message, waiting for it; None when the other end is gone."""
+        try:
+            data, descriptors, _flags, _address = socket.recv_fds(
+                self._socket, _LONGEST, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionResetError:
+            return None
+        return (json.loads(data), descriptors) if data else None
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+
+def memory_file(data: bytes = b"") -> int:
+    """A descriptor of a new file that lives in memory and has no name, positioned at its start."""
+    descriptor = os.memfd_create("slurm-elastic")
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def read_memory_file(descriptor: int) -> bytes:
+    """Everything in the file, wherever the descriptor is positioned; closes it."""
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    with open(descriptor, "rb") as file:
+        return file.read()

@@ -1,0 +1,96 @@
+"""Linux calls that Python's standard library lacks: prctl, and the children of a process."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+__all__ = [
+    "become_subreaper",
+    "children",
+    "flush_c_streams",
+    "kill_children_of_sessions",
+    "set_parent_death_signal",
+    "set_task_name",
+]
+
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, argument: int | bytes) -> None:
+    value = ctypes.c_char_p(argument) if isinstance(argument, bytes) else ctypes.c_ulong(argument)
+    if _libc.prctl(option, value, ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def set_parent_death_signal(number: int) -> None:
+    """Ask the kernel for this signal when the thread that forked this process ends (prctl(2)); 0 asks for none.
+
+    The setting survives execve and is cleared in a forked child. A parent that died before the call sends nothing:
+    compare os.getppid() afterwards.
+    """
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def become_subreaper() -> None:
+    """Make this process the new parent of descendants whose own parent ends (prctl(2)); children do not inherit it."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_task_name(name: bytes) -> None:
+    """Set the name that ps shows as comm; the kernel keeps 15 bytes."""
+    _prctl(_PR_SET_NAME, name)
+
+
+def flush_c_streams() -> None:
+    """Write out what C code printed, so that a fork does not copy it into the child's buffers."""
+    _libc.fflush(None)
+
+
+def children(parent: int) -> list[int]:
+    """The processes whose parent this is, zombies included.
+
+    Read from /proc/*/stat: /proc/<pid>/task/<tid>/children needs a kernel built with CONFIG_PROC_CHILDREN.
+    """
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdecimal() and _stat_field(int(entry), 1) == parent]  # noqa: PTH208
+
+
+def kill_children_of_sessions(sessions: Collection[int], timeout: float) -> dict[int, int]:
+    """Kill and reap the children of this process that belong to these sessions, and what they leave behind in turn.
+
+    Returns:
+        Exit codes, or minus signal numbers, of the leaders of the sessions among them, by pid.
+    """
+    codes: dict[int, int] = {}
+    end = time.monotonic() + timeout
+    while left := [pid for pid in children(os.getpid()) if _stat_field(pid, 3) in sessions]:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+            reaped, status = os.waitpid(pid, os.WNOHANG)
+            if reaped and pid in sessions:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+        if time.monotonic() > end:
+            break
+        time.sleep(0.005)
+    return codes
+
+
+def _stat_field(pid: int, index: int) -> int | None:
+    # proc_pid_stat(5): pid (name) state ppid pgrp session ...; the name may itself hold blanks and parentheses.
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(text[text.rindex(b")") + 1 :].split()[index])

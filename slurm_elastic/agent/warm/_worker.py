@@ -1,0 +1,106 @@
+"""The first steps of a forked process on its way to become a worker."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from slurm_elastic.agent.warm._linux import set_parent_death_signal, set_task_name
+
+__all__ = ["STREAMS", "become_fresh_interpreter", "enter_own_session", "execute", "place_descriptors"]
+
+STREAMS = ("stdout", "stderr", "call", "result")
+"""The names of the descriptors that come with an order, in their order."""
+
+
+def enter_own_session(warm_process: int) -> None:
+    """Take an own session and process group, and die with the warm process."""
+    os.setsid()
+    set_parent_death_signal(signal.SIGKILL)
+    if os.getppid() != warm_process:
+        # It died before the kernel was asked to tell.
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def place_descriptors(descriptors: Mapping[str, int]) -> dict[str, str]:
+    """Put standard output and error in place; return what has to be in the environment to find the others."""
+    for name, target in (("stdout", 1), ("stderr", 2)):
+        if name in descriptors:
+            os.dup2(descriptors[name], target)
+            os.close(descriptors[name])
+    if "call" not in descriptors:
+        return {}
+    for name in ("call", "result"):
+        os.set_inheritable(descriptors[name], True)
+    return {"SLURM_ELASTIC_CALL": f"{descriptors['call']}:{descriptors['result']}"}
+
+
+def execute(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Become the command: a cold start. As subprocess.Popen does, with the signals that Python ignores reset."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    os.execvpe(command[0], list(command), dict(environment))
+
+
+def become_fresh_interpreter(
+    order: Mapping[str, Any],
+    environment: Mapping[str, str],
+    descriptors: Mapping[str, int],
+    task_name: bytes,
+    torch_seed: int | None,
+) -> None:
+    """Make this copy of the warm process what a fresh interpreter would be after the same imports.
+
+    Python's hashes stay those of the warm process: every worker forked from it has the same.
+    """
+    set_task_name(task_name)
+    for name, stream in (("stdout", sys.__stdout__), ("stderr", sys.__stderr__)):
+        if name in descriptors and stream is not None:
+            _forget_old_file(stream)
+    _replace_environment(environment)
+    if order["cpus"] is not None:
+        os.sched_setaffinity(0, order["cpus"])
+    sys.argv[1:] = order["arguments"]
+    sys.orig_argv[:] = order["command"]
+    importlib.invalidate_caches()
+    _seed_anew(torch_seed)
+    if "multiprocessing" in sys.modules:
+        sys.modules["multiprocessing"].current_process().authkey = os.urandom(32)
+
+
+def _seed_anew(torch_seed: int | None) -> None:
+    """Take new seeds from the system where import does; `random` does so itself (Lib/random.py, register_at_fork).
+
+    torch seeds its CPU generator so when it is loaded (aten/src/ATen/CPUGeneratorImpl.cpp, getDefaultCPUGenerator,
+    2.13), CUDA's when they are first used. A seed that a preload set on purpose stays.
+    """
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if torch_seed is not None and sys.modules["torch"].initial_seed() == torch_seed:
+        sys.modules["torch"].default_generator.seed()
+
+
+def _forget_old_file(stream: TextIO) -> None:
+    # `python -u` writes through, straight to a FileIO, which remembers whether its file could seek.
+    raw = stream.buffer
+    if isinstance(raw, io.FileIO) and isinstance(stream, io.TextIOWrapper):
+        name = raw.name
+        raw.__init__(raw.fileno(), "wb", closefd=False)  # type: ignore[misc]
+        raw.name = name
+        stream.__init__(  # type: ignore[misc]
+            raw, stream.encoding, stream.errors, "\n", line_buffering=stream.line_buffering, write_through=True
+        )
+
+
+def _replace_environment(environment: Mapping[str, str]) -> None:
+    # One by one, so that C code sees the same: os.environ calls putenv and unsetenv.
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+    for name, value in environment.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value

@@ -1,0 +1,277 @@
+"""The workers of one round under torch's PContext.
+
+The one file here that touches what torch 2.13 does not promise to keep: PContext's abstract methods and `_tail_logs`
+(torch/distributed/elastic/multiprocessing/api.py) and the NUMA wrapper of commands (torch/numa/binding.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import select
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, ProcessFailure, RunProcsResult
+from torch.numa.binding import NumaOptions, _maybe_wrap_command_args_with_numa_binding
+
+from slurm_elastic.agent.warm._call import packed_call, unpacked_result
+from slurm_elastic.agent.warm._channel import memory_file, read_memory_file
+from slurm_elastic.agent.warm._orders import Order, State
+from slurm_elastic.agent.warm.process import SWITCHED_OFF, WarmProcess
+from slurm_elastic.agent.warm.program import FUNCTION
+
+__all__ = ["WarmContext", "start_warm_processes"]
+
+logger = logging.getLogger(__name__)
+
+
+def start_warm_processes(
+    name: str,
+    entrypoint: Callable[..., Any] | str,
+    args: dict[int, tuple[Any, ...]],
+    envs: dict[int, dict[str, str]],
+    logs_specs: LogsSpecs,
+    log_line_prefixes: dict[int, str] | None = None,
+    start_method: str = "spawn",
+    numa_options: NumaOptions | None = None,
+    duplicate_stdout_filters: list[str] | None = None,
+    duplicate_stderr_filters: list[str] | None = None,
+    *,
+    warm: WarmProcess,
+    stop_timeout: float = 30,
+    should_stop: Callable[[], bool] | None = None,
+) -> WarmContext:
+    """Start one worker per local rank, warm if possible; otherwise cold, with one line in the log that says why.
+
+    The arguments up to `duplicate_stderr_filters` are those of torch's start_processes. `start_method` is not used:
+    functions start as multiprocessing's spawn starts them.
+
+    Args:
+        name: See torch.
+        entrypoint: See torch.
+        args: See torch.
+        envs: See torch.
+        logs_specs: See torch.
+        log_line_prefixes: See torch.
+        start_method: Not used.
+        numa_options: See torch.
+        duplicate_stdout_filters: See torch.
+        duplicate_stderr_filters: See torch.
+        warm: The process that starts them.
+        stop_timeout: Seconds between the signal and SIGKILL for the other workers of one that failed.
+        should_stop: Asked every 0.1 s while the warm process still imports.
+
+    Raises:
+        UsageError: a preload cannot be imported.
+        StartInterruptedError: `should_stop` said so.
+        OSError: a worker could not be started.
+    """
+    context = WarmContext(
+        name,
+        entrypoint,
+        args,
+        envs,
+        logs_specs,
+        log_line_prefixes,
+        numa_options,
+        duplicate_stdout_filters,
+        duplicate_stderr_filters,
+        warm=warm,
+        stop_timeout=stop_timeout,
+        should_stop=should_stop,
+    )
+    try:
+        context.start()
+    except BaseException:
+        context.close(signal.SIGKILL)
+        raise
+    return context
+
+
+class WarmContext(PContext):
+    """The workers that one call of `start_warm_processes` started, warm or cold."""
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any] | str,
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: dict[int, str] | None,
+        numa_options: NumaOptions | None,
+        duplicate_stdout_filters: list[str] | None,
+        duplicate_stderr_filters: list[str] | None,
+        *,
+        warm: WarmProcess,
+        stop_timeout: float,
+        should_stop: Callable[[], bool] | None,
+    ) -> None:
+        super().__init__(
+            name,
+            entrypoint,
+            args,
+            envs,
+            logs_specs,
+            log_line_prefixes,
+            duplicate_stdout_filters,
+            duplicate_stderr_filters,
+        )
+        self._warm = warm
+        self._numa_options = numa_options
+        self._stop_timeout = stop_timeout
+        self._should_stop = should_stop
+        self._pids: dict[int, int] = {}
+        self._exits: dict[int, int] = {}
+        self._failures: dict[int, ProcessFailure] = {}
+        self._results: dict[int, int] = {}
+        self._return_values: dict[int, Any] = {}
+        self._swept = False
+
+    def start(self) -> None:
+        """Start the workers. Unlike torch's, leaves the signal handlers of this process alone: they are the agent's."""
+        self._start()
+        for tail in self._tail_logs:
+            tail.start()
+
+    def pids(self) -> dict[int, int]:
+        """Process ids by local rank."""
+        return dict(self._pids)
+
+    def exit_fds(self) -> list[int]:
+        """Descriptors of which one becomes readable when a worker has ended; then call `exits` or `wait(0)`."""
+        return [self._warm.fileno()] if self._warm.state is not State.DEAD else []
+
+    def exits(self) -> dict[int, int]:
+        """Exit codes, or minus signal numbers, by local rank, of the workers that have ended; changes nothing."""
+        self._warm.read()
+        for rank, pid in self._pids.items():
+            if pid in self._warm.exit_codes:
+                self._note_exit(rank, self._warm.exit_codes.pop(pid))
+        return dict(self._exits)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signal the workers' process groups; returns at once."""
+        self._warm.signal_workers(number)
+
+    def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
+        """As torch's, but wakes when a worker ends instead of looking every `period` seconds."""
+        end = None if timeout < 0 else time.monotonic() + timeout
+        while True:
+            result = self._poll()
+            left = None if end is None else end - time.monotonic()
+            if result is not None or (left is not None and left <= 0):
+                return result
+            self._wait_for_exit(left)
+
+    def _start(self) -> None:
+        self._warm.wait_ready(float("inf"), self._should_stop)
+        self._warm.check_preload()
+        environments = {rank: {**os.environ, **self.envs[rank]} for rank in range(self.nprocs)}
+        orders: list[Order] = []
+        try:
+            orders.extend(self._order(rank, environments[rank]) for rank in range(self.nprocs))
+            self._pids = self._start_orders(orders)
+        finally:
+            for order in orders:
+                for stream, descriptor in order.descriptors.items():
+                    if stream != "result":
+                        os.close(descriptor)
+
+    def _start_orders(self, orders: list[Order]) -> dict[int, int]:
+        obstacles = (self._warm.obstacle(order.command, order.environment) for order in orders)
+        obstacle = next((found for found in obstacles if found is not None), None)
+        if obstacle is not None:
+            level = logging.INFO if obstacle == SWITCHED_OFF else logging.WARNING
+            logger.log(level, "workers start cold: %s", obstacle)
+            self._warm.revive()
+        try:
+            return self._warm.start_workers(orders, warm=obstacle is None, should_stop=self._should_stop)
+        except OSError:
+            if obstacle is not None or self._warm.state is not State.DEAD:
+                raise
+            # It died under the orders, and what it had started died with it.
+            return self._start_orders(orders)
+
+    def _command(self, rank: int) -> tuple[str, ...]:
+        if isinstance(self.entrypoint, str):
+            return (self.entrypoint, *(str(argument) for argument in self.args[rank]))
+        return tuple(FUNCTION.command())
+
+    def _order(self, rank: int, environment: dict[str, str]) -> Order:
+        command = self._command(rank)
+        # What torch decides for a cold worker, it decides here for a warm one too.
+        bound = _maybe_wrap_command_args_with_numa_binding(command, gpu_index=rank, numa_options=self._numa_options)
+        descriptors = {}
+        for stream, path in (("stdout", self.stdouts[rank]), ("stderr", self.stderrs[rank])):
+            if path:
+                descriptors[stream] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        if not isinstance(self.entrypoint, str):
+            descriptors["call"] = memory_file(packed_call(self.name, self.entrypoint, self.args[rank]))
+            descriptors["result"] = self._results[rank] = memory_file()
+        arguments = command[1 + len(self._warm.program.options) :] if self._warm.program else ()
+        return Order(rank, arguments, command, bound, environment, _cpus(bound, command), descriptors)
+
+    def _poll(self) -> RunProcsResult | None:
+        exits = self.exits()
+        if not self._failures and len(exits) < self.nprocs:
+            return None
+        self.close(signal.SIGTERM, self._stop_timeout)  # type: ignore[arg-type]
+        if self._failures:
+            first = next(iter(self._failures.values()))
+            logger.error(
+                "worker failed: local rank %d, pid %d, exit code %d", first.local_rank, first.pid, first.exitcode
+            )
+            return RunProcsResult(failures=self._failures, stdouts=self.stdouts, stderrs=self.stderrs)
+        values = self._return_values if self._return_values else dict.fromkeys(range(self.nprocs))
+        return RunProcsResult(return_values=values, stdouts=self.stdouts, stderrs=self.stderrs)
+
+    def _close(self, death_sig: signal.Signals, timeout: float = 30) -> None:
+        """End the workers, then all that they left; in `timeout` seconds of grace and as many after SIGKILL."""
+        if self._swept:
+            return
+        end = time.monotonic() + timeout
+        if death_sig != signal.SIGKILL and len(self.exits()) < len(self._pids):
+            self.send_signal(death_sig)
+            while len(self.exits()) < len(self._pids) and time.monotonic() < end:
+                self._wait_for_exit(end - time.monotonic())
+        left = self._warm.sweep(timeout)
+        if left:
+            logger.error("processes that do not end after SIGKILL (uninterruptible sleep?): %s", left)
+        self.exits()
+        for descriptor in self._results.values():
+            os.close(descriptor)
+        self._results.clear()
+        self._swept = True
+
+    def _wait_for_exit(self, seconds: float | None) -> None:
+        waiting = select.poll()
+        for descriptor in self.exit_fds():
+            waiting.register(descriptor, select.POLLIN)
+        waiting.poll(None if seconds is None else max(0.0, seconds) * 1000)
+
+    def _note_exit(self, rank: int, code: int) -> None:
+        self._exits[rank] = code
+        if code != 0:
+            self._failures[rank] = ProcessFailure(rank, self._pids[rank], code, self.error_files[rank])
+        elif rank in self._results:
+            descriptor = self._results.pop(rank)
+            self._return_values[rank] = unpacked_result(read_memory_file(descriptor))
+
+
+def _cpus(bound: tuple[str, ...], command: tuple[str, ...]) -> tuple[int, ...] | None:
+    """The CPUs that the NUMA wrapper would bind a command to; None if it left the command alone."""
+    if bound == command:
+        return None
+    option = re.fullmatch(r"--physcpubind=([0-9,-]+)", bound[1])
+    if option is None:
+        raise RuntimeError(f"torch's NUMA binding is not understood: {' '.join(bound[:2])}")
+    cpus: list[int] = []
+    for part in option[1].split(","):
+        first, _dash, last = part.partition("-")
+        cpus.extend(range(int(first), int(last or first) + 1))
+    return tuple(cpus)

@@ -1,0 +1,280 @@
+"""The agent's handle of its warm process. Needs no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slurm_elastic.agent.warm._channel import Channel, memory_file
+from slurm_elastic.agent.warm._conditions import Launch, obstacle_to_warm_start
+from slurm_elastic.agent.warm._linux import become_subreaper, kill_children_of_sessions
+from slurm_elastic.agent.warm._orders import Order, StartInterruptedError, State
+from slurm_elastic.agent.warm.program import FUNCTION, Program
+from slurm_elastic.errors import UsageError
+
+__all__ = ["SWITCHED_OFF", "WarmProcess"]
+
+SWITCHED_OFF = "warm start is switched off"
+
+_BOOT = Path(__file__).parent / "_boot"
+_LAST_STEPS = 10.0
+"""Seconds that the warm process is given to kill what is left and go, once the agent has hung up."""
+
+
+class WarmProcess:
+    """One process that starts all workers of this node. To be used from one thread, the main thread."""
+
+    def __init__(
+        self, program: Program | None, preload: Sequence[str], environment: Mapping[str, str], *, warm: bool
+    ) -> None:
+        self._program = program
+        self._preload = tuple(preload)
+        self._launch = Launch(dict(environment), str(Path.cwd()))
+        self.exit_codes: dict[int, int] = {}
+        """Exit codes, or minus signal numbers, of workers by pid; a caller takes out what it has seen."""
+        self.reason = ""
+        """Why the state is what it is, where that is not plain."""
+        self.state = State.IMPORTING
+        self._given_up = ""
+        if not warm:
+            self._given_up = SWITCHED_OFF
+        elif program is None:
+            self._given_up = "the entry point is not a Python script"
+        self._channel, self._process = self._spawn()
+
+    @classmethod
+    def start(
+        cls,
+        program: Program | None,
+        *,
+        warm: bool = True,
+        preload: Sequence[str] = (),
+        local_world_size: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> WarmProcess:
+        """Start it; returns at once, while it imports.
+
+        Call this as early as possible, from the main thread, which has to live as long as workers shall.
+        This process becomes a subreaper (prctl(2)): what the warm process leaves when it is killed stays in reach.
+
+        Args:
+            program: What the workers will run; None if that is not a Python script.
+            warm: False to start all workers cold.
+            preload: Modules to import besides torch.
+            local_world_size: Workers on this node. torchrun sets OMP_NUM_THREADS to 1 where there are several and it is
+                not set (torch/distributed/run.py, config_from_args, 2.13), and OpenMP reads that at import.
+            environment: What the workers' environment will be, as far as known now; default: this process's.
+        """
+        known = dict(os.environ if environment is None else environment)
+        if local_world_size is not None and local_world_size > 1:
+            known.setdefault("OMP_NUM_THREADS", "1")
+        become_subreaper()
+        return cls(program, preload, known, warm=warm)
+
+    @property
+    def program(self) -> Program | None:
+        """What it was started for."""
+        return self._program
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """Readable when `read` would learn something: progress, a worker's exit, its own death. Changes in `revive`."""
+        return self._channel.fileno()
+
+    def read(self) -> None:
+        """Take in what it reported; never waits."""
+        while self.state is not State.DEAD and _readable(self._channel, 0):
+            self._take(self._channel.receive())
+
+    def wait_ready(self, timeout: float, should_stop: Callable[[], bool] | None = None) -> bool:
+        """Until it has imported everything, or never will; False if that took longer.
+
+        Args:
+            timeout: Seconds.
+            should_stop: Asked every 0.1 s.
+
+        Raises:
+            StartInterruptedError: `should_stop` said so.
+        """
+        return self._wait(lambda: self.state is not State.IMPORTING, timeout, should_stop)
+
+    def check_preload(self) -> None:
+        """Raise what a person has to mend.
+
+        Raises:
+            UsageError: a module of `preload` cannot be imported.
+        """
+        self.read()
+        if self.state is State.BROKEN:
+            raise UsageError(f"--preload: {self.reason}; install it for {self._launched.interpreter} or leave it out")
+
+    def obstacle(self, command: Sequence[str], environment: Mapping[str, str]) -> str | None:
+        """Why this command has to start cold; None if it can start warm."""
+        if self._given_up or self._program is None:
+            return self._given_up
+        if self.state is not State.WARM:
+            return self.reason or "the warm process is not ready"
+        return obstacle_to_warm_start(self._program, self._launch, command, Launch(environment, str(Path.cwd())))
+
+    def revive(self) -> None:
+        """Replace it, if it died, by one that starts workers cold."""
+        self.read()
+        if self.state is State.DEAD:
+            self._given_up = self.reason
+            self._channel.close()
+            self._channel, self._process = self._spawn()
+
+    def start_workers(
+        self, orders: Sequence[Order], *, warm: bool, should_stop: Callable[[], bool] | None = None
+    ) -> dict[int, int]:
+        """Start them and return their pids by local rank.
+
+        Raises:
+            OSError: one could not be started; those that were run on.
+            StartInterruptedError: `should_stop` said so, asked every 0.1 s.
+        """
+        self._pids: dict[int, int] = {}
+        self._refused = ""
+        for order in orders:
+            self._send_order(order, "fork" if warm else "exec")
+        self._wait(lambda: self._refused != "" or len(self._pids) == len(orders), None, should_stop)
+        if self._refused or self.state is State.DEAD:
+            raise OSError(self._refused or self.reason)
+        return self._pids
+
+    def signal_workers(self, number: int) -> None:
+        """Signal the process groups of all workers, also those that ended but left processes; returns at once."""
+        self._send({"order": "signal", "number": int(number)})
+
+    def sweep(self, timeout: float) -> list[int]:
+        """Kill all workers and all their descendants.
+
+        Returns:
+            The processes that would not end within `timeout` seconds (uninterruptible sleep).
+        """
+        self._left: list[int] | None = None
+        self._send({"order": "sweep", "seconds": timeout})
+        answered = self._wait(lambda: self._left is not None, timeout + 1.0, None)
+        return (self._left or []) if answered else [self.pid]
+
+    def close(self) -> None:
+        """End it with everything that it started."""
+        self._channel.close()
+        try:
+            self._process.wait(_LAST_STEPS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self.state = State.DEAD
+
+    def _spawn(self) -> tuple[Channel, subprocess.Popen[bytes]]:
+        warm = self._program is not None and not self._given_up
+        self._launched = self._program if self._program is not None and warm else FUNCTION
+        self._sessions: set[int] = set()
+        self._module = "Python"
+        self.state = State.IMPORTING
+        near_end, far_end = Channel.pair()
+        python_path = self._launch.environment.get("PYTHONPATH")
+        # Slurm signals every process of a step. This one must live as long as a worker wants to, so that it never
+        # takes a signal; its workers get the mask that is in force here.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        settings = {
+            "agent": os.getpid(),
+            "channel": far_end.fileno(),
+            "pythonpath": python_path,
+            "warm": warm,
+            "preload": self._preload,
+            "options": self._launched.options,
+            "signal_mask": sorted(int(number) for number in mask),
+        }
+        environment = {
+            **self._launch.environment,
+            "PYTHONPATH": os.pathsep.join([str(_BOOT), python_path] if python_path else [str(_BOOT)]),
+            "SLURM_ELASTIC_WARM": json.dumps(settings),
+        }
+        try:
+            process = subprocess.Popen(
+                self._launched.command(), env=environment, pass_fds=[far_end.fileno()], start_new_session=True
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            far_end.close()
+        return near_end, process
+
+    def _send_order(self, order: Order, how: str) -> None:
+        details = memory_file(order.details(how))
+        try:
+            self._send({"order": "start", "rank": order.rank}, [details, *order.descriptors.values()])
+        finally:
+            os.close(details)
+
+    def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        # If it is gone, reading will find out.
+        with contextlib.suppress(OSError):
+            self._channel.send(message, descriptors)
+
+    def _wait(
+        self, happened: Callable[[], bool], timeout: float | None, should_stop: Callable[[], bool] | None
+    ) -> bool:
+        end = None if timeout is None else time.monotonic() + timeout
+        self.read()
+        while not happened() and self.state is not State.DEAD:
+            left = 0.1 if end is None else min(0.1, end - time.monotonic())
+            if left < 0:
+                return False
+            if should_stop is not None and should_stop():
+                raise StartInterruptedError
+            if _readable(self._channel, left):
+                self._take(self._channel.receive())
+        return True
+
+    def _take(self, received: tuple[dict[str, Any], list[int]] | None) -> None:
+        if received is None:
+            self._bury()
+            return
+        message, _descriptors = received
+        match message["state"]:
+            case "importing":
+                self._module = message["module"]
+            case "warm" | "cold" | "broken" as state:
+                self.state = State(state)
+                self.reason = message.get("reason", "")
+            case "started":
+                self._pids[message["rank"]] = message["pid"]
+                self._sessions.add(message["pid"])
+            case "refused":
+                self._refused = message["reason"]
+            case "exited":
+                self.exit_codes[message["pid"]] = message["code"]
+            case "swept":
+                self._left = message["left"]
+                self._sessions.clear()
+
+    def _bury(self) -> None:
+        """It died, and by its death the kernel killed its workers; kill what those left, which is ours to reap now."""
+        code = self._process.wait()
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        while_importing = f" while it imported {self._module}" if self.state is State.IMPORTING else ""
+        self.state = State.DEAD
+        self.reason = f"the warm process died ({how}){while_importing}"
+        self.exit_codes |= kill_children_of_sessions(self._sessions, _LAST_STEPS)
+        for pid in self._sessions:
+            self.exit_codes.setdefault(pid, -signal.SIGKILL)
+
+
+def _readable(channel: Channel, seconds: float) -> bool:
+    waiting = select.poll()
+    waiting.register(channel.fileno(), select.POLLIN)
+    return bool(waiting.poll(max(0.0, seconds) * 1000))
