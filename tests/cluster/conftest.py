@@ -24,6 +24,7 @@ from types import FrameType
 
 import pytest
 
+from tests.cluster.jobs import Jobs
 from tests.cluster.testbed import Cluster, Settings
 from tests.cluster.testbed.sessions import Session
 
@@ -115,6 +116,16 @@ def workdir(request: pytest.FixtureRequest) -> Iterator[Path]:
     else:
         shutil.rmtree(directory)
         _remove_if_empty(WORK)
+
+
+@pytest.fixture
+def jobs(request: pytest.FixtureRequest, cluster: Cluster, workdir: Path, environment: Path) -> Iterator[Jobs]:
+    """Submits trainings; a test that uses it has to end its jobs, and nothing of them may be left on any node."""
+    submitter = Jobs(cluster, workdir, environment)
+    yield submitter
+    if not request.node.stash.get(_failed, False):
+        assert submitter.running() == ""
+        assert submitter.processes() == {}
 
 
 @pytest.fixture(scope="session")

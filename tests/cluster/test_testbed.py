@@ -38,6 +38,10 @@ while True:
 """
 
 
+TIMED_OUT = 124
+CONNECT_TO_N2 = ["timeout", "1", "bash", "-c", "exec 3<>/dev/tcp/n2/6818"]
+
+
 def lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
@@ -56,6 +60,17 @@ def test_four_nodes_with_names_of_their_own_run_a_job_as_the_ordinary_user(clust
         ]
 
 
+def test_the_release_is_the_one_asked_for(cluster, release):
+    assert f" {release}." in cluster.command(["sinfo", "--version"]).stdout
+
+
+def test_jobs_run_the_package_of_this_checkout(cluster, environment):
+    code = "import pathlib, slurm_elastic, torch; print(pathlib.Path(slurm_elastic.__file__).parents[4])"
+    shown = cluster.command(["srun", str(environment / "python"), "-c", code])
+
+    assert shown.stdout.strip() == str(environment.parent)
+
+
 def test_gpus_are_given_to_those_who_ask(cluster):
     shown = cluster.command(["srun", "--gpus-per-node=2", "printenv", "CUDA_VISIBLE_DEVICES"])
 
@@ -71,6 +86,7 @@ def test_a_killed_node_has_no_processes_and_comes_back(cluster, workdir):
 
     assert cluster.processes("n2", user=None) == []
     cluster.start("n2")
+    assert cluster.command(CONNECT_TO_N2, machine="n1").returncode == 0
     assert cluster.command(["srun", "--nodelist=n2", "hostname"]).stdout == "n2\n"
 
 
@@ -79,14 +95,16 @@ def sleeps(cluster: Cluster, node: str) -> list[object]:
 
 
 def test_a_cut_node_is_silent_until_it_is_healed(cluster):
-    connect = ["timeout", "1", "bash", "-c", "exec 3<>/dev/tcp/n3/6818"]
-    assert cluster.command(connect, machine="n1").returncode == 0
+    def connect() -> int:
+        return cluster.command(CONNECT_TO_N2, machine="n1", check=False).returncode
 
-    cluster.cut("n3")
-    assert cluster.command(connect, machine="n1", check=False).returncode == 124
+    assert connect() == 0
 
-    cluster.heal("n3")
-    cluster.wait_until("n3 is silent", lambda: cluster.command(connect, machine="n1", check=False).returncode == 0)
+    cluster.cut("n2")
+    assert connect() == TIMED_OUT
+
+    cluster.heal("n2")
+    cluster.wait_until("n2 is silent", lambda: connect() == 0)
 
 
 def test_restore_undoes_what_a_test_did(cluster, workdir):

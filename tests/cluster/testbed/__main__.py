@@ -13,7 +13,7 @@ from . import machine, network, processes
 from .cluster import Cluster
 from .errors import TestbedError
 from .lock import Lock
-from .settings import CONTROLLER, PROCTRACKS, ROOTS, STATE, USER, Settings
+from .settings import CONTROLLER, PROCTRACKS, ROOTS, STATE, SWITCH, USER, Settings
 
 _EXAMPLES = """\
 examples:
@@ -100,6 +100,10 @@ def _status(options: argparse.Namespace) -> int:
         return 1
     cluster = Cluster.attach(options.name)
     settings = cluster.settings
+    if not network.exists(settings.namespace(SWITCH)):
+        raise TestbedError(
+            f"cluster {settings.name} is gone, its files are left: `up` starts it again, `down` removes them"
+        )
     print(settings)
     for name in settings.machines:
         running = processes.init_of(settings.namespace(name)) is not None
@@ -113,7 +117,7 @@ def _status(options: argparse.Namespace) -> int:
 def _shell(options: argparse.Namespace) -> int:
     settings = Cluster.attach(options.name).settings
     home = pwd.getpwnam(options.user).pw_dir
-    command = options.command or ["/bin/bash", "-i"]
+    command = options.command or ["/bin/bash", "--norc", "-i"]
     env = {"PS1": f"{options.user}@{options.machine}:\\w\\$ ", "TERM": os.environ.get("TERM", "dumb")}
     argv = machine.entry(
         settings, options.machine, command, user=options.user, home=home, cwd=options.cwd or home, env=env

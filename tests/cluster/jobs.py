@@ -1,0 +1,159 @@
+"""Jobs that train, as a test sees them: submitted as a user submits them, and read by what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.testbed import Cluster, Process, TestbedError
+from tests.cluster.testbed.machine import PATH
+
+CHECKOUT = Path(__file__).parents[2]
+TEMPLATE = CHECKOUT / "sbatch_templates/allocation.sbatch"
+TRAINING = Path(__file__).with_name("steps.py")
+
+START = "cold"
+"""How workers are started, `--start` of the agent."""
+
+ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"})
+
+
+class Job:
+    """One job, and the run that its agents are."""
+
+    def __init__(self, cluster: Cluster, directory: Path, job_id: int) -> None:
+        self.cluster, self.directory, self.id = cluster, directory, job_id
+        self.run_dir = directory / "elastic-runs" / str(job_id)
+
+    @property
+    def output(self) -> str:
+        """What the job printed."""
+        return "\n".join(path.read_text() for path in sorted(self.directory.glob(f"*-{self.id}.out")))
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of `output`."""
+        return self.output.splitlines()
+
+    def state(self) -> str:
+        """As Slurm calls it."""
+        return self.cluster.job(self.id)["JobState"]
+
+    def exit_code(self) -> int:
+        """Of the batch script."""
+        return int(self.cluster.job(self.id)["ExitCode"].split(":")[0])
+
+    def nodes(self) -> list[str]:
+        """The job's nodes, in Slurm's order."""
+        return self.cluster.nodes_of(self.id)
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """The rounds that the leader wrote down, in their order."""
+        return [json.loads(path.read_text()) for path in sorted(self.run_dir.glob("rounds/*.json"))]
+
+    def tables(self) -> list[list[str]]:
+        """The nodes of every round, in the order of ranks."""
+        return [[place["node"] for place in round_["places"]] for round_ in self.rounds()]
+
+    def events(self, kind: str = "") -> list[dict[str, Any]]:
+        """The events of all nodes, of one kind if it is given, in the order of their times."""
+        found = [event for path in self.run_dir.glob("events/*.jsonl") for event in _objects(path)]
+        return sorted((event for event in found if kind in ("", event["event"])), key=lambda event: event["time"])
+
+    def diary(self) -> list[dict[str, Any]]:
+        """What the workers of steps.py wrote down, in the order of time."""
+        found = [entry for path in self.directory.glob("steps/rank_*.jsonl") for entry in _objects(path)]
+        return sorted(found, key=lambda entry: entry["monotonic"])
+
+    def steps(self, round_number: int | None = None) -> list[dict[str, Any]]:
+        """The steps of all ranks, or those of one round."""
+        return [e for e in self.diary() if "step" in e and round_number in (None, e["round"])]
+
+    def trained_on(self, round_number: int) -> list[str]:
+        """The nodes whose workers have taken a step in a round, in the order of ranks."""
+        return [node for _, node in sorted({(e["rank"], e["node"]) for e in self.steps(round_number)})]
+
+    def wait_until(self, complaint: str, condition: Callable[[], bool], timeout: float = 60.0) -> None:
+        """Wait until the condition holds; a job that ends before is an error, and is shown."""
+        look_again = 0.0
+
+        def holds() -> bool:
+            nonlocal look_again
+            if condition():
+                return True
+            now = time.monotonic()
+            if now >= look_again:
+                look_again = now + 1.0
+                # Both may have come about since the condition was asked.
+                assert self.state() not in ENDED or condition(), f"{complaint}, and the job has ended:\n{self.output}"
+            return False
+
+        self.cluster.wait_until(f"{complaint}; job {self.id} printed:\n{self.output}\n", holds, timeout)
+
+    def wait_for_steps(self, round_number: int, nodes: Iterable[str]) -> None:
+        """Wait until each of these nodes has taken a step in the round."""
+        wanted = list(nodes)
+        self.wait_until(
+            f"no steps in round {round_number} on {wanted}", lambda: self.trained_on(round_number) == wanted
+        )
+
+    def say_enough(self) -> None:
+        """End the training."""
+        (self.directory / "enough").touch()
+
+    def wait_for(self, state: str, timeout: float = 60.0) -> None:
+        """Wait until the job is in a state, with its processes gone."""
+        try:
+            self.cluster.wait_for(self.id, state, timeout)
+        except TestbedError:
+            print(f"job {self.id} printed:\n{self.output}")
+            raise
+
+
+class Jobs:
+    """Submits jobs in a directory that all nodes see, as the ordinary user."""
+
+    def __init__(self, cluster: Cluster, directory: Path, environment: Path) -> None:
+        self.cluster, self.directory = cluster, directory
+        self.environ = {"PATH": f"{environment}:{PATH}", "PET_START": START}
+        for source, name in ((TRAINING, "train.py"), (TEMPLATE, "elastic.sbatch")):
+            self.place(source, name)
+
+    def place(self, source: Path, name: str = "") -> Path:
+        """Copy a file into the directory; the checkout may lie where the ordinary user cannot read."""
+        target = self.directory / (name or source.name)
+        shutil.copyfile(source, target)
+        target.chmod(0o644)
+        return target
+
+    def write(self, name: str, text: str) -> Path:
+        """Write a file of the user's."""
+        path = self.directory / name
+        path.write_text(text)
+        path.chmod(0o644)
+        return path
+
+    def submit(self, *argv: str, cwd: Path | None = None, environ: dict[str, str] | None = None) -> Job:
+        """`sbatch ARGV`, by default in the directory."""
+        directory = cwd or self.directory
+        job_id = self.cluster.submit(argv, directory, env={**self.environ, **(environ or {})})
+        return Job(self.cluster, directory, job_id)
+
+    def processes(self) -> dict[str, list[Process]]:
+        """All processes of the ordinary user, by the node that has some."""
+        found = {node: self.cluster.processes(node) for node in self.cluster.settings.node_names}
+        return {node: processes for node, processes in found.items() if processes}
+
+    def running(self) -> str:
+        """What Slurm has not finished, one line per job."""
+        return self.cluster.command(["squeue", "--noheader", "--all"]).stdout
+
+
+def _objects(path: Path) -> list[dict[str, Any]]:
+    """The objects in a file of JSON lines; the last line may still be being written."""
+    text = path.read_text()
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]

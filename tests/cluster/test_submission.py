@@ -1,0 +1,54 @@
+"""`sbatch elastic.sbatch train.py`: where it is called, what is passed on, where things are found afterwards."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+
+from tests.cluster.jobs import CHECKOUT
+
+
+@pytest.mark.proctrack("cgroup", "linuxproc")
+def test_a_job_is_submitted_from_any_directory_with_options_and_arguments_for_each(jobs):
+    elsewhere = jobs.directory / "a directory"
+    elsewhere.mkdir()
+    shutil.chown(elsewhere, "elastic", "elastic")
+
+    job = jobs.submit(
+        *("--nodes=2-3", "../elastic.sbatch", "--max-restarts=1", "--nproc-per-node", "2"),
+        *("../train.py", "--steps=3", "--", "--lr", "two words", "*", "$HOME"),
+        cwd=elsewhere,
+    )
+
+    job.wait_for("COMPLETED")
+    nodes = job.nodes()
+    assert len(nodes) == 3
+    assert job.tables() == [nodes]
+    steps = job.steps(0)
+    assert sorted((e["step"], e["rank"], e["node"]) for e in steps) == [
+        (step, rank, nodes[rank // 2]) for step in (1, 2, 3) for rank in range(6)
+    ]
+    assert {e["restarts"] for e in steps} == {0}
+    assert all(e["words"] == ["--lr", "two words", "*", "$HOME"] for e in steps)
+    assert (job.run_dir / "secret").stat().st_mode & 0o777 == 0o600
+    assert (job.run_dir / "done.json").exists()
+    logs = {str(path.relative_to(job.run_dir)) for path in job.run_dir.glob("logs/*/*/*/std*.log")}
+    assert logs == {
+        f"logs/round_0000/{nodes[rank // 2]}/rank_{rank:02d}/{stream}.log"
+        for rank in range(6)
+        for stream in ("stdout", "stderr")
+    }
+
+
+def test_four_nodes_learn_the_digits(jobs):
+    jobs.place(CHECKOUT / "docs/examples/digits.py")
+
+    job = jobs.submit("--nodes=4", "elastic.sbatch", "digits.py", "--epochs=6")
+
+    job.wait_for("COMPLETED", timeout=120)
+    (accuracy,) = re.findall(r"^\[n1/0\] finished after 270 steps: test accuracy ([\d.]+)%$", job.output, re.MULTILINE)
+    assert float(accuracy) > 95
+    assert "fresh start with world size 4, round 0" in job.output
+    assert (job.run_dir / "checkpoints/checkpoint.pt").exists()
