@@ -104,7 +104,9 @@ def test_more_than_nine_ranks(tmp_path: Path) -> None:
 
 def test_no_logs_at_all() -> None:
     envs = environments()
-    assert RoundLogsSpecs(None, tee=Std.ALL).reify(envs) == LogsDest(
+    specs = RoundLogsSpecs(None, tee=Std.ALL)
+    assert specs.root_log_dir == os.devnull
+    assert specs.reify(envs) == LogsDest(
         stdouts={0: "", 1: ""},
         stderrs={0: "", 1: ""},
         error_files={0: os.devnull, 1: os.devnull},

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,13 @@ def test_environment_variables_of_torchrun_count_as_given(monkeypatch: pytest.Mo
     )
 
 
+def test_the_prefix_of_lines_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "${role_name}: ")
+    assert settle("train.py", STEP) == settings_of_n2(
+        launch_config=launch_config(log_line_prefix_template="${role_name}: ")
+    )
+
+
 def test_an_array_element_expects_nobody_and_has_the_ports_of_all() -> None:
     run_dir = RunDir(Path("/shared/elastic-runs/10"), "10")
     assert settle("train.py", ELEMENT) == settings_of_n2(
@@ -276,7 +284,9 @@ def test_options_of_the_static_rendezvous_are_ignored_aloud(caplog: pytest.LogCa
     assert [record.getMessage().split()[0] for record in caplog.records] == ["--node-rank", "--master-port"]
 
 
-def test_no_directory_is_made(tmp_path: Path) -> None:
+def test_no_directory_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch's own log specs make a temporary one.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     settle("train.py", {})
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
