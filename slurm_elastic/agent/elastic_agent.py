@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 import logging
 import os
+import select
 import selectors
 import signal
 import time
@@ -31,7 +32,8 @@ from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 from slurm_elastic.agent.environment import worker_environment
 from slurm_elastic.agent.notices import Notices
 from slurm_elastic.agent.root_cause import last_words
-from slurm_elastic.agent.workers import WorkerGroupProcesses, start_workers
+from slurm_elastic.agent.warm import StartInterruptedError
+from slurm_elastic.agent.workers import Starter, WorkerProcesses
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.coordination import Coordination, Superseded
 from slurm_elastic.rendezvous.member import LeaderLost, Unreachable
@@ -83,8 +85,7 @@ class SlurmElasticAgent(LocalElasticAgent):
         coordination: in touch with the leader, or about to be.
         notices: the signals that came so far.
         starter: starts the processes of a round.
-        log_line_prefix_template, shutdown_timeout: as in LocalElasticAgent; the latter is how long workers get between
-            SIGTERM and SIGKILL when a round ends as planned.
+        shutdown_timeout: seconds that workers get between SIGTERM and SIGKILL when a round ends as planned.
     """
 
     def __init__(
@@ -94,17 +95,14 @@ class SlurmElasticAgent(LocalElasticAgent):
         seat: Seat,
         coordination: Coordination,
         notices: Notices,
+        starter: Starter,
         *,
-        starter: Callable[..., WorkerGroupProcesses] = start_workers,
-        log_line_prefix_template: str | None = None,
         shutdown_timeout: int = 30,
     ) -> None:
-        super().__init__(
-            spec, logs_specs, log_line_prefix_template=log_line_prefix_template, shutdown_timeout=shutdown_timeout
-        )
+        super().__init__(spec, logs_specs, shutdown_timeout=shutdown_timeout)
         self._seat, self._coordination, self._notices, self._starter = seat, coordination, notices, starter
         self._doing = _Doing.JOINING
-        self._processes: WorkerGroupProcesses | None = None
+        self._processes: WorkerProcesses | None = None
         self._placed: Placed | None = None
         self._reserved: ReservedPort | None = None
         self._round_store: TCPStore | None = None
@@ -138,7 +136,7 @@ class SlurmElasticAgent(LocalElasticAgent):
                 selector.register(fd, selectors.EVENT_READ)
             timeout = None
             if self._doing is _Doing.STOPPING:
-                timeout = max(0.0, self._stop_by - time.monotonic())
+                timeout = 0.0 if self._all_ended() else max(0.0, self._stop_by - time.monotonic())
             selector.select(timeout)
 
     def _act(self) -> RunResult | None:
@@ -152,11 +150,18 @@ class SlurmElasticAgent(LocalElasticAgent):
         result = self._obey()
         if result is None and self._doing is _Doing.TRAINING:
             self._look_at_workers()
+        elif self._doing is _Doing.DONE:
+            # Takes note of workers that end after the first one failed; they would wake the loop again and again.
+            self._all_ended()
         return result
 
     def _obey(self) -> RunResult | None:
         match self._coordination.next_word(timeout=0):
-            case Placed() as placed:
+            case Interrupted() | LeaderLost() if self._told_to_go:
+                # All agents of a job are told to go in one moment, so each also hears that the others do. The workers
+                # keep the time that they were given.
+                pass
+            case Placed() as placed if self._doing is _Doing.JOINING:
                 self._start_round(placed)
             case Interrupted(reason=reason):
                 self._stop(self._join, _UNPLANNED_STOP_TIMEOUT if reason in _UNPLANNED else self._shutdown_timeout)
@@ -207,7 +212,12 @@ class SlurmElasticAgent(LocalElasticAgent):
         ]
         # One number for the run, the same on every node, whichever of them failed.
         self._remaining_restarts = group.spec.max_restarts - placed.restarts
-        for local_rank, pid in self._start_workers(group).items():
+        try:
+            pids = self._start_workers(group)
+        except StartInterruptedError:
+            self._doing = _Doing.DONE
+            return
+        for local_rank, pid in pids.items():
             group.workers[local_rank].id = pid
             event = self._construct_event("START", EventSource.WORKER, group.workers[local_rank])
             record_event(event, group.spec.event_log_handler)
@@ -224,10 +234,14 @@ class SlurmElasticAgent(LocalElasticAgent):
         for local_rank, env in envs.items():
             self._set_local_rank_env(cast(dict[str, str | None], env), local_rank, spec)
         self._setup_local_watchdog(envs=envs)
-        self._processes = self._starter(spec, envs, self._logs_specs, self._log_line_prefix_template)
+        self._processes = self._starter(spec, envs, self._something_else_came)
         # For torch's _monitor_workers.
         self._pcontext = cast(PContext, self._processes)
         return self._processes.pids()
+
+    def _something_else_came(self) -> bool:
+        words, _, _ = select.select([self._coordination.fd], [], [], 0)
+        return bool(words) or self._notices.first() is not None
 
     def _look_at_workers(self) -> None:
         assert self._placed is not None

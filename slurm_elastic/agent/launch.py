@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
@@ -12,6 +11,8 @@ from slurm_elastic.agent.events import EventLog
 from slurm_elastic.agent.notices import record_signals
 from slurm_elastic.agent.root_cause import root_cause
 from slurm_elastic.agent.settings import AgentSettings
+from slurm_elastic.agent.warm import WarmProcess
+from slurm_elastic.agent.workers import worker_starter
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.handler import SlurmRendezvousHandler
 from slurm_elastic.rendezvous.journal import Entry, describe
@@ -20,20 +21,17 @@ from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.seat import Seat, connect
 from slurm_elastic.slurm import Controller, choose_address, gather_facts
 
-if TYPE_CHECKING:
-    from slurm_elastic.agent.warm import WarmProcess
-
 __all__ = ["launch"]
 
 logger = logging.getLogger("slurm_elastic")
 
 
-def launch(settings: AgentSettings, warm: WarmProcess | None = None) -> ExitCode:
+def launch(settings: AgentSettings, warm: WarmProcess) -> ExitCode:
     """Take part in the run until it ends or this agent has to leave.
 
     Args:
         settings: with the run directory opened.
-        warm: the process that workers are forked from; None starts them as fresh interpreters.
+        warm: the process that starts the workers.
 
     Raises:
         UsageError: something that a person has to mend; nothing was started.
@@ -74,7 +72,7 @@ def launch(settings: AgentSettings, warm: WarmProcess | None = None) -> ExitCode
         seat,
         coordination,
         record_signals(),
-        log_line_prefix_template=config.log_line_prefix_template,
+        worker_starter(warm, config.logs_specs, config.log_line_prefix_template),
         shutdown_timeout=config.shutdown_timeout or 30,
     )
     try:

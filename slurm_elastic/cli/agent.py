@@ -42,22 +42,20 @@ class Agent(Verb):
 
                 return int(launch(settings, warm))
         finally:
-            if warm is not None:
-                warm.close()
+            warm.close()
 
 
-def _start_warm(arguments: Sequence[str]) -> WarmProcess | None:
+def _start_warm(arguments: Sequence[str]) -> WarmProcess:
     """Start the process that starts workers, so that its imports run while the agent does its own."""
-    seen = glance(arguments, os.environ)
-    if seen.script is None:
-        return None
     from slurm_elastic.agent.warm import Program, WarmProcess
     from slurm_elastic.slurm import SlurmJob
 
+    seen = glance(arguments, os.environ)
     job = SlurmJob.from_environment(os.environ)
     return WarmProcess.start(
         Program.from_command_line(arguments),
-        warm=seen.start in (None, "warm"),
+        # Without a script there is only a help text or an error to come.
+        warm=seen.start in (None, "warm") and seen.script is not None,
         preload=seen.preload,
         local_world_size=_local_world_size(seen.nproc_per_node, job.gpus_on_node if job else 0),
     )
