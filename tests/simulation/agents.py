@@ -1,0 +1,312 @@
+"""An agent and its workers: the real protocol of the agent, around a model of what can happen on a node."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from slurm_elastic.rendezvous.membership import (
+    Candidate,
+    Finish,
+    Interrupt,
+    LeaveReason,
+    Left,
+    Ponged,
+    WorkerFailure,
+)
+from slurm_elastic.rendezvous.participant import Participant
+from tests.simulation.network import Connection, Hello, Ping, Place, Welcome
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+__all__ = ["SimulatedAgent"]
+
+
+class SimulatedAgent:
+    """One agent's process, its workers and its link.
+
+    Attributes:
+        alive: whether the process exists.
+        over: whether it was told that the run has ended.
+        workers: the round whose workers exist here, None when there are none. The truth, not what anybody believes.
+        done: the last round whose workers ended well here.
+        leaving: why it goes, once it has announced it.
+        cut: whether its link carries nothing.
+        answered: the last probe that it answered.
+    """
+
+    def __init__(self, world: World, candidate: Candidate) -> None:
+        self.world = world
+        self.name = candidate.agent
+        self.node = candidate.node
+        self.rng = random.Random(world.schedule.seed * 0x10001 + zlib.crc32(self.name.encode()))
+        self.participant = Participant(self.name)
+        self.alive = True
+        self.over = False
+        self.workers: int | None = None
+        self.done: int | None = None
+        self.leaving: LeaveReason | None = None
+        self.cut = False
+        self.answered = 0
+        self._candidate = candidate
+        self._connection: Connection | None = None
+        self._pending: Connection | None = None
+        self._failed = self._stopping = False
+        self._joins_by_itself = self.rng.random() < 0.5
+        self._hung = False
+        self._postponed: list[tuple[Callable[..., None], tuple[object, ...]]] = []
+        self._mute_since: float | None = None
+        self._heard_again_at = 0.0
+        self._beat_offset = self.rng.random()
+        self.connect()
+        self._join()
+
+    def later(self, seconds: float, action: Callable[..., None], *arguments: object) -> None:
+        """Do something in a while, if the process still exists; after a hang if it hangs."""
+        self.world.at(self.world.now + seconds, self._do, action, arguments)
+
+    def _do(self, action: Callable[..., None], arguments: tuple[object, ...]) -> None:
+        if not self.alive:
+            return
+        if self._hung:
+            self._postponed.append((action, arguments))
+        else:
+            action(*arguments)
+
+    # The link.
+
+    def connect(self) -> None:
+        """Make a connection, beside the one that is there if there is one."""
+        if self.alive and self._pending is None:
+            self._pending = Connection(self.world, self)
+            self._pending.send_up(Hello())
+
+    def receive(self, connection: Connection, message: object) -> None:
+        """Take what came over a connection; None when it has ended."""
+        self._do(self._read, (connection, message))
+
+    def last_beat(self, connection: Connection) -> float:
+        """When the last sign of life was sent over this connection."""
+        if connection is not self._connection or connection.ended:
+            return 0.0
+        until = self.world.now if self._mute_since is None else self._mute_since
+        interval = self.world.schedule.settings.heartbeat_limit / 3
+        beats = (until / interval + self._beat_offset) // 1
+        return max(self._heard_again_at, (beats - self._beat_offset) * interval)
+
+    def well_since(self) -> float:
+        """Since when it can be heard without interruption; now, if it cannot."""
+        connected = self._connection is not None and not self._connection.ended
+        return self._heard_again_at if connected and self._mute_since is None else self.world.now
+
+    def break_connection(self, *, noticed: bool) -> None:
+        """Lose the connection, and with it what is under way."""
+        connection = self._connection or self._pending
+        if connection is not None:
+            connection.break_(noticed=noticed)
+
+    def cut_link(self) -> None:
+        """The network carries nothing any more."""
+        self.cut = True
+        self._fall_mute()
+
+    def heal_link(self, afterwards: str) -> None:
+        """The network is whole again."""
+        self.cut = False
+        self._be_heard_again()
+        if afterwards == "breaks":
+            self.break_connection(noticed=True)
+        elif afterwards == "is replaced":
+            self.connect()
+        for connection in (self._connection, self._pending):
+            if connection is not None:
+                connection.release()
+
+    def _read(self, connection: Connection, message: object) -> None:
+        if connection is self._pending:
+            if message is None:
+                self._pending = None
+                self._connect_soon()
+            elif isinstance(message, Welcome):
+                self._use(connection)
+            return
+        if connection is not self._connection:
+            return
+        match message:
+            case None:
+                self._connection = None
+                if self._pending is None:
+                    self._connect_soon()
+            case Ping(probe):
+                self.answered = probe
+                self._say(Ponged(self.name, probe))
+            case Place():
+                self._take(message)
+            case Interrupt(round=round_):
+                self._interrupt(round_)
+            case Finish():
+                self.over = True
+                self._stop_workers(self._vanish)
+
+    def _use(self, connection: Connection) -> None:
+        older, self._connection, self._pending = self._connection, connection, None
+        if older is not None:
+            older.close_by_agent()
+        self._heard_again_at = self.world.now
+        self.participant, greeting = self.participant.greet()
+        for message in greeting:
+            self._say(message)
+
+    def _connect_soon(self) -> None:
+        self.later(self.rng.random() * self.rng.choice((0.02, 0.05, 0.05, 0.5)), self.connect)
+
+    def _say(self, message: object) -> None:
+        if self._connection is not None:
+            self._connection.send_up(message)
+
+    # The protocol.
+
+    def _join(self) -> None:
+        self._candidate = replace(self._candidate, store_port=self._candidate.store_port + 1)
+        self.participant, joined = self.participant.join(self._candidate)
+        self._say(joined)
+
+    def _take(self, message: Place) -> None:
+        placed = self.participant.placed(message.attempt, message.table.round)
+        if placed is not None:
+            self.participant = placed
+            self.workers = message.table.round
+            self._failed = False
+            self.world.checks.after_place(self, message.table)
+            if self.world.completing:
+                self.complete_soon()
+
+    def _interrupt(self, round_: int) -> None:
+        if self.participant.interrupted(round_):
+            self._stop_workers(self._join)
+        elif self.participant.candidate is not None:
+            self._join()
+
+    def leave(self, reason: LeaveReason) -> None:
+        """Announce it, stop the workers, say goodbye."""
+        if self.over or self.leaving is not None:
+            return
+        self.leaving = reason
+        self.participant, leaving = self.participant.leaving(reason)
+        self._say(leaving)
+        self.later(self.rng.random() * 0.3, self._stop_workers, self._goodbye)
+
+    def _goodbye(self) -> None:
+        self.participant = self.participant.stopped()
+        self._say(Left(self.name, self.leaving or LeaveReason.FINISHED))
+        self._vanish()
+
+    def close_run(self) -> None:
+        """Close the run for everybody."""
+        self.participant, closed = self.participant.closing()
+        self._say(closed)
+
+    # The workers.
+
+    def fail(self, cause: str, round_: int | None = None) -> None:
+        """A worker fails, if there are any (of this round) that still run."""
+        if self.workers is None or self._failed or self._stopping or round_ not in (None, self.workers):
+            return
+        self._failed = True
+        self.world.checks.after_failure(self, self.workers, cause)
+        failure = WorkerFailure(self.name, self._candidate.node, 0, 1, cause)
+        self.participant, failed = self.participant.failed(failure)
+        self._say(failed)
+        self.world.break_collectives(self, self.workers, cause)
+        if self._joins_by_itself:
+            self._stop_workers(self._join)
+
+    def complete(self, *, goes: bool) -> None:
+        """The workers end well, if there are any and nothing has happened to them."""
+        if self.workers is None or self._failed or self._stopping or self.leaving is not None:
+            return
+        self.done, self.workers = self.workers, None
+        self.participant, finished = self.participant.finished()
+        self._say(finished)
+        if goes:
+            self._goodbye()
+
+    def complete_soon(self) -> None:
+        """The workers are nearly done; nothing happens to them any more."""
+        self.later(self.rng.random() * 0.5, lambda: self.complete(goes=False))
+
+    def _stop_workers(self, then: Callable[[], None]) -> None:
+        if self._stopping:
+            return
+        self._stopping = True
+        noise = self.world.noise
+        longest = noise.long_stop if self.rng.random() < 0.1 else noise.stop
+        self.later(self.rng.random() * longest if self.workers is not None else 0.0, self._stopped, then)
+        if self.workers is not None:
+            self.world.break_collectives(self, self.workers, "a peer stopped")
+
+    def _stopped(self, then: Callable[[], None]) -> None:
+        self.workers = None
+        self._stopping = False
+        self.participant = self.participant.stopped()
+        if self.over:
+            then = self._vanish
+        elif self.leaving is not None:
+            then = self._goodbye
+        then()
+
+    # The process.
+
+    def hang(self) -> None:
+        """Do nothing more."""
+        self._hung = True
+        self._fall_mute()
+
+    def go_on(self) -> None:
+        """Do what was postponed, and go on."""
+        self._hung = False
+        self._be_heard_again()
+        postponed, self._postponed = self._postponed, []
+        for action, arguments in postponed:
+            self._do(action, arguments)
+
+    def lose_workers(self) -> None:
+        """The workers are killed, a moment before the agent is."""
+        if self.workers is not None:
+            round_, self.workers = self.workers, None
+            self.world.checks.after_ragged_death(self, round_)
+            self.world.break_collectives(self, round_, "the node died")
+
+    def die(self, *, silent: bool) -> None:
+        """The process and its workers end at once."""
+        if not self.alive:
+            return
+        self.alive = False
+        for connection in (self._connection, self._pending):
+            if connection is not None and silent:
+                connection.go_silent()
+            elif connection is not None:
+                connection.break_(noticed=True)
+        if self.workers is not None:
+            round_, self.workers = self.workers, None
+            self.world.break_collectives(self, round_, "the node died")
+
+    def _vanish(self) -> None:
+        self.alive = False
+        if self._connection is not None:
+            self._connection.close_by_agent()
+        if self._pending is not None:
+            self._pending.close_by_agent()
+
+    def _fall_mute(self) -> None:
+        if self._mute_since is None:
+            self._mute_since = self.world.now
+
+    def _be_heard_again(self) -> None:
+        if not self._hung and not self.cut:
+            self._mute_since = None
+            self._heard_again_at = self.world.now

@@ -1,0 +1,276 @@
+"""The promises, checked after every step of the leader and every move of an agent.
+
+The checks keep their own account of what the leader was told, beside the machine's, and know the truth about every node.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from slurm_elastic.rendezvous.membership import (
+    Connected,
+    Decision,
+    Disconnected,
+    Drop,
+    Event,
+    Finish,
+    Finished,
+    Interrupt,
+    Joined,
+    Leaving,
+    Left,
+    NodesSeen,
+    Outcome,
+    Phase,
+    Publish,
+    Reason,
+    Retire,
+    State,
+    Status,
+    Table,
+    Tick,
+    next_deadline,
+)
+
+if TYPE_CHECKING:
+    from tests.simulation.agents import SimulatedAgent
+    from tests.simulation.world import World
+
+__all__ = ["Checks", "Violation"]
+
+
+class Violation(AssertionError):  # noqa: N818
+    """A promise is broken. `promise` names it, for the search for a smaller schedule that breaks the same one."""
+
+    def __init__(self, promise: str, detail: str) -> None:
+        super().__init__(f"{promise}: {detail}")
+        self.promise = promise
+
+
+def require(condition: object, promise: str, detail: object = "") -> None:
+    """Raise if a promise does not hold."""
+    if not condition:
+        raise Violation(promise, str(detail))
+
+
+class Checks:
+    """What is promised, and what has to be remembered to check it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.tables: dict[int, Table] = {}
+        self._latest: Table | None = None
+        self._over: set[int] = set()
+        # What the leader was told.
+        self._attempts: dict[str, int] = {}
+        self._connected: set[str] = set()
+        self._leaving: set[str] = set()
+        self._known_nodes: set[str] = set()
+        # Whom the leader has given up without being told: they may have workers, and nobody waits for them.
+        self._given_up: set[str] = set()
+        # The truth about why workers failed.
+        self._own_failures: set[int] = set()
+        self._cut_rounds: set[int] = set()
+        self._ragged: dict[int, list[SimulatedAgent]] = {}
+
+    # Moves of agents.
+
+    def after_place(self, agent: SimulatedAgent, table: Table) -> None:
+        """An agent has taken a place."""
+        self._world.tell(agent.name, f"starts workers of round {table.round}")
+        require(table == self.tables.get(table.round), "a table never changes", table)
+        require(sum(place.agent == agent.name for place in table.places) == 1, "placed agents are in the table", table)
+        if agent.name not in self._given_up:
+            self._check_one_group(table.round)
+
+    def after_failure(self, agent: SimulatedAgent, round_: int, cause: str) -> None:
+        """A worker has failed."""
+        self._world.tell(agent.name, f"worker of round {round_} fails: {cause}")
+        if cause == "by itself":
+            self._own_failures.add(round_)
+
+    def after_cut_collectives(self, round_: int) -> None:
+        """A cut network has broken this round's collectives; if it heals soon, nobody is lost who explains it."""
+        self._cut_rounds.add(round_)
+
+    def after_ragged_death(self, agent: SimulatedAgent, round_: int) -> None:
+        """An agent's workers have died of the same cause as it will, a moment before it."""
+        self._ragged.setdefault(round_, []).append(agent)
+
+    # Steps of the leader.
+
+    def after_step(self, before: State, event: Event, after: State, decisions: tuple[Decision, ...]) -> None:
+        """The machine has processed one event."""
+        if self._world.story is not None:
+            self._tell(event, decisions)
+        self._follow(event)
+        self._check_books(after)
+        for decision in decisions:
+            if isinstance(decision, Drop | Retire):
+                self._check_loss(after, event, decision)
+                if isinstance(decision, Drop) or not isinstance(event, Leaving | Left):
+                    self._given_up.add(decision.agent)
+            elif isinstance(decision, Publish):
+                self._check_publish(after, decision.table)
+            elif isinstance(decision, Finish) and before.finish is None:
+                self._check_finish(before, after, decision)
+            elif isinstance(decision, Interrupt):
+                self._over.add(decision.round)
+        if after.phase is Phase.RUNNING:
+            require(after.table is self._latest, "one table is current", after.table)
+        self._given_up -= after.agents.keys() - before.agents.keys()
+        if after.restarts != before.restarts or before.judgement is not None or after.judgement is not None:
+            self._check_blame(before, after, decisions)
+        elif decisions:
+            ended = [decision for decision in decisions if isinstance(decision, Interrupt)]
+            over = [decision for decision in ended if decision.detail != "this round is over"]
+            require(
+                all(decision.reason is not Reason.WORKER_FAILED for decision in over),
+                "a worker failure is charged or explained",
+                over,
+            )
+        if after.phase is Phase.FORMING:
+            self._check_no_needless_wait(after)
+        if isinstance(event, Tick):
+            require(next_deadline(after) > self._world.now, "what is due is done", after)
+
+    def _follow(self, event: Event) -> None:
+        match event:
+            case Joined(candidate, attempt):
+                name = candidate.agent
+                self._attempts[name] = max(attempt, self._attempts.get(name, 0))
+                self._known_nodes.add(candidate.node)
+            case Connected(agent):
+                self._connected.add(agent)
+            case Disconnected(agent):
+                self._connected.discard(agent)
+            case Leaving(agent) | Left(agent):
+                self._leaving.add(agent)
+            case NodesSeen(down):
+                self._known_nodes |= down
+
+    def _check_books(self, state: State) -> None:
+        """What the machine counts is what there is."""
+        agents = state.agents.values()
+        blocking = sum(agent.status is not Status.WAITING for agent in agents)
+        require(state.blocking == blocking, "the books are right", f"blocking {state.blocking}, counted {blocking}")
+        if state.phase is not Phase.CLOSED:
+            broken = {name for name, agent in state.agents.items() if agent.disconnected_at is not None}
+            require(state.broken == broken, "the books are right", f"broken {set(state.broken)}, counted {broken}")
+        require(state.restarts <= state.settings.max_restarts, "restarts stay within the limit", state.restarts)
+
+    def _check_publish(self, after: State, table: Table) -> None:
+        settings, latest = after.settings, self._latest
+        first = settings.first_round if latest is None else latest.round + 1
+        require(table.round == first, "rounds follow each other", table.round)
+        require(latest is None or latest.round in self._over, "one table is current", table)
+        self._check_one_group(table.round)
+        self._check_table(after, table)
+        require(table.restarts == after.restarts, "restarts are the same for all", table)
+        for place in table.places:
+            name = place.agent
+            require(name in self._connected, "members are connected", name)
+            require(name not in self._leaving, "members are not leaving", name)
+            require(after.agents[name].attempt == self._attempts[name], "members have joined", name)
+        # Whoever has not come by now is not waited for again.
+        self._known_nodes |= set(settings.expected_nodes)
+        self._latest = self.tables[table.round] = table
+
+    def _check_loss(self, state: State, event: Event, decision: Drop | Retire) -> None:
+        agent = self._world.agents[decision.agent]
+        if isinstance(event, Leaving | Left):
+            require(agent.leaving or agent.done is not None, "nobody who is well is given up", decision)
+        elif agent.name in self._connected and agent.alive:
+            silence = self._world.now - agent.well_since()
+            require(silence < state.settings.heartbeat_limit, "nobody who is well is given up", decision)
+
+    def _check_table(self, state: State, table: Table) -> None:
+        settings, places = state.settings, table.places
+        promise = "tables are complete"
+        require(settings.min_nodes <= len(places) <= settings.max_nodes, promise, f"{len(places)} nodes")
+        require([place.rank for place in places] == list(range(len(places))), promise, places)
+        candidates = [state.agents[place.agent].candidate for place in places]
+        require(candidates == sorted(candidates, key=lambda candidate: candidate.order), "ranks follow Slurm's order")
+        if self._latest is not None:
+            now = {place.agent: place.rank for place in places}
+            ranks = [now[place.agent] for place in self._latest.places if place.agent in now]
+            require(ranks == sorted(ranks), "survivors keep their order", places)
+        base, roles = 0, Counter[str]()
+        for place, candidate in zip(places, candidates, strict=True):
+            told = (place.node, place.local_world_size, place.role)
+            require(told == (candidate.node, candidate.local_world_size, candidate.role), promise, place)
+            require((place.base_rank, place.role_base_rank) == (base, roles[place.role]), promise, place)
+            base += place.local_world_size
+            roles[place.role] += place.local_world_size
+        require(table.world_size == base, promise, table)
+        require(all(place.role_world_size == roles[place.role] for place in places), promise, places)
+        store = (candidates[0].address, candidates[0].store_port)
+        require((table.store_address, table.store_port) == store, promise, table)
+
+    def _check_one_group(self, round_: int) -> None:
+        for agent in self._world.agents.values():
+            if agent.workers is not None and agent.workers != round_ and agent.name not in self._given_up:
+                raise Violation(
+                    "one group trains", f"round {round_} begins while {agent.name} has workers of {agent.workers}"
+                )
+
+    def _check_blame(self, before: State, after: State, decisions: tuple[Decision, ...]) -> None:
+        judged = [d for d in decisions if isinstance(d, Interrupt) and d.reason is Reason.WORKER_FAILED and d.agents]
+        over = [d for d in judged if d.detail != "this round is over"]
+        if after.restarts == before.restarts:
+            dissolved = before.judgement is not None and after.judgement is None and after.phase is not Phase.CLOSED
+            explained = after.reason in (Reason.NODE_LOST, Reason.NODE_LEFT)
+            require(not dissolved or explained, "a worker failure is charged or explained", decisions)
+            require(not over, "a worker failure is charged or explained", decisions)
+        else:
+            require(after.restarts == before.restarts + 1, "restarts count one by one", after.restarts)
+            self._check_charge(before)
+
+    def _check_charge(self, before: State) -> None:
+        judgement = before.judgement
+        if judgement is None or before.table is None:
+            raise Violation("charges follow a judgement", "")
+        round_ = before.table.round
+        # Two cases cannot be told from a failure of the workers alone: a network that heals before anybody is lost,
+        # and an agent that still answers while its node is dying, and whose end becomes known only after the verdict.
+        answered_dying = any(agent.answered >= judgement.probe for agent in self._ragged.get(round_, ()))
+        require(
+            round_ in self._own_failures or round_ in self._cut_rounds or answered_dying,
+            "only workers that fail by themselves are charged",
+            judgement.failure,
+        )
+
+    def _check_no_needless_wait(self, state: State) -> None:
+        waiting = [agent for agent in state.agents.values() if agent.status is Status.WAITING]
+        if len(waiting) < state.settings.min_nodes or len(waiting) < len(state.agents) or state.broken:
+            return
+        missing = set(state.settings.expected_nodes) - self._known_nodes
+        full = len(waiting) >= state.settings.max_nodes
+        require(missing and not full, "no wait that is not needed", [agent.candidate.agent for agent in waiting])
+
+    def _check_finish(self, before: State, after: State, finish: Finish) -> None:
+        settings, table = after.settings, self._latest
+        match finish.outcome:
+            case Outcome.SUCCEEDED:
+                assert table is not None
+                unfinished = [
+                    place.agent for place in table.places if self._world.agents[place.agent].done != table.round
+                ]
+                require(not unfinished, "a run succeeds when all have finished", unfinished)
+            case Outcome.FAILED:
+                require(
+                    before.restarts == settings.max_restarts, "a run fails when restarts are used up", before.restarts
+                )
+                self._check_charge(before)
+            case Outcome.TIMED_OUT:
+                waited = self._world.now - before.forming_since
+                require(waited >= settings.join_timeout - 1e-6, "a run is given up late", waited)
+            case Outcome.CLOSED:
+                pass
+
+    def _tell(self, event: Event, decisions: tuple[Decision, ...]) -> None:
+        if not isinstance(event, Tick) and type(event).__name__ != "Heard":
+            self._world.tell("leader", f"hears {event}")
+        for decision in decisions:
+            self._world.tell("leader", f"  decides {decision}")

@@ -1,0 +1,272 @@
+"""What happens to a run: agents arrive, nodes die, links break, leaders stall; drawn from a seed, at explicit times.
+
+A schedule is plain data, so that a failing one can be taken apart and printed. Everything that is not in it, such as how
+long each message takes, follows from its seed and from who is concerned, and hardly changes when an action is left out.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from slurm_elastic.rendezvous.membership import Candidate, LeaveReason, Settings
+
+__all__ = [
+    "Action",
+    "Arrive",
+    "Break",
+    "Close",
+    "Complete",
+    "Cut",
+    "Die",
+    "Fail",
+    "Hang",
+    "Leave",
+    "Noise",
+    "Schedule",
+    "SlowLedger",
+    "SlurmSays",
+    "StallLeader",
+    "draw",
+]
+
+FAULTS_UNTIL = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing that happens. `seconds` is how long it lasts."""
+
+    at: float
+    agent: str = "leader"
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrive(Action):
+    """An agent starts on a node."""
+
+    node: str = ""
+    position: int = 0
+    workers: int = 1
+    role: str = "trainer"
+
+    def candidate(self) -> Candidate:
+        return Candidate(self.agent, self.node, self.position, self.workers, self.role, self.node, 20000)
+
+
+@dataclass(frozen=True, slots=True)
+class Die(Action):
+    """An agent and its workers end. `how`: killed (its connection breaks), power (silence), ragged (its workers end first,
+    and itself some milliseconds later)."""
+
+    how: str = "killed"
+
+
+@dataclass(frozen=True, slots=True)
+class Hang(Action):
+    """An agent's process does nothing for a while and then goes on; its workers run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave(Action):
+    """An agent learns that it has to go; it says so, stops its workers, says goodbye, and is gone."""
+
+    reason: LeaveReason = LeaveReason.PREEMPTED
+
+
+@dataclass(frozen=True, slots=True)
+class Fail(Action):
+    """A worker fails by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Complete(Action):
+    """An agent's workers end well; it then waits for the others, or goes at once."""
+
+    goes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Break(Action):
+    """An agent's connection breaks; the leader may never notice."""
+
+    noticed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Cut(Action):
+    """The network between an agent and the leader carries nothing for a while. `afterwards`: the connection goes on,
+    turns out to be broken, or is replaced by a second one. With `collectives`, workers do not survive it."""
+
+    afterwards: str = "goes on"
+    collectives: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StallLeader(Action):
+    """The leader processes nothing for a while (busy, or SIGSTOP), and its timer may fire before it reads on."""
+
+    timer_first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SlowLedger(Action):
+    """What the leader publishes in this time is written down, and sent out, only at its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmSays(Action):
+    """Slurm tells the leader which nodes are down: those whose agents have all died."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close(Action):
+    """An agent closes the run for everybody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How messages and agents behave when nothing is wrong.
+
+    Attributes:
+        delay: usual one-way time of a message, in seconds, at most.
+        late: share of messages that take up to `late_delay`.
+        doubled: share of messages that are delivered twice.
+        stop: usual time in which workers are stopped; one stop in ten takes up to `long_stop`.
+    """
+
+    delay: float = 0.002
+    late: float = 0.0
+    late_delay: float = 0.5
+    doubled: float = 0.0
+    stop: float = 0.1
+    long_stop: float = 0.1
+
+
+CALM = Noise()
+NORMAL = Noise(delay=0.02, late=0.02, doubled=0.02, stop=0.2, long_stop=1.5)
+WILD = Noise(delay=0.1, late=0.2, late_delay=1.0, doubled=0.1, stop=0.5, long_stop=3.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Everything that a simulated run depends on."""
+
+    seed: int
+    settings: Settings
+    noise: Noise
+    actions: tuple[Action, ...]
+
+    @property
+    def quiet_at(self) -> float:
+        """From here on nothing goes wrong any more."""
+        return max((action.at + action.seconds for action in self.actions), default=0.0)
+
+
+def draw(seed: int) -> Schedule:
+    """Draw a schedule; the same seed gives the same one."""
+    rng = random.Random(seed)
+    nodes = rng.randint(1, 8)
+    allocation = rng.random() < 0.5
+    names = [f"node{number}" for number in rng.sample(range(1, 15), nodes)]
+    if allocation:
+        names.sort(key=lambda name: int(name[4:]))
+    min_nodes = rng.randint(1, max(1, nodes - rng.choice((0, 1, 1, 2))))
+    settings = Settings(
+        min_nodes=min_nodes,
+        max_nodes=rng.randint(min_nodes, nodes + 1),
+        max_restarts=rng.choice((0, 1, 3, 100)),
+        expected_nodes=tuple(names) if allocation else (),
+        first_round=rng.choice((0, 0, 7)),
+        join_timeout=20.0,
+        last_call_timeout=rng.choice((2.0, 4.0)),
+        heartbeat_limit=rng.choice((1.0, 3.0)),
+    )
+    arrivals = _draw_arrivals(rng, names, allocation)
+    actions: list[Action] = list(arrivals)
+    at = rng.uniform(0.0, FAULTS_UNTIL)
+    for _ in range(rng.choice((0, 1, 2, 3, 5, 8, 12))):
+        # Half of what goes wrong does so while something else is being dealt with.
+        at = at + rng.expovariate(10.0) if rng.random() < 0.5 else rng.uniform(0.0, FAULTS_UNTIL)
+        actions += _draw_fault(rng, at, rng.choice(arrivals), settings)
+    if rng.random() < 0.15:
+        done = at + rng.uniform(0.0, 2.0)
+        actions += [
+            Complete(done + rng.expovariate(5.0), arrival.agent, goes=rng.random() < 0.3) for arrival in arrivals
+        ]
+    noise = rng.choice((CALM, NORMAL, NORMAL, WILD))
+    return Schedule(seed, settings, noise, tuple(sorted(actions, key=lambda action: action.at)))
+
+
+def _draw_arrivals(rng: random.Random, names: list[str], allocation: bool) -> list[Arrive]:
+    spread = rng.choice((0.01, 0.3, 5.0))
+    workers = rng.choice(((1,), (4,), (1, 2, 8)))
+    roles = rng.choice((("trainer",), ("trainer",), ("trainer", "evaluator")))
+    arrivals = [
+        Arrive(
+            at=rng.uniform(0.0, spread),
+            agent=f"{name}/1",
+            node=name,
+            position=index if allocation else 0,
+            workers=rng.choice(workers),
+            role=rng.choice(roles),
+        )
+        for index, name in enumerate(names)
+    ]
+    if len(arrivals) > 2 and rng.random() < 0.3:
+        # Several come late, together.
+        late = rng.uniform(0.5, 4.0)
+        for index in rng.sample(range(len(arrivals)), rng.randint(1, len(arrivals) - 1)):
+            arrivals[index] = replace(arrivals[index], at=late + rng.uniform(0.0, 0.04))
+    if allocation and len(arrivals) > 1 and rng.random() < 0.15:
+        arrivals.pop(rng.randrange(len(arrivals)))
+    return arrivals
+
+
+_WEIGHTS = {
+    "die": 5, "leave": 4, "fail": 4, "break": 5, "cut": 2, "hang": 2, "stall": 2, "ledger": 1, "slurm": 1, "close": 0.1,
+}  # fmt: skip
+
+
+def _draw_fault(rng: random.Random, at: float, arrival: Arrive, settings: Settings) -> list[Action]:
+    agent = arrival.agent
+    kind = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
+    limit = settings.heartbeat_limit
+    match kind:
+        case "die":
+            how = rng.choice(("killed", "power", "ragged"))
+            seconds = rng.uniform(0.0, 0.03) if how == "ragged" else 0.0
+            return [Die(at, agent, seconds, how), *_draw_return(rng, arrival, at)]
+        case "leave":
+            reason = rng.choice((LeaveReason.PREEMPTED, LeaveReason.TIME_LIMIT, LeaveReason.DRAINED))
+            return [Leave(at, agent, reason=reason), *_draw_return(rng, arrival, at)]
+        case "fail":
+            return [Fail(at, agent)]
+        case "break":
+            return [Break(at, agent, noticed=rng.random() < 0.8)]
+        case "cut":
+            afterwards = rng.choice(("goes on", "breaks", "is replaced"))
+            return [Cut(at, agent, rng.uniform(0.1, 2 * limit), afterwards, collectives=rng.random() < 0.3)]
+        case "hang":
+            return [Hang(at, agent, rng.uniform(0.1, 2 * limit))]
+        case "stall":
+            seconds = rng.choice((rng.uniform(0.05, 0.6), rng.uniform(0.6, 3.0), 10.0))
+            return [StallLeader(at, seconds=seconds, timer_first=rng.random() < 0.5)]
+        case "ledger":
+            return [SlowLedger(at, seconds=rng.uniform(0.1, 2.0))]
+        case "slurm":
+            return [SlurmSays(at)]
+        case _:
+            return [Close(at, agent)]
+
+
+def _draw_return(rng: random.Random, arrival: Arrive, gone_at: float) -> list[Action]:
+    """Slurm starts another agent on the node that went."""
+    actions: list[Action] = []
+    if rng.random() < 0.2:
+        actions.append(SlurmSays(gone_at + rng.uniform(0.0, 2.0)))
+    if rng.random() < 0.5:
+        again = arrival.agent.rsplit("/", 1)[0] + f"/{rng.randint(2, 999)}"
+        actions.append(replace(arrival, at=gone_at + rng.uniform(0.0, 3.0), agent=again))
+    return actions

@@ -1,0 +1,95 @@
+"""Membership keeps its promises in thousands of random schedules, and the simulation finds out when it does not.
+
+SIMULATION_SEEDS: how many schedules to play; SIMULATION_FIRST: the first seed; SIMULATION_SEED: play this one only.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from slurm_elastic.rendezvous.membership import Settings, conditions, machine, state, transitions
+from tests.simulation.checks import Violation
+from tests.simulation.faults import CALM, NORMAL, Arrive, Schedule, draw
+from tests.simulation.shrink import play, report, shrink
+from tests.simulation.world import World
+
+SEEDS = int(os.environ.get("SIMULATION_SEEDS", "3000"))
+FIRST = int(os.environ.get("SIMULATION_FIRST", "0"))
+ONLY = os.environ.get("SIMULATION_SEED")
+PARTS = 6
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_promise_holds_in_every_schedule(part: int) -> None:
+    seeds = range(FIRST + part, FIRST + SEEDS, PARTS)
+    if ONLY is not None:
+        seeds = range(int(ONLY), int(ONLY) + (part == 0))
+    for seed in seeds:
+        schedule = draw(seed)
+        violation = play(schedule)
+        if violation is not None:
+            pytest.fail(report(schedule, violation), pytrace=False)
+    print(f"{len(seeds)} schedules: {seeds}")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ten_nodes_that_come_together_cost_one_further_round(seed: int) -> None:
+    arrivals = [Arrive(at=0.0, agent="node0/1", node="node0")]
+    arrivals += [Arrive(at=2.0 + 0.004 * index, agent=f"node{index}/1", node=f"node{index}") for index in range(1, 11)]
+    noise = replace(NORMAL, late=0.0) if seed % 2 else CALM
+    world = World(Schedule(seed, Settings(min_nodes=1, max_nodes=16), noise, tuple(arrivals)))
+    world.run()
+    assert [len(table.places) for table in world.checks.tables.values()] == [1, 11]
+
+
+def first_violation(seeds: range) -> tuple[Schedule, Violation]:
+    for seed in seeds:
+        schedule = draw(seed)
+        violation = play(schedule)
+        if violation is not None:
+            return schedule, violation
+    pytest.fail(f"the simulation found nothing wrong in {len(seeds)} schedules")
+
+
+def test_a_round_that_does_not_wait_for_old_workers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    start_forming = transitions.start_forming
+
+    def hasty(*arguments: Any) -> transitions.Result:
+        after, decisions = start_forming(*arguments)
+        for agent in after.agents.values():
+            if agent.status is state.Status.STOPPING:
+                after = state.with_agent(after, replace(agent, status=state.Status.WAITING))
+        return after, decisions
+
+    monkeypatch.setattr(transitions, "start_forming", hasty)
+    _, violation = first_violation(range(50))
+    assert violation.promise == "one group trains"
+
+
+def test_a_lost_node_that_is_charged_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        conditions, "_verdict_due", lambda state: state.judgement and state.judgement.since + state.settings.settle_time
+    )
+    schedule, violation = first_violation(range(300))
+    assert violation.promise == "only workers that fail by themselves are charged"
+    small = shrink(schedule, violation)
+    assert len(small.actions) <= 5, small.actions
+    assert play(small) is not None
+
+
+def test_an_agent_that_is_not_interrupted_again_is_found_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(state: state.State, event: machine.Connected, now: float) -> machine.Result:
+        after, decisions = machine._connected(state, event, now)
+        return after, tuple(each for each in decisions if not isinstance(each, machine.Interrupt))
+
+    monkeypatch.setitem(machine._HANDLERS, machine.Connected, forgetful)
+    schedule, violation = first_violation(range(600))
+    assert violation.promise == "the run does not settle"
+    text = report(schedule, violation)
+    assert f"SIMULATION_SEED={schedule.seed}" in text
+    assert "the smallest schedule found" in text
+    assert "*** Break" in text

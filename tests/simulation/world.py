@@ -1,0 +1,189 @@
+"""The simulated run: virtual time, the actions of a schedule, and what must be true when nothing goes wrong any more."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from slurm_elastic.rendezvous.membership import NodesSeen, Outcome, Phase, Status
+from tests.simulation.agents import SimulatedAgent
+from tests.simulation.checks import Checks, Violation
+from tests.simulation.faults import (
+    Action,
+    Arrive,
+    Break,
+    Close,
+    Complete,
+    Cut,
+    Die,
+    Fail,
+    Hang,
+    Leave,
+    Schedule,
+    SlowLedger,
+    SlurmSays,
+    StallLeader,
+)
+from tests.simulation.leader import SimulatedLeader
+
+__all__ = ["World"]
+
+
+class World:
+    """One run of one schedule.
+
+    Attributes:
+        agents: all that ever started, by identity.
+        story: what happened, if it is wanted: moment, who, what.
+        completing: whether workers come to their end.
+    """
+
+    def __init__(self, schedule: Schedule, story: list[tuple[float, str, str]] | None = None) -> None:
+        self.schedule = schedule
+        self.noise = schedule.noise
+        self.now = 0.0
+        self.story = story
+        self.agents: dict[str, SimulatedAgent] = {}
+        self.completing = False
+        self.checks = Checks(self)
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self._count = 0
+        self.leader = SimulatedLeader(self, schedule.settings)
+
+    def at(self, moment: float, action: Callable[..., None], *arguments: object) -> None:
+        """Do something at a moment of virtual time."""
+        self._count += 1
+        heapq.heappush(self._heap, (moment, self._count, action, arguments))
+
+    def tell(self, who: str, what: object) -> None:
+        """Add a line to the story."""
+        if self.story is not None:
+            self.story.append((self.now, who, str(what)))
+
+    def break_collectives(self, source: SimulatedAgent, round_: int, cause: str) -> None:
+        """Workers of a round are gone: the others' fail soon, or not, as their next collective comes or not."""
+        for agent in self.agents.values():
+            if agent is not source and agent.workers == round_ and source.rng.random() < 0.8:
+                agent.later(0.001 + source.rng.random() * 0.3, agent.fail, cause, round_)
+
+    def run(self) -> None:
+        """Play the schedule, then let the run settle and end well.
+
+        Raises:
+            Violation: a promise is broken.
+        """
+        self.leader.start()
+        for action in self.schedule.actions:
+            self.at(action.at, self._happen, action)
+        self._play(until=self.schedule.quiet_at)
+        settings = self.schedule.settings
+        patience = 2 * settings.heartbeat_limit + settings.last_call_timeout + 12.0
+        if len(self._living()) < settings.min_nodes:
+            patience += settings.join_timeout
+        self._play_until(self._unsettled, patience, "does not settle")
+        self.completing = True
+        for agent in self.agents.values():
+            agent.complete_soon()
+        self._play_until(self._unfinished, 8.0, "does not end")
+
+    def _play(self, until: float) -> None:
+        heap = self._heap
+        while heap and heap[0][0] <= until:
+            self.now, _, action, arguments = heapq.heappop(heap)
+            action(*arguments)
+        self.now = max(self.now, until)
+
+    def _play_until(self, open_question: Callable[[], str], patience: float, name: str) -> None:
+        deadline = self.now + patience
+        while question := open_question():
+            if self.now >= deadline:
+                raise Violation(f"the run {name}", f"{patience:g} s after it could: {question}")
+            self._play(self.now + 0.1)
+
+    def _living(self) -> list[SimulatedAgent]:
+        return [agent for agent in self.agents.values() if agent.alive and agent.leaving is None]
+
+    def _unsettled(self) -> str:
+        """What keeps the run from being as it should with all agents that live; empty when it is."""
+        state = self.leader.state
+        if state.phase is Phase.CLOSED:
+            return ""
+        if state.phase is Phase.FORMING or state.table is None:
+            return "a round is being formed"
+        if state.judgement is not None or state.broken:
+            return "somebody's fate is open"
+        finished = {name for name, agent in state.agents.items() if agent.status is Status.FINISHED}
+        living = self._living()
+        if {agent.name for agent in living} - finished != set(state.agents) - finished:
+            return "the leader does not know exactly those that live"
+        if not finished and len(state.table.places) < min(len(living), state.settings.max_nodes):
+            return "somebody who could train does not"
+        for place in state.table.places:
+            agent = self.agents[place.agent]
+            if state.table.round not in (agent.workers, agent.done):
+                return f"{place.agent} has a place but no workers"
+        return ""
+
+    def _unfinished(self) -> str:
+        left = [agent.name for agent in self.agents.values() if agent.alive]
+        if left:
+            return f"{', '.join(left)} would wait for ever"
+        finish = self.leader.state.finish
+        if finish is None and self.agents and any(agent.over for agent in self.agents.values()):
+            return "nobody knows how it ended"
+        return ""
+
+    # What happens.
+
+    def _happen(self, action: Action) -> None:
+        self.tell(action.agent, f"*** {type(action).__name__}{f' {action.seconds:.3f} s' if action.seconds else ''}")
+        match action:
+            case Arrive():
+                if action.agent not in self.agents:
+                    self.agents[action.agent] = SimulatedAgent(self, action.candidate())
+                return
+            case StallLeader():
+                self.leader.stall(action.seconds, timer_first=action.timer_first)
+                return
+            case SlowLedger():
+                self.leader.slow_ledger(action.seconds)
+                return
+            case SlurmSays():
+                self._slurm_says()
+                return
+        agent = self.agents.get(action.agent)
+        if agent is None or not agent.alive:
+            return
+        match action:
+            case Die(how="ragged"):
+                agent.lose_workers()
+                self.at(self.now + action.seconds, lambda: agent.die(silent=False))
+            case Die():
+                agent.die(silent=action.how == "power")
+            case Hang():
+                agent.hang()
+                self.at(self.now + action.seconds, agent.go_on)
+            case Leave():
+                agent.later(0.0, agent.leave, action.reason)
+            case Fail():
+                agent.later(0.0, agent.fail, "by itself")
+            case Complete():
+                agent.later(0.0, lambda: agent.complete(goes=action.goes))
+            case Break():
+                agent.break_connection(noticed=action.noticed)
+            case Close():
+                agent.later(0.0, agent.close_run)
+            case Cut():
+                self._cut(agent, action)
+
+    def _cut(self, agent: SimulatedAgent, action: Cut) -> None:
+        agent.cut_link()
+        self.at(self.now + action.seconds, agent.heal_link, action.afterwards)
+        if action.collectives and agent.workers is not None:
+            self.checks.after_cut_collectives(agent.workers)
+            self.break_collectives(agent, agent.workers, "the network was cut")
+
+    def _slurm_says(self) -> None:
+        dead = {agent.node for agent in self.agents.values() if not agent.alive}
+        down = dead - {agent.node for agent in self.agents.values() if agent.alive}
+        self.leader.handle(NodesSeen(frozenset(down)))
