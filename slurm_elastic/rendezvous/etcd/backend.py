@@ -4,9 +4,6 @@ torch pickles the rendezvous state and unpickles what the backend returns (torch
 distributed/elastic/rendezvous/dynamic_rendezvous.py, _BackendRendezvousStateHolder.sync): whoever can write under the
 prefix can run code in every agent. Ask for user and password in etcd, and give each user a prefix of his own. The
 project's own rendezvous unpickles nothing.
-
-Nothing here imports etcd3 until a handler is made, because torchrun loads every entry point of torchrun.handlers,
-whatever its backend.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ from slurm_elastic.rendezvous.etcd.errors import EtcdError, EtcdLeaseLostError
 from slurm_elastic.rendezvous.etcd.store import LEASE_SECONDS, EtcdStore
 from slurm_elastic.rendezvous.etcd.transactions import Compare, Get, KeyValue, Put
 
-__all__ = ["EtcdV3RendezvousBackend", "create_backend", "create_handler", "handler_factory"]
+__all__ = ["EtcdV3RendezvousBackend", "create_backend", "create_handler"]
 
 _NAME = "etcd-v3"
 _DIGEST_BYTES = 32
@@ -129,11 +126,6 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     """Create torch's handler on top of :func:`create_backend`."""
     backend, store = create_backend(params)
     return create_dynamic_handler(store, backend, params)
-
-
-def handler_factory() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """Return what the entry point group torchrun.handlers asks for (torch 2.13, rendezvous/registry.py)."""
-    return create_handler
 
 
 def _translated(call: Callable[[], _T]) -> _T:

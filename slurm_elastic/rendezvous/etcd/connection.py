@@ -125,7 +125,8 @@ class Connection:
         # Clients start at different members, so that 1,000 agents do not all sit on the first of the list.
         self._position = random.randrange(len(config.endpoints))
         self._member: Member | None = None
-        self._failures: dict[Endpoint, str] = {}
+        self._lost: set[Endpoint] = set()
+        self._failing: dict[Endpoint, str] = {}
         self._findings: dict[Endpoint, str] = {}
         self._answered = False
         self._outage_since: float | None = None
@@ -153,6 +154,10 @@ class Connection:
             try:
                 self.authenticate(member, deadline, limits)
                 response = self._attempt(member, service, method, request, deadline, limits)
+            except ValueError:
+                # gRPC's answer to a call on a channel that another thread has just closed, see _leave.
+                if self._member is member:
+                    raise
             except self._rpc.grpc.RpcError as error:
                 hurried = limits.timeout < _FAIR_SECONDS and error.code().name == "DEADLINE_EXCEEDED"
                 outcome = Retry.OTHER_MEMBER if hurried else self.judge(member, error)
@@ -201,10 +206,11 @@ class Connection:
     def note_answer(self, member: Member) -> None:
         """Note that a member is there, so that its next loss is news again."""
         self._answered = True
-        if member.endpoint not in self._failures:
+        if not self._failing and member.endpoint not in self._lost:
             return
         with self._lock:
-            self._failures.pop(member.endpoint, None)
+            self._failing.clear()
+            self._lost.discard(member.endpoint)
             told, self._outage_told, self._outage_since = self._outage_told, False, None
         if told:
             logger.info("etcd answers again, at %s", member.endpoint)
@@ -256,22 +262,24 @@ class Connection:
                 return
             self._member = None
             self._position = (self._position + 1) % len(self.config.endpoints)
-            news = lost and member.endpoint not in self._failures
-            self._failures[member.endpoint] = reason
-            outage = len(self._failures) == len(self.config.endpoints)
-            if outage and self._outage_since is None:
-                self._outage_since = time.monotonic()
+            news = lost and member.endpoint not in self._lost
+            if lost:
+                self._lost.add(member.endpoint)
+            self._failing[member.endpoint] = reason
+            outage = len(self._failing) == len(self.config.endpoints)
+            now = time.monotonic()
+            self._outage_since = (self._outage_since or now) if outage else None
+            tell = outage and not self._outage_told and now - (self._outage_since or now) > _OUTAGE_SECONDS
+            self._outage_told |= tell
         member.channel.close()
-        if not outage:
-            if news:
-                logger.warning("etcd member %s is lost (%s); going on with the others", member.endpoint, reason)
-        elif not self._outage_told and self._outage_since + _OUTAGE_SECONDS < time.monotonic():
-            self._outage_told = True
+        if tell:
             logger.warning("no etcd member answers (%s); trying again until one does", self._reasons())
+        elif news and not outage:
+            logger.warning("etcd member %s is lost (%s); going on with the others", member.endpoint, reason)
 
     def _reasons(self) -> str:
         return "; ".join(
-            self._findings.get(endpoint) or f"{endpoint}: {reason}" for endpoint, reason in self._failures.items()
+            self._findings.get(endpoint) or f"{endpoint}: {reason}" for endpoint, reason in self._failing.items()
         )
 
     def _give_up_when_hopeless(self, failures: int, deadline: float, limits: Limits) -> None:

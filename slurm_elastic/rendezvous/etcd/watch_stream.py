@@ -139,6 +139,9 @@ class WatchStream:
                 if not self._handle(stream, response):
                     member.token = None
                     return False
+        except ValueError:
+            # As in Connection.call: another thread has just left the member.
+            return False
         except self._rpc.grpc.RpcError as error:
             outcome = self._connection.judge(member, error)
             if isinstance(outcome, EtcdError) and not self._closed:

@@ -1,0 +1,76 @@
+"""Several etcd members with TLS and authentication."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from pathlib import Path
+
+from slurm_elastic.rendezvous.etcd import EtcdConfig, EtcdServer
+from slurm_elastic.rendezvous.etcd.access import enable_authentication
+from slurm_elastic.rendezvous.etcd.certificates import create_authority
+from slurm_elastic.rendezvous.etcd.errors import EtcdServerError
+from slurm_elastic.rendezvous.etcd.server import ServerTls, free_port
+
+_ATTEMPTS = 3
+
+
+class Cluster:
+    """Members that need a certificate from each client, and know the users root, trainer and other."""
+
+    def __init__(self, directory: Path, binary: Path, size: int = 3) -> None:
+        self.directory = directory
+        self.authority = create_authority(directory)
+        tls = ServerTls(
+            self.authority.own.certificate,
+            self.authority.issue("member", ["127.0.0.1", "localhost"], directory),
+            ask_clients=True,
+        )
+        client = self.authority.issue("client", [], directory)
+        for attempt in range(1, _ATTEMPTS + 1):
+            ports = {f"member{number}": free_port() for number in range(size)}
+            self.members = [
+                EtcdServer(
+                    directory / f"{name}-{attempt}",
+                    binary=binary,
+                    tls=tls,
+                    name=name,
+                    client_port=free_port(),
+                    peer_port=port,
+                    cluster=ports,
+                )
+                for name, port in ports.items()
+            ]
+            try:
+                self.start()
+                break
+            except EtcdServerError:
+                self.stop()
+                if attempt == _ATTEMPTS:
+                    raise
+        self.anonymous = EtcdConfig(
+            tuple(member.config.endpoints[0] for member in self.members),
+            tls=True,
+            ca_cert=tls.authority,
+            ssl_cert=client.certificate,
+            ssl_cert_key=client.key,
+        )
+        password = secrets.token_urlsafe()
+        enable_authentication(
+            self.anonymous,
+            secrets.token_urlsafe(),
+            {"trainer": (password, self.anonymous.prefix), "other": (password, "/other/")},
+        )
+        self.config = replace(self.anonymous, user="trainer", password=password)
+
+    def start(self) -> None:
+        """Start those members that do not run."""
+        for member in self.members:
+            if member.pid is None:
+                member.launch()
+        for member in self.members:
+            member.wait_ready()
+
+    def stop(self) -> None:
+        for member in self.members:
+            member.kill()

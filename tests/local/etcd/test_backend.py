@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousParameters,
+    RendezvousStateError,
+)
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+from slurm_elastic.errors import UsageError
+from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer
+from slurm_elastic.rendezvous.etcd.backend import EtcdV3RendezvousBackend, create_backend, create_handler
+from tests.local.etcd.proxy import Proxy
+
+REPOSITORY = Path(__file__).parents[3]
+GUARD = 120.0
+
+
+@pytest.fixture
+def backend(client: EtcdClient, prefix: str) -> EtcdV3RendezvousBackend:
+    return EtcdV3RendezvousBackend(client, prefix)
+
+
+def parameters(endpoint: str, run_id: str = "run", **options: object) -> RendezvousParameters:
+    return RendezvousParameters("etcd-v3", endpoint, run_id, 1, 1, local_addr="127.0.0.1", **options)
+
+
+# These are what torch's own tests ask of any backend: RendezvousBackendTestMixin in
+# test/distributed/elastic/rendezvous/rendezvous_backend_test.py, torch 2.13.
+
+
+def test_get_state_returns_backend_state(backend: EtcdV3RendezvousBackend) -> None:
+    backend.set_state(b"x")
+    state, token = backend.get_state() or (None, None)
+    assert state == b"x"
+    assert token is not None
+
+
+def test_get_state_returns_none_if_backend_state_does_not_exist(backend: EtcdV3RendezvousBackend) -> None:
+    assert backend.get_state() is None
+
+
+def test_get_state_raises_error_if_backend_state_is_corrupt(
+    backend: EtcdV3RendezvousBackend, client: EtcdClient, prefix: str
+) -> None:
+    client.put(prefix + "state", b"corrupt")
+    with pytest.raises(RendezvousStateError):
+        backend.get_state()
+
+
+def test_set_state_sets_backend_state_if_it_does_not_exist(backend: EtcdV3RendezvousBackend) -> None:
+    state, token, has_set = backend.set_state(b"x") or (None, None, None)
+    assert state == b"x"
+    assert token is not None
+    assert has_set
+
+
+def test_set_state_sets_backend_state_if_token_is_valid(backend: EtcdV3RendezvousBackend) -> None:
+    _, first, has_set_first = backend.set_state(b"x") or (None, None, None)
+    state, second, has_set_second = backend.set_state(b"y", first) or (None, None, None)
+    assert state == b"y"
+    assert first != second
+    assert has_set_first
+    assert has_set_second
+    assert backend.get_state() == (b"y", second)
+
+
+@pytest.mark.parametrize("token", [None, "invalid", object(), True, 1, -1, 2**62])
+def test_set_state_returns_backend_state_if_token_is_invalid(backend: EtcdV3RendezvousBackend, token: object) -> None:
+    before = backend.set_state(b"x")
+    assert before is not None
+    assert backend.set_state(b"y", token) == (*before[:2], False)
+
+
+@pytest.mark.parametrize("token", ["invalid", 7])
+def test_set_state_returns_none_if_token_is_invalid_and_there_is_no_state(
+    backend: EtcdV3RendezvousBackend, token: object
+) -> None:
+    assert backend.set_state(b"y", token) is None
+    assert backend.get_state() is None
+
+
+@pytest.mark.parametrize("token", [None, "invalid"])
+def test_set_state_raises_error_if_backend_state_is_corrupt(
+    backend: EtcdV3RendezvousBackend, client: EtcdClient, prefix: str, token: object
+) -> None:
+    client.put(prefix + "state", b"corrupt")
+    with pytest.raises(RendezvousStateError):
+        backend.set_state(b"x", token)
+
+
+# What torch's tests do not ask, and etcd makes possible.
+
+
+def test_state_lives_under_the_run_s_lease(
+    etcd: EtcdServer, backend: EtcdV3RendezvousBackend, client: EtcdClient, prefix: str
+) -> None:
+    backend.set_state(b"x")
+    found = client.get(prefix + "state")
+    assert found is not None
+    assert found.lease == backend._lease.id
+    with EtcdClient(etcd.config) as other:
+        assert EtcdV3RendezvousBackend(other, prefix)._lease.id == backend._lease.id
+        assert EtcdV3RendezvousBackend(other, prefix + "2")._lease.id != backend._lease.id
+
+
+def test_set_state_whose_answer_was_lost_says_that_it_was_set(
+    etcd: EtcdServer, client: EtcdClient, proxy: Proxy, prefix: str
+) -> None:
+    with EtcdClient(proxy.config) as far:
+        backend = EtcdV3RendezvousBackend(far.limited(GUARD), prefix)
+        results: list[object] = []
+        proxy.mute()
+        worker = threading.Thread(target=lambda: results.append(backend.set_state(b"x")))
+        worker.start()
+        client.limited(GUARD).wait_for([prefix + "state"])
+        proxy.cut()
+        proxy.mend()
+        worker.join()
+        assert results == [(*(backend.get_state() or ()), True)]
+
+
+def test_state_is_written_again_after_the_lease_was_lost(backend: EtcdV3RendezvousBackend, client: EtcdClient) -> None:
+    backend.set_state(b"x")
+    backend._lease.revoke(client.limits)
+    assert backend.get_state() is None
+    assert (backend.set_state(b"y") or ())[0] == b"y"
+
+
+def test_lost_etcd_is_a_connection_error(own_etcd: EtcdServer, prefix: str) -> None:
+    with EtcdClient(own_etcd.config) as client:
+        backend = EtcdV3RendezvousBackend(client.limited(0.3), prefix)
+        own_etcd.kill()
+        with pytest.raises(RendezvousConnectionError, match="no etcd member"):
+            backend.get_state()
+        with pytest.raises(RendezvousConnectionError, match="no etcd member"):
+            backend.set_state(b"x")
+
+
+def test_runs_do_not_see_each_other(etcd: EtcdServer) -> None:
+    with ExitStack() as stack:
+        pairs = [create_backend(parameters(str(etcd.config), run)) for run in ("a", "a/torch", "b")]
+        for backend, _ in pairs:
+            stack.callback(backend._client.close)
+        for number, (backend, store) in enumerate(pairs):
+            assert backend.set_state(b"%d" % number) is not None
+            store.set("key", str(number))
+        for number, (backend, store) in enumerate(pairs):
+            assert (backend.get_state() or ())[0] == b"%d" % number
+            assert store.get("key") == b"%d" % number
+
+
+def test_bad_options_are_told_in_one_line(etcd: EtcdServer) -> None:
+    for options, words in (
+        ({"read_timeout": 0}, "read_timeout"),
+        ({"password": "secret"}, "every user of the node"),
+        ({"ca_cert": "/no/such/file"}, "/no/such/file"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            create_handler(parameters(str(etcd.config.endpoints[0]), **options))
+
+
+def test_torch_finds_the_handler(etcd: EtcdServer, prefix: str) -> None:
+    handler = get_rendezvous_handler(parameters(str(etcd.config), prefix))
+    try:
+        assert handler.get_backend() == "etcd-v3"
+        info = handler.next_rendezvous()
+        assert (info.rank, info.world_size) == (0, 1)
+        assert handler.shutdown()
+    finally:
+        handler._state_holder._backend._client.close()
+
+
+TRAINING = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("RESULT", os.environ["RANK"], os.environ["WORLD_SIZE"], int(total.item()),
+      os.environ.get("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Path:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING)
+    return script
+
+
+def test_two_agents_of_torchrun_meet(first_etcd: EtcdServer, training: Path, prefix: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    environment.pop("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", None)
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"),
+        *("--rdzv-backend=etcd-v3", f"--rdzv-endpoint={first_etcd.config}", f"--rdzv-id={Path(prefix).name}"),
+        *("--local-addr=127.0.0.1", str(training)),
+    ]
+    agents = [
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        for _ in range(2)
+    ]
+    try:
+        outputs = [agent.communicate(timeout=GUARD)[0] for agent in agents]
+    finally:
+        for agent in agents:
+            if agent.poll() is None:
+                os.killpg(agent.pid, signal.SIGKILL)
+                agent.wait()
+    assert [agent.returncode for agent in agents] == [0, 0], outputs
+    results = sorted(re.findall(r"RESULT (.*)", "".join(outputs)))
+    assert results == ["0 2 2 None", "1 2 2 None"]

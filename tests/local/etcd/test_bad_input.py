@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import http.server
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.errors import ExitCode, UsageError
+from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdConfig, EtcdServer, EtcdUnavailableError
+from slurm_elastic.rendezvous.etcd.access import enable_authentication
+from slurm_elastic.rendezvous.etcd.certificates import create_authority
+from slurm_elastic.rendezvous.etcd.credentials import Endpoint
+from slurm_elastic.rendezvous.etcd.errors import (
+    EtcdAuthenticationError,
+    EtcdEndpointError,
+    EtcdError,
+    EtcdNoSpaceError,
+    EtcdPermissionError,
+)
+from slurm_elastic.rendezvous.etcd.server import ServerTls, free_port
+from slurm_elastic.rendezvous.etcd.store import EtcdStore
+from tests.local.etcd.cluster import Cluster
+
+
+@pytest.fixture(scope="module")
+def secured(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("secured"), binary, size=1)
+    yield cluster
+    cluster.stop()
+
+
+@contextmanager
+def http_server(content: object) -> Iterator[Endpoint]:
+    """Something that speaks HTTP/1.1 and tells a version, as an etcd does."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(content).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield Endpoint(*server.server_address[:2])
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def banner_server() -> Iterator[Endpoint]:
+    """Something that talks first and hangs up, as an SSH server does to strangers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield Endpoint(*listener.getsockname())
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def refusal(config: EtcdConfig, timeout: float = 10.0) -> EtcdError:
+    """Return the error that a client ends with; it must be one line and must not tell the password."""
+    with EtcdClient(config) as client, pytest.raises(EtcdError) as caught:
+        client.limited(timeout).connect()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert config.password is None or config.password not in message + repr(config)
+    return caught.value
+
+
+def test_port_of_a_web_server(warnings: list[str]) -> None:
+    with http_server({"hello": "world"}) as endpoint:
+        error = refusal(EtcdConfig((endpoint,)))
+    assert isinstance(error, EtcdEndpointError)
+    assert error.exit_code is ExitCode.USAGE
+    assert f"something else than etcd answers at {endpoint}" in str(error)
+    assert "2379" in str(error)
+    assert warnings == [], "the error itself is the one line"
+
+
+def test_port_of_an_ssh_server() -> None:
+    with banner_server() as endpoint:
+        error = refusal(EtcdConfig((endpoint,)))
+    assert isinstance(error, EtcdEndpointError)
+    assert f"something else than etcd answers at {endpoint}" in str(error)
+
+
+def test_server_with_v2_only() -> None:
+    with http_server({"etcdserver": "2.3.8", "etcdcluster": "2.3.0"}) as endpoint:
+        error = refusal(EtcdConfig((endpoint,)))
+    assert isinstance(error, EtcdEndpointError)
+    assert "etcd 2.3.8" in str(error)
+    assert "needs etcd 3.4 or later" in str(error)
+
+
+def test_no_tls_where_tls_is_spoken(secured: Cluster) -> None:
+    error = refusal(EtcdConfig(secured.anonymous.endpoints))
+    assert isinstance(error, EtcdEndpointError)
+    assert "write etcds://" in str(error)
+
+
+def test_tls_where_none_is_spoken(etcd: EtcdServer) -> None:
+    error = refusal(replace(etcd.config, tls=True))
+    assert isinstance(error, EtcdEndpointError)
+    assert "write etcd:// instead of etcds://" in str(error)
+
+
+def test_certificate_of_another_authority(secured: Cluster, tmp_path: Path) -> None:
+    stranger = create_authority(tmp_path, "stranger")
+    error = refusal(replace(secured.config, ca_cert=stranger.own.certificate))
+    assert isinstance(error, EtcdEndpointError)
+    assert "certificate is not accepted" in str(error)
+    assert "ca_cert" in str(error)
+
+
+def test_certificate_for_another_host(binary: Path, tmp_path: Path) -> None:
+    authority = create_authority(tmp_path)
+    tls = ServerTls(authority.own.certificate, authority.issue("elsewhere", ["elsewhere.example"], tmp_path))
+    server = EtcdServer(tmp_path / "etcd", binary=binary, tls=tls)
+    server.launch()
+    try:
+        error = refusal(server.config)
+    finally:
+        server.kill()
+    assert isinstance(error, EtcdEndpointError)
+    assert "not valid for '127.0.0.1'" in str(error)
+
+
+def test_missing_client_certificate(secured: Cluster) -> None:
+    error = refusal(replace(secured.config, ssl_cert=None, ssl_cert_key=None))
+    assert isinstance(error, EtcdEndpointError)
+    assert "ssl_cert and ssl_cert_key" in str(error)
+
+
+def test_wrong_password(secured: Cluster) -> None:
+    error = refusal(replace(secured.config, password="not-the-password"))
+    assert isinstance(error, EtcdAuthenticationError)
+    assert "password of user 'trainer'" in str(error)
+
+
+def test_no_password_where_one_is_asked_for(own_etcd: EtcdServer) -> None:
+    enable_authentication(own_etcd.config, "some-password", {})
+    error = refusal(own_etcd.config)
+    assert isinstance(error, EtcdAuthenticationError)
+    assert "SLURM_ELASTIC_ETCD_PASSWORD" in str(error)
+
+
+def test_client_certificate_alone_where_a_user_is_asked_for(secured: Cluster) -> None:
+    # etcd takes the certificate's common name for a user's.
+    error = refusal(secured.anonymous)
+    assert isinstance(error, EtcdPermissionError)
+    assert "SLURM_ELASTIC_ETCD_PASSWORD" in str(error)
+
+
+def test_password_where_none_is_asked_for(etcd: EtcdServer) -> None:
+    error = refusal(replace(etcd.config, user="trainer", password="some-password"))
+    assert isinstance(error, EtcdAuthenticationError)
+    assert "has no authentication" in str(error)
+
+
+def test_no_permission_on_the_prefix(secured: Cluster) -> None:
+    error = refusal(replace(secured.config, user="other"))
+    assert isinstance(error, EtcdPermissionError)
+    assert "user 'other'" in str(error)
+    assert "/slurm-elastic/" in str(error)
+    assert "grant-permission" in str(error)
+
+
+def test_watch_without_permission_says_so(secured: Cluster) -> None:
+    with EtcdClient(secured.config) as client, pytest.raises(EtcdPermissionError):
+        client.watch("/other/key")
+
+
+def fill(client: EtcdClient, key: str) -> None:
+    while True:
+        client.put(key, b"x" * 100_000)
+
+
+def test_full_database(binary: Path, prefix: str) -> None:
+    with (
+        EtcdServer(binary=binary, arguments=["--quota-backend-bytes=1000000"]) as server,
+        EtcdClient(server.config) as client,
+    ):
+        store = EtcdStore(client, prefix)
+        store.set("kept", "value")
+        with pytest.raises(EtcdNoSpaceError) as caught:
+            fill(client, prefix + "fill")
+        assert "NOSPACE" in str(caught.value)
+        assert "alarm disarm" in str(caught.value)
+        with pytest.raises(RuntimeError, match="NOSPACE"):
+            store.set("lost", "value")
+        assert isinstance(refusal(server.config), EtcdNoSpaceError)
+        assert store.get("kept") == b"value"
+        assert store.delete_key("kept")
+
+
+def test_list_with_a_dead_member_costs_one_line(etcd: EtcdServer, prefix: str, warnings: list[str]) -> None:
+    dead = Endpoint("127.0.0.1", free_port())
+    lost = 0
+    while not lost:  # Where a client begins in the list is chance.
+        with EtcdClient(replace(etcd.config, endpoints=(dead, *etcd.config.endpoints))) as client:
+            client.connect()
+            lost = int(client._connection._lost != set())
+            for number in range(5):
+                client.put(f"{prefix}{number}", b"")
+        assert len(warnings) == lost
+
+
+def test_no_member_there() -> None:
+    config = EtcdConfig((Endpoint("127.0.0.1", free_port()), Endpoint("127.0.0.1", free_port())))
+    error = refusal(config, timeout=1.0)
+    assert isinstance(error, EtcdUnavailableError)
+    assert not isinstance(error, UsageError)
+    assert "connection refused" in str(error)
+    assert "check that etcd runs" in str(error)
+
+
+def test_value_too_large_for_etcd(client: EtcdClient, prefix: str) -> None:
+    with pytest.raises(EtcdError, match="too large"):
+        client.put(prefix, b"x" * 2_000_000)

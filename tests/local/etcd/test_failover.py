@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer, EventKind, connection
+from slurm_elastic.rendezvous.etcd.store import EtcdStore
+from tests.local.etcd.cluster import Cluster
+from tests.local.etcd.proxy import Proxy
+
+GUARD = 30.0
+
+
+@pytest.fixture(scope="module")
+def whole_cluster(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"), binary)
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def cluster(whole_cluster: Cluster) -> Iterator[Cluster]:
+    """Three members, all there at the beginning of each test."""
+    yield whole_cluster
+    whole_cluster.start()
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[EtcdClient]:
+    with EtcdClient(cluster.config) as client:
+        client.connect()
+        yield client.limited(GUARD)
+
+
+@pytest.fixture
+def prefix(cluster: Cluster, prefix: str) -> str:
+    assert prefix.startswith(cluster.config.prefix)
+    return prefix
+
+
+def member_of(cluster: Cluster, client: EtcdClient) -> EtcdServer:
+    endpoint = client._connection.member().endpoint
+    return next(member for member in cluster.members if member.config.endpoints[0] == endpoint)
+
+
+def write_and_read(client: EtcdClient, key: str, value: bytes) -> None:
+    client.put(key, value)
+    found = client.get(key)
+    assert found is not None
+    assert found.value == value
+
+
+def test_each_member_killed_in_turn_costs_one_line_each(
+    cluster: Cluster, client: EtcdClient, prefix: str, warnings: list[str]
+) -> None:
+    lease = client.lease(5)
+    client.put(prefix + "leased", b"", lease.id)
+    with client.watch(prefix + "watched") as watch:
+        for number in range(3):
+            lost = member_of(cluster, client)
+            lost.kill()
+            write_and_read(client, prefix + "watched", b"%d" % number)
+            assert [event.value for event in watch.next(GUARD)] == [b"%d" % number]
+            cluster.start()
+            assert len(warnings) == number + 1
+            assert str(lost.config.endpoints[0]) in warnings[number]
+    assert client.get(prefix + "leased") is not None
+    assert not lease.lost
+
+
+def test_all_members_down_and_back_loses_nothing(
+    cluster: Cluster, client: EtcdClient, prefix: str, warnings: list[str]
+) -> None:
+    lease = client.lease(5)
+    client.put(prefix + "leased", b"", lease.id)
+    with client.watch(prefix + "watched") as watch:
+        cluster.stop()
+        assert watch.next(1.0) == ()
+        # The restart also forgets all tokens.
+        back = threading.Timer(1.0, cluster.start)
+        back.start()
+        write_and_read(client, prefix + "watched", b"after")
+        back.join()
+        assert [event.value for event in watch.next(GUARD)] == [b"after"]
+    assert client.get(prefix + "leased") is not None
+    assert not lease.lost
+    assert len(warnings) <= 3, "one for each member at most"
+
+
+def test_member_that_hangs_is_left(
+    cluster: Cluster, client: EtcdClient, prefix: str, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_ATTEMPT_SECONDS", 1.0)
+    hung = member_of(cluster, client)
+    assert hung.pid is not None
+    os.kill(hung.pid, signal.SIGSTOP)
+    try:
+        write_and_read(client, prefix + "key", b"1")
+        assert len(warnings) == 1
+    finally:
+        os.kill(hung.pid, signal.SIGCONT)
+
+
+def test_tokens_of_a_member_that_restarted_are_renewed(cluster: Cluster, prefix: str, warnings: list[str]) -> None:
+    one = cluster.members[0]
+    with EtcdClient(replace(cluster.config, endpoints=one.config.endpoints)) as client:
+        client.put(prefix + "key", b"1")
+        client._connection.member().token = "forgotten.1"
+        write_and_read(client, prefix + "key", b"2")
+        client._connection.member().token = "forgotten.1"
+        with client.watch(prefix + "key") as watch:
+            client._connection.member().token = "forgotten.2"
+            client.put(prefix + "key", b"3")
+            assert [event.kind for event in watch.next(GUARD)] == [EventKind.PUT]
+    assert warnings == []
+
+
+@pytest.mark.parametrize(
+    ("once", "operation"),
+    [
+        (b"5", lambda store: store.add("key", 5)),
+        (b"more", lambda store: store.append("key", "more")),
+        (b"new", lambda store: store.compare_set("key", "", "new")),
+    ],
+    ids=["add", "append", "compare_set"],
+)
+def test_operation_whose_answer_was_lost_is_done_once(
+    etcd: EtcdServer, prefix: str, once: bytes, operation: Callable[[EtcdStore], object]
+) -> None:
+    with Proxy(etcd.config.endpoints[0]) as proxy, EtcdClient(proxy.config) as far, EtcdClient(etcd.config) as near:
+        store = EtcdStore(far, prefix)
+        # One exchange first, so that the operation's own read is not what is lost.
+        store.check(["key"])
+        results: list[object] = []
+        worker = threading.Thread(target=lambda: results.append(operation(store)))
+        original = far._connection._attempt
+
+        def mute_before_the_write(*arguments: object) -> object:
+            request = arguments[3]
+            if any(one.HasField("request_put") for one in getattr(request, "success", ())):
+                far._connection._attempt = original
+                proxy.mute()
+            return original(*arguments)
+
+        far._connection._attempt = mute_before_the_write
+        worker.start()
+        found = near.limited(GUARD).wait_for([f"{prefix}keys/key"])
+        assert set(found.values()) == {once}
+        proxy.cut()
+        proxy.mend()
+        worker.join()
+        assert store.get("key") == once
+        assert results in ([None], [int(once)] if once.isdigit() else [once])

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.errors import UsageError
+from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer, server
+from slurm_elastic.rendezvous.etcd.errors import EtcdServerError
+from slurm_elastic.rendezvous.etcd.server import find_binary, free_port
+
+GUARD = 20.0
+
+
+def gone(pid: int) -> bool:
+    try:
+        return "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+
+
+def wait_gone(pid: int) -> None:
+    deadline = time.monotonic() + GUARD
+    while not gone(pid):
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.02)
+
+
+def test_stop_leaves_neither_process_nor_directory(binary: Path) -> None:
+    with EtcdServer(binary=binary) as server:
+        pid, guard, directory = server.pid, server._guard, server.data_dir
+        assert pid is not None
+        assert guard is not None
+        assert server.log.is_file()
+    wait_gone(pid)
+    wait_gone(guard.pid)
+    assert not directory.exists()
+    server.stop()
+
+
+def test_data_survives_a_crash(binary: Path, tmp_path: Path) -> None:
+    server = EtcdServer(tmp_path / "etcd", binary=binary)
+    try:
+        server.start()
+        with EtcdClient(server.config) as client:
+            client.put("/kept", b"1")
+        server.kill()
+        assert server.pid is None
+        server.start()
+        with EtcdClient(server.config) as client:
+            found = client.get("/kept")
+            assert found is not None
+            assert found.value == b"1"
+    finally:
+        server.stop()
+    assert server.data_dir.is_dir(), "a directory that was given is not ours to delete"
+
+
+def test_taken_port_is_replaced(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = iter([taken.getsockname()[1], free_port()])
+        monkeypatch.setattr(server, "free_port", lambda host: next(ports, None) or free_port(host))
+        with EtcdServer(binary=binary) as started:
+            assert started.client_port != taken.getsockname()[1]
+            with EtcdClient(started.config) as client:
+                client.connect()
+
+
+def test_failure_shows_what_the_log_says(binary: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").touch()
+    for failing, words in (
+        (EtcdServer(binary=binary, arguments=["--no-such-flag"]), "no-such-flag"),
+        (EtcdServer(tmp_path, binary=binary), "data: not a directory"),
+    ):
+        with pytest.raises(EtcdServerError) as caught, failing:
+            pass
+        assert words in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_environment_of_a_site_does_not_configure_it(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ETCD_LISTEN_CLIENT_URLS", "http://127.0.0.1:1")
+    monkeypatch.setenv("ETCD_NO_SUCH_SETTING", "1")
+    with EtcdServer(binary=binary) as started, EtcdClient(started.config) as client:
+        client.connect()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_etcd_ends_with_its_parent(binary: Path, tmp_path: Path, number: signal.Signals) -> None:
+    program = f"""
+import time
+from pathlib import Path
+from slurm_elastic.rendezvous.etcd import EtcdServer
+server = EtcdServer(Path({str(tmp_path)!r}) / "etcd", binary={str(binary)!r})
+server.start()
+print(server.pid, flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            assert parent.stdout is not None
+            pid = int(parent.stdout.readline())
+            assert not gone(pid)
+        finally:
+            parent.send_signal(number)
+    wait_gone(pid)
+
+
+def test_missing_binary_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(server.BINARY_VARIABLE, raising=False)
+    monkeypatch.delenv("TORCHELASTIC_ETCD_BINARY_PATH", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="SLURM_ELASTIC_ETCD_BINARY"):
+        find_binary()
+    monkeypatch.setenv(server.BINARY_VARIABLE, "/no/such/etcd")
+    with pytest.raises(UsageError, match="/no/such/etcd"):
+        find_binary()
+
+
+def test_binary_of_the_environment_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    binary = tmp_path / "my-etcd"
+    binary.touch()
+    binary.chmod(0o755)
+    monkeypatch.setenv("TORCHELASTIC_ETCD_BINARY_PATH", str(binary))
+    monkeypatch.delenv(server.BINARY_VARIABLE, raising=False)
+    assert find_binary() == binary
+    assert find_binary("/bin/sh") == Path("/bin/sh")
+
+
+def test_free_port_is_no_port_for_outgoing_connections() -> None:
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert 1024 <= free_port() < max(low, 32_000)
+    with pytest.raises(UsageError, match=r"cannot listen at '192\.0\.2\.1'"):
+        free_port("192.0.2.1")
