@@ -79,6 +79,9 @@ def launch(settings: AgentSettings, warm: WarmProcess) -> ExitCode:
         outcome = agent.supervise()
     finally:
         coordination.stop()
+    if outcome.exit_code is ExitCode.LEFT and settings.run_dir.is_done():
+        # The leader recorded the end, and went before it could tell this agent.
+        outcome = AgentOutcome(ExitCode.FINISHED)
     _say_goodbye(outcome, seat, coordination.leads, events)
     events.close()
     return outcome.exit_code
