@@ -6,7 +6,7 @@ import asyncio
 import socket
 from typing import Any, Protocol, cast
 
-from slurm_elastic.rendezvous.session import Role, Session, SessionError
+from slurm_elastic.rendezvous.session import Role, Session, SessionError, VersionError
 
 __all__ = ["AcceptedConnection", "Host"]
 
@@ -58,6 +58,8 @@ class AcceptedConnection(asyncio.Protocol):
             messages, answer = self._session.receive(data)
         except SessionError as error:
             self._host.reject(self, str(error))
+            if isinstance(error, VersionError):
+                self._transport.write(error.answer)
             self.close()
             return
         if answer:

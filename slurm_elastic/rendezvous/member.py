@@ -16,7 +16,6 @@ from typing import Any, cast
 
 from slurm_elastic.rendezvous.membership import (
     Candidate,
-    Closed,
     LeaveReason,
     Left,
     Ponged,
@@ -146,7 +145,8 @@ class Member:
 
     def close_run(self) -> None:
         """Close the rendezvous for everybody."""
-        self._say(Closed(self._settings.agent))
+        self._participant, closed = self._participant.closing()
+        self._say(closed)
 
     def _say(self, message: AgentMessage) -> None:
         # What cannot be said now is not lost: every new connection begins with what the leader has to know.

@@ -6,6 +6,7 @@ object with the key ``kind`` and the fields of the class of that name, checked a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -108,9 +109,13 @@ _LEADER_KINDS: dict[str, type] = {kind.__name__: kind for kind in (Beat, Placed,
 
 
 def encode(message: AgentMessage | LeaderMessage) -> bytes:
-    """One message as JSON."""
+    """One message as JSON.
+
+    In ASCII: paths and last words may hold surrogates for bytes that are no UTF-8 (PEP 383), which msgspec's own
+    encoder refuses.
+    """
     content = msgspec.to_builtins(message)
-    return msgspec.json.encode({"kind": type(message).__name__, **content})
+    return json.dumps({"kind": type(message).__name__, **content}, separators=(",", ":")).encode()
 
 
 def decode_agent_message(content: Mapping[str, Any], agent: str) -> AgentMessage:

@@ -5,6 +5,9 @@ looked at, each with the other's fresh random number, so nothing recorded earlie
 carries a code over its direction, its number and its content: forged, changed, repeated or reordered frames end the
 connection. Content is JSON and is never unpickled.
 
+The agent's greeting, and the leader's answer to one of another protocol, stay as they are in every protocol, so that
+agents of different versions can tell a person what to mend.
+
 Frame: 4 bytes length, big endian, then the content; after the handshake the content starts with a 32-byte code.
 """
 
@@ -14,6 +17,7 @@ import enum
 import hashlib
 import hmac
 import json
+import re
 import secrets
 import struct
 from typing import Any
@@ -31,6 +35,7 @@ _CODE_SIZE = hashlib.sha256().digest_size
 _MAX_HANDSHAKE = 4096
 _MAX_FRAME = 1 << 20
 _MAGIC = "slurm_elastic"
+_VERSION = re.compile(r"[0-9A-Za-z.+-]{1,40}")
 
 
 class SessionError(Exception):
@@ -42,7 +47,15 @@ class ForeignError(SessionError):
 
 
 class VersionError(SessionError):
-    """The other side is slurm_elastic, of a version that speaks another protocol."""
+    """The other side is slurm_elastic, of a version that speaks another protocol.
+
+    Attributes:
+        answer: bytes to send before the connection is closed, so that the other side learns it too.
+    """
+
+    def __init__(self, message: str, answer: bytes = b"") -> None:
+        super().__init__(message)
+        self.answer = answer
 
 
 class Role(enum.Enum):
@@ -136,7 +149,17 @@ class Session:
         return self._hello(message) if not self._challenge else self._authenticated(message)
 
     def _hello(self, message: dict[str, Any]) -> bytes:
-        self._challenge = _greeting(message)
+        self._challenge, protocol, version = _greeting(message)
+        if protocol != PROTOCOL:
+            proof = self._proof("version", self._challenge, str(PROTOCOL), __version__)
+            answer = {
+                "hello": _MAGIC,
+                "protocol": PROTOCOL,
+                "version": __version__,
+                "nonce": self._nonce,
+                "proof": proof,
+            }
+            raise VersionError(_mismatch(protocol, version), _frame(_json(answer)))
         epoch = self.epoch
         return _frame(
             _json(
@@ -152,7 +175,12 @@ class Session:
         )
 
     def _welcomed(self, message: dict[str, Any]) -> bytes:
-        nonce, epoch = _greeting(message), message.get("epoch")
+        nonce, protocol, version = _greeting(message)
+        if protocol != PROTOCOL:
+            # Only from this very run: another one that has the port must not end this agent.
+            self._check(message, self._proof("version", self._nonce, str(protocol), version))
+            raise VersionError(_mismatch(protocol, version))
+        epoch = message.get("epoch")
         if not isinstance(epoch, int):
             raise ForeignError("a greeting without epoch")
         self._check(message, self._proof("leader", self._nonce, nonce, str(epoch)))
@@ -177,7 +205,7 @@ class Session:
 
     def _check(self, message: dict[str, Any], expected: str) -> None:
         proof = message.get("proof")
-        if not isinstance(proof, str) or not hmac.compare_digest(proof.encode(), expected.encode()):
+        if not isinstance(proof, str) or not proof.isascii() or not hmac.compare_digest(proof, expected):
             raise ForeignError("a wrong proof: another run, or another secret")
 
     def _proof(self, *words: str) -> str:
@@ -187,18 +215,23 @@ class Session:
         return hmac.digest(self._secret, _json([self._run, *words]), "sha256")
 
 
-def _greeting(message: dict[str, Any]) -> str:
+def _greeting(message: dict[str, Any]) -> tuple[str, int, str]:
+    """Nonce, protocol and version of the other side. Nothing is proved yet, but it is fit to be shown."""
     if message.get("hello") != _MAGIC:
         raise ForeignError("something that is not slurm_elastic")
-    if message.get("protocol") != PROTOCOL:
-        raise VersionError(
-            f"slurm_elastic {message.get('version')} there speaks protocol {message.get('protocol')}, "
-            f"{__version__} here speaks {PROTOCOL}; install the same version on all nodes"
-        )
-    nonce = message.get("nonce")
+    nonce, protocol, version = (message.get(key) for key in ("nonce", "protocol", "version"))
     if not isinstance(nonce, str) or len(nonce) != 32:
         raise ForeignError("a greeting without nonce")
-    return nonce
+    if not isinstance(protocol, int) or not isinstance(version, str) or not _VERSION.fullmatch(version):
+        raise ForeignError("a greeting without version")
+    return nonce, protocol, version
+
+
+def _mismatch(protocol: int, version: str) -> str:
+    return (
+        f"slurm_elastic {version} there speaks protocol {protocol}, {__version__} here speaks {PROTOCOL}; "
+        "install the same version on all nodes"
+    )
 
 
 def _frame(content: bytes) -> bytes:

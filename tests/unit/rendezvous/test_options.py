@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from slurm_elastic.errors import UsageError
+from slurm_elastic.rendezvous.options import RendezvousOptions
+
+
+def test_defaults() -> None:
+    assert RendezvousOptions.from_config({}) == RendezvousOptions(600.0, 30.0, 3.0, 30.0)
+
+
+def test_torch_launch_configuration_adds_a_timeout_that_means_nothing() -> None:
+    assert RendezvousOptions.from_config({"timeout": 900}) == RendezvousOptions()
+
+
+def test_values_come_as_text_or_numbers() -> None:
+    config = {"join_timeout": "60", "last_call_timeout": 1.5, "heartbeat_limit": "0.6", "leader_limit": 7}
+    assert RendezvousOptions.from_config(config) == RendezvousOptions(60.0, 1.5, 0.6, 7.0)
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        ({"keep_alive_interval": "2"}, 6.0),
+        ({"keep_alive_max_attempt": "5"}, 5.0),
+        ({"keep_alive_interval": "2", "keep_alive_max_attempt": "5"}, 10.0),
+        ({"keep_alive_interval": "2", "heartbeat_limit": "1"}, 1.0),
+    ],
+)
+def test_torch_names_set_the_heartbeat_limit(config: dict[str, object], limit: float) -> None:
+    assert RendezvousOptions.from_config(config).heartbeat_limit == limit
+
+
+@pytest.mark.parametrize("key", ["close_timeout", "read_timeout", "join_timout"])
+def test_unknown_keys_are_errors(key: str) -> None:
+    with pytest.raises(UsageError, match=f"--rdzv-conf: unknown key '{key}'; known are join_timeout, last_call"):
+        RendezvousOptions.from_config({"join_timeout": "60", key: "1"})
+
+
+@pytest.mark.parametrize("value", ["", "soon", "0", "-1", "nan", "inf", None, True])
+@pytest.mark.parametrize("key", ["join_timeout", "keep_alive_interval"])
+def test_values_are_positive_numbers(key: str, value: object) -> None:
+    with pytest.raises(UsageError) as error:
+        RendezvousOptions.from_config({key: value})
+    assert str(error.value) == f"--rdzv-conf: {key}={value} is no positive number"
