@@ -42,13 +42,18 @@ def test_every_sbatch_line_is_explained(template: Path) -> None:
     lines = template.read_text().splitlines()
     for before, line in itertools.pairwise(lines):
         if line.startswith("#SBATCH"):
-            assert re.match(r"# [A-Z%]", before), f"{line} lacks a comment"
+            assert re.match(r"# \w", before), f"{line} lacks a comment"
 
 
 def test_no_sbatch_line_comes_after_the_first_command(template: Path) -> None:
     # sbatch stops reading at the first line that is neither comment nor blank (sbatch(1)).
     body = re.split(r"^(?!#|\s*$)", template.read_text(), maxsplit=1, flags=re.MULTILINE)[1]
     assert "#SBATCH" not in body
+
+
+def test_no_number_of_tasks_is_asked_for(template: Path) -> None:
+    # Slurm gives no more nodes than tasks, and of --nodes=2-8 with --ntasks-per-node=1 sbatch makes two tasks.
+    assert not re.search(r"^#SBATCH .*--ntasks", template.read_text(), flags=re.MULTILINE)
 
 
 def test_names_and_texts() -> None:
