@@ -130,8 +130,7 @@ class SlurmElasticAgent(LocalElasticAgent):
     def _sleep(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._coordination.fd, selectors.EVENT_READ)
-            if not self._told_to_go:
-                selector.register(self._notices.fd, selectors.EVENT_READ)
+            selector.register(self._notices.fd, selectors.EVENT_READ)
             for fd in self._processes.exit_fds() if self._processes is not None else ():
                 selector.register(fd, selectors.EVENT_READ)
             timeout = None
@@ -140,6 +139,7 @@ class SlurmElasticAgent(LocalElasticAgent):
             selector.select(timeout)
 
     def _act(self) -> RunResult | None:
+        self._notices.drain()
         # Signals first: under proctrack/linuxproc Slurm signals the workers in the same moment, and their end must
         # not be mistaken for a failure.
         if self._notices.first() is not None and not self._told_to_go:

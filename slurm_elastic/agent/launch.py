@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from slurm_elastic.agent.elastic_agent import AgentOutcome, SlurmElasticAgent
@@ -73,7 +74,7 @@ def launch(settings: AgentSettings, warm: WarmProcess) -> ExitCode:
         coordination,
         record_signals(),
         worker_starter(warm, config.logs_specs, config.log_line_prefix_template),
-        shutdown_timeout=config.shutdown_timeout or 30,
+        shutdown_timeout=30 if config.shutdown_timeout is None else config.shutdown_timeout,
     )
     try:
         outcome = agent.supervise()
@@ -94,7 +95,8 @@ def _say_goodbye(outcome: AgentOutcome, seat: Seat, leads: bool, events: EventLo
             fields: dict[str, object] = {"exit_code": int(outcome.exit_code)}
             events.add(Entry("agent_ended", f"{seat.node} ends: {outcome.detail}", fields), level)
     elif leads:
-        # The leader goes last, so this is the last thing that the job says.
+        # The leader goes last, so this is the last that an agent says; the batch script repeats it after srun's words.
+        seat.run_dir.publish_failure(seat.incarnation, msgspec.json.encode(outcome.failure))
         logger.error("%s", root_cause(outcome.failure))
 
 

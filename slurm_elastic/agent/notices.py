@@ -15,8 +15,10 @@ from types import FrameType
 
 __all__ = ["Notices", "Received", "record_signals"]
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """What ends an agent. SIGQUIT is among them because torchrun handles it (torch 2.13, run.py, --signals-to-handle)."""
+_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+"""What ``sbatch --signal`` sends some time before a job ends. Their default action would end the agent at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Notices:
     """The signals that this process has received.
 
     Attributes:
-        fd: readable once a signal came, for use in a selector; nobody needs to read from it.
+        fd: readable after a signal came until :meth:`drain`, for use in a selector.
     """
 
     def __init__(self) -> None:
@@ -45,7 +47,12 @@ class Notices:
 
     def first(self) -> Received | None:
         """The first signal that asks this agent to go, None while there is none."""
-        return self._received[0] if self._received else None
+        return next((received for received in self._received if received.signal in _TO_GO), None)
+
+    def drain(self) -> None:
+        """Make `fd` quiet until the next signal."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fd, 4096)
 
     def note(self, number: int, frame: FrameType | None = None) -> None:
         """The signal handler."""
@@ -62,6 +69,6 @@ def record_signals() -> Notices:
     global _notices
     if _notices is None:
         _notices = Notices()
-        for number in _SIGNALS:
+        for number in (*_TO_GO, *_WARNINGS):
             signal.signal(number, _notices.note)
     return _notices

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ _EXAMPLES = """\
 
 
 class Verdict(Verb):
-    """Asks the run directory where srun's exit code does not tell.
+    """Asks the run directory where srun's exit code does not tell, and repeats the root cause of a failure.
 
     srun returns the highest exit code of its tasks (srun(1), "RETURN VALUE"). A node that was lost or left early makes
     that one of failure, though the others went on and finished the run.
@@ -39,17 +40,33 @@ class Verdict(Verb):
         parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the agents were given")
         options = parser.parse_args(arguments)
         try:
-            done = _run_dir(options.arguments).is_done()
+            run_dir, scope = _run(options.arguments)
+            if run_dir.is_done():
+                return ExitCode.FINISHED
+            failure = run_dir.failure(scope) if options.status == ExitCode.FAILED else None
         except SlurmElasticError as error:
             print(f"slurm-elastic verdict: {error}", file=sys.stderr)
-            done = False
-        return ExitCode.FINISHED if done else options.status
+            return int(options.status)
+        if failure is not None:
+            _repeat(failure)
+        return int(options.status)
 
 
-def _run_dir(arguments: Sequence[str]) -> RunDir:
-    """Name the run directory as the agents do."""
+def _repeat(failure: bytes) -> None:
+    """Say the root cause again: srun reported the exit codes of all its tasks after the leader had said it."""
+    import msgspec
+
+    from slurm_elastic.agent.root_cause import root_cause
+    from slurm_elastic.rendezvous.membership import WorkerFailure
+
+    with contextlib.suppress(msgspec.MsgspecError):
+        print(f"root cause: {root_cause(msgspec.json.decode(failure, type=WorkerFailure))}", file=sys.stderr)
+
+
+def _run(arguments: Sequence[str]) -> tuple[RunDir, str]:
+    """Name the run directory, and this incarnation in it, as the agents do."""
     from slurm_elastic.agent.location import base_directory
-    from slurm_elastic.rundir import RunDir
+    from slurm_elastic.rundir import RunDir, incarnation
     from slurm_elastic.slurm import SlurmJob
 
     seen = glance(arguments, os.environ)
@@ -57,4 +74,5 @@ def _run_dir(arguments: Sequence[str]) -> RunDir:
     run_id = seen.run_id or (job.run_id if job else None)
     if run_id is None:
         raise UsageError("there is neither SLURM_JOB_ID nor --run-id; call this from the batch script of a run")
-    return RunDir.for_run(base_directory(seen.run_dir, job), run_id)
+    run_dir = RunDir.for_run(base_directory(seen.run_dir, job), run_id)
+    return run_dir, incarnation(run_id, job.restart_count if job else 0)

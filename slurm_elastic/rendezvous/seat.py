@@ -16,7 +16,7 @@ from slurm_elastic.rendezvous.ledger import RunDirLedger
 from slurm_elastic.rendezvous.member import MemberSettings
 from slurm_elastic.rendezvous.membership import Candidate, Decision, Reason, Settings
 from slurm_elastic.rendezvous.options import RendezvousOptions
-from slurm_elastic.rundir import RunDir
+from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import Controller, NodeState, ports_exhausted
 
 __all__ = ["Seat", "connect"]
@@ -64,7 +64,7 @@ class Seat:
     @property
     def incarnation(self) -> str:
         """Name of this incarnation of the run; agents of another one are strangers."""
-        return f"{self.run_id}.{self.restart_count}"
+        return incarnation(self.run_id, self.restart_count)
 
     def candidate(self, store_port: int) -> Candidate:
         """What this agent says of itself when it joins."""

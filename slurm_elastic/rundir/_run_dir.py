@@ -15,7 +15,7 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import _files, _secret
 from slurm_elastic.rundir._errors import RecordError, RunDirError, explain
 
-__all__ = ["RunDir"]
+__all__ = ["RunDir", "incarnation"]
 
 _RUNS = "elastic-runs"
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -35,6 +35,7 @@ class RunDir:
             done.json                     the run is finished
             rounds/000003.json            one per round, created exclusively
             epochs/<scope>/000001.json    one per leader's term, created exclusively
+            failures/<scope>.json         why that incarnation failed
             endpoints/<scope>.json        where the leader's store is, replaced as it moves
             events/<node>.jsonl           appended to by the agents of that node
             logs/round_0003/<node>/rank_05/
@@ -180,6 +181,21 @@ class RunDir:
         """
         return self._record(self._endpoint(scope))
 
+    def publish_failure(self, scope: str, content: bytes) -> None:
+        """Record why an incarnation of the run failed."""
+        path = self._failure(scope)
+        with self._reported(path):
+            _files.make_directory(path.parent)
+            _files.publish(path, content)
+
+    def failure(self, scope: str) -> bytes | None:
+        """Return why an incarnation of the run failed, None if it did not.
+
+        Raises:
+            RecordError: the file holds no whole record.
+        """
+        return self._record(self._failure(scope))
+
     def append_event(self, node: str, line: str) -> None:
         """Append one line to the events of a node; only agents of that node may."""
         if "\n" in line:
@@ -206,6 +222,9 @@ class RunDir:
 
     def _endpoint(self, scope: str) -> Path:
         return self.path / "endpoints" / f"{_safe('scope', scope)}.json"
+
+    def _failure(self, scope: str) -> Path:
+        return self.path / "failures" / f"{_safe('scope', scope)}.json"
 
     def _file(self, name: str) -> Path:
         return self.path / _safe("file name", name)
@@ -257,6 +276,11 @@ class RunDir:
             yield
         except OSError as error:
             raise RunDirError(explain(path, error)) from error
+
+
+def incarnation(run_id: str, restart_count: int) -> str:
+    """Name the scope of one start of a run: a requeued job reads nothing that its predecessor coordinated."""
+    return f"{run_id}.{restart_count}"
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -60,3 +61,22 @@ def test_trouble_leaves_the_exit_code(capsys: pytest.CaptureFixture[str], monkey
     assert capsys.readouterr().err.startswith(
         "slurm-elastic verdict: SLURM_JOB_NODELIST is set but SLURM_JOB_ID is not"
     )
+
+
+def test_the_root_cause_of_this_incarnation_is_said_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = RunDir.for_run(tmp_path, "7").open()
+    failure = {"agent": "n2/7.0/9", "node": "n2", "rank": 3, "exit_code": -11, "message": "last words"}
+    run_dir.publish_failure("7.0", json.dumps(failure).encode())
+    assert main(["verdict", "1", "train.py"]) == 1
+    assert capsys.readouterr().err == "root cause: rank 3 on n2 was killed by SIGSEGV\n  last words\n"
+
+
+def test_the_root_cause_of_an_earlier_incarnation_is_not_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = RunDir.for_run(tmp_path, "7").open()
+    failure = {"agent": "n2/7.0/9", "node": "n2", "rank": 3, "exit_code": 1}
+    run_dir.publish_failure("7.0", json.dumps(failure).encode())
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert main(["verdict", "1", "train.py"]) == 1
+    assert capsys.readouterr().err == ""
