@@ -236,7 +236,9 @@ class SimulatedAgent:
             self._goodbye()
 
     def complete_soon(self) -> None:
-        """The workers are nearly done; nothing happens to them any more."""
+        """The workers are nearly done; nothing happens to them any more, but links break even now."""
+        if self.rng.random() < 0.1:
+            self.later(self.rng.random() * 0.6, lambda: self.break_connection(noticed=True))
         self.later(self.rng.random() * 0.5, lambda: self.complete(goes=False))
 
     def _stop_workers(self, then: Callable[[], None]) -> None:
@@ -275,11 +277,12 @@ class SimulatedAgent:
             self._do(action, arguments)
 
     def lose_workers(self) -> None:
-        """The workers are killed, a moment before the agent is."""
+        """The workers are killed, a moment before the agent is, which may still say so."""
         if self.workers is not None:
-            round_, self.workers = self.workers, None
-            self.world.checks.after_ragged_death(self, round_)
-            self.world.break_collectives(self, round_, "the node died")
+            self.world.checks.after_ragged_death(self, self.workers)
+            if self.rng.random() < 0.5:
+                self.later(self.rng.random() * 0.01, self.fail, "the node died", self.workers)
+            self.world.break_collectives(self, self.workers, "the node died")
 
     def die(self, *, silent: bool) -> None:
         """The process and its workers end at once."""

@@ -1,6 +1,6 @@
 """The promises, checked after every step of the leader and every move of an agent.
 
-The checks keep their own account of what the leader was told, beside the machine's, and know the truth about every node.
+They keep their own account of what the leader was told, beside the machine's, and know the truth about every node.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class Checks:
         self._attempts: dict[str, int] = {}
         self._connected: set[str] = set()
         self._leaving: set[str] = set()
+        self._finished: set[str] = set()
         self._known_nodes: set[str] = set()
         # Whom the leader has given up without being told: they may have workers, and nobody waits for them.
         self._given_up: set[str] = set()
@@ -117,6 +118,8 @@ class Checks:
                 self._check_finish(before, after, decision)
             elif isinstance(decision, Interrupt):
                 self._over.add(decision.round)
+                if decision.reason in (Reason.NODE_LOST, Reason.NODE_LEFT) and after.phase is not before.phase:
+                    self._check_cause(event, decisions)
         if after.phase is Phase.RUNNING:
             require(after.table is self._latest, "one table is current", after.table)
         self._given_up -= after.agents.keys() - before.agents.keys()
@@ -145,6 +148,8 @@ class Checks:
                 self._connected.add(agent)
             case Disconnected(agent):
                 self._connected.discard(agent)
+            case Finished(agent, round_) if self._latest is not None and round_ == self._latest.round:
+                self._finished.add(agent)
             case Leaving(agent) | Left(agent):
                 self._leaving.add(agent)
             case NodesSeen(down):
@@ -176,6 +181,7 @@ class Checks:
         # Whoever has not come by now is not waited for again.
         self._known_nodes |= set(settings.expected_nodes)
         self._latest = self.tables[table.round] = table
+        self._finished.clear()
 
     def _check_loss(self, state: State, event: Event, decision: Drop | Retire) -> None:
         agent = self._world.agents[decision.agent]
@@ -184,6 +190,12 @@ class Checks:
         elif agent.name in self._connected and agent.alive:
             silence = self._world.now - agent.well_since()
             require(silence < state.settings.heartbeat_limit, "nobody who is well is given up", decision)
+
+    def _check_cause(self, event: Event, decisions: tuple[Decision, ...]) -> None:
+        gone = {decision.agent for decision in decisions if isinstance(decision, Drop | Retire)}
+        if isinstance(event, Leaving | Left):
+            gone.add(event.agent)
+        require(gone - self._finished, "who has finished is not missed", gone)
 
     def _check_table(self, state: State, table: Table) -> None:
         settings, places = state.settings, table.places
@@ -234,7 +246,11 @@ class Checks:
         round_ = before.table.round
         # Two cases cannot be told from a failure of the workers alone: a network that heals before anybody is lost,
         # and an agent that still answers while its node is dying, and whose end becomes known only after the verdict.
-        answered_dying = any(agent.answered >= judgement.probe for agent in self._ragged.get(round_, ()))
+        settled = self._world.now >= judgement.since + before.settings.settle_time
+        answered_dying = settled and any(
+            agent.answered >= judgement.probe and agent.name in self._connected
+            for agent in self._ragged.get(round_, ())
+        )
         require(
             round_ in self._own_failures or round_ in self._cut_rounds or answered_dying,
             "only workers that fail by themselves are charged",

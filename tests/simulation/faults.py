@@ -1,7 +1,8 @@
 """What happens to a run: agents arrive, nodes die, links break, leaders stall; drawn from a seed, at explicit times.
 
-A schedule is plain data, so that a failing one can be taken apart and printed. Everything that is not in it, such as how
-long each message takes, follows from its seed and from who is concerned, and hardly changes when an action is left out.
+A schedule is plain data, so that a failing one can be taken apart and printed. Everything that is not in it, such as
+how long each message takes, follows from its seed and from who is concerned, and hardly changes when an action is left
+out.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Arrive(Action):
 
 @dataclass(frozen=True, slots=True)
 class Die(Action):
-    """An agent and its workers end. `how`: killed (its connection breaks), power (silence), ragged (its workers end first,
-    and itself some milliseconds later)."""
+    """An agent and its workers end. `how`: killed (its connection breaks), power (silence), ragged or fading (the same,
+    but its workers end some milliseconds before itself)."""
 
     how: str = "killed"
 
@@ -117,7 +118,8 @@ class SlowLedger(Action):
 
 @dataclass(frozen=True, slots=True)
 class SlurmSays(Action):
-    """Slurm tells the leader which nodes are down: those whose agents have all died."""
+    """Slurm tells the leader which nodes are down: those whose agents have all died, and the one of `agent` if there is
+    one, wrongly if that lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +227,8 @@ def _draw_arrivals(rng: random.Random, names: list[str], allocation: bool) -> li
 
 
 _WEIGHTS = {
-    "die": 5, "leave": 4, "fail": 4, "break": 5, "cut": 2, "hang": 2, "stall": 2, "ledger": 1, "slurm": 1, "close": 0.1,
+    "die": 5, "leave": 4, "fail": 4, "break": 5, "cut": 2, "hang": 2, "stall": 2, "ledger": 1, "slurm": 1,
+    "complete": 1.5, "close": 0.2,
 }  # fmt: skip
 
 
@@ -235,8 +238,8 @@ def _draw_fault(rng: random.Random, at: float, arrival: Arrive, settings: Settin
     limit = settings.heartbeat_limit
     match kind:
         case "die":
-            how = rng.choice(("killed", "power", "ragged"))
-            seconds = rng.uniform(0.0, 0.03) if how == "ragged" else 0.0
+            how = rng.choice(("killed", "power", "ragged", "fading"))
+            seconds = rng.uniform(0.0, 0.03) if how in ("ragged", "fading") else 0.0
             return [Die(at, agent, seconds, how), *_draw_return(rng, arrival, at)]
         case "leave":
             reason = rng.choice((LeaveReason.PREEMPTED, LeaveReason.TIME_LIMIT, LeaveReason.DRAINED))
@@ -256,7 +259,9 @@ def _draw_fault(rng: random.Random, at: float, arrival: Arrive, settings: Settin
         case "ledger":
             return [SlowLedger(at, seconds=rng.uniform(0.1, 2.0))]
         case "slurm":
-            return [SlurmSays(at)]
+            return [SlurmSays(at, agent)]
+        case "complete":
+            return [Complete(at, agent, goes=rng.random() < 0.5)]
         case _:
             return [Close(at, agent)]
 

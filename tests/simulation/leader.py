@@ -97,7 +97,9 @@ class SimulatedLeader:
     def _go_on(self, timer_first: bool) -> None:
         self._stalled = False
         if timer_first and self._timer_missed:
-            self._tick()
+            self._timer_missed = False
+            self.handle(Tick())
+            self._timer_missed = True
         unread, self._unread = self._unread, []
         for connection, message in unread:
             self.receive(connection, message)

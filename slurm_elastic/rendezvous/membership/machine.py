@@ -232,7 +232,9 @@ def _closed(state: State, event: Closed, now: float) -> Result:
 def _nodes_seen(state: State, event: NodesSeen, now: float) -> Result:
     present = {agent.candidate.node for agent in state.agents.values()}
     state = replace(state, gone_nodes=state.gone_nodes | (event.down - present))
-    silence = state.settings.heartbeat_limit / 3
+    # Slurm also calls a node down whose slurmd alone has died. Signs of life come three times in a limit, and are
+    # taken in with the next tick.
+    silence = state.settings.heartbeat_limit / 2
     down = [
         name
         for name, agent in state.agents.items()
