@@ -7,12 +7,12 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from slurm_elastic.agent.warm._linux import children
 
-__all__ = ["LATER", "REQUIRED", "BrokenPreloadError", "import_modules", "obstacle_to_forking", "script_directory"]
+__all__ = ["LATER", "REQUIRED", "BrokenPreloadError", "import_module", "obstacle_to_forking", "script_directory"]
 
 REQUIRED = ("torch", "torch.distributed", "torch.distributed.elastic.multiprocessing.errors")
 """Imported before the first worker starts."""
@@ -36,23 +36,21 @@ class BrokenPreloadError(Exception):
         super().__init__(f"{module} cannot be imported: {why}")
 
 
-def import_modules(names: Iterable[str]) -> Iterator[str]:
-    """Import one module after the other; yields each name before its import, so that the caller can tell of it.
+def import_module(name: str) -> None:
+    """Import one module.
 
     Raises:
-        BrokenPreloadError: an import failed.
+        BrokenPreloadError: it failed.
     """
-    for name in names:
-        yield name
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            importlib.import_module(name)
-        except BaseException as error:
-            raise BrokenPreloadError(name, error) from error
-        finally:
-            if collecting:
-                gc.enable()
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        raise BrokenPreloadError(name, error) from error
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def script_directory(options: list[str]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import io
 import os
@@ -69,6 +71,12 @@ def become_fresh_interpreter(
     sys.orig_argv[:] = order["command"]
     importlib.invalidate_caches()
     _seed_anew(torch_seed)
+    # Everything imported so far is frozen, so that collections leave its memory shared (gc.freeze). Among it is the
+    # namespace of __main__, which would keep the script's objects from being finalized at exit.
+    atexit.register(gc.unfreeze)
+    if "threading" in sys.modules:
+        # Not done after a fork (Lib/threading.py, _after_fork, Python 3.11).
+        sys.modules["threading"].main_thread()._set_native_id()
     if "multiprocessing" in sys.modules:
         sys.modules["multiprocessing"].current_process().authkey = os.urandom(32)
 
@@ -86,12 +94,11 @@ def _seed_anew(torch_seed: int | None) -> None:
 
 
 def _forget_old_file(stream: TextIO) -> None:
-    # `python -u` writes through, straight to a FileIO, which remembers whether its file could seek.
-    raw = stream.buffer
-    if isinstance(raw, io.FileIO) and isinstance(stream, io.TextIOWrapper):
-        name = raw.name
-        raw.__init__(raw.fileno(), "wb", closefd=False)  # type: ignore[misc]
-        raw.name = name
+    # `python -u` writes through, straight to a FileIO, which remembers whether its file could seek. The stream itself
+    # stays the same object: modules that were imported already hold on to it.
+    if isinstance(stream, io.TextIOWrapper) and isinstance(stream.buffer, io.FileIO):
+        raw = io.FileIO(stream.fileno(), "wb", closefd=False)
+        raw.name = stream.name
         stream.__init__(  # type: ignore[misc]
             raw, stream.encoding, stream.errors, "\n", line_buffering=stream.line_buffering, write_through=True
         )

@@ -83,17 +83,13 @@ class Zygote:
         sys.path[:0] = directory
         state = {"state": "warm"}
         try:
-            for name in preload.import_modules(dict.fromkeys((*preload.REQUIRED, *self._settings["preload"]))):
-                self._tell(state="importing", module=name)
-                if self._torch_seed is None and "torch" in sys.modules:
-                    self._torch_seed = sys.modules["torch"].initial_seed()
+            obstacle = self._import([*preload.REQUIRED, *self._settings["preload"]])
         except preload.BrokenPreloadError as error:
             state = {"state": "broken", "module": error.module, "reason": str(error)[:8000]}
         else:
             self._later = [*preload.LATER]
-            obstacle = preload.obstacle_to_forking()
             if obstacle is not None:
-                state = {"state": "cold", "reason": f"after the preloads {obstacle}"}
+                state = {"state": "cold", "reason": obstacle}
         del sys.path[: len(directory)]
         self._task_name = Path("/proc/self/comm").read_bytes().strip()
         after = dict(os.environ)
@@ -104,11 +100,23 @@ class Zygote:
         gc.freeze()
         self._tell(**state)
 
+    def _import(self, names: Sequence[str]) -> str | None:
+        """Import these modules; returns what stands against a fork after one of them."""
+        for name in dict.fromkeys(names):
+            self._tell(state="importing", module=name)
+            preload.import_module(name)
+            if name == "torch":
+                self._torch_seed = sys.modules[name].initial_seed()
+            elif name not in preload.REQUIRED[:-1]:
+                obstacle = preload.obstacle_to_forking()
+                if obstacle is not None:
+                    return f"after importing {name} {obstacle}"
+        return None
+
     def _import_later(self) -> None:
         name = self._later.pop(0)
         try:
-            for _name in preload.import_modules([name]):
-                pass
+            preload.import_module(name)
             obstacle = preload.obstacle_to_forking(alone=not self._family.workers)
         except preload.BrokenPreloadError:
             self._later.clear()

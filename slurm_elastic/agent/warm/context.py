@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import select
-import signal
+import signal as signals
 import time
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +42,6 @@ def start_warm_processes(
     duplicate_stderr_filters: list[str] | None = None,
     *,
     warm: WarmProcess,
-    stop_timeout: float = 30,
     should_stop: Callable[[], bool] | None = None,
 ) -> WarmContext:
     """Start one worker per local rank, warm if possible; otherwise cold, with one line in the log that says why.
@@ -62,7 +61,6 @@ def start_warm_processes(
         duplicate_stdout_filters: See torch.
         duplicate_stderr_filters: See torch.
         warm: The process that starts them.
-        stop_timeout: Seconds between the signal and SIGKILL for the other workers of one that failed.
         should_stop: Asked every 0.1 s while the warm process still imports.
 
     Raises:
@@ -81,13 +79,12 @@ def start_warm_processes(
         duplicate_stdout_filters,
         duplicate_stderr_filters,
         warm=warm,
-        stop_timeout=stop_timeout,
         should_stop=should_stop,
     )
     try:
         context.start()
     except BaseException:
-        context.close(signal.SIGKILL)
+        context.close(signals.SIGKILL)
         raise
     return context
 
@@ -108,7 +105,6 @@ class WarmContext(PContext):
         duplicate_stderr_filters: list[str] | None,
         *,
         warm: WarmProcess,
-        stop_timeout: float,
         should_stop: Callable[[], bool] | None,
     ) -> None:
         super().__init__(
@@ -123,7 +119,6 @@ class WarmContext(PContext):
         )
         self._warm = warm
         self._numa_options = numa_options
-        self._stop_timeout = stop_timeout
         self._should_stop = should_stop
         self._pids: dict[int, int] = {}
         self._exits: dict[int, int] = {}
@@ -154,12 +149,23 @@ class WarmContext(PContext):
                 self._note_exit(rank, self._warm.exit_codes.pop(pid))
         return dict(self._exits)
 
-    def send_signal(self, number: signal.Signals) -> None:
+    def signal(self, number: signals.Signals) -> None:
         """Signal the workers' process groups; returns at once."""
         self._warm.signal_workers(number)
 
+    def all_ended(self) -> bool:
+        """Whether no worker runs any more."""
+        return len(self.exits()) == len(self._pids)
+
+    def stderr_of(self, local_rank: int) -> str:
+        """The file that a worker's standard error goes to, empty if to none."""
+        return self.stderrs[local_rank]
+
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
-        """As torch's, but wakes when a worker ends instead of looking every `period` seconds."""
+        """As torch's, but wakes when a worker ends instead of looking now and then, and leaves `close` to the caller.
+
+        After a failure torch's contexts stop the other workers before they return, for as long as that takes.
+        """
         end = None if timeout < 0 else time.monotonic() + timeout
         while True:
             result = self._poll()
@@ -220,24 +226,19 @@ class WarmContext(PContext):
         exits = self.exits()
         if not self._failures and len(exits) < self.nprocs:
             return None
-        self.close(signal.SIGTERM, self._stop_timeout)  # type: ignore[arg-type]
         if self._failures:
-            first = next(iter(self._failures.values()))
-            logger.error(
-                "worker failed: local rank %d, pid %d, exit code %d", first.local_rank, first.pid, first.exitcode
-            )
-            return RunProcsResult(failures=self._failures, stdouts=self.stdouts, stderrs=self.stderrs)
+            return RunProcsResult(failures=dict(self._failures), stdouts=self.stdouts, stderrs=self.stderrs)
         values = self._return_values if self._return_values else dict.fromkeys(range(self.nprocs))
         return RunProcsResult(return_values=values, stdouts=self.stdouts, stderrs=self.stderrs)
 
-    def _close(self, death_sig: signal.Signals, timeout: float = 30) -> None:
+    def _close(self, death_sig: signals.Signals, timeout: float = 30) -> None:
         """End the workers, then all that they left; in `timeout` seconds of grace and as many after SIGKILL."""
         if self._swept:
             return
         end = time.monotonic() + timeout
-        if death_sig != signal.SIGKILL and len(self.exits()) < len(self._pids):
-            self.send_signal(death_sig)
-            while len(self.exits()) < len(self._pids) and time.monotonic() < end:
+        if death_sig != signals.SIGKILL and not self.all_ended():
+            self.signal(death_sig)
+            while not self.all_ended() and time.monotonic() < end:
                 self._wait_for_exit(end - time.monotonic())
         left = self._warm.sweep(timeout)
         if left:
@@ -257,10 +258,17 @@ class WarmContext(PContext):
     def _note_exit(self, rank: int, code: int) -> None:
         self._exits[rank] = code
         if code != 0:
-            self._failures[rank] = ProcessFailure(rank, self._pids[rank], code, self.error_files[rank])
+            self._failures[rank] = self._failure(rank, code)
         elif rank in self._results:
             descriptor = self._results.pop(rank)
             self._return_values[rank] = unpacked_result(read_memory_file(descriptor))
+
+    def _failure(self, rank: int, code: int) -> ProcessFailure:
+        try:
+            return ProcessFailure(rank, self._pids[rank], code, self.error_files[rank])
+        except Exception:
+            # Raised for a file that is not what @record writes: a worker killed while it wrote leaves half of one.
+            return ProcessFailure(rank, self._pids[rank], code, "")
 
 
 def _cpus(bound: tuple[str, ...], command: tuple[str, ...]) -> tuple[int, ...] | None:

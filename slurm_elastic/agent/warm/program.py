@@ -37,7 +37,8 @@ class Program:
         A wrong guess costs speed, never truth: workers whose command differs start cold and say so.
 
         Args:
-            arguments: torchrun's flags, then the script and its arguments. Flags that torchrun lacks must be gone.
+            arguments: torchrun's flags, then the script and its arguments. A flag that torchrun lacks is taken to have
+                a value.
             environment: Where torchrun's parser finds PET_* defaults for its switches.
 
         Returns:

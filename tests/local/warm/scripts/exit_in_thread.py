@@ -1,0 +1,8 @@
+import threading
+
+
+def fail():
+    raise ValueError("in a thread")
+
+
+threading.Thread(target=fail, name="failing").start()

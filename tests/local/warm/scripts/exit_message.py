@@ -1,0 +1,1 @@
+raise SystemExit("a message instead of a number")

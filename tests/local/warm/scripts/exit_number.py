@@ -1,0 +1,4 @@
+import sys
+
+print("leaving", end="")
+sys.exit(3)

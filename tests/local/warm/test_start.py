@@ -1,0 +1,196 @@
+"""How workers come to start: warm, cold with a reason, or not at all."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.agent.warm import FUNCTION, Program, StartInterruptedError, State, WarmProcess
+from slurm_elastic.agent.warm._orders import Order
+from slurm_elastic.errors import UsageError
+from tests.local.warm.workplace import HANG, Workplace
+
+Make = Callable[..., Workplace]
+FORKED = "import sys\nprint('torch' in sys.modules)\n"
+
+
+def test_cold_start_on_demand(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING")
+    place = workplace(warm=False)
+    place.script.write_text(FORKED)
+    assert place.run_warm().stdout == "False\n"
+    assert not caplog.messages
+
+
+def test_program_that_is_not_python(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:
+    place = workplace(program=None, entrypoint="/bin/echo")
+    place.warm.close()
+    place.warm = WarmProcess.start(None)
+    place.program = Program("/bin/echo", ())
+    assert place.run_warm(["a", "b"]).stdout == "a b\n"
+    assert caplog.messages == ["workers start cold: the entry point is not a Python script"]
+
+
+def test_program_that_is_not_there(workplace: Make) -> None:
+    place = workplace(warm=False, entrypoint="/no/such/program")
+    with pytest.raises(OSError, match="No such file"):
+        place.context()
+
+
+@pytest.mark.parametrize(
+    ("variable", "reason"),
+    [("OMP_NUM_THREADS", "OMP_NUM_THREADS is '3' for the worker"), ("PYTHONOPTIMIZE", "PYTHONOPTIMIZE is '3'")],
+)
+def test_variable_read_at_import(workplace: Make, caplog: pytest.LogCaptureFixture, variable: str, reason: str) -> None:
+    place = workplace()
+    place.script.write_text(FORKED)
+    assert place.run_warm(environment={variable: "3"}).stdout == "False\n"
+    assert caplog.messages[0].startswith(f"workers start cold: {reason}")
+    assert place.run_warm().stdout == "True\n"
+
+
+def test_working_directory_of_a_cold_start(
+    workplace: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = workplace()
+    place.script.write_text("import os\nprint(os.getcwd())\n")
+    monkeypatch.chdir(tmp_path)
+    assert place.run_warm().stdout == f"{tmp_path}\n"
+    assert "the working directory is" in caplog.text
+
+
+def test_broken_preload_is_named(workplace: Make) -> None:
+    place = workplace(preload=["numpy", "no_such_module"])
+    with pytest.raises(UsageError, match=r"no_such_module cannot be imported: ModuleNotFoundError: No module named"):
+        place.context()
+
+
+def test_preload_that_kills_the_process_is_named(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:
+    place = workplace(preload=["deadly"])
+    (place.directory / "deadly.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    place.script.write_text(FORKED)
+    assert place.run_warm().stdout == "False\n"
+    assert caplog.messages == ["workers start cold: the warm process died (SIGKILL) while it imported deadly"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (
+            "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
+            "threads are running",
+        ),
+        ("import subprocess; child = subprocess.Popen(['sleep', '1000'])", "child processes are running"),
+    ],
+)
+def test_preload_after_which_a_fork_is_no_fresh_start(
+    workplace: Make, caplog: pytest.LogCaptureFixture, line: str, reason: str
+) -> None:
+    place = workplace(preload=["lively"])
+    (place.directory / "lively.py").write_text(line + "\n")
+    place.script.write_text(FORKED)
+    assert place.run_warm().stdout == "False\n"
+    assert reason in caplog.text
+    assert "lively" in caplog.text
+
+
+def test_thread_pool_that_knows_about_fork_is_no_obstacle(workplace: Make) -> None:
+    """OpenBLAS starts one thread per further core when numpy is imported."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS",)}
+    warm = WarmProcess.start(FUNCTION, preload=["numpy"], environment=environment)
+    try:
+        assert warm.wait_ready(HANG)
+        assert warm.state is State.WARM, warm.reason
+    finally:
+        warm.close()
+
+
+def test_waiting_for_imports_can_be_stopped(workplace: Make) -> None:
+    place = workplace(preload=["slow"])
+    (place.directory / "slow.py").write_text("import time\ntime.sleep(1000)\n")
+    asked = []
+    with pytest.raises(StartInterruptedError):
+        place.warm.wait_ready(HANG, lambda: asked.append(1) is None and len(asked) > 2)
+    assert not place.warm.wait_ready(0)
+
+
+def test_worker_inherits_nothing_of_the_agent(workplace: Make) -> None:
+    with socket.socket() as ours:
+        ours.bind(("127.0.0.1", 0))
+        os.set_inheritable(ours.fileno(), True)
+        place = workplace()
+        place.script.write_text(
+            "import os\n"
+            "print(sorted(os.listdir('/proc/self/fd')), [os.readlink(f'/proc/self/fd/{fd}') for fd in (0, 1, 2)])\n"
+        )
+        for environment in ({}, {"TORCH_COLD": "1"}):
+            seen = place.run_warm(environment=environment).stdout
+            assert seen.startswith("['0', '1', '2', '3']")
+            assert "socket" not in seen
+
+
+def test_agent_signal_mask_and_handlers_do_not_matter(workplace: Make) -> None:
+    place = workplace()
+    place.script.write_text("import signal\nprint(signal.pthread_sigmask(0, []), signal.getsignal(signal.SIGUSR1))\n")
+    previous = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        assert place.run_warm().stdout == "set() 0\n"
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+
+
+def test_worker_is_bound_to_its_cpus(workplace: Make) -> None:
+    place = workplace()
+    place.script.write_text("import os\nopen(os.environ['OUT'], 'w').write(str(os.sched_getaffinity(0)))\n")
+    out = place.directory / "out"
+    cpu = max(os.sched_getaffinity(0))
+    command = tuple(place.program.command())
+    order = Order(0, (), command, command, {**os.environ, "OUT": str(out)}, (cpu,), {})
+    assert place.warm.wait_ready(HANG)
+    (pid,) = place.warm.start_workers([order], warm=True).values()
+    while pid not in place.warm.exit_codes:
+        assert select.select([place.warm], [], [], HANG)[0]
+        place.warm.read()
+    assert out.read_text() == str({cpu})
+
+
+def multiplied(*numbers: int) -> list[int]:
+    import torch
+
+    print("in", os.environ["RANK"], __name__)
+    return (torch.tensor(numbers) * int(os.environ["FACTOR"])).tolist()
+
+
+def failing(_number: int) -> None:
+    raise ValueError("in a function")
+
+
+@pytest.mark.parametrize("start", ["warm", "cold"])
+def test_functions_as_entry_points(workplace: Make, monkeypatch: pytest.MonkeyPatch, start: str) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[3])
+    place = workplace(program=FUNCTION, entrypoint=multiplied, warm=start == "warm")
+    context = place.context([1, 2], {"FACTOR": "5"}, workers=2)
+    try:
+        result = context.wait(HANG)
+        assert result is not None
+        assert result.return_values == {0: [5, 10], 1: [5, 10]}, place.read(context, result)
+        assert Path(context.stdouts[1]).read_text() == "in 1 tests.local.warm.test_start\n"
+    finally:
+        context.close()
+    place.entrypoint = failing
+    ended = place.run_warm([1])
+    assert ended.code == 1
+    assert ended.error is not None
+    assert ended.error["message"]["message"] == "ValueError: in a function"
+
+
+def test_function_that_cannot_be_pickled(workplace: Make) -> None:
+    place = workplace(program=FUNCTION, entrypoint=lambda: 1)
+    with pytest.raises((AttributeError, TypeError)):
+        place.context()
