@@ -12,9 +12,14 @@ GPUS_PER_NODE = 2
 
 
 def hosts(settings: Settings) -> str:
-    """/etc/hosts of every machine. The own name is the network address, never a loopback one."""
-    lines = ["127.0.0.1 localhost"]
+    """/etc/hosts of every machine. The own name is the network address, never a loopback one.
+
+    torch's sockets are dual-stack and ask for the names of IPv4 peers as mapped addresses; a site's name server answers
+    that, and here this file has to.
+    """
+    lines = ["127.0.0.1 localhost", "::ffff:127.0.0.1 localhost"]
     lines += [f"{settings.address(machine)} {machine}" for machine in settings.machines]
+    lines += [f"::ffff:{settings.address(machine)} {machine}" for machine in settings.machines]
     return "\n".join(lines) + "\n"
 
 
