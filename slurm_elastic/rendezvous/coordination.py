@@ -47,6 +47,7 @@ class Coordination:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
         """Readable while words wait; for use in a selector."""
         self._ready = threading.Event()
+        self._stopped = False
         self._thread = threading.Thread(target=self._main, name="slurm-elastic-coordination", daemon=True)
 
     def start(self) -> None:
@@ -88,11 +89,17 @@ class Coordination:
         self._post(lambda: self._member.close_run())
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Let what was said go out; on the leader's agent, let the others go first; then end the thread."""
-        if self._thread.is_alive():
-            self._post(lambda: self._stopping.set_result(timeout) if not self._stopping.done() else None)
-            self._thread.join(2 * timeout + 1)
-        os.close(self.fd)
+        """Let what was said go out; on the leader's agent, let the others go first; then end the thread.
+
+        Called again, it does nothing.
+        """
+        if self._stopped:
+            return
+        self._stopped = True
+        self._post(lambda: self._stopping.set_result(timeout))
+        self._thread.join(2 * timeout + 1)
+        if not self._thread.is_alive():
+            os.close(self.fd)
 
     def _post(self, action: Callable[[], object]) -> None:
         try:

@@ -86,7 +86,7 @@ def test_every_kind_is_tested() -> None:
 
 @pytest.mark.parametrize("message", FROM_AGENTS[1:], ids=str)
 def test_nobody_speaks_for_another(message: AgentMessage) -> None:
-    with pytest.raises(MessageError, match="node2/7.0/1 speaks for node1/7.0/42"):
+    with pytest.raises(MessageError, match=r"node2/7\.0/1 speaks for node1/7\.0/42"):
         decode_agent_message(json.loads(encode(message)), "node2/7.0/1")
 
 

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.local.rendezvous.parties import Run
+
+
+@pytest.fixture(autouse=True)
+def _no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader asks Slurm about nodes that are missing; nobody else's cluster knows these."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+
+
+@pytest.fixture
+def start_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Make a run in a directory of its own."""
+    runs: list[Run] = []
+
+    def start(directory: Path = tmp_path, **settings: object) -> Run:
+        runs.append(Run(directory, **settings))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.close()

@@ -1,0 +1,120 @@
+"""Agents without workers: several seats of one run in this process, each in touch with the leader by a real socket."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from slurm_elastic.rendezvous.coordination import Coordination, Superseded
+from slurm_elastic.rendezvous.member import Word
+from slurm_elastic.rendezvous.membership import Decision, Reason, WorkerFailure
+from slurm_elastic.rendezvous.messages import Interrupted, Placed
+from slurm_elastic.rendezvous.options import RendezvousOptions
+from slurm_elastic.rendezvous.seat import Seat, connect
+from slurm_elastic.rundir import RunDir
+from slurm_elastic.slurm import port_sequence
+from tests.local.agents import PATIENCE
+
+_Word = TypeVar("_Word", bound=Word | Superseded)
+
+
+class Party:
+    """One seat and its link to the leader."""
+
+    def __init__(self, seat: Seat) -> None:
+        self.seat = seat
+        self.decisions: list[Decision] = []
+        self.link: Coordination = connect(seat, self.decisions.append)
+
+    def join(self) -> None:
+        self.link.join(self.seat.candidate(30000 + self.seat.position))
+
+    def hear(self, kind: type[_Word]) -> _Word:
+        """The next word, which has to be of this kind."""
+        word = self.link.next_word(timeout=PATIENCE)
+        if not isinstance(word, kind):
+            pytest.fail(f"{self.seat.node} heard {word}, not {kind.__name__}")
+        return word
+
+    def silent(self) -> bool:
+        return self.link.next_word(timeout=0) is None
+
+    def fail(self, exit_code: int = 1) -> WorkerFailure:
+        failure = WorkerFailure(self.seat.agent, self.seat.node, self.seat.position, exit_code)
+        self.link.worker_failed(failure)
+        return failure
+
+
+class Run:
+    """A run in a directory, and all parties of it that were made.
+
+    Args:
+        directory: of the run directory.
+        settings: of every seat.
+    """
+
+    def __init__(self, directory: Path, run_id: str = "run", **settings: object) -> None:
+        self.run_dir = RunDir.for_run(directory, run_id).open()
+        self.settings = settings
+        self.parties: list[Party] = []
+        self.seat = Seat(
+            run_id=run_id,
+            run_dir=self.run_dir,
+            restart_count=0,
+            agent="",
+            node="",
+            position=0,
+            address="127.0.0.1",
+            local_world_size=1,
+            role="default",
+            expected_nodes=(),
+            min_nodes=1,
+            max_nodes=8,
+            max_restarts=0,
+            may_lead=False,
+            leader_host="127.0.0.1",
+            ports=port_sequence(run_id, 0, 32768),
+            options=RendezvousOptions(last_call_timeout=PATIENCE),
+        )
+
+    def party(self, position: int, **changes: object) -> Party:
+        """The agent of a node, counted from 0; that of the first one may lead."""
+        node = f"node{position + 1}"
+        seat = dataclasses.replace(
+            self.seat, node=node, agent=f"{node}/7.0/{len(self.parties)}", position=position, may_lead=position == 0
+        )
+        party = Party(dataclasses.replace(seat, **{**self.settings, **changes}))
+        self.parties.append(party)
+        return party
+
+    def all_of(self, nodes: int) -> list[Party]:
+        """A run whose allocation has so many nodes, with all of them in touch."""
+        self.settings["expected_nodes"] = tuple(f"node{number + 1}" for number in range(nodes))
+        return [self.party(position) for position in range(nodes)]
+
+    def close(self) -> None:
+        # The leader waits until the others have gone.
+        for party in sorted(self.parties, key=lambda party: party.link.leads):
+            party.link.stop(timeout=1)
+
+
+def form(parties: Sequence[Party]) -> list[Placed]:
+    """All join, and all get a place."""
+    for party in parties:
+        party.join()
+    return placed(parties)
+
+
+def placed(parties: Sequence[Party]) -> list[Placed]:
+    """All get a place."""
+    return [party.hear(Placed) for party in parties]
+
+
+def interrupted(parties: Sequence[Party], reason: Reason) -> None:
+    """All are told that the round is over, and why."""
+    for party in parties:
+        assert party.hear(Interrupted).reason is reason

@@ -1,0 +1,275 @@
+"""The course of a run, between agents in one process that talk by real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.rendezvous.coordination import Superseded
+from slurm_elastic.rendezvous.member import Unreachable
+from slurm_elastic.rendezvous.membership import Finish, LeaveReason, Outcome, Publish, Reason
+from slurm_elastic.rendezvous.messages import Ended, Waiting
+from slurm_elastic.rendezvous.options import RendezvousOptions
+from tests.local.agents import eventually
+from tests.local.rendezvous.parties import Run, form, interrupted, placed
+
+StartRun = Callable[..., Run]
+
+
+def test_a_first_round_has_all_nodes_in_slurm_order(start_run: StartRun) -> None:
+    parties = start_run().all_of(3)
+    # The last one first: neither the order of joins nor that of connections counts.
+    places = form(parties[::-1])[::-1]
+    assert [place.place.rank for place in places] == [0, 1, 2]
+    assert [place.place.node for place in places] == ["node1", "node2", "node3"]
+    assert {(place.round, place.reason, place.nodes, place.world_size) for place in places} == {(0, Reason.START, 3, 3)}
+    assert {(place.store_address, place.store_port) for place in places} == {("127.0.0.1", 30000)}
+
+
+def test_a_node_leaves_and_another_comes(start_run: StartRun) -> None:
+    run = start_run()
+    first, second, third = run.all_of(3)
+    form([first, second, third])
+    second.link.leaving(LeaveReason.PREEMPTED)
+    interrupted([first, third], Reason.NODE_LEFT)
+    first.join()
+    third.join()
+    # The one that goes may still have workers: until it has none, no other group trains.
+    assert first.link.next_word(timeout=0.2) is None
+    second.link.left(LeaveReason.PREEMPTED)
+    assert [(place.round, place.reason, place.place.rank) for place in placed([first, third])] == [
+        (1, Reason.NODE_LEFT, 0),
+        (1, Reason.NODE_LEFT, 1),
+    ]
+
+    returned = run.party(1)
+    returned.join()
+    interrupted([first, third], Reason.NODE_JOINED)
+    places = form([first, third])
+    places.insert(1, returned.hear(type(places[0])))
+    assert [(place.round, place.place.rank, place.restarts) for place in places] == [(2, 0, 0), (2, 1, 0), (2, 2, 0)]
+
+
+def test_nodes_that_come_together_cause_one_round(start_run: StartRun) -> None:
+    run = start_run()
+    first = run.party(0)
+    form([first])
+    others = [run.party(position) for position in range(1, 5)]
+    for other in others:
+        other.join()
+    interrupted([first], Reason.NODE_JOINED)
+    first.join()
+    assert {(place.round, place.nodes) for place in placed([first, *others])} == {(1, 5)}
+
+
+def test_a_spare_waits_takes_over_and_is_told_the_end(start_run: StartRun) -> None:
+    run = start_run(max_nodes=2)
+    first, second = run.party(0, min_nodes=2), run.party(1)
+    form([first, second])
+    spare, last = run.party(2), run.party(3)
+    spare.join()
+    spare.hear(Waiting)
+    last.join()
+    last.hear(Waiting)
+
+    second.link.leaving(LeaveReason.PREEMPTED)
+    second.link.left(LeaveReason.PREEMPTED)
+    interrupted([first], Reason.NODE_LEFT)
+    first.join()
+    assert [place.place.node for place in placed([first, spare])] == ["node1", "node3"]
+    last.hear(Waiting)
+
+    first.link.finished()
+    spare.link.finished()
+    for party in (first, spare, last):
+        assert party.hear(Ended).outcome is Outcome.SUCCEEDED
+    assert run.run_dir.is_done()
+    # One that comes later is told so, too.
+    late = run.party(4)
+    late.join()
+    assert late.hear(Ended).outcome is Outcome.SUCCEEDED
+
+
+def test_who_has_finished_is_not_disturbed_by_another_that_goes_after_it_finished(start_run: StartRun) -> None:
+    parties = start_run().all_of(2)
+    form(parties)
+    first, second = parties
+    second.link.finished()
+    second.link.left(LeaveReason.FINISHED)
+    second.link.stop()
+    assert first.link.next_word(timeout=0.2) is None
+    first.link.finished()
+    assert first.hear(Ended).outcome is Outcome.SUCCEEDED
+
+
+def test_failures_are_charged_to_the_run_until_it_fails(start_run: StartRun) -> None:
+    run = start_run(max_restarts=2)
+    parties = run.all_of(3)
+    form(parties)
+    for restarts, failing in enumerate(parties[:2], 1):
+        failing.fail()
+        interrupted(parties, Reason.WORKER_FAILED)
+        assert {place.restarts for place in form(parties)} == {restarts}
+    failure = parties[2].fail(exit_code=7)
+    for party in parties:
+        assert party.hear(Ended) == Ended(Outcome.FAILED, failure, "")
+    assert not run.run_dir.is_done()
+
+
+def test_failures_on_all_nodes_at_once_are_one_failure(start_run: StartRun) -> None:
+    parties = start_run(max_restarts=1).all_of(3)
+    form(parties)
+    for party in parties:
+        party.fail()
+    interrupted(parties, Reason.WORKER_FAILED)
+    assert {place.restarts for place in form(parties)} == {1}
+
+
+def test_a_failure_that_a_lost_node_explains_is_not_charged(start_run: StartRun) -> None:
+    parties = start_run().all_of(3)
+    form(parties)
+    first, second, third = parties
+    # As a killed process would, it ends without a word.
+    third.link.stop()
+    second.fail()
+    interrupted([first, second], Reason.NODE_LOST)
+    assert {(place.restarts, place.nodes) for place in form([first, second])} == {(0, 2)}
+
+
+def test_a_closed_run_ends_for_everybody(start_run: StartRun) -> None:
+    run = start_run()
+    parties = run.all_of(2)
+    form(parties)
+    parties[1].link.close_run()
+    for party in parties:
+        assert party.hear(Ended).outcome is Outcome.CLOSED
+    assert not run.run_dir.is_done()
+
+
+def test_a_run_closed_before_there_is_a_leader_is_closed_as_soon_as_there_is_one(start_run: StartRun) -> None:
+    run = start_run()
+    early = run.party(1)
+    early.link.close_run()
+    leader = run.party(0)
+    leader.join()
+    assert leader.hear(Ended).outcome is Outcome.CLOSED
+    early.join()
+    assert early.hear(Ended).outcome is Outcome.CLOSED
+
+
+def test_too_few_nodes_are_given_up(start_run: StartRun) -> None:
+    run = start_run(min_nodes=2, options=RendezvousOptions(join_timeout=0.3))
+    first = run.party(0)
+    first.join()
+    ended = first.hear(Ended)
+    assert ended.outcome is Outcome.TIMED_OUT
+    assert ended.detail == "1 of at least 2 nodes came within 0.3 s"
+
+
+def test_a_leader_that_never_comes_is_given_up(start_run: StartRun) -> None:
+    alone = start_run(options=RendezvousOptions(join_timeout=0.3)).party(1)
+    alone.join()
+    word = alone.hear(Unreachable)
+    assert not word.usage
+
+
+def test_a_last_call_waits_for_nodes_that_are_unknown_only(start_run: StartRun) -> None:
+    run = start_run(expected_nodes=("node1", "node2", "node3"), options=RendezvousOptions(last_call_timeout=0.5))
+    first, second = run.party(0), run.party(1)
+    assert {place.nodes for place in form([first, second])} == {2}
+    publish = next(decision for decision in first.decisions if isinstance(decision, Publish))
+    assert publish.seconds >= 0.5
+    # It was waited for once; now its fate is known.
+    second.link.leaving(LeaveReason.PREEMPTED)
+    second.link.left(LeaveReason.PREEMPTED)
+    interrupted([first], Reason.NODE_LEFT)
+    form([first])
+    publish = [decision for decision in first.decisions if isinstance(decision, Publish)][-1]
+    assert publish.seconds < 0.5
+
+
+def test_a_second_one_that_may_lead_follows(start_run: StartRun) -> None:
+    run = start_run(expected_nodes=("node1", "node2"))
+    first = run.party(0)
+    second = run.party(1, may_lead=True)
+    assert (first.link.leads, second.link.leads) == (True, False)
+    assert {place.nodes for place in form([first, second])} == {2}
+
+
+def test_a_requeued_job_is_a_run_of_its_own_that_counts_rounds_on(start_run: StartRun, tmp_path: Path) -> None:
+    before = start_run()
+    old = before.party(0)
+    assert form([old])[0].round == 0
+    after = start_run(tmp_path, restart_count=1)
+    new = after.party(0)
+    assert new.link.leads
+    place = form([new])[0]
+    assert (place.round, place.reason, place.nodes) == (1, Reason.REQUEUED, 1)
+    # An agent of the incarnation before does not meet the new leader, though it looks there.
+    late = before.party(1)
+    late.join()
+    interrupted([old], Reason.NODE_JOINED)
+    assert new.silent()
+
+
+def test_a_leader_whose_round_was_published_by_another_is_superseded(start_run: StartRun) -> None:
+    run = start_run()
+    leader = run.party(0)
+    assert run.run_dir.claim_round(0, b"{}")
+    leader.join()
+    assert "round 0 was published by another leader" in leader.hear(Superseded).why
+
+
+def test_two_runs_of_the_same_id_in_other_directories_do_not_meet(start_run: StartRun, tmp_path: Path) -> None:
+    runs = []
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        runs.append(start_run(tmp_path / name))
+    for run in runs:
+        parties = run.all_of(2)
+        assert {place.nodes for place in form(parties)} == {2}
+    # They would, if both had the port that comes first.
+    ports = {run.run_dir.endpoint("run.0") for run in runs}
+    assert len(ports) == 2
+
+
+def test_who_does_not_see_the_run_directory_yet_tries_the_ports_in_order(start_run: StartRun, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    stranger = start_run(tmp_path / "other").party(0)
+    run = start_run()
+    leader = run.party(0, expected_nodes=("node1", "node2"))
+    for path in (run.run_dir.path / "endpoints").iterdir():
+        path.unlink()
+    member = run.party(1)
+    assert {place.nodes for place in form([leader, member])} == {2}
+    assert stranger.silent()
+
+
+def test_the_end_is_told_once_more_to_who_missed_it(start_run: StartRun) -> None:
+    run = start_run()
+    parties = run.all_of(2)
+    form(parties)
+    for party in parties:
+        party.link.finished()
+        party.link.left(LeaveReason.FINISHED)
+    eventually(lambda: any(isinstance(decision, Finish) for decision in parties[0].decisions))
+    again = run.party(1)
+    again.join()
+    assert again.hear(Ended).outcome is Outcome.SUCCEEDED
+
+
+def test_stopping_twice_is_harmless(start_run: StartRun) -> None:
+    party = start_run().party(0)
+    party.link.stop()
+    party.link.stop()
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_an_agent_that_stops_before_it_has_found_a_leader_stops_at_once(start_run: StartRun, joined: bool) -> None:
+    alone = start_run().party(1)
+    if joined:
+        alone.join()
+    alone.link.left(LeaveReason.PREEMPTED)
+    alone.link.stop()
