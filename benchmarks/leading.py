@@ -1,0 +1,110 @@
+"""A leader in a process of its own, as the agents of a benchmark see it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import socket
+import tempfile
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from benchmarks.sandbox import raise_descriptor_limit
+from benchmarks.usage import Usage, usage
+from slurm_elastic.rendezvous.connection import AcceptedConnection
+from slurm_elastic.rendezvous.leader import Leader
+from slurm_elastic.rendezvous.ledger import RunDirLedger
+from slurm_elastic.rendezvous.membership import Settings
+from slurm_elastic.rundir import RunDir
+
+__all__ = ["RUN", "SECRET", "LeaderProcess"]
+
+RUN = "benchmark.0"
+SECRET = b"0123456789abcdef0123456789abcdef"
+
+
+class LeaderProcess:
+    """A leader that expects the nodes n0 to n<nodes - 1>, and writes its rounds to a run directory."""
+
+    def __init__(self, nodes: int, min_nodes: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, other = context.Pipe()
+        self._directory = tempfile.TemporaryDirectory(prefix="benchmark-")
+        self._process = context.Process(target=_main, args=(other, nodes, min_nodes, self._directory.name), daemon=True)
+
+    def __enter__(self) -> LeaderProcess:
+        self._process.start()
+        self.endpoint: tuple[str, int] = ("127.0.0.1", self._pipe.recv())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+        self._directory.cleanup()
+
+    def usage(self) -> Usage:
+        """What the leader's process uses now."""
+        answer = self._ask("usage")
+        assert isinstance(answer, Usage)
+        return answer
+
+    def wait_connected(self, agents: int) -> None:
+        """Return when this many agents have proved who they are; blocks."""
+        self._ask(agents)
+
+    def _ask(self, question: object) -> object:
+        self._pipe.send(question)
+        return self._pipe.recv()
+
+
+class _CountingLeader(Leader):
+    """Knows when a number of agents are there."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._present = 0
+        self._awaited: tuple[int, asyncio.Event] = (0, asyncio.Event())
+
+    def authenticated(self, connection: AcceptedConnection) -> None:
+        super().authenticated(connection)
+        self._present += 1
+        if self._present >= self._awaited[0]:
+            self._awaited[1].set()
+
+    async def wait_connected(self, agents: int) -> None:
+        self._awaited = (agents, asyncio.Event())
+        if self._present < agents:
+            await self._awaited[1].wait()
+
+
+def _main(pipe: Connection, nodes: int, min_nodes: int, directory: str) -> None:
+    logging.basicConfig(level=logging.WARNING, format="leader: %(message)s")
+    raise_descriptor_limit()
+    asyncio.run(_live(pipe, nodes, min_nodes, directory))
+
+
+async def _live(pipe: Connection, nodes: int, min_nodes: int, directory: str) -> None:
+    settings = Settings(
+        min_nodes=min_nodes,
+        max_nodes=nodes,
+        expected_nodes=tuple(f"n{index}" for index in range(nodes)),
+    )
+    ledger = RunDirLedger(RunDir.for_run(Path(directory), "benchmark").open(), 1)
+    leader = _CountingLeader(RUN, SECRET, 1, settings, ledger, lambda decision: None)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    serving = asyncio.create_task(leader.serve(listener))
+    serving.add_done_callback(lambda task: task.result())
+    pipe.send(listener.getsockname()[1])
+    while True:
+        question = await asyncio.to_thread(pipe.recv)
+        if isinstance(question, int):
+            await leader.wait_connected(question)
+            pipe.send(None)
+        else:
+            pipe.send(usage())
