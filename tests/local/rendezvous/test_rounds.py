@@ -149,7 +149,7 @@ def test_a_closed_run_ends_for_everybody(start_run: StartRun) -> None:
 
 
 def test_a_run_closed_before_there_is_a_leader_is_closed_as_soon_as_there_is_one(start_run: StartRun) -> None:
-    run = start_run()
+    run = start_run(min_nodes=2)
     early = run.party(1)
     early.link.close_run()
     leader = run.party(0)

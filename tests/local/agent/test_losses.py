@@ -1,0 +1,143 @@
+"""Agents that die, stop or fall silent."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.local.agents import WORKER, Allocation, allocation, eventually
+
+Allocate = Callable[..., Allocation]
+
+QUICK = "--rdzv-conf=heartbeat_limit=0.6"
+
+
+def test_a_killed_agent_is_replaced_by_a_spare_and_leaves_no_worker(allocate: Allocate) -> None:
+    nodes = allocate(4)
+    agents = [nodes.start(number, "--nnodes=1:3") for number in (1, 2, 3)]
+    before = nodes.seen(0)
+    agents.append(nodes.start(4, "--nnodes=1:3"))
+    agents[3].expect("waits as a spare")
+    agents[1].kill()
+    assert nodes.nodes_of(1) == ["127.0.0.1", "127.0.0.3", "127.0.0.4"]
+    after = nodes.seen(1)
+    env = after[0]["env"]
+    assert (env["SLURM_ELASTIC_REASON"], env["TORCHELASTIC_RESTART_COUNT"]) == ("node_lost", "0")
+    nodes.touch("finish")
+    assert [agents[index].wait() for index in (0, 2, 3)] == [0, 0, 0]
+    # Its workers did not outlive it either.
+    eventually(lambda: not nodes.processes(), lambda: str(nodes.processes()))
+    assert {before[rank]["env"]["MASTER_PORT"] for rank in before} != {env["MASTER_PORT"]}
+    lost = [event for event in nodes.events() if event["event"] == "node_lost"]
+    assert [(event["nodes"], event["why"]) for event in lost] == [(["127.0.0.2"], "its connection broke")]
+
+
+def test_a_silent_member_is_given_up_and_joins_again_when_it_goes_on(allocate: Allocate) -> None:
+    nodes = allocate(3)
+    agents = nodes.start_all(QUICK)
+    seen = nodes.seen(0)
+    agents[2].signal(signal.SIGSTOP)
+    assert nodes.nodes_of(1) == ["127.0.0.1", "127.0.0.2"]
+    lost = next(event for event in nodes.events() if event["event"] == "node_lost")
+    assert (lost["nodes"], lost["why"]) == (["127.0.0.3"], "silent")
+    assert lost["silent_for"] > 0.6
+
+    agents[2].signal(signal.SIGCONT)
+    assert nodes.nodes_of(2) == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    # Its old workers were stopped before it joined again.
+    assert not Path(f"/proc/{seen[2]['pid']}").exists()
+    assert nodes.seen(2)[0]["env"]["TORCHELASTIC_RESTART_COUNT"] == "0"
+    nodes.touch("finish")
+    assert [agent.wait() for agent in agents] == [0, 0, 0]
+
+
+def test_a_paused_leader_loses_nobody(allocate: Allocate) -> None:
+    nodes = allocate(3)
+    agents = nodes.start_all("--rdzv-conf=heartbeat_limit=0.3")
+    nodes.seen(0)
+    members = [_sockets(agent.pid) for agent in agents[1:]]
+    agents[0].signal(signal.SIGSTOP)
+    # The members miss it: each tries another connection beside its own after the heartbeat limit.
+    eventually(lambda: all(_sockets(agent.pid) - old for agent, old in zip(agents[1:], members, strict=True)))
+    agents[0].signal(signal.SIGCONT)
+    nodes.touch("finish")
+    assert [agent.wait() for agent in agents] == [0, 0, 0]
+    assert nodes.rounds() == 1
+    assert {event["event"] for event in nodes.events()} == {"round_formed", "run_ended"}
+
+
+def test_a_leader_paused_beyond_the_patience_of_members_is_lost_to_them(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    leader, member = nodes.start_all("--rdzv-conf=heartbeat_limit=0.3,leader_limit=1")
+    nodes.seen(0)
+    leader.signal(signal.SIGSTOP)
+    assert member.wait() == 75
+    assert "the leader on 127.0.0.1 is lost: silent for " in member.err
+
+
+def test_a_killed_leader_ends_the_others_cleanly(allocate: Allocate) -> None:
+    nodes = allocate(3)
+    agents = nodes.start_all("--nnodes=1:2")
+    nodes.seen(0)
+    # Any of them may be the spare.
+    eventually(lambda: "waits as a spare" in nodes.story())
+    agents[0].kill()
+    for agent in agents[1:]:
+        assert agent.wait() == 75
+        assert agent.err.count("the leader on 127.0.0.1 is lost: its process has ended") == 1
+    eventually(lambda: not nodes.processes(), lambda: str(nodes.processes()))
+
+
+def test_two_runs_with_one_id_on_the_same_machine(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    with allocation(tmp_path / "one", 2) as one, allocation(tmp_path / "other", 2) as other:
+        for both in zip(one.start_all(), other.start_all(), strict=True):
+            assert both[0].node == both[1].node
+        for nodes in (one, other):
+            assert nodes.nodes_of(0) == ["127.0.0.1", "127.0.0.2"]
+            nodes.touch("finish")
+        assert [agent.wait() for agent in (*one.agents, *other.agents)] == [0, 0, 0, 0]
+
+
+def test_what_a_worker_leaves_behind_is_gone_in_the_next_round(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    nodes.touch("leave-child")
+    agents = nodes.start_all("--max-restarts=1")
+    seen = nodes.seen(0)
+    (nodes.directory / "leave-child").unlink()
+    left = set(nodes.processes("/bin/sleep"))
+    assert len(left) == 2
+    nodes.touch("fail.0.1", "3")
+    nodes.seen(1)
+    assert not nodes.processes("/bin/sleep")
+    assert not any(Path(f"/proc/{record['pid']}").exists() for record in seen.values())
+    nodes.touch("finish")
+    assert [agent.wait() for agent in agents] == [0, 0]
+    assert not nodes.processes()
+
+
+def test_what_a_worker_that_ended_well_leaves_behind_is_gone_at_the_end(allocate: Allocate) -> None:
+    nodes = allocate(1)
+    nodes.touch("leave-child")
+    agent = nodes.start(1)
+    nodes.seen(0)
+    assert nodes.processes("/bin/sleep")
+    nodes.touch("finish")
+    assert agent.wait() == 0
+    assert not nodes.processes()
+
+
+def test_a_killed_agent_does_not_leave_workers_that_ignore_sigterm(allocate: Allocate) -> None:
+    nodes = allocate(1)
+    agent = nodes.start(1, script=(str(WORKER), "ignore-term"))
+    nodes.seen(0)
+    agent.kill()
+    eventually(lambda: not nodes.processes(), lambda: str(nodes.processes()))
+
+
+def _sockets(pid: int) -> set[str]:
+    """The sockets of a process."""
+    links = [entry.readlink() for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()]
+    return {str(link) for link in links if str(link).startswith("socket:")}
