@@ -236,9 +236,7 @@ class SimulatedAgent:
             self._goodbye()
 
     def complete_soon(self) -> None:
-        """The workers are nearly done; nothing happens to them any more, but links break even now."""
-        if self.rng.random() < 0.1:
-            self.later(self.rng.random() * 0.6, lambda: self.break_connection(noticed=True))
+        """The workers are nearly done; nothing happens to them any more."""
         self.later(self.rng.random() * 0.5, lambda: self.complete(goes=False))
 
     def _stop_workers(self, then: Callable[[], None]) -> None:

@@ -83,6 +83,9 @@ class World:
         self.completing = True
         for agent in self.agents.values():
             agent.complete_soon()
+            if agent.rng.random() < 0.2:
+                # Nobody may miss the end, even now.
+                agent.later(agent.rng.uniform(0.3, 0.6), lambda agent=agent: agent.break_connection(noticed=True))
         self._play_until(self._unfinished, 8.0 + too_few, "does not end")
 
     def _play(self, until: float) -> None:

@@ -1,0 +1,82 @@
+"""A leader's term told event by event, for tests that read like a story."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from slurm_elastic.rendezvous.membership import (
+    Candidate,
+    Decision,
+    Event,
+    Heard,
+    Joined,
+    Phase,
+    Settings,
+    State,
+    Tick,
+    WorkerFailed,
+    WorkerFailure,
+    initial_state,
+    next_deadline,
+    step,
+)
+
+__all__ = ["Scenario", "candidate", "failed", "only"]
+
+Kind = TypeVar("Kind")
+
+
+def candidate(name: str, position: int = 0, workers: int = 1, role: str = "trainer") -> Candidate:
+    return Candidate(name, name, position, workers, role, f"{name}.cluster", 20000)
+
+
+def failed(name: str, round_: int = 0) -> WorkerFailed:
+    return WorkerFailed(name, round_, WorkerFailure(name, name, rank=3, exit_code=1))
+
+
+def only(kind: type[Kind], decisions: tuple[Decision, ...]) -> list[Kind]:
+    return [decision for decision in decisions if isinstance(decision, kind)]
+
+
+class Scenario:
+    """Nodes n0, n1, ... and their leader; agents are named as their nodes."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.now = 1000.0
+        self.state: State = initial_state(Settings(**{"min_nodes": 1, "max_nodes": 8, **settings}), self.now)
+        self._attempts: dict[str, int] = {}
+
+    def on(self, event: Event) -> tuple[Decision, ...]:
+        """What the machine decides on an event."""
+        self.state, decisions = step(self.state, event, self.now)
+        return decisions
+
+    def join(self, *names: str, last_round: int | None = None) -> tuple[Decision, ...]:
+        """These agents join, one after the other."""
+        decisions: tuple[Decision, ...] = ()
+        for name in names:
+            self._attempts[name] = self._attempts.get(name, 0) + 1
+            decisions += self.on(Joined(candidate(name), self._attempts[name], last_round))
+        return decisions
+
+    def wait(self, seconds: float, *silent: str) -> tuple[Decision, ...]:
+        """Time goes by, with ticks when the machine wants them; all but the silent ones give signs of life."""
+        decisions: tuple[Decision, ...] = ()
+        end = self.now + seconds
+        while (deadline := next_deadline(self.state)) <= end:
+            self.now = max(self.now, deadline)
+            self.on(Heard(tuple((name, self.now) for name in self.state.agents if name not in silent)))
+            decisions += self.on(Tick())
+        self.now = end
+        return decisions
+
+    def pause(self, seconds: float) -> None:
+        """The leader itself is stopped."""
+        self.now += seconds
+
+    @property
+    def members(self) -> list[str]:
+        """Agents of the running round, by rank."""
+        assert self.state.phase is Phase.RUNNING, self.state.phase
+        assert self.state.table is not None
+        return [place.agent for place in self.state.table.places]

@@ -1,0 +1,181 @@
+"""Whom a worker failure is charged to."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_elastic.rendezvous.membership import (
+    Connected,
+    Disconnected,
+    Drop,
+    Finish,
+    Finished,
+    Interrupt,
+    LeaveReason,
+    Leaving,
+    Left,
+    Outcome,
+    Phase,
+    Ponged,
+    Probe,
+    Publish,
+    Reason,
+    Tick,
+)
+from tests.unit.rendezvous.scenario import Scenario, failed, only
+
+
+@pytest.fixture
+def run() -> Scenario:
+    """Three members, one restart, no failure so far."""
+    run = Scenario(min_nodes=3, max_restarts=1, settle_time=0.1, heartbeat_limit=3.0)
+    run.join("n0", "n1", "n2")
+    return run
+
+
+def answer(run: Scenario, *names: str) -> None:
+    for name in names:
+        run.on(Ponged(name, run.state.probe))
+
+
+def test_everybody_is_asked_before_anybody_is_blamed(run: Scenario) -> None:
+    assert only(Probe, run.on(failed("n0"))) == [Probe(("n0", "n1", "n2"), 1)]
+    answer(run, "n0", "n1")
+    assert not run.wait(2.0), "n2 has not answered"
+    answer(run, "n2")
+    (interrupt,) = only(Interrupt, run.wait(0.0))
+    assert interrupt.reason is Reason.WORKER_FAILED
+    assert (interrupt.node, interrupt.detail) == ("n0", "rank 3: exit code 1")
+    assert run.state.restarts == 1
+
+
+def test_a_verdict_waits_for_news_that_are_under_way(run: Scenario) -> None:
+    run.on(failed("n0"))
+    answer(run, "n0", "n1", "n2")
+    assert not run.wait(0.09)
+    assert only(Interrupt, run.wait(0.02))
+
+
+def test_all_members_of_the_next_round_are_told_the_same_count(run: Scenario) -> None:
+    run.on(failed("n0"))
+    answer(run, "n0", "n1", "n2")
+    run.wait(0.2)
+    (published,) = only(Publish, run.join("n0", "n1", "n2", last_round=0))
+    assert published.table.restarts == 1
+
+
+def test_a_silent_node_explains_the_failures_of_its_peers(run: Scenario) -> None:
+    run.on(failed("n0"))
+    run.on(failed("n1"))
+    answer(run, "n0", "n1")
+    decisions = run.wait(4.0, "n2")
+    assert only(Drop, decisions)[0].agent == "n2"
+    assert only(Interrupt, decisions)[0].reason is Reason.NODE_LOST
+    assert run.state.restarts == 0
+
+
+def test_a_broken_connection_explains_them_even_after_an_answer(run: Scenario) -> None:
+    run.on(failed("n0"))
+    answer(run, "n0", "n1", "n2")
+    run.wait(0.05)
+    run.on(Disconnected("n2"))
+    assert only(Interrupt, run.wait(0.2))[0].reason is Reason.NODE_LOST
+    assert run.state.restarts == 0
+
+
+def test_the_node_that_told_may_itself_be_dying(run: Scenario) -> None:
+    run.on(failed("n0"))
+    answer(run, "n1", "n2")
+    assert only(Interrupt, run.wait(4.0, "n0"))[0].reason is Reason.NODE_LOST
+    assert run.state.restarts == 0
+
+
+def test_a_leave_explains_them(run: Scenario) -> None:
+    run.on(failed("n0"))
+    assert only(Interrupt, run.on(Leaving("n2", LeaveReason.PREEMPTED)))[0].reason is Reason.NODE_LEFT
+    assert run.state.restarts == 0
+
+
+def test_a_question_that_was_lost_with_the_connection_is_asked_again(run: Scenario) -> None:
+    run.on(failed("n0"))
+    answer(run, "n0", "n1")
+    run.on(Disconnected("n2"))
+    assert only(Probe, run.on(Connected("n2", running=0))) == [Probe(("n2",), 1)]
+    assert not run.wait(1.0)
+    answer(run, "n2")
+    assert only(Interrupt, run.wait(0.0))[0].reason is Reason.WORKER_FAILED
+
+
+def test_an_agent_that_joins_again_at_once_is_charged_all_the_same(run: Scenario) -> None:
+    run.on(failed("n0"))
+    assert run.join("n0", last_round=0) == ()
+    answer(run, "n0", "n1", "n2")
+    assert only(Interrupt, run.wait(0.2))[0].agents == ("n1", "n2")
+    assert run.state.restarts == 1
+
+
+def test_an_agent_that_has_joined_again_and_is_lost_explains_it(run: Scenario) -> None:
+    run.on(failed("n0"))
+    run.join("n0", last_round=0)
+    answer(run, "n1", "n2")
+    run.on(Disconnected("n0"))
+    assert only(Interrupt, run.wait(0.2))[0].reason is Reason.NODE_LOST
+    assert run.state.restarts == 0
+
+
+def test_an_agent_that_restarts_its_workers_untold_is_followed_and_not_charged(run: Scenario) -> None:
+    (interrupt,) = only(Interrupt, run.join("n1", last_round=0))
+    assert interrupt.agents == ("n0", "n2")
+    assert run.state.restarts == 0
+
+
+def test_failures_that_the_end_of_a_round_causes_are_nobodys_fault(run: Scenario) -> None:
+    run.on(Leaving("n2", LeaveReason.PREEMPTED))
+    assert run.on(failed("n0")) == ()
+    run.on(Left("n2", LeaveReason.PREEMPTED))
+    run.join("n3")
+    run.join("n0", "n1", last_round=0)
+    assert run.state.phase is Phase.RUNNING
+    assert run.on(failed("n0", round_=0)) == (), "it is about the round before"
+    assert run.state.judgement is None
+
+
+def test_the_run_fails_when_its_restarts_are_used_up(run: Scenario) -> None:
+    for round_ in (0, 1):
+        run.on(failed("n1", round_))
+        answer(run, "n0", "n1", "n2")
+        decisions = run.wait(0.2)
+        if round_ == 0:
+            run.join("n0", "n1", "n2", last_round=0)
+    (finish,) = only(Finish, decisions)
+    assert finish.outcome is Outcome.FAILED
+    assert finish.failure is not None
+    assert finish.failure.node == "n1"
+    assert set(finish.agents) == {"n0", "n1", "n2"}
+
+
+def test_a_member_that_finishes_and_goes_owes_no_answer(run: Scenario) -> None:
+    run.on(failed("n0"))
+    answer(run, "n0", "n1")
+    run.on(Finished("n2", 0))
+    run.on(Left("n2", LeaveReason.FINISHED))
+    assert only(Interrupt, run.wait(0.2))[0].reason is Reason.WORKER_FAILED
+
+
+def test_new_nodes_wait_for_the_verdict(run: Scenario) -> None:
+    run.on(failed("n0"))
+    run.join("n3")
+    assert not run.wait(1.0)
+    answer(run, "n0", "n1", "n2")
+    assert only(Interrupt, run.wait(0.0))[0].reason is Reason.WORKER_FAILED
+    run.join("n0", "n1", "n2", last_round=0)
+    assert run.members == ["n0", "n1", "n2", "n3"]
+
+
+def test_a_pause_of_the_leader_does_not_shorten_the_time_to_explain(run: Scenario) -> None:
+    run.on(failed("n0"))
+    answer(run, "n0", "n1", "n2")
+    run.pause(10.0)
+    assert run.on(Tick()) == ()
+    run.on(Disconnected("n2"))
+    assert only(Interrupt, run.wait(0.2))[0].reason is Reason.NODE_LOST

@@ -1,0 +1,89 @@
+"""The agent's side: what it says again, and what it ignores."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_elastic.rendezvous.membership import (
+    Closed,
+    Connected,
+    Finished,
+    Joined,
+    LeaveReason,
+    Leaving,
+    WorkerFailed,
+    WorkerFailure,
+)
+from slurm_elastic.rendezvous.participant import Participant
+from tests.unit.rendezvous.scenario import candidate
+
+FAILURE = WorkerFailure("n0", "n0", rank=0, exit_code=1)
+
+
+def running(round_: int = 4) -> Participant:
+    participant, _ = Participant("n0").join(candidate("n0"))
+    placed = participant.placed(1, round_)
+    assert placed is not None
+    return placed
+
+
+def test_a_join_is_said_again_with_a_new_number_on_a_new_connection() -> None:
+    participant, joined = Participant("n0").join(candidate("n0"))
+    assert joined == Joined(candidate("n0"), 1, None)
+    participant, greeting = participant.greet()
+    assert greeting == (Connected("n0", None), Joined(candidate("n0"), 2, None))
+    assert participant.placed(1, 0) is None, "it answers the older join"
+    assert participant.placed(2, 0) is not None
+
+
+def test_a_place_is_taken_once() -> None:
+    assert running().placed(1, 4) is None
+
+
+def test_a_member_says_which_round_it_runs() -> None:
+    assert running(4).greet()[1] == (Connected("n0", 4),)
+
+
+def test_an_interruption_of_an_older_round_is_ignored() -> None:
+    participant = running(4)
+    assert not participant.interrupted(3)
+    assert participant.interrupted(4)
+    assert not participant.stopped().interrupted(4)
+
+
+def test_a_failure_is_said_again_even_before_the_next_join() -> None:
+    participant, said = running(4).failed(FAILURE)
+    assert said == WorkerFailed("n0", 4, FAILURE)
+    participant, _ = participant.stopped().join(candidate("n0"))
+    participant, greeting = participant.greet()
+    assert greeting == (Connected("n0", None), said, Joined(candidate("n0"), 3, 4))
+    placed = participant.placed(3, 5)
+    assert placed is not None
+    assert placed.greet()[1] == (Connected("n0", 5),), "the failure belongs to the round before"
+
+
+def test_a_finish_is_said_again() -> None:
+    participant, said = running(4).finished()
+    assert participant.greet()[1] == (Connected("n0", 4), said)
+    assert said == Finished("n0", 4)
+
+
+def test_an_agent_that_leaves_says_so_again_and_wants_no_place() -> None:
+    participant, _ = Participant("n0").join(candidate("n0"))
+    participant, said = participant.leaving(LeaveReason.PREEMPTED)
+    assert participant.placed(1, 0) is None
+    assert participant.greet()[1] == (Connected("n0", None), said)
+    assert said == Leaving("n0", LeaveReason.PREEMPTED)
+
+
+def test_a_closed_run_is_closed_on_the_next_connection_too() -> None:
+    participant, said = running().closing()
+    assert said == Closed("n0")
+    assert said in participant.greet()[1]
+
+
+def test_workers_of_no_round_cannot_fail_or_finish() -> None:
+    with pytest.raises(ValueError, match="never had a place"):
+        Participant("n0").failed(FAILURE)
+    with pytest.raises(ValueError, match="never had a place"):
+        Participant("n0").finished()
