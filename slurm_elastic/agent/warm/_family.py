@@ -31,6 +31,7 @@ class Family:
         self._bell, self._ring = -1, -1
         self._previous_handler: Any = None
         self._next_scan = 0.0
+        self._owes_scan = False
 
     def watch(self) -> None:
         """Begin to notice children that end."""
@@ -72,9 +73,16 @@ class Family:
                 found = True
                 self._ended.add(pid)
                 yield pid, result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
-        if not found and time.monotonic() >= self._next_scan:
+        if not found:
+            self._owes_scan = True
+        if self.seconds_to_scan() == 0:
+            self._owes_scan = False
             self._next_scan = time.monotonic() + _BETWEEN_SCANS
             self._reap_adopted()
+
+    def seconds_to_scan(self) -> float | None:
+        """When `exits` has to be called again although no child ended; None if it need not."""
+        return max(0.0, self._next_scan - time.monotonic()) if self._owes_scan else None
 
     def signal(self, number: int) -> None:
         """Signal the process groups of all workers."""

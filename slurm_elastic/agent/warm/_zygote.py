@@ -60,20 +60,31 @@ class Zygote:
         waiting = select.poll()
         for descriptor in (self._channel.fileno(), self._agent, self._family.fileno()):
             waiting.register(descriptor, select.POLLIN)
+        idle_since = time.monotonic()
         while True:
-            timeout = 0 if self._unconfirmed else _IDLE_BEFORE_LATER_IMPORTS * 1000 if self._later else None
-            ready = {descriptor for descriptor, _events in waiting.poll(timeout)}
+            ready = {descriptor for descriptor, _events in waiting.poll(self._patience(idle_since))}
             if self._agent in ready:
                 self._end()
-            if self._family.fileno() in ready:
+            if self._family.fileno() in ready or self._family.seconds_to_scan() == 0:
                 self._report_exits()
             if self._channel.fileno() in ready:
                 if self._obey():
                     return
             else:
                 self._confirm()
-            if not ready and timeout:
+            if ready:
+                idle_since = time.monotonic()
+            elif self._later and time.monotonic() - idle_since >= _IDLE_BEFORE_LATER_IMPORTS:
                 self._import_later()
+
+    def _patience(self, idle_since: float) -> float | None:
+        """How long to wait for something to happen, in ms; None for ever."""
+        if self._unconfirmed:
+            return 0
+        scan = self._family.seconds_to_scan()
+        imports = idle_since + _IDLE_BEFORE_LATER_IMPORTS - time.monotonic() if self._later else None
+        seconds = [wait for wait in (scan, imports) if wait is not None]
+        return max(0.0, min(seconds)) * 1000 if seconds else None
 
     # Imports
 
@@ -124,6 +135,8 @@ class Zygote:
         if obstacle is not None:
             self._tell(state="cold", reason=f"after importing {name} {obstacle}")
         gc.freeze()
+        if not self._later:
+            self._tell(state="complete")
 
     # Orders
 

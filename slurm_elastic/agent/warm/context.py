@@ -28,6 +28,9 @@ __all__ = ["WarmContext", "start_warm_processes"]
 
 logger = logging.getLogger(__name__)
 
+_KILLED_WITHIN = 5.0
+"""Seconds after SIGKILL in which a process has to be gone, unless the kernel holds it."""
+
 
 def start_warm_processes(
     name: str,
@@ -232,7 +235,7 @@ class WarmContext(PContext):
         return RunProcsResult(return_values=values, stdouts=self.stdouts, stderrs=self.stderrs)
 
     def _close(self, death_sig: signals.Signals, timeout: float = 30) -> None:
-        """End the workers, then all that they left; in `timeout` seconds of grace and as many after SIGKILL."""
+        """Signal the workers, and after at most `timeout` seconds kill them and all that they left."""
         if self._swept:
             return
         end = time.monotonic() + timeout
@@ -240,7 +243,7 @@ class WarmContext(PContext):
             self.signal(death_sig)
             while not self.all_ended() and time.monotonic() < end:
                 self._wait_for_exit(end - time.monotonic())
-        left = self._warm.sweep(timeout)
+        left = self._warm.sweep(_KILLED_WITHIN)
         if left:
             logger.error("processes that do not end after SIGKILL (uninterruptible sleep?): %s", left)
         self.exits()

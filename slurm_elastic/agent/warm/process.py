@@ -40,6 +40,8 @@ class WarmProcess:
         self._launch = Launch(dict(environment), str(Path.cwd()))
         self.exit_codes: dict[int, int] = {}
         """Exit codes, or minus signal numbers, of workers by pid; a caller takes out what it has seen."""
+        self.complete = False
+        """Whether it has imported also what can wait until there is nothing else to do."""
         self.reason = ""
         """Why the state is what it is, where that is not plain."""
         self.state = State.IMPORTING
@@ -251,6 +253,8 @@ class WarmProcess:
             case "warm" | "cold" | "broken" as state:
                 self.state = State(state)
                 self.reason = message.get("reason", "")
+            case "complete":
+                self.complete = True
             case "started":
                 self._pids[message["rank"]] = message["pid"]
                 self._sessions.add(message["pid"])

@@ -1,0 +1,257 @@
+"""How workers end, and that nothing of theirs outlives them, their round or their agent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.agent.warm._linux import children
+from tests.local.warm.workplace import HANG, Workplace
+
+Make = Callable[..., Workplace]
+COLD = {"TORCH_COLD": "1"}
+
+FAMILY = """
+import os, subprocess, sys, time
+
+def note(kind, pid):
+    with open(os.environ["PIDS"], "a") as file:
+        print(kind, pid, file=file)
+
+note("worker", os.getpid())
+note("child", subprocess.Popen(["sleep", "1000"]).pid)
+note("group", subprocess.Popen(["sleep", "1000"], process_group=0).pid)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        note("daemon", os.getpid())
+        time.sleep(1000)
+    os._exit(0)
+os.wait()
+note("ready", 0)
+"""
+WAIT = FAMILY + "time.sleep(1000)\n"
+
+
+class Pids:
+    """The processes of a family, as it wrote them down."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.environment = {"PIDS": str(file)}
+
+    def wait(self, families: int = 1) -> dict[str, int]:
+        """By kind, once everybody is there."""
+        end = time.monotonic() + HANG
+        while not self.file.exists() or self.file.read_text().count("ready") < families:
+            assert time.monotonic() < end, "the family did not come together"
+            time.sleep(0.01)
+        found = dict(line.split() for line in self.file.read_text().splitlines())
+        return {kind: int(pid) for kind, pid in found.items() if kind != "ready"}
+
+
+@pytest.fixture
+def pids(tmp_path: Path) -> Iterator[Pids]:
+    """Where a family writes itself down; kills what is left of it."""
+    made = Pids(tmp_path / "pids")
+    yield made
+    if made.file.exists():
+        for line in made.file.read_text().splitlines():
+            if not line.startswith("ready"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(line.split()[1]), signal.SIGKILL)
+
+
+def assert_gone(*gone: int) -> None:
+    for pid in gone:
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(pid)
+            ended, _, _ = select.select([handle], [], [], HANG)
+            os.close(handle)
+            assert ended, f"process {pid} lives: {Path(f'/proc/{pid}/cmdline').read_bytes()!r}"
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    alive = not select.select([handle], [], [], 0)[0]
+    os.close(handle)
+    return alive
+
+
+@pytest.mark.parametrize("environment", [{}, COLD], ids=["warm", "cold"])
+def test_nothing_outlives_a_round(workplace: Make, pids: Pids, environment: dict[str, str]) -> None:
+    place = workplace()
+    place.script.write_text(FAMILY + "sys.exit(3)\n")
+    context = place.context(environment={**environment, **pids.environment})
+    assert select.select(context.exit_fds(), [], [], HANG)[0]
+    result = context.wait(HANG)
+    assert result is not None
+    assert result.failures[0].exitcode == 3
+    family = pids.wait()
+    assert is_alive(family["child"])
+    assert is_alive(family["daemon"])
+    context.close()
+    assert_gone(*family.values())
+    assert children(place.warm.pid) == []
+
+
+@pytest.mark.parametrize("start", ["warm", "cold"])
+def test_nothing_outlives_the_agent(tmp_path: Path, pids: Pids, start: str) -> None:
+    (tmp_path / "train.py").write_text(WAIT)
+    agent = subprocess.Popen([sys.executable, str(Path(__file__).with_name("agent.py")), str(tmp_path), start])
+    try:
+        (tmp_path / "environment").write_text(str(pids.file))
+        family = pids.wait(families=2)
+        (warm,) = children(agent.pid)
+        everybody = [int(line.split()[1]) for line in pids.file.read_text().splitlines() if "ready" not in line]
+    finally:
+        agent.kill()
+        agent.wait()
+    assert_gone(warm, *everybody)
+    assert family
+
+
+def test_warm_process_that_imports_dies_with_the_agent(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(1000)\n")
+    (tmp_path / "train.py").touch()
+    agent = subprocess.Popen([sys.executable, str(Path(__file__).with_name("agent.py")), str(tmp_path), "slow"])
+    try:
+        end = time.monotonic() + HANG
+        while not (found := children(agent.pid)):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    finally:
+        agent.kill()
+        agent.wait()
+    assert_gone(*found)
+
+
+def test_workers_die_with_the_warm_process_and_start_cold_then(
+    workplace: Make, pids: Pids, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = workplace()
+    place.script.write_text(WAIT)
+    context = place.context(environment=pids.environment)
+    family = pids.wait()
+    dead = place.warm.pid
+    os.kill(dead, signal.SIGKILL)
+    result = context.wait(HANG)
+    assert result is not None
+    assert result.failures[0].exitcode == -signal.SIGKILL
+    assert_gone(family["worker"], family["child"])
+    context.close()
+    place.script.write_text("import sys\nprint('torch' in sys.modules)\n")
+    for _round in range(2):
+        assert place.run_warm().stdout == "False\n"
+    assert caplog.messages == ["workers start cold: the warm process died (SIGKILL)"] * 2
+    assert place.warm.pid != dead
+
+
+def test_warm_process_that_dies_between_rounds(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:
+    place = workplace()
+    place.script.write_text("print('here')\n")
+    assert place.run_warm().stdout == "here\n"
+    os.kill(place.warm.pid, signal.SIGKILL)
+    assert place.run_warm().stdout == "here\n"
+    assert "the warm process died (SIGKILL)" in caplog.text
+
+
+def test_signals_of_slurm_do_not_end_the_warm_process(workplace: Make) -> None:
+    """slurmstepd signals every process of a step (scancel(1))."""
+    place = workplace()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+        os.kill(place.warm.pid, number)
+    place.script.write_text("print('here')\n")
+    assert place.run_warm().stdout == "here\n"
+
+
+@pytest.mark.parametrize("environment", [{}, COLD], ids=["warm", "cold"])
+def test_worker_may_end_in_peace(workplace: Make, environment: dict[str, str]) -> None:
+    place = workplace()
+    place.script.write_text(
+        "import signal, sys, threading\n"
+        "done = threading.Event()\n"
+        "signal.signal(signal.SIGTERM, lambda *_: done.set())\n"
+        "print('ready')\n"
+        "done.wait(1000)\n"
+        "print('saved')\n"
+    )
+    context = place.context(environment=environment)
+    try:
+        end = time.monotonic() + HANG
+        while Path(context.stdouts[0]).read_text() != "ready\n":
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert not context.all_ended()
+        context.close(signal.SIGTERM, int(HANG))
+    finally:
+        context.close(signal.SIGKILL)
+    assert Path(context.stdouts[0]).read_text() == "ready\nsaved\n"
+    assert context.exits() == {0: 0}
+
+
+def test_worker_that_does_not_want_to_end_is_killed(workplace: Make) -> None:
+    place = workplace()
+    place.script.write_text(
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\ntime.sleep(1000)\n"
+    )
+    context = place.context()
+    try:
+        end = time.monotonic() + HANG
+        while Path(context.stdouts[0]).read_text() != "ready\n":
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        context.signal(signal.SIGTERM)
+        context.close(signal.SIGTERM, 0)
+    finally:
+        context.close(signal.SIGKILL)
+    assert context.exits() == {0: -signal.SIGKILL}
+
+
+def test_orphans_that_end_leave_no_zombies(workplace: Make) -> None:
+    place = workplace()
+    place.script.write_text(
+        "import os, time\n"
+        "for _ in range(20):\n"
+        "    if os.fork() == 0:\n"
+        "        if os.fork() == 0:\n"
+        "            time.sleep(0.05)\n"
+        "        os._exit(0)\n"
+        "    os.wait()\n"
+        "print('ready')\n"
+        "time.sleep(1000)\n"
+    )
+    context = place.context()
+    try:
+        end = time.monotonic() + HANG
+        while Path(context.stdouts[0]).read_text() != "ready\n" or len(children(place.warm.pid)) > 1:
+            assert time.monotonic() < end, children(place.warm.pid)
+            time.sleep(0.05)
+    finally:
+        context.close(signal.SIGKILL)
+
+
+def test_torn_error_file_is_no_error_of_the_agent(workplace: Make) -> None:
+    place = workplace()
+    place.script.write_text(
+        "import os\nopen(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('{\"mess')\nos._exit(5)\n"
+    )
+    context = place.context()
+    try:
+        result = context.wait(HANG)
+        assert result is not None
+        assert result.failures[0].exitcode == 5
+    finally:
+        context.close()

@@ -1,0 +1,51 @@
+"""Restart after restart leaves nothing behind."""
+
+from __future__ import annotations
+
+import re
+import select
+from collections.abc import Callable
+from pathlib import Path
+
+from slurm_elastic.agent.warm import WarmProcess
+from slurm_elastic.agent.warm._linux import children
+from tests.local.warm.workplace import HANG, Workplace
+
+RESTARTS = 500
+
+
+def size(warm: WarmProcess) -> dict[str, int]:
+    process = Path("/proc", str(warm.pid))
+    memory = re.search(r"VmData:\s+(\d+) kB", (process / "status").read_text())
+    assert memory is not None
+    return {
+        "memory": int(memory[1]),
+        "files": len(list((process / "fd").iterdir())),
+        "our files": len(list(Path("/proc/self/fd").iterdir())),
+        "threads": len(list((process / "task").iterdir())),
+        "processes": len(children(warm.pid)),
+    }
+
+
+def test_restarts_do_not_grow(workplace: Callable[..., Workplace]) -> None:
+    place = workplace()
+    place.script.write_text("import os\nos._exit(0)\n")
+
+    def restart(times: int) -> None:
+        for _time in range(times):
+            context = place.context()
+            result = context.wait(HANG)
+            context.close()
+            assert result is not None
+            assert not result.failures
+
+    while not place.warm.complete:
+        assert select.select([place.warm], [], [], HANG)[0]
+        place.warm.read()
+    restart(50)
+    before = size(place.warm)
+    restart(RESTARTS - 50)
+    after = size(place.warm)
+    # In KiB: an order or an exit that is kept would be more than one for each restart.
+    assert after.pop("memory") - before.pop("memory") < RESTARTS - 50
+    assert after == before
