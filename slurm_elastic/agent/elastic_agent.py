@@ -217,6 +217,13 @@ class SlurmElasticAgent(LocalElasticAgent):
         except StartInterruptedError:
             self._doing = _Doing.DONE
             return
+        except OSError as error:
+            # A program that cannot be run here, such as one whose interpreter is missing: a worker that fails at once,
+            # with the exit code of a shell.
+            failure = WorkerFailure(self._seat.agent, self._seat.node, place.base_rank, 127, str(error))
+            self._coordination.worker_failed(failure)
+            self._doing = _Doing.DONE
+            return
         for local_rank, pid in pids.items():
             group.workers[local_rank].id = pid
             event = self._construct_event("START", EventSource.WORKER, group.workers[local_rank])

@@ -1,0 +1,153 @@
+"""How an agent ends, and what it says last."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.local.agents import WORKER, Allocation, agent_command, eventually
+
+Allocate = Callable[..., Allocation]
+
+
+def test_a_finished_run_is_0_for_members_and_spares_and_stays_finished(allocate: Allocate) -> None:
+    nodes = allocate(3)
+    agents = nodes.start_all("--nnodes=1:2")
+    nodes.seen(0)
+    eventually(lambda: "waits as a spare" in nodes.story())
+    # The first to finish waits for the other; their end must not depend on who it is.
+    nodes.touch("finish.1")
+    nodes.touch("finish.0")
+    assert [agent.wait() for agent in agents] == [0, 0, 0]
+    assert nodes.rounds() == 1
+    assert (nodes.run_dir / "done.json").exists()
+    again = nodes.start(1, "--nnodes=1:2")
+    assert again.wait() == 0
+    assert "run 7 is finished already: nothing to do" in again.err
+    assert nodes.rounds() == 1
+
+
+def test_a_failed_run_is_1_everywhere_and_its_root_cause_is_said_last(allocate: Allocate) -> None:
+    nodes = allocate(3)
+    agents = nodes.start_all("--nnodes=1:2")
+    members = nodes.nodes_of(0)
+    eventually(lambda: "waits as a spare" in nodes.story())
+    nodes.touch("fail.0.1", "17")
+    assert [agent.wait() for agent in agents] == [1, 1, 1]
+    leader = agents[0].err.splitlines()
+    log = nodes.run_dir / "logs" / "round_0000" / members[1] / "rank_01" / "stderr.log"
+    assert leader[-4].endswith(f"error: rank 1 on {members[1]} ended with exit code 17")
+    assert leader[-3:] == ["  Traceback (most recent call last):", "  ValueError: told to fail", f"the rest: {log}"]
+    assert not any("error:" in agent.err for agent in agents[1:])
+    assert not (nodes.run_dir / "done.json").exists()
+    event = nodes.events()[-1]
+    assert (event["event"], event["outcome"], event["nodes"], event["rank"]) == ("run_ended", "failed", [members[1]], 1)
+
+
+def test_a_worker_killed_by_a_signal_is_named(allocate: Allocate) -> None:
+    nodes = allocate(1)
+    agent = nodes.start(1)
+    os.kill(nodes.seen(0)[0]["pid"], signal.SIGKILL)
+    assert agent.wait() == 1
+    assert "rank 0 on 127.0.0.1 was killed by SIGKILL, perhaps for lack of memory" in agent.err
+
+
+@pytest.mark.parametrize(
+    ("options", "script", "line"),
+    [
+        (["--nnodes=2:1"], [], "--nnodes 2:1: the minimum is above the maximum; write it as in 1:2"),
+        (["--nnodes=4"], [], "--nnodes: at least 4 nodes are asked for, and the job has 1"),
+        (["--rdzv-conf=join_timout=1"], [], "--rdzv-conf: unknown key 'join_timout'; known are join_timeout"),
+        (["--rdzv-conf=heartbeat_limit=fast"], [], "--rdzv-conf: heartbeat_limit=fast is no positive number"),
+        ([], ["/nowhere/train.py"], "no script /nowhere/train.py on 127.0.0.1; "),
+        (["--run-dir=/nowhere"], [], "/nowhere is no directory on this node; "),
+        (["--interface=nothing0"], [], "there is no interface nothing0 on 127.0.0.1; "),
+        (["--nproc-per-node=lots"], [], "--nproc-per-node 'lots'"),
+    ],
+)
+def test_wrong_usage_is_2_with_one_line(allocate: Allocate, options: list[str], script: list[str], line: str) -> None:
+    nodes = allocate(1)
+    if options and options[0].startswith("--interface"):
+        options = [*options, "--local-addr="]
+    agent = nodes.start(1, *options, script=script or [str(WORKER)])
+    assert agent.wait() == 2
+    said = agent.err.splitlines()
+    assert said[-1].startswith(f"slurm-elastic: error: {line}")
+    assert "Traceback" not in agent.err
+    assert nodes.rounds() == 0
+
+
+def test_a_second_agent_on_a_node_is_refused(allocate: Allocate) -> None:
+    nodes = allocate(1)
+    first = nodes.start(1)
+    nodes.seen(0)
+    second = nodes.start(1)
+    assert second.wait() == 2
+    assert "an agent of job 7 is running on 127.0.0.1 already" in second.err
+    nodes.touch("finish")
+    assert first.wait() == 0
+
+
+def test_an_agent_of_another_protocol_is_2_with_one_line(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    leader = nodes.start(1)
+    eventually((nodes.run_dir / "endpoints" / "7.0.json").exists)
+    older = nodes.directory / "older.py"
+    older.write_text(
+        "import sys\n"
+        "from slurm_elastic.rendezvous import session\n"
+        "session.PROTOCOL, session.__version__ = 0, '0.0.1'\n"
+        "from slurm_elastic.cli import main\n"
+        "sys.exit(main())\n"
+    )
+    _, _, _, *arguments = agent_command("--local-addr=127.0.0.2", str(WORKER))
+    member = nodes.command(2, agent_command()[0], str(older), *arguments)
+    assert member.wait() == 2
+    lines = [line for line in member.err.splitlines() if "protocol" in line]
+    assert len(lines) == 1
+    assert "speaks protocol 1, 0.0.1 here speaks 0; install the same version on all nodes" in lines[0]
+    leader.expect("slurm_elastic 0.0.1 there speaks protocol 0")
+
+
+def test_too_few_nodes_fail(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    agent = nodes.start(1, "--nnodes=2:2", "--rdzv-conf=join_timeout=0.5")
+    assert agent.wait() == 1
+    assert "the run was given up: 1 of at least 2 nodes came within 0.5 s" in agent.err
+
+
+def test_a_leader_that_never_comes_is_left_alone(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    agent = nodes.start(2, "--rdzv-conf=join_timeout=0.5")
+    assert agent.wait() == 75
+    assert "no leader of run 7 on 127.0.0.1: " in agent.err
+
+
+def test_a_log_directory_that_cannot_be_made_is_one_line(allocate: Allocate) -> None:
+    nodes = allocate(1)
+    agent = nodes.start(1)
+    eventually((nodes.run_dir / "secret").exists)
+    nodes.touch("finish")
+    assert agent.wait() == 0
+    blocked = allocate(1, job_id="8")
+    (blocked.run_dir / "logs").mkdir(parents=True)
+    (blocked.run_dir / "logs" / "round_0000").write_text("a file")
+    agent = blocked.start(1)
+    assert agent.wait() == 1
+    assert "Traceback" not in agent.err
+    assert "no directory for logs" in agent.err.splitlines()[-1]
+
+
+def test_a_worker_that_nobody_can_start_is_said(allocate: Allocate) -> None:
+    nodes = allocate(1)
+    program = nodes.directory / "program"
+    program.write_text("#!/nowhere/interpreter\n")
+    program.chmod(0o755)
+    agent = nodes.start(1, "--no-python", script=[str(program)])
+    assert agent.wait() == 1
+    assert agent.err.splitlines()[-2].endswith("error: rank 0 on 127.0.0.1 ended with exit code 127")
+    assert str(program) in agent.err.splitlines()[-1]
+    assert "Traceback" not in agent.err
