@@ -105,17 +105,28 @@ def cluster(
 @pytest.fixture
 def workdir(request: pytest.FixtureRequest) -> Iterator[Path]:
     """A fresh directory of the ordinary user that every node sees; kept if the test fails."""
-    WORK.mkdir(mode=0o755, exist_ok=True)
-    name = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")[:40]
-    directory = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=WORK))
-    directory.chmod(0o755)
-    shutil.chown(directory, "elastic", "elastic")
+    directory = shared_directory(request.node.name)
     yield directory
     if request.node.stash.get(_failed, False):
         print(f"kept: {directory}")
     else:
-        shutil.rmtree(directory)
-        _remove_if_empty(WORK)
+        remove_shared_directory(directory)
+
+
+def shared_directory(name: str) -> Path:
+    """Make a fresh directory of the ordinary user that every node sees."""
+    WORK.mkdir(mode=0o755, exist_ok=True)
+    prefix = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:40]
+    directory = Path(tempfile.mkdtemp(prefix=f"{prefix}-", dir=WORK))
+    directory.chmod(0o755)
+    shutil.chown(directory, "elastic", "elastic")
+    return directory
+
+
+def remove_shared_directory(directory: Path) -> None:
+    """Remove what `shared_directory` made."""
+    shutil.rmtree(directory)
+    _remove_if_empty(WORK)
 
 
 @pytest.fixture

@@ -19,6 +19,17 @@ TRAINING = Path(__file__).with_name("steps.py")
 START = "cold"
 """How workers are started, `--start` of the agent."""
 
+AGENT = """\
+mkdir -p codes
+slurm-elastic agent "$@"
+echo $? >"codes/.$SLURMD_NODENAME"
+mv "codes/.$SLURMD_NODENAME" "codes/$SLURMD_NODENAME"
+"""
+"""A script that leaves the agent's exit code behind; for `srun bash agent.sh`."""
+
+SRUN = "srun --overlap --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0"
+"""As in the batch script of an allocation, for steps of a test's own."""
+
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"})
 
 
@@ -77,6 +88,10 @@ class Job:
         """The nodes whose workers have taken a step in a round, in the order of ranks."""
         return [node for _, node in sorted({(e["rank"], e["node"]) for e in self.steps(round_number)})]
 
+    def exit_codes(self) -> dict[str, int]:
+        """Of the agents that were started by agent.sh and have ended, by node."""
+        return {path.name: int(path.read_text()) for path in sorted(self.directory.glob("codes/[!.]*"))}
+
     def wait_until(self, complaint: str, condition: Callable[[], bool], timeout: float = 60.0) -> None:
         """Wait until the condition holds; a job that ends before is an error, and is shown."""
         look_again = 0.0
@@ -119,9 +134,11 @@ class Jobs:
 
     def __init__(self, cluster: Cluster, directory: Path, environment: Path) -> None:
         self.cluster, self.directory = cluster, directory
-        self.environ = {"PATH": f"{environment}:{PATH}", "PET_START": START}
+        # All nodes share the few cores of one machine, where threads that spin stand in each other's way.
+        self.environ = {"PATH": f"{environment}:{PATH}", "PET_START": START, "OMP_NUM_THREADS": "1"}
         for source, name in ((TRAINING, "train.py"), (TEMPLATE, "elastic.sbatch")):
             self.place(source, name)
+        self.write("agent.sh", AGENT)
 
     def place(self, source: Path, name: str = "") -> Path:
         """Copy a file into the directory; the checkout may lie where the ordinary user cannot read."""

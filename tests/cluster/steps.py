@@ -28,7 +28,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--step-time", type=float, default=0.05)
     parser.add_argument("--fail", type=int, help="this rank fails in its third step since it started")
     parser.add_argument("--fail-times", type=int, default=1000, help="only so many times in the whole run")
-    parser.add_argument("--alone", action="store_true", help="no group: every worker takes its own steps, without torch")
+    parser.add_argument(
+        "--alone", action="store_true", help="no group: every worker takes its own steps, without torch"
+    )
     parser.add_argument("words", nargs="*", help="written down with every step")
     return parser.parse_args()
 

@@ -1,0 +1,22 @@
+"""A job that is cancelled while it trains."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.proctrack("cgroup", "linuxproc")
+def test_a_cancelled_job_leaves_nothing_behind(jobs, proctrack):
+    job = jobs.submit("--nodes=3", "elastic.sbatch", "train.py")
+    job.wait_for_steps(0, ["n1", "n2", "n3"])
+
+    jobs.cluster.command(["scancel", str(job.id)])
+
+    job.wait_for("CANCELLED")
+    assert not (job.run_dir / "done.json").exists()
+    assert len(job.rounds()) == 1
+    if proctrack == "cgroup":
+        # Slurm signals its own children alone, so it was the agents that told the workers, and in time.
+        assert sorted(e["node"] for e in job.diary() if e.get("signal") == "SIGTERM") == ["n1", "n2", "n3"]
+        for node in ("n1", "n2", "n3"):
+            assert f"[slurm-elastic {node}] {node} got SIGTERM: leaving round 0" in job.output

@@ -1,0 +1,98 @@
+"""Jobs that share nodes, and what else a site may do to a job."""
+
+from __future__ import annotations
+
+import json
+
+from slurm_elastic.slurm import port_sequence
+from tests.cluster.jobs import SRUN, Job
+from tests.cluster.testbed import Cluster
+
+RESERVED = range(21001, 21009)
+"""The first ports that Slurm reserves for steps, see slurm.conf of the test cluster."""
+
+STRANGER = """
+import socketserver, sys, threading
+class Stranger(socketserver.BaseRequestHandler):
+    def handle(self):
+        self.request.sendall(b"SSH-2.0-nobody\\r\\n")
+for port in map(int, sys.argv[1:]):
+    try:
+        server = socketserver.ThreadingTCPServer(("", port), Stranger)
+    except OSError:
+        continue
+    threading.Thread(target=server.serve_forever).start()
+print("ready", flush=True)
+"""
+"""Listens on every port that is still free."""
+
+
+def leader_port(job: Job) -> int | None:
+    """Where the run's leader listens."""
+    path = job.run_dir / f"endpoints/{job.id}.0.json"
+    return int(json.loads(path.read_text())["port"]) if path.exists() else None
+
+
+def derived_ports(cluster: Cluster, job: Job) -> tuple[int, ...]:
+    """The ports that the job's leader tries when those that Slurm reserved are in use."""
+    local = cluster.command(["cat", "/proc/sys/net/ipv4/ip_local_port_range"], machine="n1").stdout
+    return port_sequence(str(job.id), 0, int(local.split()[0]))
+
+
+def test_two_runs_share_nodes_and_one_finds_its_ports_taken(jobs):
+    # As a site that gives out parts of nodes adapts the template.
+    template = (jobs.directory / "elastic.sbatch").read_text()
+    jobs.write("elastic.sbatch", template.replace("#SBATCH --exclusive", "#SBATCH --cpus-per-task=2"))
+    runs = []
+    for name in ("one", "other"):
+        jobs.cluster.command(["mkdir", name], cwd=jobs.directory)
+        argv = ("--hold", "--nodes=2", "--nodelist=n1,n2", "../elastic.sbatch", "../train.py")
+        runs.append(jobs.submit(*argv, cwd=jobs.directory / name))
+    first, second = runs
+    jobs.cluster.command(["scontrol", "release", str(first.id)])
+    first.wait_until("no leader", lambda: leader_port(first) is not None)
+    taken, free, *_ = derived_ports(jobs.cluster, second)
+    ports = [str(port) for port in (*RESERVED, taken)]
+    with jobs.cluster.popen(["/usr/bin/python3", "-c", STRANGER, *ports], user="root", machine="n1") as stranger:
+        assert stranger.stdout.readline() == "ready\n"
+        jobs.cluster.command(["scontrol", "release", str(second.id)])
+
+        # Both train at once: neither ends before it is told to.
+        for job in runs:
+            job.wait_for_steps(0, ["n1", "n2"])
+        for job in runs:
+            job.say_enough()
+
+        for job in runs:
+            job.wait_for("COMPLETED")
+        jobs.cluster.command(["pkill", "-f", "SSH-2.0-nobody"], user="root", machine="n1")
+    assert leader_port(first) in RESERVED
+    assert leader_port(second) == free
+    assert [job.tables() for job in runs] == [[["n1", "n2"]], [["n1", "n2"]]]
+
+
+def test_torchrun_needs_neither_endpoint_nor_id(jobs):
+    # The command torchrun is no more than this.
+    torchrun = "python -m torch.distributed.run --rdzv-backend=slurm --nnodes=3 --nproc-per-node=1 --max-restarts=1"
+    jobs.write(
+        "job.sh", f"#!/bin/bash\n#SBATCH --exclusive\nsrun {torchrun} train.py --steps=6 --fail=1 --fail-times=1\n"
+    )
+
+    job = jobs.submit("--nodes=3", "job.sh")
+
+    job.wait_for("COMPLETED")
+    assert {(e["rank"], e["node"]) for e in job.steps()} == {(0, "n1"), (1, "n2"), (2, "n3")}
+    # torch's own agent counts for itself; the others come to the new round without a failure, or with one.
+    assert {e["restarts"] for e in job.steps() if e["step"] == 6 and e["rank"] == 1} == {1}
+    assert job.tables() == [["n1", "n2", "n3"], ["n1", "n2", "n3"]]
+
+
+def test_an_agent_does_without_slurm_commands(jobs, environment):
+    jobs.write("job.sh", f"#!/bin/bash\n{SRUN} env PATH={environment} slurm-elastic agent train.py --steps=3\n")
+
+    job = jobs.submit("--nodes=2", "job.sh")
+
+    job.wait_for("COMPLETED")
+    assert job.trained_on(0) == ["n1", "n2"]
+    assert "scontrol" in job.output
+    assert "Traceback" not in job.output

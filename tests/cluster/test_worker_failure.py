@@ -1,0 +1,42 @@
+"""A worker fails by itself: once, or for good."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.proctrack("cgroup", "linuxproc")
+def test_a_worker_that_fails_for_good_fails_the_job_and_is_named_last(jobs):
+    job = jobs.submit("--nodes=3", "elastic.sbatch", "train.py", "--fail=1")
+
+    job.wait_for("FAILED")
+    assert job.exit_code() == 1
+    nodes = job.nodes()
+    log = job.run_dir / f"logs/round_0000/{nodes[1]}/rank_01/stderr.log"
+    # srun adds what it has to say about its tasks.
+    said = [line for line in job.lines if not line.startswith("srun: ")]
+    start = next(number for number, line in enumerate(said) if f"rank 1 on {nodes[1]} ended with exit code 1" in line)
+    told = said[start + 1 :]
+    assert told[0] == "  Traceback (most recent call last):"
+    assert told[-2].endswith("RuntimeError: rank 1 fails as it was told to")
+    assert told[-1] == f"the rest: {log}"
+    assert "RuntimeError: rank 1 fails as it was told to" in log.read_text()
+    (ended,) = job.events("run_ended")
+    assert (ended["outcome"], ended["nodes"], ended["rank"]) == ("failed", [nodes[1]], 1)
+    assert not (job.run_dir / "done.json").exists()
+
+
+@pytest.mark.proctrack("cgroup", "linuxproc")
+def test_a_worker_that_fails_once_costs_one_restart_everywhere(jobs):
+    job = jobs.submit("--nodes=3", "elastic.sbatch", "--max-restarts=1", "train.py", "--fail=1", "--fail-times=1")
+
+    job.wait_until("no second round", lambda: len(job.trained_on(1)) == 3)
+    nodes = job.nodes()
+    job.say_enough()
+
+    job.wait_for("COMPLETED")
+    assert job.tables() == [nodes, nodes]
+    assert {(e["restarts"], e["reason"]) for e in job.steps(0)} == {(0, "start")}
+    assert {(e["restarts"], e["reason"]) for e in job.steps(1)} == {(1, "worker_failed")}
+    assert job.trained_on(1) == nodes
+    assert "1 restart charged" in job.output
