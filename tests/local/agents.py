@@ -217,7 +217,7 @@ class Allocation:
     def _files(self, number: int) -> Path:
         directory = self.directory / "agents"
         directory.mkdir(exist_ok=True)
-        files = directory / f"{len(self.agents)}-node{number}"
+        files = directory / f"{self.job_id}-{self.restart_count}-{len(self.agents)}-node{number}"
         for suffix in (".out", ".err"):
             files.with_suffix(suffix).touch()
         return files

@@ -1,0 +1,242 @@
+"""What workers see from round to round."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.local.agents import WORKER, Allocation, agent_command, eventually
+
+Allocate = Callable[..., Allocation]
+
+TORCHRUN_SETS = {
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMP_NUM_THREADS",
+    "RANK",
+    "ROLE_NAME",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "TORCHELASTIC_ERROR_FILE",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "WORLD_SIZE",
+}
+OURS = {f"SLURM_ELASTIC_{name}" for name in ("NODE", "REASON", "ROUND", "RUN_DIR", "RUN_ID")}
+
+
+def test_two_workers_on_each_of_two_nodes(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    agents = nodes.start_all("--nproc-per-node=2", "--role=trainer", "--max-restarts=3")
+    seen = nodes.seen(0)
+    for rank, record in seen.items():
+        env = record["env"]
+        given = {**nodes.environment(1 + rank // 2), "PYTHONPATH": env["PYTHONPATH"]}
+        assert set(env) - set(given) >= TORCHRUN_SETS - {"OMP_NUM_THREADS"} | OURS
+        assert {name: env[name] for name in given} == given
+        assert Path(env["TORCHELASTIC_ERROR_FILE"]).parent == (
+            nodes.run_dir / "logs" / "round_0000" / nodes.nodes[rank // 2] / f"rank_0{rank}"
+        )
+        assert {name: env[name] for name in TORCHRUN_SETS - {"MASTER_PORT", "TORCHELASTIC_ERROR_FILE"}} == {
+            "GROUP_RANK": str(rank // 2),
+            "GROUP_WORLD_SIZE": "2",
+            "LOCAL_RANK": str(rank % 2),
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "OMP_NUM_THREADS": "1",
+            "RANK": str(rank),
+            "ROLE_NAME": "trainer",
+            "ROLE_RANK": str(rank),
+            "ROLE_WORLD_SIZE": "4",
+            "TORCHELASTIC_MAX_RESTARTS": "3",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_RUN_ID": "7",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+            "WORLD_SIZE": "4",
+        }
+        assert {name: env[name] for name in OURS} == {
+            "SLURM_ELASTIC_NODE": nodes.nodes[rank // 2],
+            "SLURM_ELASTIC_REASON": "start",
+            "SLURM_ELASTIC_ROUND": "0",
+            "SLURM_ELASTIC_RUN_DIR": str(nodes.run_dir),
+            "SLURM_ELASTIC_RUN_ID": "7",
+        }
+    assert len({record["env"]["MASTER_PORT"] for record in seen.values()}) == 1
+    nodes.touch("finish")
+    assert [agent.wait() for agent in agents] == [0, 0]
+    assert sorted(agents[1].out.splitlines()) == [f"[127.0.0.2/{rank}] working in round 0" for rank in (2, 3)]
+
+
+def test_restarts_are_counted_for_the_run_and_membership_costs_none(allocate: Allocate) -> None:
+    nodes = allocate(3)
+    agents = [nodes.start(number, "--max-restarts=2") for number in (1, 2, 3)]
+    ports = []
+
+    def counts(round_: int) -> set[tuple[str, str]]:
+        seen = nodes.seen(round_)
+        ports.append({record["env"]["MASTER_PORT"] for record in seen.values()})
+        return {
+            (record["env"]["TORCHELASTIC_RESTART_COUNT"], record["env"]["SLURM_ELASTIC_REASON"])
+            for record in seen.values()
+        }
+
+    assert counts(0) == {("0", "start")}
+    nodes.touch("fail.0.1", "1")
+    assert counts(1) == {("1", "worker_failed")}
+    agents[1].signal(signal.SIGTERM)
+    assert agents[1].wait() == 75
+    assert counts(2) == {("1", "node_left")}
+    agents[1] = nodes.start(2, "--max-restarts=2")
+    assert counts(3) == {("1", "node_joined")}
+    nodes.touch("fail.3.2", "1")
+    assert counts(4) == {("2", "worker_failed")}
+    # Each round has a store of its own.
+    assert [len(port) for port in ports] == [1] * 5
+    assert len(set.union(*ports)) == 5
+    nodes.touch("fail.4.0", "5")
+    assert [agent.wait() for agent in agents] == [1, 1, 1]
+    assert "rank 0 on 127.0.0.1 ended with exit code 5" in agents[0].err
+    # What every worker of every round wrote is there.
+    logs = {
+        str(path.relative_to(nodes.run_dir / "logs")): path.read_text()
+        for path in (nodes.run_dir / "logs").rglob("stdout.log")
+    }
+    places = [["127.0.0.1", "127.0.0.2", "127.0.0.3"]] * 5
+    places[2] = ["127.0.0.1", "127.0.0.3"]
+    assert logs == {
+        f"round_{round_:04d}/{node}/rank_{rank:02d}/stdout.log": f"working in round {round_}\n"
+        for round_, members in enumerate(places)
+        for rank, node in enumerate(members)
+    }
+    assert [event["event"] for event in nodes.events() if event["event"] == "round_ended"] == ["round_ended"] * 4
+
+
+def test_who_finished_early_takes_part_again_when_a_member_leaves(allocate: Allocate) -> None:
+    nodes = allocate(3)
+    # Were it to wait for workers that have ended, this would be for how long.
+    agents = nodes.start_all("--shutdown-timeout=300")
+    nodes.seen(0)
+    nodes.touch("finish.0")
+    eventually(lambda: len(nodes.processes(str(WORKER))) == 2)
+    (nodes.directory / "finish.0").unlink()
+    agents[1].signal(signal.SIGTERM)
+    assert agents[1].wait() == 75
+    assert nodes.nodes_of(1) == ["127.0.0.1", "127.0.0.3"]
+    nodes.touch("finish")
+    assert [agents[0].wait(), agents[2].wait()] == [0, 0]
+
+
+def test_a_requeued_job_begins_anew_and_counts_rounds_on(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    agents = nodes.start_all()
+    nodes.seen(0)
+    for agent in agents:
+        agent.signal(signal.SIGTERM)
+    assert [agent.wait() for agent in agents] == [75, 75]
+    rounds = nodes.rounds()
+    requeued = allocate(2, restart_count=1)
+    agents = requeued.start_all()
+    assert requeued.nodes_of(rounds) == ["127.0.0.1", "127.0.0.2"]
+    env = requeued.seen(rounds)[0]["env"]
+    assert (env["SLURM_ELASTIC_REASON"], env["TORCHELASTIC_RESTART_COUNT"]) == ("requeued", "0")
+    requeued.touch("finish")
+    assert [agent.wait() for agent in agents] == [0, 0]
+
+
+def test_a_wall_clock_that_jumps_changes_nothing(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    jumpy = nodes.directory / "jumpy.py"
+    # Every look at the wall clock is an hour further back than the one before.
+    jumpy.write_text(
+        "import sys, time\n"
+        "import torch\n"
+        "real, looks = time.time, 0\n"
+        "def jumping():\n"
+        "    global looks\n"
+        "    looks += 1\n"
+        "    return real() - 3600 * looks\n"
+        "time.time = jumping\n"
+        "from slurm_elastic.cli import main\n"
+        "sys.exit(main())\n"
+    )
+    python, _, _, *arguments = agent_command("--rdzv-conf=heartbeat_limit=0.6")
+    agents = [
+        nodes.command(number, python, str(jumpy), *arguments, f"--local-addr=127.0.0.{number}", str(WORKER))
+        for number in (1, 2)
+    ]
+    nodes.seen(0)
+    agents[1].signal(signal.SIGSTOP)
+    assert nodes.nodes_of(1) == ["127.0.0.1"]
+    agents[1].signal(signal.SIGCONT)
+    assert nodes.nodes_of(2) == ["127.0.0.1", "127.0.0.2"]
+    nodes.touch("finish")
+    assert [agent.wait() for agent in agents] == [0, 0]
+    lost = [event for event in nodes.events() if event["event"] == "node_lost"]
+    assert [event["nodes"] for event in lost] == [["127.0.0.2"]]
+    assert 0.6 < lost[0]["silent_for"] < 30
+
+
+def test_modules_programs_and_recorded_errors(allocate: Allocate) -> None:
+    nodes = allocate(1)
+    (nodes.directory / "package").mkdir()
+    (nodes.directory / "package" / "train.py").write_text("import sys\nprint('module', *sys.argv[1:])\n")
+    module = nodes.start(1, "-m", script=["package.train", "--lr", "1e-3"])
+    assert module.wait() == 0, module.err
+    assert module.out == "[127.0.0.1/0] module --lr 1e-3\n"
+
+    program = allocate(1, job_id="8")
+    echo = program.start(1, "--no-python", "--nproc-per-node=2", script=["/bin/echo", "rank", "${local_rank}"])
+    assert echo.wait() == 0, echo.err
+    assert sorted(echo.out.splitlines()) == ["[127.0.0.1/0] rank 0", "[127.0.0.1/1] rank 1"]
+
+    recorded = allocate(1, job_id="9")
+    (recorded.directory / "recorded.py").write_text(
+        "from torch.distributed.elastic.multiprocessing.errors import record\n"
+        "@record\n"
+        "def main():\n"
+        "    raise ValueError('no such batch')\n"
+        "main()\n"
+    )
+    failing = recorded.start(1, script=["recorded.py"])
+    assert failing.wait() == 1
+    assert failing.err.splitlines()[-2] == "  ValueError: no such batch"
+    error = recorded.run_dir / "logs" / "round_0000" / "127.0.0.1" / "rank_00" / "error.json"
+    assert "no such batch" in json.loads(error.read_text())["message"]["message"]
+
+
+def test_workers_that_use_torch_find_a_fresh_store_and_do_not_wait_for_the_dead(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    script = nodes.directory / "collective.py"
+    script.write_text(
+        "import os, pathlib, time\n"
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "round_, rank = int(os.environ['SLURM_ELASTIC_ROUND']), dist.get_rank()\n"
+        "store = dist.distributed_c10d._get_default_store()\n"
+        "if rank == 0 and dist.get_world_size() > 1:\n"
+        "    assert store.add('visits', 1) == 1, 'a stale key'\n"
+        "pathlib.Path(f'collective.{round_}.{rank}').touch()\n"
+        "if round_ == 0:\n"
+        "    if rank == 1:\n"
+        "        time.sleep(300)\n"
+        "    dist.all_reduce(torch.ones(1))\n"
+        "dist.destroy_process_group()\n"
+    )
+    agents = nodes.start_all(script=[str(script)])
+    eventually(lambda: len(list(nodes.directory.glob("collective.0.*"))) == 2, nodes.story)
+    # Rank 0 waits in the collective for a peer that dies with its agent.
+    agents[1].kill()
+    assert agents[0].wait() == 0, agents[0].err
+    assert nodes.rounds() == 2
+    record = json.loads((nodes.run_dir / "rounds" / "000001.json").read_text())
+    assert (record["reason"], record["restarts"]) == ("node_lost", 0)
