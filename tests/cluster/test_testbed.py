@@ -48,15 +48,17 @@ def lines(path: Path) -> list[str]:
 
 @pytest.mark.proctrack("cgroup", "linuxproc")
 def test_four_nodes_with_names_of_their_own_run_a_job_as_the_ordinary_user(cluster, workdir):
-    script = 'echo "$SLURMD_NODENAME $(hostname) $(id -un) $(getent hosts $(hostname)) gpu=$CUDA_VISIBLE_DEVICES"'
-    (workdir / "job.sh").write_text(f"#!/bin/bash\nsrun --output=%N.txt bash -c '{script}'\n")
+    report = 'echo "$SLURMD_NODENAME $(hostname) $(id -un) gpu=$CUDA_VISIBLE_DEVICES"'
+    address = "getent ahostsv4 $(hostname) | head -n 1"
+    (workdir / "job.sh").write_text(f"#!/bin/bash\nsrun --output=%N.txt bash -c '{report}; {address}'\n")
 
     job = cluster.submit(["--nodes=4", "job.sh"], workdir)
 
     cluster.wait_for(job, "COMPLETED")
     for number, node in enumerate(("n1", "n2", "n3", "n4"), start=1):
         assert (workdir / f"{node}.txt").read_text().split() == [
-            *(node, node, "elastic", f"10.77.0.{100 + number}", node, "gpu="),
+            *(node, node, "elastic", "gpu="),
+            *(f"10.77.0.{100 + number}", "STREAM", node),
         ]
 
 
@@ -80,6 +82,8 @@ def test_gpus_are_given_to_those_who_ask(cluster):
 def test_a_killed_node_has_no_processes_and_comes_back(cluster, workdir):
     orphan = "setsid sleep 600 & sleep 600"
     cluster.submit(["--nodelist=n2", "--wrap", orphan], workdir)
+    # n1 knows n2's hardware address from here on, and must still reach it afterwards.
+    assert cluster.command(CONNECT_TO_N2, machine="n1").returncode == 0
     cluster.wait_until("no sleep on n2", lambda: len(sleeps(cluster, "n2")) == 2)
 
     cluster.kill("n2")
@@ -113,6 +117,7 @@ def test_restore_undoes_what_a_test_did(cluster, workdir):
     cluster.kill("n1")
     cluster.cut("n4")
     cluster.command(["scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=test"], user="root")
+    cluster.kill("ctl")
 
     cluster.restore()
 

@@ -154,12 +154,12 @@ class Cluster(Login):
         """Undo what a test did: no jobs, every machine running and connected, every node idle."""
         settings = self.settings
         for name in settings.machines:
-            if network.cable_is_cut(settings, name):
+            running = processes.init_of(settings.namespace(name)) is not None
+            if running and network.cable_is_cut(settings, name):
                 # Slurm may take half a minute to forgive a silent node, and a moment for a fresh one.
-                self.heal(name)
-                if processes.init_of(settings.namespace(name)) is not None:
-                    self.kill(name)
-            if processes.init_of(settings.namespace(name)) is None:
+                self.kill(name)
+                running = False
+            if not running:
                 self.start(name)
         self.cancel_all()
         shown = self.command(["sinfo", "-h", "-N", "-o", "%N %T"], user="root").stdout

@@ -11,9 +11,16 @@ from .errors import TestbedError
 from .settings import Settings
 
 # In a mount namespace of its own, because the host may not have cgroup v1's freezer mounted anywhere.
+# A group stays busy for a moment after its last process was killed.
 _REMOVE_GROUPS = """
 mount -t cgroup -o freezer cgroup "$1" 2>/dev/null || exit 0
-[ ! -d "$1/slurm-elastic/$2" ] || find "$1/slurm-elastic/$2" -depth -type d -exec rmdir {} +
+tries=0
+while [ -d "$1/slurm-elastic/$2" ]; do
+    complaint=$(find "$1/slurm-elastic/$2" -depth -type d -exec rmdir {} + 2>&1) && break
+    tries=$((tries + 1))
+    [ $tries -lt 200 ] || { echo "$complaint" >&2; exit 1; }
+    sleep 0.05
+done
 rmdir "$1/slurm-elastic" 2>/dev/null || :
 """
 

@@ -27,7 +27,7 @@ def attach(settings: Settings, machine: str) -> None:
         subprocess.run(["ip", "-n", switch, "link", "delete", machine], capture_output=True, check=False)
         _ip("netns", "delete", namespace)
     _ip("netns", "add", namespace)
-    # The same hardware address at every start: peers would send to the old one until their caches expire.
+    # The same hardware address at every start, as a computer has: peers may have it in their caches.
     _ip(
         *("-n", switch, "link", "add", machine, "type", "veth"),
         *("peer", "name", "eth0", "address", settings.hardware_address(machine), "netns", namespace),
