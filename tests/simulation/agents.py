@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,6 +17,7 @@ from slurm_elastic.rendezvous.membership import (
 )
 from slurm_elastic.rendezvous.participant import Participant
 from tests.simulation.network import Connection, Hello, Ping, Place, Welcome
+from tests.simulation.process import Process
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -26,56 +25,33 @@ if TYPE_CHECKING:
 __all__ = ["SimulatedAgent"]
 
 
-class SimulatedAgent:
+class SimulatedAgent(Process):
     """One agent's process, its workers and its link.
 
     Attributes:
-        alive: whether the process exists.
         over: whether it was told that the run has ended.
         workers: the round whose workers exist here, None when there are none. The truth, not what anybody believes.
         done: the last round whose workers ended well here.
         leaving: why it goes, once it has announced it.
-        cut: whether its link carries nothing.
         answered: the last probe that it answered.
     """
 
     def __init__(self, world: World, candidate: Candidate) -> None:
-        self.world = world
-        self.name = candidate.agent
+        super().__init__(world, candidate.agent)
         self.node = candidate.node
-        self.rng = random.Random(world.schedule.seed * 0x10001 + zlib.crc32(self.name.encode()))
         self.participant = Participant(self.name)
-        self.alive = True
         self.over = False
         self.workers: int | None = None
         self.done: int | None = None
         self.leaving: LeaveReason | None = None
-        self.cut = False
         self.answered = 0
         self._candidate = candidate
         self._connection: Connection | None = None
         self._pending: Connection | None = None
         self._failed = self._stopping = False
         self._joins_by_itself = self.rng.random() < 0.5
-        self._hung = False
-        self._postponed: list[tuple[Callable[..., None], tuple[object, ...]]] = []
-        self._mute_since: float | None = None
-        self._heard_again_at = 0.0
-        self._beat_offset = self.rng.random()
         self.connect()
         self._join()
-
-    def later(self, seconds: float, action: Callable[..., None], *arguments: object) -> None:
-        """Do something in a while, if the process still exists; after a hang if it hangs."""
-        self.world.at(self.world.now + seconds, self._do, action, arguments)
-
-    def _do(self, action: Callable[..., None], arguments: tuple[object, ...]) -> None:
-        if not self.alive:
-            return
-        if self._hung:
-            self._postponed.append((action, arguments))
-        else:
-            action(*arguments)
 
     # The link.
 
@@ -93,10 +69,7 @@ class SimulatedAgent:
         """When the last sign of life was sent over this connection."""
         if connection is not self._connection or connection.ended:
             return 0.0
-        until = self.world.now if self._mute_since is None else self._mute_since
-        interval = self.world.schedule.settings.heartbeat_limit / 3
-        beats = (until / interval + self._beat_offset) // 1
-        return max(self._heard_again_at, (beats - self._beat_offset) * interval)
+        return self.beat()
 
     def well_since(self) -> float:
         """Since when it can be heard without interruption; now, if it cannot."""
@@ -261,19 +234,6 @@ class SimulatedAgent:
 
     # The process.
 
-    def hang(self) -> None:
-        """Do nothing more."""
-        self._hung = True
-        self._fall_mute()
-
-    def go_on(self) -> None:
-        """Do what was postponed, and go on."""
-        self._hung = False
-        self._be_heard_again()
-        postponed, self._postponed = self._postponed, []
-        for action, arguments in postponed:
-            self._do(action, arguments)
-
     def lose_workers(self) -> None:
         """The workers are killed, a moment before the agent is, which may still say so."""
         if self.workers is not None:
@@ -302,12 +262,3 @@ class SimulatedAgent:
             self._connection.close_by_agent()
         if self._pending is not None:
             self._pending.close_by_agent()
-
-    def _fall_mute(self) -> None:
-        if self._mute_since is None:
-            self._mute_since = self.world.now
-
-    def _be_heard_again(self) -> None:
-        if not self._hung and not self.cut:
-            self._mute_since = None
-            self._heard_again_at = self.world.now

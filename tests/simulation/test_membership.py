@@ -42,7 +42,7 @@ def test_ten_nodes_that_come_together_cost_one_further_round(seed: int) -> None:
     arrivals += [Arrive(at=2.0 + 0.004 * index, agent=f"node{index}/1", node=f"node{index}") for index in range(1, 11)]
     noise = replace(NORMAL, late=0.0) if seed % 2 else CALM
     world = World(Schedule(seed, Settings(min_nodes=1, max_nodes=16), noise, tuple(arrivals)))
-    world.run()
+    world.settle()
     assert [len(table.places) for table in world.checks.tables.values()] == [1, 11]
 
 

@@ -72,21 +72,28 @@ class World:
         Raises:
             Violation: a promise is broken.
         """
+        self.settle()
+        self.end()
+
+    def settle(self) -> None:
+        """Play the schedule, and go on until the run is as it should be with the agents that are left."""
         self.leader.start()
         for action in self.schedule.actions:
             self.at(action.at, self._happen, action)
         self._play(until=self.schedule.quiet_at)
         settings = self.schedule.settings
-        too_few = settings.join_timeout if len(self._living()) < settings.min_nodes else 0.0
         patience = 2 * settings.heartbeat_limit + settings.last_call_timeout + 12.0
-        self._play_until(self._unsettled, patience + too_few, "does not settle")
+        self._play_until(self._unsettled, patience + self._timeout_of_too_few(), "does not settle")
+
+    def end(self) -> None:
+        """Let all workers come to their end, and see that every agent learns of it."""
         self.completing = True
         for agent in self.agents.values():
             agent.complete_soon()
             if agent.rng.random() < 0.2:
                 # Nobody may miss the end, even now.
                 agent.later(agent.rng.uniform(0.3, 0.6), lambda agent=agent: agent.break_connection(noticed=True))
-        self._play_until(self._unfinished, 8.0 + too_few, "does not end")
+        self._play_until(self._unfinished, 8.0 + self._timeout_of_too_few(), "does not end")
 
     def _play(self, until: float) -> None:
         heap = self._heap
@@ -104,6 +111,10 @@ class World:
 
     def _living(self) -> list[SimulatedAgent]:
         return [agent for agent in self.agents.values() if agent.alive and agent.leaving is None]
+
+    def _timeout_of_too_few(self) -> float:
+        settings = self.schedule.settings
+        return settings.join_timeout if len(self._living()) < settings.min_nodes else 0.0
 
     def _unsettled(self) -> str:
         """What keeps the run from being as it should with all agents that live; empty when it is."""

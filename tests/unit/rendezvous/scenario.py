@@ -67,6 +67,7 @@ class Scenario:
             self.now = max(self.now, deadline)
             self.on(Heard(tuple((name, self.now) for name in self.state.agents if name not in silent)))
             decisions += self.on(Tick())
+            assert next_deadline(self.state) > self.now, "a tick leaves something due"
         self.now = end
         return decisions
 
