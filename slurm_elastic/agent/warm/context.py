@@ -1,7 +1,7 @@
 """The workers of one round under torch's PContext.
 
 The one file here that touches what torch 2.13 does not promise to keep: PContext's abstract methods and `_tail_logs`
-(torch/distributed/elastic/multiprocessing/api.py) and the NUMA wrapper of commands (torch/numa/binding.py).
+(torch/distributed/elastic/multiprocessing/api.py), what a TailLog follows (tail_log.py) and the NUMA wrapper of commands (torch/numa/binding.py).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.numa.binding import NumaOptions, _maybe_wrap_command_args_with_numa_b
 from slurm_elastic.agent.warm._call import packed_call, unpacked_result
 from slurm_elastic.agent.warm._channel import memory_file, read_memory_file
 from slurm_elastic.agent.warm._orders import Order, State
+from slurm_elastic.agent.warm._tail import Followed, Tail
 from slurm_elastic.agent.warm.process import SWITCHED_OFF, WarmProcess
 from slurm_elastic.agent.warm.program import FUNCTION
 
@@ -120,6 +121,7 @@ class WarmContext(PContext):
             duplicate_stdout_filters,
             duplicate_stderr_filters,
         )
+        self._tail_logs: list[Any] = [Tail([followed for tail in self._tail_logs for followed in _files_of(tail)])]
         self._warm = warm
         self._numa_options = numa_options
         self._should_stop = should_stop
@@ -272,6 +274,15 @@ class WarmContext(PContext):
         except Exception:
             # Raised for a file that is not what @record writes: a worker killed while it wrote leaves half of one.
             return ProcessFailure(rank, self._pids[rank], code, "")
+
+
+def _files_of(tail: Any) -> list[Followed]:
+    """What one of torch's TailLogs would follow."""
+    prefixes = tail._log_line_prefixes or {}
+    return [
+        Followed(path, prefixes.get(rank, f"[{tail._name}{rank}]:"), tail._dst, tail._log_line_filter)
+        for rank, path in tail._log_files.items()
+    ]
 
 
 def _cpus(bound: tuple[str, ...], command: tuple[str, ...]) -> tuple[int, ...] | None:
