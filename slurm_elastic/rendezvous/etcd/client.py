@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import queue
 import time
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -65,8 +63,6 @@ class EtcdClient:
         self._keep_alive = KeepAlive()
         self._shared_leases: dict[str, Lease] = {}
         self._held: list[object] = []
-        self._at_exit = weakref.WeakMethod(self.close)
-        atexit.register(_close, self._at_exit)
 
     def __enter__(self) -> EtcdClient:
         return self
@@ -82,7 +78,7 @@ class EtcdClient:
             interrupted: Asked every 0.1 s during each call; True ends it with EtcdInterruptedError.
         """
         view = object.__new__(EtcdClient)
-        view.__dict__.update(self.__dict__, limits=Limits(timeout, interrupted), _origin=self)
+        view.__dict__.update(self.__dict__, limits=Limits(timeout, interrupted))
         return view
 
     def connect(self) -> None:
@@ -209,7 +205,6 @@ class EtcdClient:
 
     def close(self) -> None:
         """End all threads and the connection. Leases are left to run out."""
-        atexit.unregister(self._at_exit)
         self._keep_alive.stop()
         self._watches.stop()
         self._connection.close()
@@ -243,9 +238,3 @@ class EtcdClient:
 
     def _call(self, service: str, method: str, request: Any) -> Any:
         return self._connection.call(service, method, request, self.limits)[0]
-
-
-def _close(close: Callable[[], Callable[[], None] | None]) -> None:
-    method = close()
-    if method is not None:
-        method()

@@ -6,13 +6,10 @@ The counterpart of torch's EtcdServer (torch 2.13, distributed/elastic/rendezvou
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -21,19 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.etcd.certificates import Certificate
 from slurm_elastic.rendezvous.etcd.connection import Member
 from slurm_elastic.rendezvous.etcd.credentials import Endpoint, EtcdConfig
 from slurm_elastic.rendezvous.etcd.errors import EtcdServerError
+from slurm_elastic.rendezvous.etcd.machine import find_binary, free_port
 from slurm_elastic.rendezvous.etcd.rpc import load_rpc
 
-__all__ = ["BINARY_VARIABLE", "EtcdServer", "ServerTls", "find_binary", "free_port"]
+__all__ = ["EtcdServer", "ServerTls"]
 
 logger = logging.getLogger(__name__)
-
-BINARY_VARIABLE = "SLURM_ELASTIC_ETCD_BINARY"
-_TORCH_BINARY_VARIABLE = "TORCHELASTIC_ETCD_BINARY_PATH"
 
 _START_ATTEMPTS = 5
 _STOP_SECONDS = 10.0
@@ -45,7 +39,13 @@ _READY_SECONDS = 1.0
 _READY_INTERVAL = 0.05
 
 # Reads from a pipe of which we hold the other end; end of file without a line means that we died.
-_GUARD = 'read -r line || kill -KILL "$1" 2>/dev/null'
+_GUARD = """
+read -r line && exit
+kill -KILL "$1" 2>/dev/null
+tries=100
+while kill -0 "$1" 2>/dev/null && [ $tries -gt 0 ]; do sleep 0.05; tries=$((tries - 1)); done
+[ -z "$2" ] || rm -rf -- "$2"
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,10 @@ class EtcdServer:
                 start_new_session=True,
             )
         self._guard = subprocess.Popen(
-            ["/bin/sh", "-c", _GUARD, "etcd-guard", str(self._process.pid)],
+            [
+                *("/bin/sh", "-c", _GUARD, "etcd-guard", str(self._process.pid)),
+                str(self.data_dir) if self._temporary else "",
+            ],
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
@@ -279,45 +282,3 @@ class EtcdServer:
             if self.tls.ask_clients:
                 command += ["--client-cert-auth"]
         return command + list(self._arguments)
-
-
-def find_binary(binary: str | Path | None = None) -> Path:
-    """Find an etcd: the one given, that of SLURM_ELASTIC_ETCD_BINARY, that of torch's
-    TORCHELASTIC_ETCD_BINARY_PATH, or the one in PATH.
-
-    Raises:
-        UsageError: There is none.
-    """
-    given = binary or os.environ.get(BINARY_VARIABLE) or os.environ.get(_TORCH_BINARY_VARIABLE)
-    found = shutil.which(str(given or "etcd"))
-    if found is None:
-        raise UsageError(
-            f"there is no etcd binary {str(given)!r}"
-            if given
-            else "there is no etcd binary in PATH; "
-            f"install etcd (Debian: etcd-server) or name the binary by {BINARY_VARIABLE}"
-        )
-    return Path(found)
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that nothing listens on now, outside of those that the kernel gives to outgoing connections.
-
-    Such a port is not taken by chance while a killed member is away.
-
-    Raises:
-        UsageError: The host is not an address of this machine.
-    """
-    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    candidates = range(max(1024, low - 16_000), low) if low > 2048 else range(10_000, 32_000)
-    for port in random.sample(candidates, 100):
-        try:
-            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            with socket.socket(family, kind, protocol) as listener:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(address)
-                return port
-        except OSError as error:
-            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                raise UsageError(f"cannot listen at {host!r} for etcd: {error}") from None
-    raise EtcdServerError(f"found no free port at {host!r} for etcd")

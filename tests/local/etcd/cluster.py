@@ -10,7 +10,8 @@ from slurm_elastic.rendezvous.etcd import EtcdConfig, EtcdServer
 from slurm_elastic.rendezvous.etcd.access import enable_authentication
 from slurm_elastic.rendezvous.etcd.certificates import create_authority
 from slurm_elastic.rendezvous.etcd.errors import EtcdServerError
-from slurm_elastic.rendezvous.etcd.server import ServerTls, free_port
+from slurm_elastic.rendezvous.etcd.machine import free_port
+from slurm_elastic.rendezvous.etcd.server import ServerTls
 
 _ATTEMPTS = 3
 

@@ -23,7 +23,8 @@ from slurm_elastic.rendezvous.etcd.errors import (
     EtcdNoSpaceError,
     EtcdPermissionError,
 )
-from slurm_elastic.rendezvous.etcd.server import ServerTls, free_port
+from slurm_elastic.rendezvous.etcd.machine import free_port
+from slurm_elastic.rendezvous.etcd.server import ServerTls
 from slurm_elastic.rendezvous.etcd.store import EtcdStore
 from tests.local.etcd.cluster import Cluster
 
@@ -128,12 +129,13 @@ def test_tls_where_none_is_spoken(etcd: EtcdServer) -> None:
     assert "write etcd:// instead of etcds://" in str(error)
 
 
-def test_certificate_of_another_authority(secured: Cluster, tmp_path: Path) -> None:
+def test_certificate_of_another_authority(secured: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     stranger = create_authority(tmp_path, "stranger")
     error = refusal(replace(secured.config, ca_cert=stranger.own.certificate))
     assert isinstance(error, EtcdEndpointError)
     assert "certificate is not accepted" in str(error)
     assert "ca_cert" in str(error)
+    assert capfd.readouterr().err == "", "gRPC's core writes by itself unless told not to"
 
 
 def test_certificate_for_another_host(binary: Path, tmp_path: Path) -> None:

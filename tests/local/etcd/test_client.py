@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 
@@ -24,6 +25,7 @@ from slurm_elastic.rendezvous.etcd import (
     Put,
     connection,
 )
+from tests.local.etcd.processes import stopped
 from tests.local.etcd.proxy import Proxy
 
 GUARD = 20.0
@@ -169,22 +171,32 @@ def test_wait_for_gives_up_at_its_time_limit(client: EtcdClient, prefix: str) ->
         client.limited(0.05).wait_for([prefix + "never"])
 
 
-def test_interrupt_hook_ends_every_wait(own_etcd: EtcdServer, prefix: str) -> None:
+@pytest.mark.parametrize("disturbance", ["gone", "hung"])
+def test_interrupt_hook_ends_every_wait(
+    own_etcd: EtcdServer, prefix: str, disturbance: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     interrupted = threading.Event()
-    with EtcdClient(own_etcd.config) as client:
+    with EtcdClient(own_etcd.config) as client, ExitStack() as stack:
         client.connect()
         hooked = client.limited(600.0, interrupted.is_set)
         watch = client.watch(prefix)
-        own_etcd.kill()
+        monkeypatch.setattr(connection, "_ATTEMPT_SECONDS", 600.0)
+        if disturbance == "gone":
+            own_etcd.kill()
+        else:
+            assert own_etcd.pid is not None
+            stack.enter_context(stopped(own_etcd.pid))
         for wait in (
-            lambda: hooked.wait_for([prefix + "never"]),
             lambda: hooked.get(prefix),
+            lambda: hooked.wait_for([prefix + "never"]),
             lambda: watch.next(600.0, interrupted.is_set),
         ):
             interrupted.clear()
-            threading.Timer(0.05, interrupted.set).start()
+            timer = threading.Timer(0.05, interrupted.set)
+            timer.start()
             with pytest.raises(EtcdInterruptedError):
                 wait()
+            timer.join()
 
 
 def test_leases_live_past_their_ttl_and_keys_die_with_them(etcd: EtcdServer, client: EtcdClient, prefix: str) -> None:
@@ -198,7 +210,7 @@ def test_leases_live_past_their_ttl_and_keys_die_with_them(etcd: EtcdServer, cli
             goes.put(shared, b"1", kept.id)
         assert {event.key for _ in range(2) for event in watch.next(GUARD)} == {own.encode(), shared.encode()}
 
-        assert watch.next(lease.ttl + 1.5) == ()
+        assert watch.next(lease.ttl + 0.7) == ()
         assert not lease.lost
         client.end_lease(lease)
         stays.close()
@@ -245,6 +257,14 @@ client.watch({prefix!r})
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=GUARD, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_proxy_of_a_site_is_for_the_world_outside(etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    with EtcdClient(etcd.config) as client:
+        client.limited(5.0).connect()
 
 
 def test_calls_to_an_etcd_that_is_gone_end_in_time(

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,6 +10,7 @@ import pytest
 from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer, EventKind, connection
 from slurm_elastic.rendezvous.etcd.store import EtcdStore
 from tests.local.etcd.cluster import Cluster
+from tests.local.etcd.processes import stopped
 from tests.local.etcd.proxy import Proxy
 
 GUARD = 30.0
@@ -99,12 +98,9 @@ def test_member_that_hangs_is_left(
     monkeypatch.setattr(connection, "_ATTEMPT_SECONDS", 1.0)
     hung = member_of(cluster, client)
     assert hung.pid is not None
-    os.kill(hung.pid, signal.SIGSTOP)
-    try:
+    with stopped(hung.pid):
         write_and_read(client, prefix + "key", b"1")
         assert len(warnings) == 1
-    finally:
-        os.kill(hung.pid, signal.SIGCONT)
 
 
 def test_tokens_of_a_member_that_restarted_are_renewed(cluster: Cluster, prefix: str, warnings: list[str]) -> None:

@@ -4,7 +4,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,23 +11,8 @@ import pytest
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer, server
 from slurm_elastic.rendezvous.etcd.errors import EtcdServerError
-from slurm_elastic.rendezvous.etcd.server import find_binary, free_port
-
-GUARD = 20.0
-
-
-def gone(pid: int) -> bool:
-    try:
-        return "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return True
-
-
-def wait_gone(pid: int) -> None:
-    deadline = time.monotonic() + GUARD
-    while not gone(pid):
-        assert time.monotonic() < deadline, f"process {pid} is still there"
-        time.sleep(0.02)
+from slurm_elastic.rendezvous.etcd.machine import BINARY_VARIABLE, find_binary, free_port
+from tests.local.etcd.processes import gone, wait_gone
 
 
 def test_stop_leaves_neither_process_nor_directory(binary: Path) -> None:
@@ -91,33 +75,34 @@ def test_environment_of_a_site_does_not_configure_it(binary: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_etcd_ends_with_its_parent(binary: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_nothing_outlives_the_parent(binary: Path, number: signal.Signals) -> None:
     program = f"""
 import time
-from pathlib import Path
 from slurm_elastic.rendezvous.etcd import EtcdServer
-server = EtcdServer(Path({str(tmp_path)!r}) / "etcd", binary={str(binary)!r})
+server = EtcdServer(binary={str(binary)!r})
 server.start()
-print(server.pid, flush=True)
+print(server.pid, server._guard.pid, server.data_dir, flush=True)
 time.sleep(600)
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
         try:
             assert parent.stdout is not None
-            pid = int(parent.stdout.readline())
-            assert not gone(pid)
+            pid, guard, directory = parent.stdout.readline().split()
+            assert not gone(int(pid))
         finally:
             parent.send_signal(number)
-    wait_gone(pid)
+    wait_gone(int(pid))
+    wait_gone(int(guard))
+    assert not Path(directory).exists()
 
 
 def test_missing_binary_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(server.BINARY_VARIABLE, raising=False)
+    monkeypatch.delenv(BINARY_VARIABLE, raising=False)
     monkeypatch.delenv("TORCHELASTIC_ETCD_BINARY_PATH", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="SLURM_ELASTIC_ETCD_BINARY"):
         find_binary()
-    monkeypatch.setenv(server.BINARY_VARIABLE, "/no/such/etcd")
+    monkeypatch.setenv(BINARY_VARIABLE, "/no/such/etcd")
     with pytest.raises(UsageError, match="/no/such/etcd"):
         find_binary()
 
@@ -127,7 +112,7 @@ def test_binary_of_the_environment_is_taken(monkeypatch: pytest.MonkeyPatch, tmp
     binary.touch()
     binary.chmod(0o755)
     monkeypatch.setenv("TORCHELASTIC_ETCD_BINARY_PATH", str(binary))
-    monkeypatch.delenv(server.BINARY_VARIABLE, raising=False)
+    monkeypatch.delenv(BINARY_VARIABLE, raising=False)
     assert find_binary() == binary
     assert find_binary("/bin/sh") == Path("/bin/sh")
 
