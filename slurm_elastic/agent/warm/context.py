@@ -1,7 +1,8 @@
 """The workers of one round under torch's PContext.
 
 The one file here that touches what torch 2.13 does not promise to keep: PContext's abstract methods and `_tail_logs`
-(torch/distributed/elastic/multiprocessing/api.py), what a TailLog follows (tail_log.py) and the NUMA wrapper of commands (torch/numa/binding.py).
+(torch/distributed/elastic/multiprocessing/api.py), what a TailLog follows (tail_log.py beside it), and the NUMA wrapper
+of commands (torch/numa/binding.py).
 """
 
 from __future__ import annotations
