@@ -1,0 +1,117 @@
+"""A job on the test cluster in which agents can be started node by node."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from benchmarks.history import Worker, read
+from benchmarks.launchers import PYTHON, Launcher
+from tests.cluster.testbed import Cluster
+from tests.cluster.testbed.processes import Process
+
+__all__ = ["WORK", "Job", "installed_package"]
+
+WORK = Path("/var/tmp/slurm-elastic-benchmarks")
+_CHECKOUT = Path(__file__).parents[1]
+
+
+def installed_package() -> Path:
+    """A directory with this checkout's package, that every node and user can read."""
+    WORK.mkdir(mode=0o755, exist_ok=True)
+    target = Path(tempfile.mkdtemp(prefix="package-", dir=WORK))
+    target.chmod(0o755)
+    pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    options = ["--no-deps", "--no-build-isolation", f"--target={target}"]
+    subprocess.run([*pip, *options, str(_CHECKOUT)], check=True, umask=0o022)
+    return target
+
+
+class Job:
+    """All four nodes, with nothing on them until :meth:`start`; ended with everything in it by the with statement."""
+
+    def __init__(self, cluster: Cluster, launcher: Launcher, start: str, package: Path, *, idle: bool = False) -> None:
+        self.launcher = launcher
+        self._cluster = cluster
+        self._start, self._package, self._idle = start, package, idle
+        self.directory = Path(tempfile.mkdtemp(prefix="run-", dir=WORK))
+        self.directory.chmod(0o755)
+        shutil.copy(Path(__file__).with_name("training.py"), self.directory)
+        (self.directory / "steps").mkdir()
+        for path in (self.directory, self.directory / "steps"):
+            shutil.chown(path, "elastic", "elastic")
+        self._steps: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Job:
+        holder = ["--nodes=4", "--exclusive", "--no-kill", "--output=/dev/null", "--wrap", "exec sleep 3600"]
+        self._id = self._cluster.submit(holder, cwd=self.directory)
+        self._cluster.wait_for(self._id, "RUNNING")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._cluster.restore()
+        for step in self._steps:
+            step.kill()
+            step.wait()
+        if error is None:
+            shutil.rmtree(self.directory)
+        else:
+            print(f"kept: {self.directory}", flush=True)
+
+    def start(self, nodes: Sequence[str]) -> None:
+        """Start an agent on each of these nodes."""
+        script = [str(self.directory / "training.py"), str(self.directory / "steps"), *(["idle"] if self._idle else [])]
+        agent = self.launcher.agent(f"benchmark-{self._id}", self._start, self.directory, *script)
+        step = [
+            *("srun", f"--jobid={self._id}", f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}"),
+            *(f"--ntasks={len(nodes)}", "--ntasks-per-node=1", "--overlap", "--cpu-bind=none"),
+            *("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--export=ALL"),
+        ]
+        env = {"PYTHONPATH": str(self._package)} if self.launcher is Launcher.OURS else {}
+        with (self.directory / f"agents-{len(self._steps)}.out").open("w") as output:
+            self._steps.append(
+                self._cluster.popen([*step, *agent], cwd=self.directory, env=env, stdout=output, stderr=output)
+            )
+
+    def workers(self) -> list[Worker]:
+        """What the workers have written so far."""
+        return read(self.directory / "steps")
+
+    def agent_on(self, node: str) -> Process:
+        """The agent's process on a node, the oldest if it has forked others."""
+        found = [
+            process
+            for process in self._cluster.processes(node)
+            if self.launcher.program in process.command and not process.command.startswith("srun")
+        ]
+        return min(found, key=lambda process: process.inner_pid)
+
+    def wait_training(self, nodes: int, steps: int = 20, limit: float = 180.0) -> None:
+        """Wait until this many nodes train together and have done a number of steps.
+
+        Raises:
+            RuntimeError: they never did.
+        """
+
+        def training() -> bool:
+            return sum(worker.world == nodes and len(worker.steps) >= steps for worker in self.workers()) >= nodes
+
+        if not wait(training, limit):
+            raise RuntimeError(f"{self.launcher.value}: {nodes} nodes do not train after {limit:.0f} s")
+
+
+def wait(condition: Callable[[], bool], limit: float, pause: float = 0.2) -> bool:
+    """Wait until `condition` holds; False if it does not within `limit` seconds."""
+    deadline = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+    return True

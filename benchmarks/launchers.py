@@ -1,0 +1,40 @@
+"""The launchers that are compared: how one agent of each is started."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+
+__all__ = ["PYTHON", "Launcher"]
+
+PYTHON = Path("/opt/slurm-elastic/venv/bin/python")
+
+
+class Launcher(enum.Enum):
+    """Who starts and restarts the workers."""
+
+    DEFAULTS = "torchrun, defaults"
+    TUNED = "torchrun, hand-tuned"
+    OURS = "slurm-elastic"
+
+    @property
+    def program(self) -> str:
+        """What distinguishes the agent's command line from that of other processes."""
+        return "-m slurm_elastic agent" if self is Launcher.OURS else "-m torch.distributed.run"
+
+    def agent(self, run_id: str, start: str, directory: Path, *script: str) -> list[str]:
+        """The command line of one agent.
+
+        Args:
+            run_id: of this run alone.
+            start: warm or cold; for ours.
+            directory: which all nodes share.
+            script: with its arguments.
+        """
+        common = ["--nnodes=2:4", "--nproc-per-node=1", "--max-restarts=100", f"--rdzv-id={run_id}"]
+        if self is Launcher.OURS:
+            return [str(PYTHON), *self.program.split(), *common, f"--start={start}", f"--run-dir={directory}", *script]
+        command = [str(PYTHON), *self.program.split(), *common, "--rdzv-backend=c10d", "--rdzv-endpoint=n1:29400"]
+        if self is Launcher.TUNED:
+            command.append("--rdzv-conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2")
+        return [*command, *script]

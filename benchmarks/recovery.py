@@ -1,0 +1,164 @@
+"""How long training stands still when nodes come and go: torchrun's defaults, torchrun tuned by hand, slurm-elastic.
+
+    python -m benchmarks.recovery [--json FILE] [--repetitions 5] [--start cold|warm]
+
+Runs the same script on a real Slurm cluster of four nodes on this machine, one worker per node, 50 ms steps with an
+all-reduce over gloo, and lets things happen to the fourth node. The launchers take turns. Needs root, for the cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from types import FrameType
+
+from benchmarks import idle
+from benchmarks.history import Recovery, recovery
+from benchmarks.job import Job, installed_package, wait
+from benchmarks.launchers import Launcher
+from benchmarks.scenarios import Scenario
+from benchmarks.tables import Bar, Cell, Results, Table, median, seconds
+from tests.cluster.testbed import Cluster, Settings
+
+_WARM_UP = 1.0
+_TABLE_LIMITS = {Scenario.KILLED: 0.7, Scenario.SILENT: 3.5, Scenario.LEAVES: 0.2, Scenario.JOINS: 0.2}
+_GAP_LIMITS = {Scenario.KILLED: 1.2, Scenario.JOINS: 1.2}
+"""With warm workers, and the least that torchrun's gap has to be above ours when a node is killed."""
+_TIMES_BETTER = {Launcher.DEFAULTS: 25, Launcher.TUNED: 4}
+
+Found = dict[tuple[Scenario, Launcher], list[Recovery | None]]
+
+
+def main() -> int:
+    """Measure, show and judge."""
+    options = _options()
+    if os.geteuid() != 0:
+        print("needs root for the test cluster: run it with sudo", file=sys.stderr)
+        return 2
+    # So that the cluster goes down.
+    signal.signal(signal.SIGTERM, _interrupt)
+    results = Results.of("recovery")
+    package = installed_package()
+    cluster = Cluster.up(Settings(options.name))
+    try:
+        found = _recoveries(cluster, package, options)
+        _show(results, found, options)
+        if options.idle:
+            idles = {
+                launcher: idle.measure(cluster, launcher, options.start, package, options.idle)
+                for launcher in options.launchers
+            }
+            idle.judge(results, idles, options.idle)
+    finally:
+        cluster.down()
+        shutil.rmtree(package)
+    return results.finish(options.json)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.recovery")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
+    parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="of which medians are taken")
+    parser.add_argument("--start", choices=["cold", "warm"], default="warm", help="how slurm-elastic starts workers")
+    parser.add_argument("--limit", type=float, default=90.0, metavar="S", help="seconds after which it is never")
+    parser.add_argument("--idle", type=float, default=30.0, metavar="S", help="seconds to watch idle agents; 0: not")
+    parser.add_argument("--name", default="benchmark", help="of the test cluster")
+    parser.add_argument("--launchers", type=_launchers, default=list(Launcher), help="some of defaults,tuned,ours")
+    parser.add_argument(
+        "--scenarios", type=_scenarios, default=list(Scenario), help="some of killed,silent,leaves,joins"
+    )
+    return parser.parse_args()
+
+
+def _launchers(text: str) -> list[Launcher]:
+    return [Launcher[name.upper()] for name in text.split(",") if name]
+
+
+def _scenarios(text: str) -> list[Scenario]:
+    return [Scenario[name.upper()] for name in text.split(",") if name]
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _recoveries(cluster: Cluster, package: Path, options: argparse.Namespace) -> Found:
+    found: Found = defaultdict(list)
+    for number in range(options.repetitions):
+        for scenario in options.scenarios:
+            for launcher in options.launchers:
+                one = _recover(cluster, launcher, scenario, package, options)
+                found[scenario, launcher].append(one)
+                shown = f"table {one.table:.3f} s, gap {one.gap:.2f} s" if one else f"never ({options.limit:.0f} s)"
+                print(f"{number + 1}: {scenario.value}, {launcher.value}: {shown}", flush=True)
+    return found
+
+
+def _recover(
+    cluster: Cluster, launcher: Launcher, scenario: Scenario, package: Path, options: argparse.Namespace
+) -> Recovery | None:
+    with Job(cluster, launcher, options.start, package) as job:
+        job.start(scenario.nodes_before)
+        job.wait_training(len(scenario.nodes_before))
+        time.sleep(_WARM_UP)
+        event = scenario.happen(cluster, job)
+
+        def again() -> bool:
+            return recovery(job.workers(), event, scenario.nodes_after) is not None
+
+        if not wait(again, options.limit):
+            return None
+        return recovery(job.workers(), event, scenario.nodes_after)
+
+
+def _show(results: Results, found: Found, options: argparse.Namespace) -> None:
+    table = Table(
+        "Seconds from an event on the fourth node to the next round, and without a training step",
+        ["event", "launcher", "new table", "longest", "gap", "longest"],
+        note="New table: until the last node has started its worker in the new round, from the kill, the cut, the "
+        "signal to the agent, or the new agent's first connection. Gap: between two training steps, so with the start "
+        f"of the workers ({options.start}). Medians of {options.repetitions}; never: not within {options.limit:.0f} s.",
+    )
+    gaps: dict[tuple[Scenario, Launcher], float | None] = {}
+    for (scenario, launcher), runs in found.items():
+        tables = [None if run is None else run.table for run in runs]
+        whole = [None if run is None else run.gap for run in runs]
+        gaps[scenario, launcher] = median(whole)
+        cells: list[Cell] = [scenario.value, launcher.value]
+        for values in (tables, whole):
+            cells += [seconds(median(values)), seconds(_longest(values))]
+        table.rows.append(cells)
+        if launcher is Launcher.OURS:
+            limit = _TABLE_LIMITS[scenario]
+            results.bars.append(Bar.at_most(f"{scenario.value}: new table in {limit} s", median(tables), limit))
+    results.add(table)
+    if options.start == "warm":
+        _judge_gaps(results, gaps)
+
+
+def _judge_gaps(results: Results, gaps: dict[tuple[Scenario, Launcher], float | None]) -> None:
+    for scenario, limit in _GAP_LIMITS.items():
+        if (scenario, Launcher.OURS) in gaps:
+            own = gaps[scenario, Launcher.OURS]
+            results.bars.append(Bar.at_most(f"{scenario.value}: gap of at most {limit} s", own, limit))
+    own = gaps.get((Scenario.KILLED, Launcher.OURS))
+    for launcher, times in _TIMES_BETTER.items():
+        other = gaps.get((Scenario.KILLED, launcher))
+        if own and other:
+            promise = f"node killed: gap {times} times shorter than {launcher.value}"
+            results.bars.append(Bar.at_least(promise, other / own, times))
+
+
+def _longest(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return max(known) if len(known) == len(values) else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
