@@ -8,8 +8,8 @@ from slurm_elastic.slurm import port_sequence
 from tests.cluster.jobs import SRUN, Job
 from tests.cluster.testbed import Cluster
 
-RESERVED = range(21001, 21009)
-"""The first ports that Slurm reserves for steps, see slurm.conf of the test cluster."""
+RESERVED = range(21000, 22000)
+"""Slurm reserves some of these for each step, in turn; see slurm.conf of the test cluster."""
 
 STRANGER = """
 import socketserver, sys, threading
@@ -51,8 +51,10 @@ def test_two_runs_share_nodes_and_one_finds_its_ports_taken(jobs):
     first, second = runs
     jobs.cluster.command(["scontrol", "release", str(first.id)])
     first.wait_until("no leader", lambda: leader_port(first) is not None)
+    port = leader_port(first)
+    assert port in RESERVED
     taken, free, *_ = derived_ports(jobs.cluster, second)
-    ports = [str(port) for port in (*RESERVED, taken)]
+    ports = [str(number) for number in (*range(port, port + 8), taken)]
     with jobs.cluster.popen(["/usr/bin/python3", "-c", STRANGER, *ports], user="root", machine="n1") as stranger:
         assert stranger.stdout.readline() == "ready\n"
         jobs.cluster.command(["scontrol", "release", str(second.id)])
@@ -66,7 +68,6 @@ def test_two_runs_share_nodes_and_one_finds_its_ports_taken(jobs):
         for job in runs:
             job.wait_for("COMPLETED")
         jobs.cluster.command(["pkill", "-f", "SSH-2.0-nobody"], user="root", machine="n1")
-    assert leader_port(first) in RESERVED
     assert leader_port(second) == free
     assert [job.tables() for job in runs] == [[["n1", "n2"]], [["n1", "n2"]]]
 
