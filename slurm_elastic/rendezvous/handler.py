@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -88,7 +89,6 @@ class SlurmRendezvousHandler(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Join and wait for a place; see torch's RendezvousHandler for the errors."""
         self._raise_if_over()
-        self._interrupted = False
         self._store = None
         self._reserved = ReservedPort()
         self._coordination.join(self._seat.candidate(self._reserved.port))
@@ -109,6 +109,7 @@ class SlurmRendezvousHandler(RendezvousHandler):
     def set_closed(self) -> None:
         """End the run for everybody."""
         self._coordination.close_run()
+        self._end = self._end or RendezvousClosedError("the run was closed from here")
 
     def num_nodes_waiting(self) -> int:
         """1 when the round is over for whatever reason, so that torch's agent restarts its workers; else 0."""
@@ -118,15 +119,23 @@ class SlurmRendezvousHandler(RendezvousHandler):
         return int(self._interrupted)
 
     def shutdown(self) -> bool:
-        """Leave; when all members of a round have left like this, the run is finished."""
+        """Leave; when all members of a round have left like this, the run is finished.
+
+        torch's launch_agent (launcher/api.py, 2.13) comes here in a ``finally`` also when the workers failed for good
+        or the agent broke down. Then the run is closed for everybody, as by torch's own handler.
+        """
         if self._reserved is not None:
             self._reserved.close()
+        if sys.exc_info()[0] is not None and self._end is None:
+            self.set_closed()
         self._coordination.left(LeaveReason.FINISHED)
         self._coordination.stop()
         return True
 
     def _placed(self, placed: Placed) -> RendezvousInfo:
         assert self._reserved is not None
+        # Whatever ended before concerns earlier rounds.
+        self._interrupted = False
         self._store = open_worker_store(placed, self._reserved) or TCPStore(
             placed.store_address, placed.store_port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT
         )

@@ -117,8 +117,10 @@ class Leader:
 
     async def everybody_told(self) -> None:
         """Return when every decision is carried out and every agent has gone."""
-        while not self._decisions.empty() or self._connections:
+        await self._decisions.join()
+        while self._connections:
             await asyncio.sleep(0.02)
+            await self._decisions.join()
 
     # What the connections report.
 
@@ -197,6 +199,7 @@ class Leader:
                 await asyncio.to_thread(self._ledger.finish, decision)
             self._tell(state, decision)
             self._journal(decision)
+            self._decisions.task_done()
 
     def _tell(self, state: State, decision: Decision) -> None:
         match decision:

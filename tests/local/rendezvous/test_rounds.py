@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from slurm_elastic.rendezvous.coordination import Superseded
+from slurm_elastic.rendezvous.ledger import RunDirLedger
 from slurm_elastic.rendezvous.member import Unreachable
 from slurm_elastic.rendezvous.membership import Finish, LeaveReason, Outcome, Publish, Reason
 from slurm_elastic.rendezvous.messages import Ended, Waiting
@@ -258,6 +260,28 @@ def test_the_end_is_told_once_more_to_who_missed_it(start_run: StartRun) -> None
     again = run.party(1)
     again.join()
     assert again.hear(Ended).outcome is Outcome.SUCCEEDED
+
+
+def test_a_leader_that_stops_first_tells_the_end_however_slow_the_disk(
+    start_run: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = RunDirLedger.finish
+
+    def slowly(self: RunDirLedger, decision: Finish) -> None:
+        time.sleep(0.2)
+        finish(self, decision)
+
+    monkeypatch.setattr(RunDirLedger, "finish", slowly)
+    run = start_run()
+    leader, member = run.all_of(2)
+    form([leader, member])
+    for party in (member, leader):
+        party.link.finished()
+        party.link.left(LeaveReason.FINISHED)
+    member.link.stop()
+    leader.link.stop()
+    assert run.run_dir.is_done()
+    assert any(isinstance(decision, Finish) for decision in leader.decisions)
 
 
 def test_stopping_twice_is_harmless(start_run: StartRun) -> None:
