@@ -222,7 +222,8 @@ class Member:
                     self._give_up(Unreachable(str(error), usage=True))
                     return None
                 except ConnectionRefusedError:
-                    if again:
+                    # Nobody listens where the leader was. That nobody does at another port of the list means nothing.
+                    if again and self._link is not None and endpoint == self._link.endpoint:
                         self._give_up(LeaderLost("its process has ended"))
                         return None
                 except ForeignError as error:

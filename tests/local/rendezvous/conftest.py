@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.rendezvous.leader import Leader
 from tests.local.rendezvous.parties import Run
 
 
@@ -26,3 +27,17 @@ def start_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     yield start
     for run in runs:
         run.close()
+
+
+@pytest.fixture
+def leaders(monkeypatch: pytest.MonkeyPatch) -> list[Leader]:
+    """The leaders that are made, to look at what they count."""
+    made: list[Leader] = []
+    init = Leader.__init__
+
+    def remember(self: Leader, *arguments: object) -> None:
+        made.append(self)
+        init(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Leader, "__init__", remember)
+    return made

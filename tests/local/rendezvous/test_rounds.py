@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.rendezvous.coordination import Superseded
+from slurm_elastic.rendezvous.leader import Leader
 from slurm_elastic.rendezvous.ledger import RunDirLedger
 from slurm_elastic.rendezvous.member import Unreachable
-from slurm_elastic.rendezvous.membership import Finish, LeaveReason, Outcome, Publish, Reason
+from slurm_elastic.rendezvous.membership import Drop, Finish, LeaveReason, Outcome, Publish, Reason
 from slurm_elastic.rendezvous.messages import Ended, Waiting
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from tests.local.agents import eventually
@@ -282,6 +284,23 @@ def test_a_leader_that_stops_first_tells_the_end_however_slow_the_disk(
     leader.link.stop()
     assert run.run_dir.is_done()
     assert any(isinstance(decision, Finish) for decision in leader.decisions)
+
+
+def test_a_connection_that_breaks_is_made_again_and_nothing_changes(start_run: StartRun, leaders: list[Leader]) -> None:
+    run = start_run()
+    # Without an endpoint in the run directory all ports are tried in order, and nobody listens at the first.
+    with socket.create_server(("", run.seat.ports[0])):
+        leader = run.party(0)
+    for path in (run.run_dir.path / "endpoints").iterdir():
+        path.unlink()
+    member = run.party(1)
+    leader.join()
+    member.join()
+    eventually(lambda: len(leaders[0]._connections) == 2)
+    before = leaders[0]._connections[member.seat.agent]
+    leader.link._loop.call_soon_threadsafe(before.close)
+    eventually(lambda: leaders[0]._connections.get(member.seat.agent) not in (None, before))
+    assert not any(isinstance(decision, Drop) for decision in leader.decisions)
 
 
 def test_stopping_twice_is_harmless(start_run: StartRun) -> None:

@@ -34,20 +34,6 @@ def frame(content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + content
 
 
-@pytest.fixture
-def leaders(monkeypatch: pytest.MonkeyPatch) -> list[Leader]:
-    """The leaders that are made, to look at what they count."""
-    made: list[Leader] = []
-    init = Leader.__init__
-
-    def remember(self: Leader, *arguments: object) -> None:
-        made.append(self)
-        init(self, *arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Leader, "__init__", remember)
-    return made
-
-
 def connect_to(party: Party) -> socket.socket:
     endpoint = json.loads(party.seat.run_dir.endpoint(party.seat.incarnation) or b"")
     return socket.create_connection(("127.0.0.1", endpoint["port"]), timeout=PATIENCE)
