@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,9 +35,25 @@ ENVIRONMENT = {"GIVEN": "\u00fc\udcfe", "LONG": "x" * 100_000, "TORCHELASTIC_RUN
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    made = Workplace(tmp_path_factory.mktemp("script"), arguments=ARGUMENTS, preload=["numpy"])
+    directory = tmp_path_factory.mktemp("script")
+    with _standard_output_is_a_pipe():
+        made = Workplace(directory, arguments=ARGUMENTS, preload=["numpy.random"])
     yield made
     made.close()
+
+
+@contextlib.contextmanager
+def _standard_output_is_a_pipe() -> Iterator[None]:
+    """Unlike the files that workers write to."""
+    kept = os.dup(1)
+    reading, writing = os.pipe()
+    os.dup2(writing, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        for descriptor in (kept, reading, writing):
+            os.close(descriptor)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -76,7 +94,7 @@ def test_random_numbers_are_fresh(place: Workplace) -> None:
     place.script.write_text(
         "import random, numpy, torch, multiprocessing\n"
         "print([random.random(), numpy.random.rand(), torch.rand(1).item(), torch.initial_seed()])\n"
-        "print(multiprocessing.current_process().authkey)\n"
+        "print(multiprocessing.current_process().authkey.hex())\n"
     )
     context = place.context(workers=2)
     try:
@@ -99,18 +117,21 @@ def test_what_a_preload_sets_at_import_stays(tmp_path: Path, monkeypatch: pytest
         "torch.rand(3)\n"
     )
     monkeypatch.setenv("REMOVED_BY_IMPORT", "x")
+    monkeypatch.setenv("REMOVED_BY_AGENT", "x")
     place = Workplace(tmp_path, preload=["setting"])
+    monkeypatch.delenv("REMOVED_BY_AGENT")
     try:
         place.script.write_text(
             "import setting, os, torch\n"
             "print(*(os.environ.get(n) for n in ('SET_BY_IMPORT', 'GIVEN_BY_AGENT', 'REMOVED_BY_IMPORT')))\n"
+            "print(os.environ.get('REMOVED_BY_AGENT'))\n"
             "print(torch.rand(2))\n"
         )
         ended = place.run_warm(environment={"GIVEN_BY_AGENT": "agent"})
         assert ended == place.run_plain(environment={"GIVEN_BY_AGENT": "agent"})
     finally:
         place.close()
-    assert ended.stdout.startswith("import agent None\n")
+    assert ended.stdout.startswith("import agent None\nNone\n")
 
 
 def test_own_site_customization_runs_once_and_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +142,8 @@ def test_own_site_customization_runs_once_and_in_place(tmp_path: Path, monkeypat
     place = Workplace(tmp_path)
     try:
         place.script.write_text(
-            "import os, sys, sitecustomize\nprint(sys.customized, sys.path, os.environ['PYTHONPATH'], sitecustomize)\n"
+            "import os, sys\nprint('sitecustomize' in sys.modules)\n"
+            "import sitecustomize\nprint(sys.customized, sys.path, os.environ['PYTHONPATH'], sitecustomize)\n"
         )
         assert place.run_warm() == place.run_plain()
     finally:

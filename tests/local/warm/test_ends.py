@@ -112,7 +112,6 @@ def test_nothing_outlives_the_agent(tmp_path: Path, pids: Pids, start: str) -> N
     (tmp_path / "train.py").write_text(WAIT)
     agent = subprocess.Popen([sys.executable, str(Path(__file__).with_name("agent.py")), str(tmp_path), start])
     try:
-        (tmp_path / "environment").write_text(str(pids.file))
         family = pids.wait(families=2)
         (warm,) = children(agent.pid)
         everybody = [int(line.split()[1]) for line in pids.file.read_text().splitlines() if "ready" not in line]
@@ -123,15 +122,30 @@ def test_nothing_outlives_the_agent(tmp_path: Path, pids: Pids, start: str) -> N
     assert family
 
 
+def test_workers_die_when_agent_and_warm_process_are_killed_at_once(tmp_path: Path, pids: Pids) -> None:
+    (tmp_path / "train.py").write_text(WAIT)
+    agent = subprocess.Popen([sys.executable, str(Path(__file__).with_name("agent.py")), str(tmp_path), "warm"])
+    try:
+        family = pids.wait(families=2)
+        (warm,) = children(agent.pid)
+        os.kill(warm, signal.SIGSTOP)
+    finally:
+        agent.kill()
+        agent.wait()
+    os.kill(warm, signal.SIGKILL)
+    assert_gone(warm, family["worker"])
+
+
 def test_warm_process_that_imports_dies_with_the_agent(tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text("import time\ntime.sleep(1000)\n")
+    (tmp_path / "slow.py").write_text(f"import time\nopen({str(tmp_path / 'here')!r}, 'w')\ntime.sleep(1000)\n")
     (tmp_path / "train.py").touch()
     agent = subprocess.Popen([sys.executable, str(Path(__file__).with_name("agent.py")), str(tmp_path), "slow"])
     try:
         end = time.monotonic() + HANG
-        while not (found := children(agent.pid)):
+        while not (tmp_path / "here").exists():
             assert time.monotonic() < end
             time.sleep(0.01)
+        found = children(agent.pid)
     finally:
         agent.kill()
         agent.wait()
@@ -171,10 +185,11 @@ def test_warm_process_that_dies_between_rounds(workplace: Make, caplog: pytest.L
 def test_signals_of_slurm_do_not_end_the_warm_process(workplace: Make) -> None:
     """slurmstepd signals every process of a step (scancel(1))."""
     place = workplace()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
-        os.kill(place.warm.pid, number)
-    place.script.write_text("print('here')\n")
-    assert place.run_warm().stdout == "here\n"
+    place.script.write_text("import sys\nprint('torch' in sys.modules)\n")
+    for _moment in ("while it starts", "when it serves"):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+            os.kill(place.warm.pid, number)
+        assert place.run_warm().stdout == "True\n"
 
 
 @pytest.mark.parametrize("environment", [{}, COLD], ids=["warm", "cold"])

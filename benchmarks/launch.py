@@ -1,0 +1,257 @@
+"""How long workers of one node need to start and to restart, and what they take up, under torchrun and under ours.
+
+    python -m benchmarks.launch [--json FILE] [--repetitions 5] [--workers 8] [--only barrier,line,restart]
+
+`torchrun --standalone` and `slurm-elastic agent` run the same script, in turns. Times are those of the script itself,
+from the clock that all processes of a machine share (CLOCK_MONOTONIC), since the launcher started, or since a worker
+ended by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import sandbox
+from benchmarks.tables import Bar, Results, Table, median, seconds
+from benchmarks.usage import usage
+
+_ROOT = Path(__file__).parents[1]
+_LIMIT = 180.0
+"""Seconds after which a launch counts as never."""
+
+_SCRIPT = """\
+import time
+first_line = time.monotonic()
+import os, sys
+directory, plan = sys.argv[1:]
+rank = os.environ["RANK"]
+again = os.path.exists(os.path.join(directory, "failure"))
+def mark(event, moment):
+    with open(os.path.join(directory, f"{event}.{rank}.{int(again)}.new"), "w") as file:
+        file.write(str(moment))
+    os.rename(file.name, file.name[:-4])
+mark("line", first_line)
+import torch
+import torch.distributed
+mark("torch", time.monotonic())
+torch.distributed.init_process_group("gloo")
+torch.distributed.barrier()
+mark("barrier", time.monotonic())
+if plan == "restart" and not again and rank == "0":
+    while not os.path.exists(os.path.join(directory, "fail")):
+        time.sleep(0.05)
+    with open(os.path.join(directory, "failure.new"), "w") as file:
+        file.write(str(time.monotonic()))
+    os.rename(file.name, os.path.join(directory, "failure"))
+    os._exit(1)
+time.sleep(1000)
+"""
+
+_LAUNCHERS = {
+    "torchrun": ["torch.distributed.run", "--standalone"],
+    "slurm-elastic": ["slurm_elastic", "agent"],
+}
+
+
+def main() -> int:
+    """Measure, show and judge."""
+    options = _options()
+    sandbox.enter("benchmarks.launch")
+    results = Results.of("launch")
+    parts: dict[str, Callable[[Results, int, int], None]] = {"barrier": _barrier, "line": _line, "restart": _restart}
+    for name in options.only.split(","):
+        parts[name](results, options.repetitions, options.workers)
+    return results.finish(options.json)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.launch", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
+    parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="of which medians are taken")
+    parser.add_argument("--workers", type=int, default=8, metavar="N", help="on the node")
+    parser.add_argument("--only", default="barrier,line,restart", help="the parts to run")
+    return parser.parse_args()
+
+
+def _barrier(results: Results, repetitions: int, workers: int) -> None:
+    """From the launcher's start to the first barrier of many workers, and their memory then."""
+    times, memory = _Taken(), _Taken()
+    for name in _in_turns(repetitions):
+        with _launch(name, workers, "hold") as launch:
+            times.add(name, launch.last("barrier", workers, since=launch.started))
+            memory.add(name, launch.memory())
+    table = Table(
+        f"{workers} workers of one node: start to first gloo barrier, and memory of all processes then",
+        ["launcher", "barrier (s)", "longest (s)", "PSS (MiB)"],
+        note=f"Medians of {repetitions}.",
+    )
+    for name in _LAUNCHERS:
+        share = memory.median(name)
+        table.rows.append(
+            [name, seconds(times.median(name)), seconds(times.longest(name)), f"{share:.0f}" if share else "?"]
+        )
+    results.add(table)
+    results.bars.append(Bar.at_least("first barrier 6 times faster than torchrun", times.ratio(), 6))
+    part = memory.ratio()
+    results.bars.append(Bar.at_most("memory at most half of torchrun's", 1 / part if part else None, 0.5, "times"))
+
+
+def _line(results: Results, repetitions: int, _workers: int) -> None:
+    """From the launcher's start to the first line of a single worker, and to the line after `import torch`."""
+    first, imported = _Taken(), _Taken()
+    for name in _in_turns(repetitions):
+        with _launch(name, 1, "hold") as launch:
+            imported.add(name, launch.last("torch", 1, since=launch.started))
+            first.add(name, launch.last("line", 1, since=launch.started))
+    table = Table(
+        "1 worker: start to first line",
+        ["launcher", "first line (s)", "torch imported (s)"],
+        [[name, seconds(first.median(name)), seconds(imported.median(name))] for name in _LAUNCHERS],
+        note=f"Medians of {repetitions}.",
+    )
+    results.add(table)
+    results.bars.append(Bar.at_least("1 worker: not slower than torchrun to its first line", first.ratio(), 1))
+
+
+def _restart(results: Results, repetitions: int, workers: int) -> None:
+    """From the moment that one worker ends by itself to the first line of all new ones."""
+    first, imported, barrier = _Taken(), _Taken(), _Taken()
+    for name in _in_turns(repetitions):
+        with _launch(name, workers, "restart") as launch:
+            launch.last("barrier", workers, since=launch.started)
+            # Long enough for a launcher that prepares restarts when it has nothing else to do.
+            time.sleep(8)
+            (launch.directory / "fail").touch()
+            failed = launch.moment("failure")
+            barrier.add(name, launch.last("barrier", workers, since=failed, again=True))
+            imported.add(name, launch.last("torch", workers, since=failed, again=True))
+            first.add(name, launch.last("line", workers, since=failed, again=True))
+    table = Table(
+        f"{workers} workers of one node: restart after one of them ended by itself",
+        ["launcher", "first line of all (s)", "torch imported (s)", "barrier (s)"],
+        note=f"Until the last of them is there. Medians of {repetitions}.",
+    )
+    for name in _LAUNCHERS:
+        table.rows.append([name, *(seconds(taken.median(name)) for taken in (first, imported, barrier))])
+    results.add(table)
+    results.bars.append(
+        Bar.at_most(f"restart of {workers} workers to their first line in 0.3 s", first.median("slurm-elastic"), 0.3)
+    )
+
+
+def _in_turns(repetitions: int) -> Iterator[str]:
+    for _repetition in range(repetitions):
+        yield from _LAUNCHERS
+
+
+class _Taken:
+    """What was measured, by launcher."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float | None]] = {name: [] for name in _LAUNCHERS}
+
+    def add(self, name: str, value: float | None) -> None:
+        self._values[name].append(value)
+
+    def median(self, name: str) -> float | None:
+        return median(self._values[name])
+
+    def longest(self, name: str) -> float | None:
+        return None if None in self._values[name] else max(value for value in self._values[name] if value is not None)
+
+    def ratio(self) -> float | None:
+        """How many times torchrun's median is ours."""
+        torchs, ours = self.median("torchrun"), self.median("slurm-elastic")
+        return torchs / ours if torchs and ours else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """A launcher that runs, and the directory in which its workers write down what they have reached."""
+
+    directory: Path
+    process: subprocess.Popen[bytes]
+    started: float
+
+    def last(self, event: str, workers: int, *, since: float | None, again: bool = False) -> float | None:
+        """Seconds until the last worker reached it; None if one never did."""
+        moments = [self.moment(f"{event}.{rank}.{int(again)}") for rank in range(workers)]
+        reached = [moment for moment in moments if moment is not None]
+        return max(reached) - since if since is not None and len(reached) == workers else None
+
+    def moment(self, event: str) -> float | None:
+        """When it happened, once it has."""
+        file = self.directory / event
+        while not file.exists():
+            if time.monotonic() - self.started > _LIMIT or self.process.poll() is not None:
+                return None
+            time.sleep(0.02)
+        return float(file.read_text())
+
+    def memory(self) -> float:
+        """Of the launcher and all its descendants, MiB; what they share is counted once."""
+        total, parents = 0.0, {self.process.pid}
+        while parents:
+            for pid in parents:
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError, KeyError):
+                    total += usage(pid).share
+            parents = {pid for pid, parent in _parents().items() if parent in parents}
+        return total
+
+
+@contextlib.contextmanager
+def _launch(name: str, workers: int, plan: str) -> Iterator[_Launch]:
+    with tempfile.TemporaryDirectory(prefix="launch-") as directory:
+        script = Path(directory, "train.py")
+        script.write_text(_SCRIPT)
+        started = time.monotonic()
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", *_LAUNCHERS[name]),
+                *("--nproc-per-node", str(workers), "--max-restarts", "1"),
+                *(str(script), directory, plan),
+            ],
+            cwd=directory,
+            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            yield _Launch(Path(directory), process, started)
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """torchrun leaves its workers when it is killed, so that they have to be found before."""
+    family = {process.pid}
+    parents = _parents()
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    for pid in family:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def _parents() -> dict[int, int]:
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
