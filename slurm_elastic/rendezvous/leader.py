@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 
 from slurm_elastic.rendezvous import membership
+from slurm_elastic.rendezvous.beats import Beats
 from slurm_elastic.rendezvous.connection import AcceptedConnection
 from slurm_elastic.rendezvous.ledger import Ledger
 from slurm_elastic.rendezvous.membership import (
@@ -50,6 +51,8 @@ from slurm_elastic.rendezvous.messages import (
 __all__ = ["FencedError", "Leader"]
 
 logger = logging.getLogger(__name__)
+
+_BEAT = encode(Beat())
 
 
 class FencedError(Exception):
@@ -90,6 +93,8 @@ class Leader:
         self._signs: dict[str, float] = {}
         self._decisions: asyncio.Queue[tuple[State, Decision]] = asyncio.Queue()
         self._timer: asyncio.TimerHandle | None = None
+        self._forming = asyncio.Event()
+        self._beats = Beats(settings.heartbeat_limit / 3, settings.tick_interval)
 
     async def serve(self, listener: socket.socket) -> None:
         """Lead until cancelled.
@@ -102,13 +107,14 @@ class Leader:
         """
         self._loop = asyncio.get_running_loop()
         self._state = membership.initial_state(self._settings, self._loop.time())
+        self._forming.set()
         server = await self._loop.create_server(
             lambda: AcceptedConnection(self, self.secret, self.run, self.epoch), sock=listener, backlog=4096
         )
         self._schedule()
         try:
             async with server:
-                await _until_first_error(self._carry_out(), self._send_beats(), self._ask_slurm())
+                await _until_first_error(self._carry_out(), self._ask_slurm())
         finally:
             if self._timer is not None:
                 self._timer.cancel()
@@ -167,6 +173,10 @@ class Leader:
     def _handle(self, event: Event) -> None:
         state, decisions = membership.step(self._state, event, self._loop.time())
         self._state = state
+        if state.phase is Phase.FORMING:
+            self._forming.set()
+        else:
+            self._forming.clear()
         for decision in decisions:
             self._decisions.put_nowait((state, decision))
         self._schedule()
@@ -185,6 +195,7 @@ class Leader:
             signs, self._signs = tuple(self._signs.items()), {}
             self._handle(Heard(signs))
         self._handle(Tick())
+        self._send_beats()
 
     # Carrying out.
 
@@ -232,12 +243,10 @@ class Leader:
     def _send(self, agent: str, message: LeaderMessage) -> None:
         self._send_all((agent,), message)
 
-    async def _send_beats(self) -> None:
-        content = encode(Beat())
-        while True:
-            await asyncio.sleep(self._settings.heartbeat_limit / 3)
-            for connection in list(self._connections.values()):
-                connection.send(content)
+    def _send_beats(self) -> None:
+        # Every agent answers with a sign of its own.
+        for agent in self._beats.due(self._connections, self._loop.time()):
+            self._connections[agent].send(_BEAT)
 
     async def _ask_slurm(self) -> None:
         """While nodes are missing, ask Slurm whether they are down: known dead nodes are not waited for."""
@@ -245,6 +254,7 @@ class Leader:
         if self._nodes_down is None or not expected:
             return
         while True:
+            await self._forming.wait()
             await asyncio.sleep(1.0)
             state = self._state
             present = {agent.candidate.node for agent in state.agents.values()}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -74,7 +73,7 @@ class MemberSettings:
         locate: says where the leader may be, in the order in which to try; may block, and is asked again while nobody
             is found.
         connect_timeout: seconds until the first connection must stand.
-        heartbeat_limit: seconds; signs of life are sent three times as often.
+        heartbeat_limit: seconds of silence after which another connection is tried.
         leader_limit: seconds of silence, or without connection, after which the leader is lost.
     """
 
@@ -159,6 +158,8 @@ class Member:
         if link is not self._link:
             return
         match message:
+            case Beat():
+                self._say(message)
             case Probed(probe):
                 self._say(Ponged(self._settings.agent, probe))
             case Placed(attempt=attempt, round=round_):
@@ -192,9 +193,10 @@ class Member:
         """Return when this link is broken, after having tried another one beside it if it was merely silent."""
         loop = asyncio.get_running_loop()
         limit = self._settings.heartbeat_limit
+        patience = min(limit, self._settings.leader_limit)
         while not link.closed.done():
-            link.send(Beat())
-            await asyncio.wait([link.closed], timeout=limit / 3 * random.uniform(0.8, 1.0))
+            # A living leader is heard several times in this time, so an idle agent rarely wakes up for its own clock.
+            await asyncio.wait([link.closed], timeout=max(link.heard_at + patience - loop.time(), patience / 3))
             silence = loop.time() - link.heard_at
             if silence > self._settings.leader_limit:
                 link.abort()

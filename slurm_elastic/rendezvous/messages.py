@@ -50,7 +50,7 @@ class MessageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A sign of life, in both directions."""
+    """A sign of life. The leader gives it three times in the heartbeat limit, and every agent answers with its own."""
 
 
 @dataclass(frozen=True, slots=True)
