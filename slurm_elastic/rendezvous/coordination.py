@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.leader import FencedError, Leader
 from slurm_elastic.rendezvous.member import LeaderLost, Member, MemberSettings, Word
 from slurm_elastic.rendezvous.membership import Candidate, LeaveReason, WorkerFailure
@@ -141,6 +142,9 @@ class Coordination:
             await leader.serve(listener)
         except FencedError as error:
             self._deliver(Superseded(str(error)))
+        except SlurmElasticError as error:
+            # Such as a full disk: something for a person to mend, and no fault in here.
+            self._deliver(LeaderLost(str(error)))
         except Exception as error:
             logger.exception("the leader failed")
             self._deliver(LeaderLost(f"it failed: {error}"))

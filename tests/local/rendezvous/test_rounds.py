@@ -12,7 +12,7 @@ import pytest
 from slurm_elastic.rendezvous.coordination import Superseded
 from slurm_elastic.rendezvous.leader import Leader
 from slurm_elastic.rendezvous.ledger import RunDirLedger
-from slurm_elastic.rendezvous.member import Unreachable
+from slurm_elastic.rendezvous.member import LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import Drop, Finish, LeaveReason, Outcome, Publish, Reason
 from slurm_elastic.rendezvous.messages import Ended, Waiting
 from slurm_elastic.rendezvous.options import RendezvousOptions
@@ -224,6 +224,18 @@ def test_a_leader_whose_round_was_published_by_another_is_superseded(start_run: 
     assert run.run_dir.claim_round(0, b"{}")
     leader.join()
     assert "round 0 was published by another leader" in leader.hear(Superseded).why
+
+
+def test_a_leader_that_cannot_write_a_round_down_publishes_none(
+    start_run: StartRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = start_run()
+    leader = run.party(0)
+    (run.run_dir.path / "rounds").rmdir()
+    (run.run_dir.path / "rounds").write_text("in the way")
+    leader.join()
+    assert "rounds" in leader.hear(LeaderLost).why
+    assert not caplog.records
 
 
 def test_two_runs_of_the_same_id_in_other_directories_do_not_meet(start_run: StartRun, tmp_path: Path) -> None:

@@ -1,0 +1,87 @@
+"""Where a leader listens, and who leads."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from slurm_elastic.errors import UsageError
+from slurm_elastic.rendezvous.leader import Leader
+from slurm_elastic.rendezvous.membership import Reason
+from tests.local.rendezvous.parties import Run, form
+
+StartRun = Callable[..., Run]
+
+
+@pytest.fixture
+def taken() -> Iterator[Callable[[int], int]]:
+    """Listen on a free port, or a given one, on behalf of somebody else."""
+    with ExitStack() as stack:
+        yield lambda port=0: stack.enter_context(socket.create_server(("", port))).getsockname()[1]
+
+
+def endpoint(run: Run) -> dict[str, object]:
+    published = run.run_dir.endpoint("run.0")
+    assert published is not None
+    found: dict[str, object] = json.loads(published)
+    return found
+
+
+def test_a_port_in_use_leads_to_the_next(start_run: StartRun, taken: Callable[..., int]) -> None:
+    first, second = taken(), taken()
+    with socket.create_server(("", 0)) as free:
+        third = free.getsockname()[1]
+    run = start_run(ports=(first, second, third), expected_nodes=("node1", "node2"))
+    party = run.party(0)
+    assert endpoint(run) == {"address": "127.0.0.1", "port": third, "epoch": 1, "agent": party.seat.agent}
+    form([party, run.party(1)])
+
+
+def test_no_port_left_is_said_with_the_mend(start_run: StartRun, taken: Callable[..., int]) -> None:
+    ports = (taken(), taken())
+    run = start_run(ports=ports)
+    with pytest.raises(UsageError) as error:
+        run.party(0)
+    listed = ", ".join(map(str, ports))
+    assert str(error.value) == (
+        f"every rendezvous port of this run is in use on node1 ({listed}); "
+        "give another by --rdzv-endpoint HOST:PORT, or reserve some by srun --resv-ports"
+    )
+    # Nobody leads yet, so another that may can.
+    assert run.run_dir.newest_epoch("run.0") is None
+
+
+def test_a_run_of_one_node_listens_to_itself_only(start_run: StartRun) -> None:
+    run = start_run(expected_nodes=("node1",))
+    run.party(0)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", int(str(endpoint(run)["port"]))), timeout=5)
+
+
+def test_a_run_of_several_listens_to_all(start_run: StartRun) -> None:
+    run = start_run(expected_nodes=("node1", "node2"))
+    run.party(0)
+    socket.create_connection(("127.0.0.2", int(str(endpoint(run)["port"]))), timeout=5).close()
+
+
+def test_the_leader_knows_what_the_seat_says(start_run: StartRun, leaders: list[Leader]) -> None:
+    run = start_run(expected_nodes=("node1", "node2"), min_nodes=2, max_nodes=2, max_restarts=5)
+    run.run_dir.claim_round(3, b"{}")
+    run.party(0, restart_count=0)
+    settings = leaders[0]._settings
+    assert (settings.min_nodes, settings.max_nodes, settings.max_restarts) == (2, 2, 5)
+    assert settings.expected_nodes == ("node1", "node2")
+    assert (settings.first_round, settings.first_reason) == (4, Reason.START)
+    assert (leaders[0].epoch, leaders[0].run) == (1, "run.0")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"address": "x"}', b'{"address": "x", "port": "y"}'])
+def test_an_endpoint_that_is_no_endpoint_is_not_believed(start_run: StartRun, content: bytes) -> None:
+    run = start_run(expected_nodes=("node1", "node2"))
+    leader = run.party(0)
+    run.run_dir.publish_endpoint("run.0", content)
+    assert {place.nodes for place in form([leader, run.party(1)])} == {2}
