@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from slurm_elastic.slurm import port_sequence
 from tests.cluster.jobs import SRUN, Job
@@ -25,6 +27,19 @@ for port in map(int, sys.argv[1:]):
 print("ready", flush=True)
 """
 """Listens on every port that is still free."""
+
+
+@contextmanager
+def foreign_listener(cluster: Cluster, node: str, ports: Iterable[int]) -> Iterator[None]:
+    """Somebody else's program on those of the ports that are free."""
+    argv = ["/usr/bin/python3", "-c", STRANGER, *map(str, ports)]
+    with cluster.popen(argv, user="root", machine=node) as program:
+        try:
+            assert program.stdout.readline() == "ready\n"
+            yield
+        finally:
+            # Not the process that was started here, which merely entered the node.
+            cluster.command(["pkill", "-f", "SSH-2.0-nobody"], user="root", machine=node)
 
 
 def leader_port(job: Job) -> int | None:
@@ -54,9 +69,7 @@ def test_two_runs_share_nodes_and_one_finds_its_ports_taken(jobs):
     port = leader_port(first)
     assert port in RESERVED
     taken, free, *_ = derived_ports(jobs.cluster, second)
-    ports = [str(number) for number in (*range(port, port + 8), taken)]
-    with jobs.cluster.popen(["/usr/bin/python3", "-c", STRANGER, *ports], user="root", machine="n1") as stranger:
-        assert stranger.stdout.readline() == "ready\n"
+    with foreign_listener(jobs.cluster, "n1", [*range(port, port + 8), taken]):
         jobs.cluster.command(["scontrol", "release", str(second.id)])
 
         # Both train at once: neither ends before it is told to.
@@ -67,7 +80,6 @@ def test_two_runs_share_nodes_and_one_finds_its_ports_taken(jobs):
 
         for job in runs:
             job.wait_for("COMPLETED")
-        jobs.cluster.command(["pkill", "-f", "SSH-2.0-nobody"], user="root", machine="n1")
     assert leader_port(second) == free
     assert [job.tables() for job in runs] == [[["n1", "n2"]], [["n1", "n2"]]]
 

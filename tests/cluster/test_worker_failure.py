@@ -13,9 +13,9 @@ def test_a_worker_that_fails_for_good_fails_the_job_and_is_named_last(jobs):
     assert job.exit_code() == 1
     nodes = job.nodes()
     log = job.run_dir / f"logs/round_0000/{nodes[1]}/rank_01/stderr.log"
-    # srun adds what it has to say about its tasks.
-    said = [line for line in job.lines if not line.startswith("srun: ")]
-    start = next(number for number, line in enumerate(said) if f"rank 1 on {nodes[1]} ended with exit code 1" in line)
+    # Last of all, after what srun says about its tasks.
+    said = job.lines
+    start = max(number for number, line in enumerate(said) if f"rank 1 on {nodes[1]} ended with exit code 1" in line)
     told = said[start + 1 :]
     assert told[0] == "  Traceback (most recent call last):"
     assert told[-2].endswith("RuntimeError: rank 1 fails as it was told to")
