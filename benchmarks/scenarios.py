@@ -5,17 +5,20 @@ from __future__ import annotations
 import enum
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
-from pathlib import Path
 
-from benchmarks.job import Job, wait
-from tests.cluster.testbed import Cluster
+from benchmarks.job import Job
+from tests.cluster.testbed import Cluster, network
 from tests.cluster.testbed.processes import end, init_of
 
 __all__ = ["Scenario"]
 
 _NODE = "n4"
 """To whom it happens: not the first node, which hosts torchrun's store and leads ours."""
+_START_LIMIT = 60.0
 
 
 class Scenario(enum.Enum):
@@ -54,30 +57,22 @@ class Scenario(enum.Enum):
                 moment = time.time()
                 os.kill(agent.pid, signal.SIGTERM)
             case Scenario.JOINS:
-                job.start([_NODE])
-                moment = _connected(cluster)
+                moment = _join(cluster, job)
         return moment
 
 
-def _connected(cluster: Cluster) -> float:
-    """When the new node's agent opened its first connection to the first node's."""
-    init = init_of(cluster.settings.namespace("n1"))
-    assert init is not None
-    tables = [Path(f"/proc/{init.pid}/net/{name}") for name in ("tcp", "tcp6")]
-    # proc(5) /proc/net/tcp: an address is one number in hex, of the machine's byte order; a mapped one ends so.
-    peer = "".join(f"{int(part):02X}" for part in reversed(cluster.settings.address(_NODE).split(".")))
-
-    def connected() -> bool:
-        rows = [line.split() for table in tables for line in table.read_text().splitlines()[1:]]
-        return any(
-            row[2].split(":")[0].endswith(peer) and row[3] == "01" and int(row[1].split(":")[1], 16) != _SLURMD
-            for row in rows
-        )
-
-    if not wait(connected, limit=60.0, pause=0.005):
-        raise RuntimeError(f"the agent on {_NODE} never connected")
-    return time.time()
-
-
-_SLURMD = 6818
-"""Port of slurmd, which Slurm's own messages go to."""
+def _join(cluster: Cluster, job: Job) -> float:
+    """Start an agent on the new node; when it opened its first connection to the first node."""
+    namespace = network.NAMESPACES / cluster.settings.namespace("n1")
+    program = [sys.executable, "-m", "benchmarks.first_connection", cluster.settings.address(_NODE)]
+    with subprocess.Popen(["nsenter", f"--net={namespace}", *program], stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None
+        watch.stdout.readline()
+        job.start([_NODE])
+        late = threading.Timer(_START_LIMIT, watch.kill)
+        late.start()
+        moment = watch.stdout.readline()
+        late.cancel()
+    if not moment:
+        raise RuntimeError(f"the agent on {_NODE} did not connect within {_START_LIMIT:.0f} s")
+    return float(moment)
