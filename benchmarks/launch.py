@@ -26,7 +26,7 @@ from benchmarks.tables import Bar, Results, Table, median, seconds
 from benchmarks.usage import usage
 
 _ROOT = Path(__file__).parents[1]
-_LIMIT = 180.0
+_LIMIT = 90.0
 """Seconds after which a launch counts as never."""
 
 _SCRIPT = """\
