@@ -112,6 +112,17 @@ def test_an_agent_of_another_protocol_is_2_with_one_line(allocate: Allocate) -> 
     leader.expect("slurm_elastic 0.0.1 there speaks protocol 0")
 
 
+def test_a_leader_that_somebody_has_superseded_is_76_and_the_others_75(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    agents = nodes.start_all("--max-restarts=1")
+    nodes.seen(0)
+    (nodes.run_dir / "rounds" / "000001.json").write_text("{}")
+    nodes.touch("fail.0.0", "1")
+    assert [agent.wait() for agent in agents] == [76, 75]
+    assert "error: 127.0.0.1 ends: round 1 was published by another leader" in agents[0].err
+    assert not nodes.processes()
+
+
 def test_too_few_nodes_fail(allocate: Allocate) -> None:
     nodes = allocate(2)
     agent = nodes.start(1, "--nnodes=2:2", "--rdzv-conf=join_timeout=0.5")

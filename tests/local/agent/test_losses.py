@@ -10,7 +10,7 @@ from tests.local.agents import WORKER, Allocation, allocation, eventually
 
 Allocate = Callable[..., Allocation]
 
-QUICK = "--rdzv-conf=heartbeat_limit=0.6"
+QUICK = "--rdzv-conf=heartbeat_limit=1"
 
 
 def test_a_killed_agent_is_replaced_by_a_spare_and_leaves_no_worker(allocate: Allocate) -> None:
@@ -41,7 +41,7 @@ def test_a_silent_member_is_given_up_and_joins_again_when_it_goes_on(allocate: A
     assert nodes.nodes_of(1) == ["127.0.0.1", "127.0.0.2"]
     lost = next(event for event in nodes.events() if event["event"] == "node_lost")
     assert (lost["nodes"], lost["why"]) == (["127.0.0.3"], "silent")
-    assert lost["silent_for"] > 0.6
+    assert lost["silent_for"] > 1
 
     agents[2].signal(signal.SIGCONT)
     assert nodes.nodes_of(2) == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
@@ -54,7 +54,7 @@ def test_a_silent_member_is_given_up_and_joins_again_when_it_goes_on(allocate: A
 
 def test_a_paused_leader_loses_nobody(allocate: Allocate) -> None:
     nodes = allocate(3)
-    agents = nodes.start_all("--rdzv-conf=heartbeat_limit=0.3")
+    agents = nodes.start_all("--rdzv-conf=heartbeat_limit=1")
     nodes.seen(0)
     members = [_sockets(agent.pid) for agent in agents[1:]]
     agents[0].signal(signal.SIGSTOP)
@@ -69,7 +69,7 @@ def test_a_paused_leader_loses_nobody(allocate: Allocate) -> None:
 
 def test_a_leader_paused_beyond_the_patience_of_members_is_lost_to_them(allocate: Allocate) -> None:
     nodes = allocate(2)
-    leader, member = nodes.start_all("--rdzv-conf=heartbeat_limit=0.3,leader_limit=1")
+    leader, member = nodes.start_all("--rdzv-conf=heartbeat_limit=1,leader_limit=2")
     nodes.seen(0)
     leader.signal(signal.SIGSTOP)
     assert member.wait() == 75

@@ -47,10 +47,10 @@ def test_as_a_spare(allocate: Allocate) -> None:
 
 def test_when_the_own_workers_have_finished(allocate: Allocate) -> None:
     nodes = allocate(2)
-    leader, member = nodes.start_all()
+    leader, member = nodes.start_all(LOGLEVEL="DEBUG")
     nodes.seen(0)
     nodes.touch("finish.1")
-    eventually(lambda: len(nodes.processes(str(WORKER))) == 1)
+    member.expect("the workers of 127.0.0.2 have ended well")
     member.signal(signal.SIGTERM)
     assert member.wait() == 75
     # It has done its part, so the others are not disturbed.

@@ -129,9 +129,7 @@ def test_torchrun_needs_neither_endpoint_nor_id(allocate: Allocate) -> None:
     nodes = allocate(2)
     (nodes.directory / "train.py").write_text(TORCHRUN_WORKER)
     command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=slurm", "--nnodes=1:2"]
-    first, second = (
-        nodes.command(number, *command, f"--local-addr=127.0.0.{number}", "train.py") for number in (1, 2)
-    )
+    first, second = (nodes.command(number, *command, f"--local-addr=127.0.0.{number}", "train.py") for number in (1, 2))
     eventually(lambda: len(list(nodes.directory.glob("torchrun.2.*"))) == 2, nodes.story)
     told = {(nodes.directory / f"torchrun.2.{rank}").read_text() for rank in (0, 1)}
     assert len(told) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -299,7 +300,7 @@ def test_a_leader_that_stops_first_tells_the_end_however_slow_the_disk(
 
 
 def test_a_connection_that_breaks_is_made_again_and_nothing_changes(start_run: StartRun, leaders: list[Leader]) -> None:
-    run = start_run()
+    run = start_run(run_id=f"run-{os.getpid()}")
     # Without an endpoint in the run directory all ports are tried in order, and nobody listens at the first.
     with socket.create_server(("", run.seat.ports[0])):
         leader = run.party(0)

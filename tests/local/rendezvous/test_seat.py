@@ -79,7 +79,10 @@ def test_the_leader_knows_what_the_seat_says(start_run: StartRun, leaders: list[
     assert (leaders[0].epoch, leaders[0].run) == (1, "run.0")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"address": "x"}', b'{"address": "x", "port": "y"}'])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"{}", b'{"address": "x"}', b'{"address": "x", "port": "y"}', b'{"address": "x", "port": null}'],
+)
 def test_an_endpoint_that_is_no_endpoint_is_not_believed(start_run: StartRun, content: bytes) -> None:
     run = start_run(expected_nodes=("node1", "node2"))
     leader = run.party(0)
