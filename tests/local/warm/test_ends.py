@@ -72,12 +72,15 @@ def pids(tmp_path: Path) -> Iterator[Pids]:
 
 
 def assert_gone(*gone: int) -> None:
+    alive = []
     for pid in gone:
         with contextlib.suppress(ProcessLookupError):
             handle = os.pidfd_open(pid)
-            ended, _, _ = select.select([handle], [], [], HANG)
+            if not select.select([handle], [], [], HANG)[0]:
+                alive.append(Path(f"/proc/{pid}/cmdline").read_bytes())
+                os.kill(pid, signal.SIGKILL)
             os.close(handle)
-            assert ended, f"process {pid} lives: {Path(f'/proc/{pid}/cmdline').read_bytes()!r}"
+    assert not alive
 
 
 def is_alive(pid: int) -> bool:

@@ -7,7 +7,7 @@ from slurm_elastic.agent.warm._conditions import Launch, is_read_at_import, obst
 
 PROGRAM = Program("/python", ("-u", "train.py"))
 COMMAND = ["/python", "-u", "train.py", "x"]
-WARM = Launch({"HOME": "/home", "OMP_NUM_THREADS": "1"}, "/work")
+WARM = Launch({"HOME": "/home", "OMP_NUM_THREADS": "1"}, "/home/run")
 
 
 def test_same_program_and_environment() -> None:
@@ -24,18 +24,23 @@ def test_what_an_agent_gives_its_workers_is_no_obstacle() -> None:
         "CUDA_VISIBLE_DEVICES": "0",
         "SLURM_ELASTIC_ROUND": "2",
     }
-    assert obstacle_to_warm_start(PROGRAM, WARM, COMMAND, Launch(given, "/work")) is None
+    assert obstacle_to_warm_start(PROGRAM, WARM, COMMAND, Launch(given, "/home/run")) is None
 
 
 @pytest.mark.parametrize(
     ("command", "environment", "directory", "reason"),
     [
-        (["/bin/echo", "x"], WARM.environment, "/work", "the entry point is '/bin/echo x', the warm process was"),
-        (["/python", "-u", "-m", "train"], WARM.environment, "/work", "started for '/python -u train.py'"),
-        (FUNCTION.command(), WARM.environment, "/work", "the entry point is a function"),
-        (COMMAND, WARM.environment, "/other", "the working directory is /other, that of the warm process /work"),
-        (COMMAND, {"HOME": "/home"}, "/work", "OMP_NUM_THREADS is unset for the worker, and was '1' for the warm"),
-        (COMMAND, {**WARM.environment, "LD_PRELOAD": "x"}, "/work", "LD_PRELOAD is 'x' for the worker, and was unset"),
+        (["/bin/echo", "x"], WARM.environment, "/home/run", "the entry point is '/bin/echo x', the warm process was"),
+        (["/python", "-u", "-m", "train"], WARM.environment, "/home/run", "started for '/python -u train.py'"),
+        (FUNCTION.command(), WARM.environment, "/home/run", "the entry point is a function"),
+        (COMMAND, WARM.environment, "/other", "the working directory is /other, that of the warm process /home/run"),
+        (COMMAND, {"HOME": "/home"}, "/home/run", "OMP_NUM_THREADS is unset for the worker, and was '1' for the warm"),
+        (
+            COMMAND,
+            {**WARM.environment, "LD_PRELOAD": "x"},
+            "/home/run",
+            "LD_PRELOAD is 'x' for the worker, and was unset",
+        ),
     ],
 )
 def test_obstacles(command: list[str], environment: dict[str, str], directory: str, reason: str) -> None:
