@@ -74,7 +74,9 @@ class Job:
             *(f"--ntasks={len(nodes)}", "--ntasks-per-node=1", "--overlap", "--cpu-bind=none"),
             *("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--export=ALL"),
         ]
-        env = {"PYTHONPATH": str(self._package)} if self.launcher is Launcher.OURS else {}
+        env = self.launcher.environment
+        if self.launcher is Launcher.OURS:
+            env["PYTHONPATH"] = str(self._package)
         with (self.directory / f"agents-{len(self._steps)}.out").open("w") as output:
             self._steps.append(
                 self._cluster.popen([*step, *agent], cwd=self.directory, env=env, stdout=output, stderr=output)

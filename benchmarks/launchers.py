@@ -22,6 +22,15 @@ class Launcher(enum.Enum):
         """What distinguishes the agent's command line from that of other processes."""
         return "-m slurm_elastic agent" if self is Launcher.OURS else "-m torch.distributed.run"
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables for its agents.
+
+        With its shared store, the default of torch 2.13, restarted workers find the addresses of those before them
+        under the same keys, fail to connect, and are restarted again, often for ever (pytorch issue 167288).
+        """
+        return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if self is Launcher.TUNED else {}
+
     def agent(self, run_id: str, start: str, directory: Path, *script: str) -> list[str]:
         """The command line of one agent.
 

@@ -139,19 +139,25 @@ def _show(results: Results, found: Found, options: argparse.Namespace) -> None:
             results.bars.append(Bar.at_most(f"{scenario.value}: new table in {limit} s", median(tables), limit))
     results.add(table)
     if options.start == "warm":
-        _judge_gaps(results, gaps)
+        _judge_gaps(results, gaps, options.limit)
 
 
-def _judge_gaps(results: Results, gaps: dict[tuple[Scenario, Launcher], float | None]) -> None:
-    for scenario, limit in _GAP_LIMITS.items():
+def _judge_gaps(results: Results, gaps: dict[tuple[Scenario, Launcher], float | None], limit: float) -> None:
+    for scenario, most in _GAP_LIMITS.items():
         if (scenario, Launcher.OURS) in gaps:
             own = gaps[scenario, Launcher.OURS]
-            results.bars.append(Bar.at_most(f"{scenario.value}: gap of at most {limit} s", own, limit))
+            results.bars.append(Bar.at_most(f"{scenario.value}: gap of at most {most} s", own, most))
     own = gaps.get((Scenario.KILLED, Launcher.OURS))
     for launcher, times in _TIMES_BETTER.items():
-        other = gaps.get((Scenario.KILLED, launcher))
-        if own and other:
-            promise = f"node killed: gap {times} times shorter than {launcher.value}"
+        if own is None or (Scenario.KILLED, launcher) not in gaps:
+            continue
+        other, promise = (
+            gaps[Scenario.KILLED, launcher],
+            f"node killed: gap {times} times shorter than {launcher.value}",
+        )
+        if other is None:
+            results.bars.append(Bar(promise, "torchrun never", limit / own >= times))
+        else:
             results.bars.append(Bar.at_least(promise, other / own, times))
 
 

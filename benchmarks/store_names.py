@@ -41,7 +41,8 @@ def main() -> int:
     table = Table(
         f"{_CLIENTS} clients connect to a TCPStore while the name server takes {_DELAY} s (s)",
         ["TCPStore listens on", "all clients", "median", "slowest", "names asked for", "another client waits"],
-        note="Another client waits: the longest get() of a client that was connected before.",
+        note="Another client waits: the longest get() of a client that was connected before. A client asks for a name, "
+        "too, which delays nobody else.",
     )
     for name, ipv4_only in (("its own socket, [::]", False), ("an IPv4 socket", True)):
         questions.clear()
