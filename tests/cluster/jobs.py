@@ -33,6 +33,11 @@ SRUN = "srun --overlap --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"})
 
 
+def on(*nodes: str) -> tuple[str, str]:
+    """sbatch's options for these nodes and no others."""
+    return f"--nodes={len(nodes)}", f"--nodelist={','.join(nodes)}"
+
+
 class Job:
     """One job, and the run that its agents are."""
 
@@ -120,10 +125,10 @@ class Job:
         """End the training."""
         (self.directory / "enough").touch()
 
-    def wait_for(self, state: str, timeout: float = 60.0) -> None:
-        """Wait until the job is in a state, with its processes gone."""
+    def wait_for(self, *states: str, timeout: float = 60.0) -> None:
+        """Wait until the job is in one of the states; in a final one its processes are gone."""
         try:
-            self.cluster.wait_for(self.id, state, timeout)
+            self.cluster.wait_for(self.id, states, timeout)
         except TestbedError:
             print(f"job {self.id} printed:\n{self.output}")
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cluster.jobs import SRUN, Job
+from tests.cluster.jobs import SRUN, Job, on
 from tests.cluster.testbed.machine import PATH
 
 TWICE = """\
@@ -52,7 +52,7 @@ def test_a_second_agent_on_a_node_is_refused_and_the_first_goes_on(jobs):
     jobs.write("twice.sh", TWICE)
     jobs.write("job.sh", f"#!/bin/bash\n{SRUN} bash twice.sh\n")
 
-    job = jobs.submit("--nodes=1", "job.sh")
+    job = jobs.submit(*on("n1"), "job.sh")
 
     job.wait_for("COMPLETED")
     assert (jobs.directory / "code").read_text() == "2\n"

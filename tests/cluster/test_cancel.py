@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cluster.jobs import on
+
 
 @pytest.mark.proctrack("cgroup", "linuxproc")
 def test_a_cancelled_job_leaves_nothing_behind(jobs, proctrack):
-    job = jobs.submit("--nodes=3", "elastic.sbatch", "train.py")
+    job = jobs.submit(*on("n1", "n2", "n3"), "elastic.sbatch", "train.py")
     job.wait_for_steps(0, ["n1", "n2", "n3"])
 
     jobs.cluster.command(["scancel", str(job.id)])

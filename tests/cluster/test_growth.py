@@ -86,7 +86,8 @@ def test_a_spare_takes_the_place_of_a_lost_member_and_another_ends_with_the_run(
     assert job.exit_codes() == dict.fromkeys(sorted([survivor, *spares]), 0)
     assert job.tables() == [members, second]
     assert [round_["restarts"] for round_ in job.rounds()] == [0, 0]
-    job.wait_for("COMPLETED")
+    # Slurm 24.11 counts the lost node, and this job's script asks for no verdict.
+    job.wait_for("COMPLETED", "FAILED")
 
 
 def test_agents_that_start_a_minute_apart_find_each_other(late):

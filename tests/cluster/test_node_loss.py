@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.cluster.jobs import SRUN, Job
+from tests.cluster.jobs import SRUN, Job, on
 
 
 def formed(job: Job) -> list[tuple[list[str], str, int]]:
@@ -46,7 +46,7 @@ def test_a_killed_node_is_left_behind_and_charged_to_nobody(jobs):
 
 
 def test_a_silent_node_is_given_up_after_the_heartbeat_limit_and_comes_back_when_healed(jobs):
-    job = jobs.submit("--nodes=3", "elastic.sbatch", "train.py")
+    job = jobs.submit(*on("n1", "n2", "n3"), "elastic.sbatch", "train.py")
     job.wait_for_steps(0, ["n1", "n2", "n3"])
 
     jobs.cluster.cut("n2")
@@ -69,7 +69,7 @@ def test_a_silent_node_is_given_up_after_the_heartbeat_limit_and_comes_back_when
 
 
 def test_an_agent_that_is_cut_off_for_good_stops_its_workers_and_goes(jobs):
-    job = jobs.submit("--nodes=2", "elastic.sbatch", "--rdzv-conf=leader_limit=4", "train.py")
+    job = jobs.submit(*on("n1", "n2"), "elastic.sbatch", "--rdzv-conf=leader_limit=4", "train.py")
     job.wait_for_steps(0, ["n1", "n2"])
 
     jobs.cluster.cut("n2")
@@ -87,7 +87,7 @@ def test_an_agent_that_is_cut_off_for_good_stops_its_workers_and_goes(jobs):
 
 def test_agents_end_cleanly_when_their_leader_is_gone(jobs):
     jobs.write("job.sh", f"#!/bin/bash\n#SBATCH --no-kill --exclusive\n{SRUN} --output=%N.out bash agent.sh train.py\n")
-    job = jobs.submit("--nodes=3", "job.sh")
+    job = jobs.submit(*on("n1", "n2", "n3"), "job.sh")
     job.wait_for_steps(0, ["n1", "n2", "n3"])
 
     jobs.cluster.kill("n1")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from slurm_elastic.slurm import port_sequence
-from tests.cluster.jobs import SRUN, Job
+from tests.cluster.jobs import SRUN, Job, on
 from tests.cluster.testbed import Cluster
 
 RESERVED = range(21000, 22000)
@@ -61,7 +61,7 @@ def test_two_runs_share_nodes_and_one_finds_its_ports_taken(jobs):
     runs = []
     for name in ("one", "other"):
         jobs.cluster.command(["mkdir", name], cwd=jobs.directory)
-        argv = ("--hold", "--nodes=2", "--nodelist=n1,n2", "../elastic.sbatch", "../train.py")
+        argv = ("--hold", *on("n1", "n2"), "../elastic.sbatch", "../train.py")
         runs.append(jobs.submit(*argv, cwd=jobs.directory / name))
     first, second = runs
     jobs.cluster.command(["scontrol", "release", str(first.id)])
@@ -91,7 +91,7 @@ def test_torchrun_needs_neither_endpoint_nor_id(jobs):
         "job.sh", f"#!/bin/bash\n#SBATCH --exclusive\nsrun {torchrun} train.py --steps=6 --fail=1 --fail-times=1\n"
     )
 
-    job = jobs.submit("--nodes=3", "job.sh")
+    job = jobs.submit(*on("n1", "n2", "n3"), "job.sh")
 
     job.wait_for("COMPLETED")
     assert {(e["rank"], e["node"]) for e in job.steps()} == {(0, "n1"), (1, "n2"), (2, "n3")}
@@ -103,7 +103,7 @@ def test_torchrun_needs_neither_endpoint_nor_id(jobs):
 def test_an_agent_does_without_slurm_commands(jobs, environment):
     jobs.write("job.sh", f"#!/bin/bash\n{SRUN} env PATH={environment} slurm-elastic agent train.py --steps=3\n")
 
-    job = jobs.submit("--nodes=2", "job.sh")
+    job = jobs.submit(*on("n1", "n2"), "job.sh")
 
     job.wait_for("COMPLETED")
     assert job.trained_on(0) == ["n1", "n2"]
