@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
@@ -53,6 +54,8 @@ __all__ = ["FencedError", "Leader"]
 logger = logging.getLogger(__name__)
 
 _BEAT = encode(Beat())
+_BACKLOG, _AT_ONCE = 4096, 16
+"""Connections that may wait to be accepted, and that are accepted together."""
 
 
 class FencedError(Exception):
@@ -89,7 +92,8 @@ class Leader:
         self._journal = journal
         self._nodes_down = nodes_down
         self._connections: dict[str, AcceptedConnection] = {}
-        self._anonymous: set[AcceptedConnection] = set()
+        self._anonymous: dict[AcceptedConnection, None] = {}
+        self._room = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
         self._signs: dict[str, float] = {}
         self._decisions: asyncio.Queue[tuple[State, Decision]] = asyncio.Queue()
         self._timer: asyncio.TimerHandle | None = None
@@ -109,8 +113,10 @@ class Leader:
         self._state = membership.initial_state(self._settings, self._loop.time())
         self._forming.set()
         server = await self._loop.create_server(
-            lambda: AcceptedConnection(self, self.secret, self.run, self.epoch), sock=listener, backlog=4096
+            lambda: AcceptedConnection(self, self.secret, self.run, self.epoch), sock=listener, backlog=_AT_ONCE
         )
+        # asyncio (3.11, selector_events.py) accepts a whole backlog before anybody hears of one of them.
+        listener.listen(_BACKLOG)
         self._schedule()
         try:
             async with server:
@@ -132,11 +138,17 @@ class Leader:
 
     def opened(self, connection: AcceptedConnection) -> None:
         """A connection was made by somebody who has proved nothing yet."""
-        self._anonymous.add(connection)
+        self._anonymous[connection] = None
+        if len(self._anonymous) > self._room:
+            # The process needs descriptors for itself and its workers, whoever holds how many connections open.
+            oldest = next(iter(self._anonymous))
+            self.reject(oldest, "one of too many connections of nobody known")
+            del self._anonymous[oldest]
+            oldest.close()
 
     def authenticated(self, connection: AcceptedConnection) -> None:
         """A connection has proved whose it is; an older one of the same agent is of no more use."""
-        self._anonymous.discard(connection)
+        self._anonymous.pop(connection, None)
         older = self._connections.get(connection.agent)
         self._connections[connection.agent] = connection
         if older is not None:
@@ -144,7 +156,7 @@ class Leader:
 
     def closed(self, connection: AcceptedConnection) -> None:
         """A connection has ended."""
-        self._anonymous.discard(connection)
+        self._anonymous.pop(connection, None)
         if self._connections.get(connection.agent) is connection:
             del self._connections[connection.agent]
             self._handle(Disconnected(connection.agent))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
-from tests.local.agents import WORKER, Allocation, allocation, eventually
+from tests.local.agents import PATIENCE, WORKER, Allocation, agent_command, allocation, eventually
 
 Allocate = Callable[..., Allocation]
 
@@ -141,3 +144,33 @@ def _sockets(pid: int) -> set[str]:
     """The sockets of a process."""
     links = [entry.readlink() for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()]
     return {str(link) for link in links if str(link).startswith("socket:")}
+
+
+def test_strangers_that_hold_more_connections_than_there_are_descriptors(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    limited = nodes.directory / "limited.py"
+    limited.write_text(
+        "import resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n"
+        "from slurm_elastic.cli import main\n"
+        "sys.exit(main())\n"
+    )
+    python, _, _, *arguments = agent_command("--local-addr=127.0.0.1", "--max-restarts=1", str(WORKER))
+    leader = nodes.command(1, python, str(limited), *arguments)
+    member = nodes.start(2, "--max-restarts=1")
+    nodes.seen(0)
+    port = json.loads((nodes.run_dir / "endpoints" / "7.0.json").read_text())["port"]
+    with ExitStack() as stack:
+        for _ in range(400):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE))
+        # Descriptors are left for a round change, and for agents that come.
+        nodes.touch("fail.0.1", "1")
+        nodes.seen(1)
+        member.signal(signal.SIGTERM)
+        assert member.wait() == 75
+        nodes.start(2, "--max-restarts=1")
+        assert nodes.nodes_of(3) == ["127.0.0.1", "127.0.0.2"]
+        nodes.touch("finish")
+        assert [leader.wait(), nodes.agents[-1].wait()] == [0, 0]
+    assert leader.err.count("dropped ") == 1
+    assert "out of system resource" not in leader.err
