@@ -19,6 +19,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from torch._C._distributed_c10d import TCPStore
@@ -31,8 +32,9 @@ from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from slurm_elastic.agent.environment import worker_environment
 from slurm_elastic.agent.notices import Notices
-from slurm_elastic.agent.root_cause import last_words
+from slurm_elastic.agent.root_cause import BY_WATCHDOG, last_words
 from slurm_elastic.agent.warm import StartInterruptedError
+from slurm_elastic.agent.watchdog import Watchdog, Watched
 from slurm_elastic.agent.workers import Starter, WorkerProcesses
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.coordination import Coordination, Superseded
@@ -85,6 +87,7 @@ class SlurmElasticAgent(LocalElasticAgent):
         coordination: in touch with the leader, or about to be.
         notices: the signals that came so far.
         starter: starts the processes of a round.
+        watchdog: finds workers that hang; not started. None for none.
         shutdown_timeout: seconds that workers get between SIGTERM and SIGKILL when a round ends as planned.
     """
 
@@ -97,10 +100,12 @@ class SlurmElasticAgent(LocalElasticAgent):
         notices: Notices,
         starter: Starter,
         *,
+        watchdog: Watchdog | None = None,
         shutdown_timeout: int = 30,
     ) -> None:
         super().__init__(spec, logs_specs, shutdown_timeout=shutdown_timeout)
         self._seat, self._coordination, self._notices, self._starter = seat, coordination, notices, starter
+        self._watchdog = watchdog
         self._doing = _Doing.JOINING
         self._processes: WorkerProcesses | None = None
         self._placed: Placed | None = None
@@ -114,6 +119,8 @@ class SlurmElasticAgent(LocalElasticAgent):
 
     def supervise(self) -> AgentOutcome:
         """Take part in the run until it ends or this agent leaves."""
+        if self._watchdog is not None:
+            self._watchdog.start(self._log_watchdog_event)
         self.run(self._worker_group.spec.role)
         return self.outcome
 
@@ -240,11 +247,17 @@ class SlurmElasticAgent(LocalElasticAgent):
         }
         for local_rank, env in envs.items():
             self._set_local_rank_env(cast(dict[str, str | None], env), local_rank, spec)
-        self._setup_local_watchdog(envs=envs)
+        if self._watchdog is not None:
+            for env in envs.values():
+                env[self._watchdog.variable] = self._watchdog.path
+            self._watchdog.expect()
         self._processes = self._starter(spec, envs, self._something_else_came)
         # For torch's _monitor_workers.
         self._pcontext = cast(PContext, self._processes)
-        return self._processes.pids()
+        pids = self._processes.pids()
+        if self._watchdog is not None:
+            self._watchdog.watch(_watched(pids, envs, self._placed.round))
+        return pids
 
     def _something_else_came(self) -> bool:
         words, _, _ = select.select([self._coordination.fd], [], [], 0)
@@ -270,12 +283,13 @@ class SlurmElasticAgent(LocalElasticAgent):
             return WorkerFailure(seat.agent, seat.node, self._placed.place.base_rank, 1, "a worker cannot be stopped")
         rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
         log = self._processes.stderr_of(failure.local_rank) if self._processes is not None else ""
+        hang = self._watchdog.hang_of(failure.pid) if self._watchdog is not None else None
         return WorkerFailure(
             agent=seat.agent,
             node=seat.node,
             rank=rank,
             exit_code=failure.exitcode,
-            message=last_words(str(failure.error_file), log),
+            message=f"{BY_WATCHDOG}{hang}" if hang is not None else last_words(str(failure.error_file), log),
             error_file=str(failure.error_file),
             log=log,
         )
@@ -287,6 +301,8 @@ class SlurmElasticAgent(LocalElasticAgent):
         self._after_stop = then
         by = time.monotonic() + timeout
         self._stop_by = min(self._stop_by, by) if self._doing is _Doing.STOPPING else by
+        if self._watchdog is not None:
+            self._watchdog.unwatch()
         if self._doing is not _Doing.STOPPING and self._processes is not None:
             self._processes.signal(signal.SIGTERM)
         self._doing = _Doing.STOPPING
@@ -298,7 +314,6 @@ class SlurmElasticAgent(LocalElasticAgent):
         if self._processes is not None:
             self._processes.close(signal.SIGKILL)
             self._processes = self._pcontext = None
-        self._stop_watchdog()
         return self._after_stop()
 
     def _leave(self, reason: LeaveReason) -> None:
@@ -343,14 +358,19 @@ class SlurmElasticAgent(LocalElasticAgent):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         """Called by torch's run() at the very end, whatever happened."""
-        self._stop_watchdog()
+        if self._watchdog is not None:
+            self._watchdog.stop()
         if self._reserved is not None:
             self._reserved.close()
         if self._processes is not None:
             self._processes.close(death_sig, timeout)
             self._processes = self._pcontext = None
 
-    def _stop_watchdog(self) -> None:
-        if self._worker_watchdog is not None:
-            self._worker_watchdog.stop()
-            self._worker_watchdog = None
+
+def _watched(pids: dict[int, int], envs: dict[int, dict[str, str]], round_: int) -> list[Watched]:
+    """The workers of a round, for the watchdog. The logs specs have put the path of the error file beside the logs."""
+    return [
+        Watched(pid, int(envs[rank]["RANK"]), rank, round_, Path(error).parent if error else None)
+        for rank, pid in pids.items()
+        for error in [envs[rank].get("TORCHELASTIC_ERROR_FILE")]
+    ]

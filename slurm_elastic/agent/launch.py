@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 import msgspec
 from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -13,6 +14,7 @@ from slurm_elastic.agent.notices import record_signals
 from slurm_elastic.agent.root_cause import root_cause
 from slurm_elastic.agent.settings import AgentSettings
 from slurm_elastic.agent.warm import WarmProcess
+from slurm_elastic.agent.watchdog import Hang, Watchdog, make_pipe
 from slurm_elastic.agent.workers import worker_starter
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.handler import SlurmRendezvousHandler
@@ -49,6 +51,9 @@ def launch(settings: AgentSettings, warm: WarmProcess) -> ExitCode:
         if entry is not None:
             events.add(entry)
 
+    def hung(hang: Hang) -> None:
+        events.add(_hung(settings.node, hang), logging.WARNING)
+
     coordination = connect(seat, journal)
     handler = SlurmRendezvousHandler(seat, coordination)
     spec = WorkerSpec(
@@ -67,6 +72,7 @@ def launch(settings: AgentSettings, warm: WarmProcess) -> ExitCode:
         virtual_local_rank=config.virtual_local_rank,
     )
     assert config.logs_specs is not None
+    pipe = make_pipe(os.environ) if settings.watchdog else None
     agent = SlurmElasticAgent(
         spec,
         config.logs_specs,
@@ -74,6 +80,7 @@ def launch(settings: AgentSettings, warm: WarmProcess) -> ExitCode:
         coordination,
         record_signals(),
         worker_starter(warm, config.logs_specs, config.log_line_prefix_template),
+        watchdog=Watchdog(pipe, hung) if pipe is not None else None,
         shutdown_timeout=30 if config.shutdown_timeout is None else config.shutdown_timeout,
     )
     try:
@@ -98,6 +105,20 @@ def _say_goodbye(outcome: AgentOutcome, seat: Seat, leads: bool, events: EventLo
         # The leader goes last, so this is the last that an agent says; the batch script repeats it after srun's words.
         seat.run_dir.publish_failure(seat.incarnation, msgspec.json.encode(outcome.failure))
         logger.error("%s", root_cause(outcome.failure))
+
+
+def _hung(node: str, hang: Hang) -> Entry:
+    fields: dict[str, object] = {
+        "round": hang.worker.round,
+        "rank": hang.worker.rank,
+        "pid": hang.worker.pid,
+        "scope": hang.scope,
+        "seconds": round(hang.seconds, 3),
+        "state": hang.state,
+        "signal": hang.killed.name if hang.killed is not None else "",
+        "stacks": hang.stacks,
+    }
+    return Entry("worker_hung", f"rank {hang.worker.rank} on {node} hangs: {hang}", fields)
 
 
 def _seat(settings: AgentSettings) -> Seat:

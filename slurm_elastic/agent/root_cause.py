@@ -11,7 +11,10 @@ from typing import Any
 
 from slurm_elastic.rendezvous.membership import WorkerFailure
 
-__all__ = ["last_words", "root_cause"]
+__all__ = ["BY_WATCHDOG", "last_words", "root_cause"]
+
+BY_WATCHDOG = "by the watchdog: "
+"""How the message of a worker begins that the watchdog killed."""
 
 _LINES = 20
 _WIDTH = 300
@@ -25,7 +28,7 @@ def root_cause(failure: WorkerFailure) -> str:
     """Return who failed, how, its last words, and where the rest is."""
     words = [f"  {line}" for line in _shortened(failure.message)]
     rest = [f"the rest: {failure.log or failure.error_file}"] if failure.log or failure.error_file else []
-    return "\n".join([f"rank {failure.rank} on {failure.node} {_how(failure.exit_code)}", *words, *rest])
+    return "\n".join([f"rank {failure.rank} on {failure.node} {_how(failure)}", *words, *rest])
 
 
 def last_words(error_file: str, log: str) -> str:
@@ -38,14 +41,16 @@ def last_words(error_file: str, log: str) -> str:
     return "\n".join(_shortened(_recorded(error_file) or _from_traceback(_tail(log))))
 
 
-def _how(exit_code: int) -> str:
+def _how(failure: WorkerFailure) -> str:
+    exit_code = failure.exit_code
     if exit_code >= 0:
         return f"ended with exit code {exit_code}"
     try:
         name = signal.Signals(-exit_code).name
     except ValueError:
         name = f"signal {-exit_code}"
-    hint = ", perhaps for lack of memory" if -exit_code == signal.SIGKILL else ""
+    unexplained = -exit_code == signal.SIGKILL and not failure.message.startswith(BY_WATCHDOG)
+    hint = ", perhaps for lack of memory" if unexplained else ""
     return f"was killed by {name}{hint}"
 
 

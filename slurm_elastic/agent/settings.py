@@ -26,6 +26,7 @@ from slurm_elastic.agent._torchrun import (
 )
 from slurm_elastic.agent.location import base_directory
 from slurm_elastic.agent.logs import RoundLogsSpecs, local_ranks, streams
+from slurm_elastic.agent.watchdog import is_enabled
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import AddressWish, Context, Shape, SlurmJob, ephemeral_low, port_sequence
@@ -87,6 +88,8 @@ class AgentSettings:
     """What the user asked for; a worker that cannot start warm starts cold."""
     preload: tuple[str, ...]
     """Modules to import beside torch before workers are forked."""
+    watchdog: bool
+    """Whether workers that hang are looked for."""
 
 
 def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSettings:
@@ -141,6 +144,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
         python_script=entrypoint == sys.executable and not options.no_python,
         start=_start(options),
         preload=tuple(name for name in (options.preload or "").split(",") if name),
+        watchdog=not options.no_watchdog and is_enabled(environ),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from torch.distributed.argparse_util import env
+from torch.distributed.argparse_util import check_env, env
 from torch.distributed.run import get_args_parser
 
 from slurm_elastic.cli.base import Parser
@@ -98,5 +98,11 @@ def agent_parser() -> argparse.ArgumentParser:
         action=env,
         metavar="MODULES",
         help="modules that a warm start imports beside torch, as numpy,my.data",
+    )
+    group.add_argument(
+        "--no-watchdog",
+        "--no_watchdog",
+        action=check_env,
+        help="do not look for workers whose torch.distributed.elastic.timer expired",
     )
     return parser

@@ -18,8 +18,9 @@ _FLAGS = {
     "--no-python",
     "--run-path",
     "--virtual-local-rank",
+    "--no-watchdog",
 }
-"""Options of torchrun without a value (torch/distributed/run.py, 2.13); every other has one."""
+"""Options without a value, torchrun's (torch/distributed/run.py, 2.13) and ours; every other has one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,11 @@ import contextlib
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -91,14 +93,17 @@ class Allocation:
         self.nodes = tuple(f"127.0.0.{number}" for number in range(1, size + 1))
         self.run_dir = directory / "elastic-runs" / job_id
         self.agents: list[Agent] = []
+        # Agents that a test kills leave the pipes of their watchdogs behind.
+        self._temporary = tempfile.mkdtemp(prefix="slurm-elastic-test-")
         self._mark = f"{os.getpid()}.{id(self)}"
 
     def environment(self, number: int) -> dict[str, str]:
         """What Slurm and the test give to the agent on a node, counted from 1."""
-        inherited = ("HOME", "LANG", "USER", "TMPDIR")
+        inherited = ("HOME", "LANG", "USER")
         return {
             **{name: os.environ[name] for name in inherited if name in os.environ},
             "PATH": "/nonexistent",
+            "TMPDIR": self._temporary,
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
             "SLURM_ELASTIC_TEST": self._mark,
@@ -213,6 +218,7 @@ class Allocation:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _files(self, number: int) -> Path:
         directory = self.directory / "agents"

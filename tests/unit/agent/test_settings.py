@@ -83,6 +83,7 @@ def settings_of_n2(**changes: Any) -> AgentSettings:
         python_script=True,
         start=Start.WARM,
         preload=(),
+        watchdog=True,
     )
     return dataclasses.replace(settings, **changes)
 
@@ -116,7 +117,7 @@ def test_every_part_can_be_given() -> None:
         "--nnodes 2:8 --nproc-per-node=4 --max_restarts 3 --run-dir /data --rdzv-endpoint head:4000 --start cold "
         "--preload numpy,my.data --interface ib0 --node-pattern {node}-ib --local_addr 10.0.0.1 --role trainer "
         "--rdzv-conf join_timeout=60 --redirects 2 --local-ranks-filter 0,2 --log-dir /logs --monitor-interval 1 "
-        "train.py --lr 1e-3 --nnodes 9",
+        "--no-watchdog train.py --lr 1e-3 --nnodes 9",
         STEP,
     )
     logs = RunDir(Path("/logs/7"), "7")
@@ -140,6 +141,7 @@ def test_every_part_can_be_given() -> None:
         args=("-u", "train.py", "--lr", "1e-3", "--nnodes", "9"),
         start=Start.COLD,
         preload=("numpy", "my.data"),
+        watchdog=False,
     )
 
 

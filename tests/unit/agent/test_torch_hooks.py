@@ -23,6 +23,7 @@ from torch.distributed.elastic.events.api import EventSource
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, PContext, RunProcsResult, Std
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from torch.distributed.elastic.rendezvous import RendezvousHandler
+from torch.distributed.elastic.timer.file_based_local_timer import FileTimerRequest
 from torch.distributed.launcher.api import LaunchConfig, launch_agent
 from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding
 
@@ -46,7 +47,8 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
         (LocalElasticAgent._start_workers, ["worker_group"]),
         (LocalElasticAgent._monitor_workers, ["worker_group"]),
         (LocalElasticAgent._shutdown, ["death_sig", "timeout"]),
-        (LocalElasticAgent._setup_local_watchdog, ["envs"]),
+        (LocalElasticAgent._log_watchdog_event, ["name", "request"]),
+        (FileTimerRequest.__init__, ["worker_pid", "scope_id", "expiration_time", "signal"]),
         (LocalElasticAgent._set_local_rank_env, ["worker_env", "local_rank", "spec"]),
         (PContext.start, []),
         (PContext._start, []),
@@ -187,7 +189,6 @@ def test_the_agent_of_ours_overrides_what_is_there() -> None:
     assert not (set(_instance_names(SlurmElasticAgent)) & set(vars(_agent()))) - {
         "_remaining_restarts",
         "_pcontext",
-        "_worker_watchdog",
     }
 
 

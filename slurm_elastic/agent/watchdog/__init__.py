@@ -1,0 +1,17 @@
+"""The watchdog of a node: finds workers whose timers expired, keeps their stacks, kills them, and only them.
+
+It speaks the protocol of torch's file timer (torch 2.13, distributed/elastic/timer/file_based_local_timer.py), so a
+script uses torch's own client::
+
+    timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+    with timer.expires(after=60): ...
+
+torch's server is not used: it removes whatever is at its path, leaks a thread at every restart, waits for ever in
+open() and readline(), believes any process id, and kills its own agent together with the worker.
+"""
+
+from slurm_elastic.agent.watchdog._pipe import Pipe, is_enabled, make_pipe
+from slurm_elastic.agent.watchdog._processes import Watched
+from slurm_elastic.agent.watchdog._watchdog import Hang, Watchdog
+
+__all__ = ["Hang", "Pipe", "Watchdog", "Watched", "is_enabled", "make_pipe"]

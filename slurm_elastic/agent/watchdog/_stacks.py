@@ -1,0 +1,140 @@
+"""What the threads of a process are doing, as far as this node lets us see it from outside.
+
+The kernel's view is always there. py-spy, where it is installed, adds Python's frames, gdb the native ones; both need
+leave to trace (ptrace(2), kernel.yama.ptrace_scope), and what they say when they have none is kept too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import IO
+
+__all__ = ["collect_stacks", "dump_python_stacks"]
+
+_TOOLS = {
+    "py-spy": ["dump", "--nonblocking", "--pid", "{pid}"],
+    "gdb": ["--batch", "--nx", "-p", "{pid}", "-ex", "set pagination off", "-ex", "thread apply all backtrace 64"],
+}
+_MOST_THREADS = 512
+_MOST_BYTES = 1 << 20
+_BETWEEN_QUESTIONS = 0.05
+
+
+def collect_stacks(pids: Iterable[int], timeout: float, should_stop: Callable[[], bool]) -> dict[int, str]:
+    """Describe every thread of these processes, all at the same time.
+
+    Args:
+        pids: the processes.
+        timeout: seconds that py-spy and gdb get, together.
+        should_stop: asked every 0.05 s whether nobody needs it any more.
+    """
+    pids = tuple(pids)
+    end = time.monotonic() + timeout
+    started = [(pid, name, _start_tool(name, pid)) for pid in pids for name in _TOOLS]
+    texts = {pid: _kernel_view(pid) for pid in pids}
+    for pid, name, tool in started:
+        if tool is not None:
+            texts[pid] += f"\n== {name}\n{_finish_tool(*tool, end, should_stop)}"
+    return texts
+
+
+def dump_python_stacks(pid: int) -> bool:
+    """Let Python write the stacks of all its threads to its standard error, and end.
+
+    That is what its faulthandler does on SIGABRT, without the interpreter's lock, so also when the main thread hangs in
+    native code. torch's @record enables it, as does PYTHONFAULTHANDLER=1.
+
+    Returns:
+        Whether the process handles SIGABRT; if not, it was left alone.
+    """
+    mask = 0
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                mask = int(line.split()[1], 16)
+    if not mask & 1 << (signal.SIGABRT - 1):
+        return False
+    with contextlib.suppress(OSError, ValueError):
+        # No core dump of all that memory: 1 refuses it also where a program takes core dumps (fs/coredump.c).
+        resource.prlimit(pid, resource.RLIMIT_CORE, (1, resource.prlimit(pid, resource.RLIMIT_CORE)[1]))
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGABRT)
+        return True
+    return False
+
+
+def _kernel_view(pid: int) -> str:
+    try:
+        threads = sorted(int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir())
+    except OSError as error:
+        return f"process {pid} cannot be looked at: {error.strerror}\n"
+    lines = [f"process {pid}, {len(threads)} threads: {_read(pid, None, 'cmdline')}"]
+    for thread in threads[:_MOST_THREADS]:
+        states = (line for line in _read(pid, thread, "status").splitlines() if line.startswith("State:"))
+        state = next(states, "State: ?").partition(":")[2].strip()
+        lines.append(
+            f"thread {thread} {_read(pid, thread, 'comm')}: state {state}, waits in "
+            f"{_read(pid, thread, 'wchan')}, system call {_read(pid, thread, 'syscall')}"
+        )
+        # Readable by root only (proc_pid_stack(5)).
+        lines.extend(f"    {line}" for line in _read(pid, thread, "stack").splitlines())
+    return "\n".join(lines) + "\n"
+
+
+def _read(pid: int, thread: int | None, name: str) -> str:
+    directory = Path(f"/proc/{pid}") if thread is None else Path(f"/proc/{pid}/task/{thread}")
+    try:
+        return (directory / name).read_bytes()[:65536].replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _start_tool(name: str, pid: int) -> tuple[subprocess.Popen[bytes], IO[bytes]] | None:
+    program = shutil.which(name)
+    if program is None:
+        return None
+    output = tempfile.TemporaryFile()  # noqa: SIM115
+    try:
+        command = [program, *(word.format(pid=pid) for word in _TOOLS[name])]
+        environment = {**os.environ, "DEBUGINFOD_URLS": ""}
+        return (
+            subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            ),
+            output,
+        )
+    except OSError:
+        output.close()
+        return None
+
+
+def _finish_tool(
+    process: subprocess.Popen[bytes], output: IO[bytes], end: float, should_stop: Callable[[], bool]
+) -> str:
+    note = ""
+    while process.poll() is None:
+        if time.monotonic() > end or should_stop():
+            note = "\n(it took too long and was ended)\n"
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            break
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_BETWEEN_QUESTIONS)
+    with output:
+        output.seek(0)
+        return output.read(_MOST_BYTES).decode(errors="replace") + note

@@ -1,0 +1,323 @@
+"""The thread that reads the pipe and finds expired timers, and what is done about them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from torch.distributed.elastic.timer.file_based_local_timer import FileTimerRequest
+
+from slurm_elastic.agent.watchdog._lines import LineReader, Request
+from slurm_elastic.agent.watchdog._pipe import Pipe
+from slurm_elastic.agent.watchdog._processes import Watched, nearest_ancestor, process_state
+from slurm_elastic.agent.watchdog._stacks import collect_stacks, dump_python_stacks
+from slurm_elastic.agent.watchdog._timers import Timer, Timers
+
+__all__ = ["Hang", "Watchdog"]
+
+logger = logging.getLogger("slurm_elastic")
+
+_TICK = 5.0
+"""Seconds between two signs of life of the thread when nothing happens."""
+_STACKS_TIMEOUT = 5.0
+_DUMP_TIMEOUT = 1.0
+"""Seconds that Python's faulthandler gets to write its stacks."""
+_SIGNAL_TIMEOUT = 2.0
+"""Seconds that a worker gets to end of the client's own signal, before SIGKILL."""
+_MOST_HELD = 1000
+_READ = 1 << 16
+
+LogEvent = Callable[[str, FileTimerRequest | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """A worker whose timer expired.
+
+    Attributes:
+        worker: which.
+        scope: the name of its timer.
+        pid: the process that started the timer: the worker, or one that it started.
+        seconds: how long the timer ran.
+        state: the worker's state, see :class:`ProcessState`; D is uninterruptible sleep, which no signal ends.
+        killed: the signal, None if the client wants no kill.
+        stacks: file with the stacks of its threads, empty if none could be written.
+    """
+
+    worker: Watched
+    scope: str
+    pid: int
+    seconds: float
+    state: str
+    killed: signal.Signals | None
+    stacks: str
+
+    def __str__(self) -> str:
+        text = f"timer {self.scope!r} expired after {self.seconds:.1f} s"
+        if self.state == "D":
+            text += ", in uninterruptible sleep"
+        text += f"; killed with {self.killed.name}" if self.killed else "; not killed, as its client asks"
+        return text + (f"; stacks in {self.stacks}" if self.stacks else "")
+
+
+class Watchdog:
+    """The watchdog of one agent, for all its rounds.
+
+    Args:
+        pipe: where clients write; closed by `stop`.
+        report: told every hang, on a thread of the watchdog.
+
+    Attributes:
+        dropped: how many lines or requests were ignored: no requests, or of processes that are no workers.
+    """
+
+    def __init__(self, pipe: Pipe, report: Callable[[Hang], None]) -> None:
+        self.path, self.variable = str(pipe.path), pipe.variable
+        self._pipe, self._report = pipe, report
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._lines, self._timers = LineReader(), Timers()
+        # Guards what follows. A worker is killed only while it is held, and a round is closed only after `unwatch`: so
+        # no signal goes to a process that took over a worker's id.
+        self._lock = threading.Lock()
+        self._round = 0
+        self._workers: dict[int, Watched] = {}
+        self._held: list[tuple[Request, float]] | None = None
+        self._hangs: dict[int, Hang] = {}
+        self._hung: set[int] = set()
+        self._strangers = 0
+        self._complained = self._stopping = False
+        self._log_event: LogEvent = lambda _name, _request: None
+        self._alive_at = time.monotonic()
+        self._reporters: list[threading.Thread] = []
+        self._thread = threading.Thread(target=self._run, name="slurm-elastic-watchdog", daemon=True)
+
+    @property
+    def dropped(self) -> int:
+        """How many lines or requests were ignored."""
+        return self._lines.dropped + self._strangers
+
+    def start(self, log_event: LogEvent) -> None:
+        """Start the thread.
+
+        Args:
+            log_event: records torch's own watchdog events, on a thread of the watchdog.
+        """
+        self._log_event = log_event
+        self._thread.start()
+
+    def age(self) -> float:
+        """Seconds since the thread last showed that it lives; normally at most 5."""
+        return time.monotonic() - self._alive_at
+
+    def expect(self) -> None:
+        """Workers are being started: hold what processes say that nobody knows yet."""
+        with self._lock:
+            self._held = []
+
+    def watch(self, workers: Iterable[Watched]) -> None:
+        """These are the workers from now on."""
+        with self._lock:
+            self._workers = {worker.pid: worker for worker in workers}
+            held, self._held = self._held or [], None
+            for request, at in held:
+                self._register(request, at)
+        self._ring()
+
+    def unwatch(self) -> None:
+        """The round is over: whatever happens to its workers, nobody is killed any more."""
+        with self._lock:
+            self._round += 1
+            self._workers, self._held = {}, None
+            self._timers.clear()
+            self._hung.clear()
+            self._hangs.clear()
+
+    def hang_of(self, pid: int) -> Hang | None:
+        """Why the watchdog killed this worker of the present round, None if it did not."""
+        with self._lock:
+            return self._hangs.get(pid)
+
+    def stop(self) -> None:
+        """End the thread, and remove the pipe. Called again, it does nothing."""
+        if self._stopping:
+            return
+        self.unwatch()
+        self._stopping = True
+        self._ring()
+        threads = [self._thread, *self._reporters]
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(1.0)
+        if not self._thread.is_alive():
+            self._pipe.close()
+            os.close(self._wake)
+
+    def _ring(self) -> None:
+        os.eventfd_write(self._wake, 1)
+
+    # On the watchdog's thread.
+
+    def _run(self) -> None:
+        self._say("watchdog started", None)
+        poll = select.poll()
+        poll.register(self._pipe.fd, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while not self._stopping:
+            with self._lock:
+                expiry = self._timers.next_expiry()
+            timeout = _TICK if expiry is None else min(_TICK, max(0.0, expiry - time.monotonic()))
+            poll.poll(timeout * 1000)
+            self._alive_at = time.monotonic()
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+            self._read()
+            self._look()
+        self._say("watchdog stopped", None)
+
+    def _read(self) -> None:
+        try:
+            content = os.read(self._pipe.fd, _READ)
+        except BlockingIOError:
+            return
+        requests = self._lines.feed(content)
+        now = time.monotonic()
+        with self._lock:
+            for request in requests:
+                self._register(request, now)
+        if self.dropped and not self._complained:
+            self._complained = True
+            logger.warning("the watchdog ignores what is no request of a worker, in %s", self.path)
+
+    def _register(self, request: Request, at: float) -> None:
+        if self._held is not None and len(self._held) < _MOST_HELD:
+            self._held.append((request, at))
+            return
+        process = process_state(request.pid)
+        worker = nearest_ancestor(request.pid, self._workers) if process is not None else None
+        if request.expires_at < 0 and worker is None:
+            # A release that comes late, when the round is over, is no offence.
+            self._timers.release(request)
+        elif process is None or worker is None:
+            self._strangers += 1
+        elif request.expires_at < 0:
+            self._timers.release(request)
+        else:
+            # Client and server share one clock; from here on it may be set as it likes.
+            expires = time.monotonic() + request.expires_at - time.time()
+            timer = Timer(request, worker, process.started, at, expires)
+            if not self._timers.acquire(timer):
+                self._strangers += 1
+
+    def _look(self) -> None:
+        with self._lock:
+            expired = self._timers.take_expired(time.monotonic())
+            found: dict[int, list[Timer]] = {}
+            for timer in expired:
+                process = process_state(timer.request.pid)
+                gone = process is None or process.state == "Z" or process.started != timer.started
+                if not gone and timer.worker in self._workers and timer.worker not in self._hung:
+                    found.setdefault(timer.worker, []).append(timer)
+            self._hung.update(found)
+            round_, workers = self._round, dict(self._workers)
+        if found:
+            self._reporters = [thread for thread in self._reporters if thread.is_alive()]
+            reporter = threading.Thread(
+                target=self._deal_with, args=(found, workers, round_), name="slurm-elastic-hang", daemon=True
+            )
+            self._reporters.append(reporter)
+            reporter.start()
+
+    # On a thread of its own for each batch of hangs, so that the pipe is read on.
+
+    def _deal_with(self, found: dict[int, list[Timer]], workers: dict[int, Watched], round_: int) -> None:
+        for timers in found.values():
+            for timer in timers:
+                logger.warning(
+                    "rank %s does not go on: timer %r expired", workers[timer.worker].rank, timer.request.scope
+                )
+        pids = {timer.request.pid for timers in found.values() for timer in timers} | set(found)
+        stacks = collect_stacks(sorted(pids), _STACKS_TIMEOUT, lambda: self._round != round_)
+        dealt_with = [self._end(workers[pid], timers, stacks, round_) for pid, timers in found.items()]
+        for pid, killed in dealt_with:
+            if killed is not None:
+                self._make_sure(pid, killed, round_)
+            else:
+                with self._lock:
+                    if self._round == round_:
+                        # It lives; its later timers count again.
+                        self._hung.discard(pid)
+
+    def _end(
+        self, worker: Watched, timers: list[Timer], stacks: dict[int, str], round_: int
+    ) -> tuple[int, signal.Signals | None]:
+        """Send the first signal to a worker, and report."""
+        # As torch's server: the first timer that names a signal decides.
+        timer = next((timer for timer in timers if timer.request.signal > 0), timers[0])
+        killed = signal.Signals(timer.request.signal) if timer.request.signal > 0 else None
+        path = _written(worker, "\n".join(stacks[pid] for pid in dict.fromkeys((timer.request.pid, worker.pid))))
+        with self._lock:
+            process = process_state(worker.pid)
+            if self._round != round_ or process is None or process.state == "Z":
+                return worker.pid, None
+            seconds = timer.expires - timer.acquired
+            hang = Hang(worker, timer.request.scope, timer.request.pid, seconds, process.state, killed, path)
+            if killed is not None:
+                self._hangs[worker.pid] = hang
+                if not dump_python_stacks(worker.pid):
+                    _kill(worker.pid, killed)
+        self._report(hang)
+        for expired in timers:
+            self._say("timer expired", expired)
+        if killed is not None:
+            self._say("kill worker process", timer)
+        return worker.pid, killed
+
+    def _make_sure(self, pid: int, killed: signal.Signals, round_: int) -> None:
+        for seconds, number in ((_DUMP_TIMEOUT, killed), (_SIGNAL_TIMEOUT, signal.SIGKILL)):
+            by = time.monotonic() + seconds
+            while time.monotonic() < by:
+                process = process_state(pid)
+                if self._round != round_ or process is None or process.state == "Z":
+                    return
+                time.sleep(0.02)
+            with self._lock:
+                if self._round == round_:
+                    _kill(pid, number)
+
+    def _say(self, name: str, timer: Timer | None) -> None:
+        request = None
+        if timer is not None:
+            asked = timer.request
+            request = FileTimerRequest(asked.pid, asked.scope, asked.expires_at, asked.signal)
+        try:
+            self._log_event(name, request)
+        except Exception:
+            logger.exception("a watchdog event was not recorded")
+
+
+def _kill(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError as error:
+        logger.error("process %s cannot be killed: %s", pid, error.strerror)
+
+
+def _written(worker: Watched, text: str) -> str:
+    if worker.logs is None:
+        logger.warning("stacks of rank %s:\n%s", worker.rank, text)
+        return ""
+    path = worker.logs / "stacks.txt"
+    try:
+        with path.open("a") as file:
+            file.write(text + "\n")
+    except OSError as error:
+        logger.warning("the stacks of rank %s are not kept: %s: %s", worker.rank, path, error.strerror)
+        return ""
+    return str(path)

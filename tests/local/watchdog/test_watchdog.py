@@ -1,0 +1,226 @@
+"""The watchdog with real processes. They write what torch's client writes; one of them is torch's client."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.agent.watchdog import Hang, Watchdog, Watched, make_pipe
+
+PATIENCE = 20.0
+
+CLIENT = """
+import json, os, signal, sys, time
+
+def ask(scope, after, pid=None, number=9):
+    # "\\n" ends it; after None releases.
+    expires = -1 if after is None else time.time() + after
+    record = {"version": 1, "pid": pid or os.getpid(), "scope_id": scope, "expiration_time": expires, "signal": number}
+    send(json.dumps(record).encode() + b"\\n")
+
+def send(content):
+    fd = os.open(sys.argv[1], os.O_WRONLY)
+    while content:
+        content = content[os.write(fd, content):]
+    os.close(fd)
+"""
+
+
+class Node:
+    """A watchdog, and workers of it."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.directory, self._stack = directory, stack
+        self.hangs: queue.Queue[Hang] = queue.Queue()
+        self.torch_events: list[str] = []
+        pipe = make_pipe({"TORCHELASTIC_TIMER_FILE": str(directory / "timer")})
+        assert pipe is not None
+        self.watchdog = Watchdog(pipe, self.hangs.put)
+        self.watchdog.start(lambda name, _request: self.torch_events.append(name))
+        stack.callback(self.watchdog.stop)
+
+    def process(self, code: str) -> subprocess.Popen[bytes]:
+        """Run code after CLIENT, to the point where it prints."""
+        process = subprocess.Popen(
+            [sys.executable, "-c", CLIENT + textwrap.dedent(code), self.watchdog.path],
+            stdout=subprocess.PIPE,
+            stderr=(self.directory / "stderr").open("wb"),
+        )
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
+        assert process.stdout is not None
+        self._stack.callback(process.stdout.close)
+        return process
+
+    def worker(self, code: str, rank: int = 0) -> subprocess.Popen[bytes]:
+        """The only worker of a round."""
+        self.watchdog.expect()
+        process = self.process(code)
+        self.watchdog.watch([Watched(process.pid, rank, 0, 0, self.directory)])
+        return process
+
+    def hang(self) -> Hang:
+        return self.hangs.get(timeout=PATIENCE)
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with ExitStack() as stack:
+        yield Node(tmp_path, stack)
+
+
+def test_a_hung_worker_is_killed_and_its_stacks_kept(node: Node) -> None:
+    worker = node.worker("ask('step', 0.2); time.sleep(60)", rank=5)
+    hang = node.hang()
+    assert worker.wait(PATIENCE) == -signal.SIGKILL
+    assert (hang.worker.rank, hang.scope, hang.killed) == (5, "step", signal.SIGKILL)
+    assert 0 < hang.seconds <= 0.2
+    assert node.watchdog.hang_of(worker.pid) == hang
+    stacks = Path(hang.stacks).read_text()
+    assert f"thread {worker.pid} python" in stacks
+    assert node.hangs.empty()
+
+
+def test_torchs_own_client_is_understood(node: Node) -> None:
+    worker = node.worker(
+        """
+        from torch.distributed.elastic import timer
+        timer.configure(timer.FileTimerClient(sys.argv[1]))
+        with timer.expires(after=60, scope="long"):
+            with timer.expires(after=0.2, scope="short"):
+                time.sleep(0.01)
+            with timer.expires(after=0.1, scope="hangs"):
+                time.sleep(60)
+        """
+    )
+    assert node.hang().scope == "hangs"
+    assert worker.wait(PATIENCE) == -signal.SIGKILL
+    node.watchdog.stop()
+    assert node.torch_events == ["watchdog started", "timer expired", "kill worker process", "watchdog stopped"]
+
+
+def test_python_writes_its_stacks_where_faulthandler_is_on(node: Node) -> None:
+    worker = node.worker(
+        """
+        import faulthandler
+        faulthandler.enable()
+        def stuck():
+            ask('step', 0.1)
+            time.sleep(60)
+        stuck()
+        """
+    )
+    assert worker.wait(PATIENCE) == -signal.SIGABRT
+    assert "in stuck" in (node.directory / "stderr").read_text()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "os.kill(os.getpid(), signal.SIGSTOP)",
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); ask('step', 0.1, number=15); time.sleep(60)",
+        "signal.signal(signal.SIGABRT, signal.SIG_IGN); time.sleep(60)",
+        "signal.signal(signal.SIGABRT, lambda *_: None); signal.sigwait([signal.SIGUSR1])",
+    ],
+)
+def test_a_worker_that_resists_is_killed_in_the_end(node: Node, code: str) -> None:
+    worker = node.worker(f"ask('step', 0.1)\n{code}")
+    assert worker.wait(PATIENCE) == -signal.SIGKILL
+
+
+def test_a_timer_of_a_child_counts_for_its_worker(node: Node) -> None:
+    worker = node.worker("child = os.fork()\nif not child: ask('load', 0.1)\ntime.sleep(60)")
+    hang = node.hang()
+    assert hang.worker.pid == worker.pid
+    assert hang.pid != worker.pid
+    assert worker.wait(PATIENCE) == -signal.SIGKILL
+    assert f"process {hang.pid}," in Path(hang.stacks).read_text()
+    os.kill(hang.pid, signal.SIGKILL)
+
+
+def test_without_a_signal_a_hang_is_reported_and_nobody_killed(node: Node) -> None:
+    worker = node.worker("ask('soft', 0.1, number=0); time.sleep(0.3); ask('soft', 0.1, number=0); time.sleep(60)")
+    assert node.hang().killed is None
+    assert node.hang().killed is None
+    assert worker.poll() is None
+
+
+def test_whoever_is_no_worker_is_not_believed(node: Node) -> None:
+    victim = node.process("print(flush=True); time.sleep(60)")
+    assert victim.stdout is not None
+    victim.stdout.readline()
+    node.worker(
+        f"""
+        for pid in (1, {victim.pid}, {os.getpid()}, 99999999):
+            ask('step', 0.05, pid=pid)
+        send(b'half a li')
+        send(b'x' * 1000000 + b'\\n')
+        send(os.urandom(10000))
+        print(flush=True)
+        ask('own', 0.5)
+        time.sleep(60)
+        """
+    )
+    assert node.hang().scope == "own"
+    assert victim.poll() is None
+    assert node.watchdog.dropped >= 5
+
+
+def test_a_round_that_is_over_kills_nobody(node: Node) -> None:
+    worker = node.worker("ask('step', 0.5); print(flush=True); time.sleep(60)")
+    assert worker.stdout is not None
+    worker.stdout.readline()
+    _until(lambda: len(node.watchdog._timers) == 1)
+    node.watchdog.unwatch()
+    other = node.worker("ask('other', 0.8); time.sleep(60)")
+    assert node.hang().worker.pid == other.pid
+    assert worker.poll() is None
+
+
+def test_a_client_that_holds_the_pipe_open_holds_nobody_up(node: Node) -> None:
+    node.worker("fd = os.open(sys.argv[1], os.O_WRONLY); os.write(fd, b'{'); ask('step', 0.1); time.sleep(60)")
+    assert node.hang().scope == "step"
+
+
+def test_many_rounds_leave_nothing_behind(node: Node) -> None:
+    def held() -> tuple[int, int]:
+        return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+
+    before = held()
+    for _ in range(200):
+        node.watchdog.expect()
+        node.watchdog.watch([Watched(os.getpid(), 0, 0, 0, None)])
+        node.watchdog.unwatch()
+    assert held() == before
+    node.watchdog.stop()
+    assert held() == (before[0] - 1, before[1] - 2)
+    assert not Path(node.watchdog.path).exists()
+
+
+def test_requests_that_come_before_the_workers_are_known_count(node: Node) -> None:
+    node.watchdog.expect()
+    process = node.process("ask('early', 0.1); print(flush=True); time.sleep(60)")
+    assert process.stdout is not None
+    process.stdout.readline()
+    _until(lambda: bool(node.watchdog._held))
+    node.watchdog.watch([Watched(process.pid, 0, 0, 0, None)])
+    assert node.hang().scope == "early"
+
+
+def _until(happened: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.01)

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from slurm_elastic.agent.watchdog._lines import Request
+from slurm_elastic.agent.watchdog._timers import Timer, Timers
+
+
+def timer(pid: int, scope: str, expires: float) -> Timer:
+    return Timer(Request(pid, scope, expires, 9), worker=pid, started=0, acquired=0.0, expires=expires)
+
+
+def test_timers_expire_once_and_in_their_order() -> None:
+    timers = Timers()
+    late, soon, other = timer(7, "a", 3.0), timer(7, "b", 2.0), timer(8, "a", 9.0)
+    assert timers.next_expiry() is None
+    for each in (late, soon, other):
+        assert timers.acquire(each)
+    assert timers.next_expiry() == 2.0
+    assert timers.take_expired(1.9) == []
+    assert timers.take_expired(3.0) == [soon, late]
+    assert timers.take_expired(3.0) == []
+    assert timers.next_expiry() == 9.0
+
+
+def test_a_timer_acquired_again_starts_anew_and_a_released_one_never_expires() -> None:
+    timers = Timers()
+    timers.acquire(timer(7, "a", 1.0))
+    timers.acquire(timer(7, "a", 5.0))
+    timers.acquire(timer(8, "a", 1.0))
+    timers.release(timer(8, "a", -1).request)
+    timers.release(timer(9, "unknown", -1).request)
+    assert timers.take_expired(4.0) == []
+    assert len(timers) == 1
+
+
+def test_there_is_an_end_to_how_many_there_can_be() -> None:
+    timers = Timers()
+    assert all(timers.acquire(timer(7, str(number), 1.0)) for number in range(10_000))
+    assert not timers.acquire(timer(7, "one more", 1.0))
+    assert timers.acquire(timer(7, "0", 2.0))
