@@ -26,7 +26,8 @@ from benchmarks.scenarios import Scenario
 from benchmarks.tables import Bar, Cell, Results, Table, median, seconds
 from tests.cluster.testbed import Cluster, Settings
 
-_WARM_UP = 1.0
+_SETTLE = 5.0
+"""Seconds of training before anything happens: the state that a long training is in."""
 _TABLE_LIMITS = {Scenario.KILLED: 0.7, Scenario.SILENT: 3.5, Scenario.LEAVES: 0.2, Scenario.JOINS: 0.2}
 _GAP_LIMITS = {Scenario.KILLED: 1.2, Scenario.JOINS: 1.2}
 """With warm workers, and the least that torchrun's gap has to be above ours when a node is killed."""
@@ -106,7 +107,7 @@ def _recover(
     with Job(cluster, launcher, options.start, package) as job:
         job.start(scenario.nodes_before)
         job.wait_training(len(scenario.nodes_before))
-        time.sleep(_WARM_UP)
+        time.sleep(_SETTLE)
         event = scenario.happen(cluster, job)
 
         def again() -> bool:
