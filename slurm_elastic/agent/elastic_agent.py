@@ -125,7 +125,8 @@ class SlurmElasticAgent(LocalElasticAgent):
         return self.outcome
 
     def _invoke_run(self, role: str = "default") -> RunResult:
-        self._join()
+        if self._notices.first() is None:
+            self._join()
         while True:
             self._sleep()
             result = self._act()
@@ -267,6 +268,7 @@ class SlurmElasticAgent(LocalElasticAgent):
         assert self._placed is not None
         result = self._monitor_workers(self._worker_group)
         if result.state is WorkerState.SUCCEEDED:
+            logger.debug("the workers of %s have ended well; it waits for the others", self._seat.node)
             self._coordination.finished()
         elif result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
             self._coordination.worker_failed(self._first_failure(result))
