@@ -112,7 +112,11 @@ class Job:
                 assert self.state() not in ENDED or condition(), f"{complaint}, and the job has ended:\n{self.output}"
             return False
 
-        self.cluster.wait_until(f"{complaint}; job {self.id} printed:\n{self.output}\n", holds, timeout)
+        try:
+            self.cluster.wait_until(complaint, holds, timeout)
+        except TestbedError:
+            print(f"job {self.id} printed:\n{self.output}")
+            raise
 
     def wait_for_steps(self, round_number: int, nodes: Iterable[str]) -> None:
         """Wait until each of these nodes has taken a step in the round."""
