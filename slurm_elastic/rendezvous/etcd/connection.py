@@ -22,7 +22,6 @@ from slurm_elastic.rendezvous.etcd.diagnosis import (
     diagnose_answer,
     probe_endpoints,
     short_reason,
-    system_authorities,
 )
 from slurm_elastic.rendezvous.etcd.errors import (
     EtcdEndpointError,
@@ -30,14 +29,12 @@ from slurm_elastic.rendezvous.etcd.errors import (
     EtcdInterruptedError,
     EtcdUnavailableError,
 )
+from slurm_elastic.rendezvous.etcd.member import INTERRUPT_SECONDS, Member
 from slurm_elastic.rendezvous.etcd.rpc import load_rpc
 
-__all__ = ["INTERRUPT_SECONDS", "Connection", "Limits", "Member"]
+__all__ = ["INTERRUPT_SECONDS", "Connection", "Limits"]
 
 logger = logging.getLogger(__name__)
-
-INTERRUPT_SECONDS = 0.1
-"""How often a wait looks at its interrupt hook; well inside the 0.2 s that a signal may take."""
 
 _ATTEMPT_SECONDS = 3.0
 """How long one member may take for one call before the next member is asked."""
@@ -45,24 +42,14 @@ _ATTEMPT_SECONDS = 3.0
 _FAIR_SECONDS = 1.0
 """A caller who waits less than this says nothing about the member when the time is up."""
 
+_PROBE_SECONDS = 1.0
+"""How long a member may take to say that it is there."""
+
 _OUTAGE_SECONDS = 3.0
 """No member answers for so long: that is more than the election of a new leader, and worth a line."""
 
 _BACKOFF_SECONDS = (0.05, 1.0)
 """Pause after all members have failed in turn: the first, and the longest after doublings."""
-
-_CHANNEL_OPTIONS = (
-    # Sites set http_proxy for the world outside; etcd is inside, and gRPC would send it through the proxy.
-    ("grpc.enable_http_proxy", 0),
-    # Without this, channels of one process share a subchannel, and with it its back-off after a failure.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_receive_message_length", -1),
-    # A member whose node lost power sends nothing; pings tell. etcd forbids more than one in 5 s
-    # (its --grpc-keepalive-min-time).
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 3_000),
-    ("grpc.http2.max_pings_without_data", 0),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,34 +68,6 @@ class Limits:
         """Raise EtcdInterruptedError when the hook says so."""
         if self.interrupted is not None and self.interrupted():
             raise EtcdInterruptedError("the wait for etcd was interrupted")
-
-
-class Member:
-    """An open channel to one member, with its stubs and our token there."""
-
-    def __init__(self, endpoint: Endpoint, config: EtcdConfig) -> None:
-        rpc = load_rpc()
-        self.endpoint = endpoint
-        self.token: str | None = None
-        options = list(_CHANNEL_OPTIONS)
-        if config.tls:
-            authorities = config.ca_cert.read_bytes() if config.ca_cert else system_authorities()
-            key = config.ssl_cert_key.read_bytes() if config.ssl_cert_key else None
-            certificate = config.ssl_cert.read_bytes() if config.ssl_cert else None
-            credentials = rpc.grpc.ssl_channel_credentials(authorities, key, certificate)
-            self.channel = rpc.grpc.secure_channel(str(endpoint), credentials, options)
-        else:
-            self.channel = rpc.grpc.insecure_channel(str(endpoint), options)
-        self.stubs = {
-            name: getattr(rpc.etcd, f"{name}Stub")(self.channel)
-            for name in ("KV", "Watch", "Lease", "Auth", "Maintenance")
-        }
-
-    @property
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return what goes along with each call: our token, and no answers from a member without a leader."""
-        leader = ("hasleader", "true")
-        return (("token", self.token), leader) if self.token else (leader,)
 
 
 class Connection:
@@ -160,7 +119,7 @@ class Connection:
                     raise
             except self._rpc.grpc.RpcError as error:
                 hurried = limits.timeout < _FAIR_SECONDS and error.code().name == "DEADLINE_EXCEEDED"
-                outcome = Retry.OTHER_MEMBER if hurried else self.judge(member, error)
+                outcome = Retry.OTHER_MEMBER if hurried else self.judge(member, error, limits)
                 if isinstance(outcome, EtcdError):
                     raise outcome from None
                 retried = True
@@ -193,14 +152,18 @@ class Connection:
         request = self._rpc.etcd.AuthenticateRequest(name=self.config.user, password=self.config.password)
         member.token = self._attempt(member, "Auth", "Authenticate", request, deadline, limits).token
 
-    def judge(self, member: Member, error: Any) -> Retry | EtcdError:
+    def judge(self, member: Member, error: Any, limits: Limits) -> Retry | EtcdError:
         """Say what a failed call or stream means, and get ready for the next attempt."""
         code, details = error.code().name, error.details() or ""
         outcome = diagnose_answer(code, details, self.config)
         if outcome is Retry.NEW_TOKEN:
             member.token = None
         elif isinstance(outcome, Retry):
-            self._leave(member, short_reason(code, details), lost=outcome is Retry.OTHER_MEMBER)
+            lost = outcome is Retry.OTHER_MEMBER
+            if lost and code == "DEADLINE_EXCEEDED":
+                # Either it hangs, or it waits like us, for a new leader.
+                lost = member.leader(_PROBE_SECONDS, limits.check) is None
+            self._leave(member, short_reason(code, details), lost=lost)
         return outcome
 
     def note_answer(self, member: Member) -> None:

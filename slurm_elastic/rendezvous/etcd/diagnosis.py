@@ -54,7 +54,10 @@ def diagnose_answer(code: str, details: str, config: EtcdConfig) -> Retry | Etcd
     """
     if "invalid auth token" in details or "revision of auth store is old" in details:
         return Retry.NEW_TOKEN
-    if any(text in details for text in ("no leader", "leader changed", "request timed out")):
+    # The last is what a member says that waited for a leader until our deadline; gRPC's own words are others.
+    if any(
+        text in details for text in ("no leader", "leader changed", "request timed out", "context deadline exceeded")
+    ):
         return Retry.NO_LEADER
     for text, error in (
         ("requested lease not found", EtcdLeaseLostError("the etcd lease has expired, and its keys with it")),

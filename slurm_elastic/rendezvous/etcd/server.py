@@ -19,11 +19,10 @@ from pathlib import Path
 from types import TracebackType
 
 from slurm_elastic.rendezvous.etcd.certificates import Certificate
-from slurm_elastic.rendezvous.etcd.connection import Member
 from slurm_elastic.rendezvous.etcd.credentials import Endpoint, EtcdConfig
 from slurm_elastic.rendezvous.etcd.errors import EtcdServerError
 from slurm_elastic.rendezvous.etcd.machine import find_binary, free_port
-from slurm_elastic.rendezvous.etcd.rpc import load_rpc
+from slurm_elastic.rendezvous.etcd.member import Member
 
 __all__ = ["EtcdServer", "ServerTls"]
 
@@ -238,13 +237,9 @@ class EtcdServer:
             guard.communicate(b"\n")
 
     def _has_leader(self) -> bool:
-        rpc = load_rpc()
         member = Member(self.config.endpoints[0], self.config)
         try:
-            status = member.stubs["Maintenance"].Status(rpc.etcd.StatusRequest(), timeout=_READY_SECONDS)
-            return bool(status.leader)
-        except rpc.grpc.RpcError:
-            return False
+            return bool(member.leader(_READY_SECONDS))
         finally:
             member.channel.close()
 

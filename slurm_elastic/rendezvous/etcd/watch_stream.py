@@ -143,7 +143,7 @@ class WatchStream:
             # As in Connection.call: another thread has just left the member.
             return False
         except self._rpc.grpc.RpcError as error:
-            outcome = self._connection.judge(member, error)
+            outcome = self._connection.judge(member, error, Limits(_AUTHENTICATION_SECONDS))
             if isinstance(outcome, EtcdError) and not self._closed:
                 raise outcome from None
         finally:

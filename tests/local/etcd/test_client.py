@@ -171,7 +171,7 @@ def test_wait_for_gives_up_at_its_time_limit(client: EtcdClient, prefix: str) ->
         client.limited(0.05).wait_for([prefix + "never"])
 
 
-@pytest.mark.parametrize("disturbance", ["gone", "hung"])
+@pytest.mark.parametrize("disturbance", ["gone", "hung", "hung and probed"])
 def test_interrupt_hook_ends_every_wait(
     own_etcd: EtcdServer, prefix: str, disturbance: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +180,9 @@ def test_interrupt_hook_ends_every_wait(
         client.connect()
         hooked = client.limited(600.0, interrupted.is_set)
         watch = client.watch(prefix)
-        monkeypatch.setattr(connection, "_ATTEMPT_SECONDS", 600.0)
+        probed = disturbance == "hung and probed"
+        monkeypatch.setattr(connection, "_ATTEMPT_SECONDS", 0.01 if probed else 600.0)
+        monkeypatch.setattr(connection, "_PROBE_SECONDS", 600.0)
         if disturbance == "gone":
             own_etcd.kill()
         else:

@@ -28,6 +28,7 @@ CONFIG = EtcdConfig((Endpoint("a", 1),), user="me", password="secret")
         ("RESOURCE_EXHAUSTED", "etcdserver: too many requests", Retry.OTHER_MEMBER),
         ("UNAVAILABLE", "etcdserver: leader changed", Retry.NO_LEADER),
         ("UNAVAILABLE", "etcdserver: no leader", Retry.NO_LEADER),
+        ("DEADLINE_EXCEEDED", "context deadline exceeded", Retry.NO_LEADER),
         ("UNAVAILABLE", "etcdserver: request timed out, possibly due to connection lost", Retry.NO_LEADER),
     ],
 )
