@@ -54,13 +54,16 @@ class Node:
         """Run code after CLIENT, to the point where it prints."""
         process = subprocess.Popen(
             [sys.executable, "-c", CLIENT + textwrap.dedent(code), self.watchdog.path],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=(self.directory / "stderr").open("wb"),
         )
         self._stack.callback(process.wait)
         self._stack.callback(process.kill)
+        assert process.stdin is not None
         assert process.stdout is not None
         self._stack.callback(process.stdout.close)
+        self._stack.callback(process.stdin.close)
         return process
 
     def worker(self, code: str, rank: int = 0) -> subprocess.Popen[bytes]:
@@ -161,21 +164,25 @@ def test_whoever_is_no_worker_is_not_believed(node: Node) -> None:
     victim = node.process("print(flush=True); time.sleep(60)")
     assert victim.stdout is not None
     victim.stdout.readline()
-    node.worker(
+    worker = node.worker(
         f"""
         for pid in (1, {victim.pid}, {os.getpid()}, 99999999):
             ask('step', 0.05, pid=pid)
+        print(flush=True)
+        sys.stdin.readline()
         send(b'half a li')
         send(b'x' * 1000000 + b'\\n')
         send(os.urandom(10000))
-        print(flush=True)
         ask('own', 0.5)
         time.sleep(60)
         """
     )
+    assert worker.stdin is not None
+    _until(lambda: node.watchdog.dropped == 4)
+    worker.stdin.close()
     assert node.hang().scope == "own"
     assert victim.poll() is None
-    assert node.watchdog.dropped >= 5
+    assert node.watchdog.dropped > 4
 
 
 def test_a_round_that_is_over_kills_nobody(node: Node) -> None:
@@ -184,8 +191,11 @@ def test_a_round_that_is_over_kills_nobody(node: Node) -> None:
     worker.stdout.readline()
     _until(lambda: len(node.watchdog._timers) == 1)
     node.watchdog.unwatch()
-    other = node.worker("ask('other', 0.8); time.sleep(60)")
+    node.watchdog.expect()
+    other = node.process("ask('other', 0.8); time.sleep(60)")
+    node.watchdog.watch([Watched(process.pid, 0, 0, 1, None) for process in (worker, other)])
     assert node.hang().worker.pid == other.pid
+    assert node.hangs.empty()
     assert worker.poll() is None
 
 
