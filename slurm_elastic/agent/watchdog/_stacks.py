@@ -1,7 +1,8 @@
 """What the threads of a process are doing, as far as this node lets us see it from outside.
 
-The kernel's view is always there. py-spy, where it is installed, adds Python's frames, gdb the native ones; both need
-leave to trace (ptrace(2), kernel.yama.ptrace_scope), and what they say when they have none is kept too.
+The kernel's view is always there. py-spy, where it is installed, adds Python's frames; it needs leave to trace
+(ptrace(2), kernel.yama.ptrace_scope), and what it says when it has none is kept too. gdb is not asked: it reads the
+symbols of libtorch first, which takes it longer than a hung group should wait.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ __all__ = ["collect_stacks", "dump_python_stacks"]
 
 _TOOLS = {
     "py-spy": ["dump", "--nonblocking", "--pid", "{pid}"],
-    "gdb": ["--batch", "--nx", "-p", "{pid}", "-ex", "set pagination off", "-ex", "thread apply all backtrace 64"],
 }
 _MOST_THREADS = 512
 _MOST_BYTES = 1 << 20
@@ -34,7 +34,7 @@ def collect_stacks(pids: Iterable[int], timeout: float, should_stop: Callable[[]
 
     Args:
         pids: the processes.
-        timeout: seconds that py-spy and gdb get, together.
+        timeout: seconds that the tools get, together.
         should_stop: asked every 0.05 s whether nobody needs it any more.
     """
     pids = tuple(pids)
@@ -105,14 +105,12 @@ def _start_tool(name: str, pid: int) -> tuple[subprocess.Popen[bytes], IO[bytes]
     output = tempfile.TemporaryFile()  # noqa: SIM115
     try:
         command = [program, *(word.format(pid=pid) for word in _TOOLS[name])]
-        environment = {**os.environ, "DEBUGINFOD_URLS": ""}
         return (
             subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=environment,
                 start_new_session=True,
             ),
             output,
