@@ -139,11 +139,14 @@ class SlurmElasticAgent(LocalElasticAgent):
         with selectors.DefaultSelector() as selector:
             selector.register(self._coordination.fd, selectors.EVENT_READ)
             selector.register(self._notices.fd, selectors.EVENT_READ)
-            for fd in self._processes.exit_fds() if self._processes is not None else ():
-                selector.register(fd, selectors.EVENT_READ)
-            timeout = None
+            timeout, fds = None, []
             if self._doing is _Doing.STOPPING:
                 timeout = 0.0 if self._all_ended() else max(0.0, self._stop_by - time.monotonic())
+                fds = self._processes.running_fds() if self._processes is not None else []
+            elif self._processes is not None:
+                fds = self._processes.exit_fds()
+            for fd in fds:
+                selector.register(fd, selectors.EVENT_READ)
             selector.select(timeout)
 
     def _act(self) -> RunResult | None:

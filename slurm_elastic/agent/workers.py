@@ -24,7 +24,10 @@ class WorkerProcesses(Protocol):
         """Process ids by local rank."""
 
     def exit_fds(self) -> list[int]:
-        """Descriptors of which one becomes readable when a worker ends."""
+        """Descriptors of which one becomes readable when `wait` may have something to tell."""
+
+    def running_fds(self) -> list[int]:
+        """Descriptors of the workers that still run; each becomes readable when its worker has ended."""
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
         """See torch's PContext.wait; with timeout 0 it never blocks."""

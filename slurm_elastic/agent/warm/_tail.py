@@ -16,7 +16,7 @@ from typing import TextIO
 
 __all__ = ["Followed", "Tail"]
 
-_SHORTEST, _LONGEST = 0.02, 0.2
+_SHORTEST, _LONGEST = 0.02, 1.0
 """Seconds between looks: few while there is something to show, more while there is not."""
 _CHUNK = 1 << 16
 

@@ -149,9 +149,7 @@ class Zygote:
         order, descriptors = received
         if order["order"] == "start":
             return self._start(order, descriptors)
-        if order["order"] == "signal":
-            self._family.signal(order["number"])
-        elif order["order"] == "sweep":
+        if order["order"] == "sweep":
             left = self._sweep(order["seconds"])
             self._tell(state="swept", left=left)
         return False

@@ -7,13 +7,14 @@ of commands (torch/numa/binding.py).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import select
 import signal as signals
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, ProcessFailure, RunProcsResult
@@ -127,6 +128,7 @@ class WarmContext(PContext):
         self._numa_options = numa_options
         self._should_stop = should_stop
         self._pids: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
         self._exits: dict[int, int] = {}
         self._failures: dict[int, ProcessFailure] = {}
         self._results: dict[int, int] = {}
@@ -155,13 +157,27 @@ class WarmContext(PContext):
                 self._note_exit(rank, self._warm.exit_codes.pop(pid))
         return dict(self._exits)
 
+    def running_fds(self) -> list[int]:
+        """Descriptors of the workers that still run; each becomes readable when its worker has ended.
+
+        Unlike `exits` this does not wait for the warm process, which may be busy importing for up to a second.
+        """
+        ended = _wait_on(self._ends.values(), 0)
+        return [descriptor for descriptor in self._ends.values() if descriptor not in ended]
+
     def signal(self, number: signals.Signals) -> None:
         """Signal the workers' process groups; returns at once."""
-        self._warm.signal_workers(number)
+        if self._warm.state is State.DEAD:
+            return
+        for pid in self._pids.values():
+            # Until the round is swept the warm process keeps even the dead as zombies, so the group is still theirs.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, number)
 
     def all_ended(self) -> bool:
         """Whether no worker runs any more."""
-        return len(self.exits()) == len(self._pids)
+        self.exits()
+        return not self.running_fds()
 
     def stderr_of(self, local_rank: int) -> str:
         """The file that a worker's standard error goes to, empty if to none."""
@@ -178,7 +194,7 @@ class WarmContext(PContext):
             left = None if end is None else end - time.monotonic()
             if result is not None or (left is not None and left <= 0):
                 return result
-            self._wait_for_exit(left)
+            _wait_on(self.exit_fds(), left)
 
     def _start(self) -> None:
         self._warm.wait_ready(float("inf"), self._should_stop)
@@ -188,6 +204,7 @@ class WarmContext(PContext):
         try:
             orders.extend(self._order(rank, environments[rank]) for rank in range(self.nprocs))
             self._pids = self._start_orders(orders)
+            self._ends = {rank: os.pidfd_open(pid) for rank, pid in self._pids.items()}
         finally:
             for order in orders:
                 for stream, descriptor in order.descriptors.items():
@@ -244,22 +261,17 @@ class WarmContext(PContext):
         end = time.monotonic() + timeout
         if death_sig != signals.SIGKILL and not self.all_ended():
             self.signal(death_sig)
-            while not self.all_ended() and time.monotonic() < end:
-                self._wait_for_exit(end - time.monotonic())
+            while (running := self.running_fds()) and time.monotonic() < end:
+                _wait_on(running, end - time.monotonic())
         left = self._warm.sweep(_KILLED_WITHIN)
         if left:
             logger.error("processes that do not end after SIGKILL (uninterruptible sleep?): %s", left)
         self.exits()
-        for descriptor in self._results.values():
+        for descriptor in (*self._results.values(), *self._ends.values()):
             os.close(descriptor)
         self._results.clear()
+        self._ends.clear()
         self._swept = True
-
-    def _wait_for_exit(self, seconds: float | None) -> None:
-        waiting = select.poll()
-        for descriptor in self.exit_fds():
-            waiting.register(descriptor, select.POLLIN)
-        waiting.poll(None if seconds is None else max(0.0, seconds) * 1000)
 
     def _note_exit(self, rank: int, code: int) -> None:
         self._exits[rank] = code
@@ -275,6 +287,15 @@ class WarmContext(PContext):
         except Exception:
             # Raised for a file that is not what @record writes: a worker killed while it wrote leaves half of one.
             return ProcessFailure(rank, self._pids[rank], code, "")
+
+
+def _wait_on(descriptors: Iterable[int], seconds: float | None) -> set[int]:
+    # Not select(2): a leader of a thousand agents has descriptors beyond its limit.
+    waiting = select.poll()
+    for descriptor in descriptors:
+        waiting.register(descriptor, select.POLLIN)
+    ready = waiting.poll(None if seconds is None else max(0.0, seconds) * 1000)
+    return {descriptor for descriptor, _events in ready}
 
 
 def _files_of(tail: Any) -> list[Followed]:

@@ -156,10 +156,6 @@ class WarmProcess:
             raise OSError(self._refused or self.reason)
         return self._pids
 
-    def signal_workers(self, number: int) -> None:
-        """Signal the process groups of all workers, also those that ended but left processes; returns at once."""
-        self._send({"order": "signal", "number": int(number)})
-
     def sweep(self, timeout: float) -> list[int]:
         """Kill all workers and all their descendants.
 
