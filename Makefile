@@ -24,9 +24,15 @@ test-all: test ## the cluster layer on Slurm 24.11, too
 	@SLURM_ELASTIC_TEST_RELEASE=24.11 $(PYTHON) -m pytest tests/cluster $(PYTEST)
 
 bench: setup ## the benchmarks behind docs/benchmarks.md
-	@$(PYTHON) -m benchmarks.rendezvous
-	@$(PYTHON) -m benchmarks.recovery
-	@$(PYTHON) -m benchmarks.launch
+	@mkdir -p build
+	-@$(PYTHON) -m benchmarks.rendezvous --json build/rendezvous.json
+	-@$(PYTHON) -m benchmarks.recovery --json build/recovery.json
+	-@$(PYTHON) -m benchmarks.launch --json build/launch.json
+	-@$(PYTHON) -m benchmarks.store_names --json build/store_names.json
+	@$(MAKE) --no-print-directory docs
+
+docs: ## put what was measured last into docs/benchmarks.md
+	@$(PYTHON) -m benchmarks.report build/*.json
 
 shell: setup ## a shell as an ordinary user of the test cluster
 	@python3 -m tests.cluster.testbed shell
