@@ -36,12 +36,16 @@ from slurm_elastic.rendezvous.messages import (
 from slurm_elastic.rendezvous.participant import Participant
 from slurm_elastic.rendezvous.session import ForeignError, Role, Session, SessionError, VersionError
 
-__all__ = ["LeaderLost", "Member", "MemberSettings", "Unreachable", "Word"]
+__all__ = ["LeaderLost", "LeaderRefusedError", "Member", "MemberSettings", "Unreachable", "Word"]
 
 logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 _ATTEMPT_TIMEOUT = 3.0
+
+
+class LeaderRefusedError(Exception):
+    """The agent that should lead cannot, for a reason that a person has to mend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ class MemberSettings:
         secret: the run's secret.
         agent: own identity.
         locate: says where the leader may be, in the order in which to try; may block, and is asked again while nobody
-            is found.
+            is found. Raises LeaderRefusedError if there will be none.
         connect_timeout: seconds until the first connection must stand.
         heartbeat_limit: seconds of silence after which another connection is tried.
         leader_limit: seconds of silence, or without connection, after which the leader is lost.
@@ -217,7 +221,12 @@ class Member:
         pause = _FIRST_PAUSE
         problem = "nobody listens"
         while not self._over:
-            for endpoint in await asyncio.to_thread(self._settings.locate):
+            try:
+                endpoints = await asyncio.to_thread(self._settings.locate)
+            except LeaderRefusedError as error:
+                self._give_up(Unreachable(str(error), usage=True))
+                return None
+            for endpoint in endpoints:
                 try:
                     return await self._attempt(endpoint)
                 except VersionError as error:

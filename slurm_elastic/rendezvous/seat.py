@@ -9,11 +9,11 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slurm_elastic.errors import SlurmElasticError
+from slurm_elastic.errors import SlurmElasticError, UsageError
 from slurm_elastic.rendezvous.coordination import Coordination
 from slurm_elastic.rendezvous.leader import Leader
 from slurm_elastic.rendezvous.ledger import RunDirLedger
-from slurm_elastic.rendezvous.member import MemberSettings
+from slurm_elastic.rendezvous.member import LeaderRefusedError, MemberSettings
 from slurm_elastic.rendezvous.membership import Candidate, Decision, Reason, Settings
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rundir import RunDir, incarnation
@@ -117,6 +117,8 @@ def _whereabouts(seat: Seat) -> list[tuple[str, int]]:
         published = seat.run_dir.endpoint(seat.incarnation)
         if published is not None:
             endpoint = json.loads(published)
+            if "refusal" in endpoint:
+                raise LeaderRefusedError(str(endpoint["refusal"]))
             return [(str(endpoint["address"]), int(endpoint["port"]))]
     return [(seat.leader_host, port) for port in seat.ports]
 
@@ -124,7 +126,13 @@ def _whereabouts(seat: Seat) -> list[tuple[str, int]]:
 def _lead(seat: Seat, secret: bytes, journal: Callable[[Decision], None]) -> tuple[Leader, socket.socket] | None:
     if seat.run_dir.newest_epoch(seat.incarnation) is not None:
         return None
-    listener = _listen(seat)
+    try:
+        listener = _listen(seat)
+    except UsageError as error:
+        if seat.expected_nodes:
+            # The others of the allocation expect the leader here and nowhere else, and would wait for it in vain.
+            seat.run_dir.publish_endpoint(seat.incarnation, json.dumps({"refusal": str(error)}).encode())
+        raise
     epoch = 1
     if not seat.run_dir.claim_epoch(seat.incarnation, epoch, json.dumps({"agent": seat.agent}).encode()):
         listener.close()

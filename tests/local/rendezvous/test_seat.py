@@ -11,6 +11,7 @@ import pytest
 
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.leader import Leader
+from slurm_elastic.rendezvous.member import Unreachable
 from slurm_elastic.rendezvous.membership import Reason
 from tests.local.rendezvous.parties import Run, form
 
@@ -53,6 +54,13 @@ def test_no_port_left_is_said_with_the_mend(start_run: StartRun, taken: Callable
     )
     # Nobody leads yet, so another that may can.
     assert run.run_dir.newest_epoch("run.0") is None
+
+
+def test_others_hear_at_once_that_their_leader_cannot_lead(start_run: StartRun, taken: Callable[..., int]) -> None:
+    run = start_run(ports=(taken(),), expected_nodes=("node1", "node2"))
+    with pytest.raises(UsageError) as error:
+        run.party(0)
+    assert run.party(1).hear(Unreachable) == Unreachable(str(error.value), usage=True)
 
 
 def test_a_run_of_one_node_listens_to_itself_only(start_run: StartRun) -> None:
