@@ -1,6 +1,6 @@
 """What a leader writes down for good before it tells anybody: rounds and the end of the run.
 
-The seam behind which the durable store can change: a run directory, or memory for a run of one node that has none.
+The seam behind which the durable store can change.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from slurm_elastic.rendezvous.membership import Finish, Outcome, Table
 from slurm_elastic.rundir import RunDir
 
-__all__ = ["Ledger", "MemoryLedger", "RunDirLedger"]
+__all__ = ["Ledger", "RunDirLedger"]
 
 
 class Ledger(Protocol):
@@ -24,23 +24,6 @@ class Ledger(Protocol):
 
     def finish(self, finish: Finish) -> None:
         """Write down that the run has ended, before anybody is told."""
-
-
-class MemoryLedger:
-    """Forgets everything with its process."""
-
-    def __init__(self) -> None:
-        self._rounds: set[int] = set()
-
-    def claim_round(self, table: Table) -> bool:
-        """See :class:`Ledger`."""
-        if table.round in self._rounds:
-            return False
-        self._rounds.add(table.round)
-        return True
-
-    def finish(self, finish: Finish) -> None:
-        """See :class:`Ledger`."""
 
 
 class RunDirLedger:
