@@ -16,8 +16,9 @@ from benchmarks.sandbox import raise_descriptor_limit
 from benchmarks.usage import Usage, usage
 from slurm_elastic.rendezvous.connection import AcceptedConnection
 from slurm_elastic.rendezvous.leader import Leader
-from slurm_elastic.rendezvous.ledger import RunDirLedger
+from slurm_elastic.rendezvous.ledger import Ledger
 from slurm_elastic.rendezvous.membership import Settings
+from slurm_elastic.rendezvous.records import RunDirRecords
 from slurm_elastic.rundir import RunDir
 
 __all__ = ["RUN", "SECRET", "LeaderProcess"]
@@ -95,7 +96,8 @@ async def _live(pipe: Connection, nodes: int, min_nodes: int, directory: str) ->
         max_nodes=nodes,
         expected_nodes=tuple(f"n{index}" for index in range(nodes)),
     )
-    ledger = RunDirLedger(RunDir.for_run(Path(directory), "benchmark").open(), 1)
+    run_dir = RunDir.for_run(Path(directory), "benchmark").open()
+    ledger = Ledger(RunDirRecords(run_dir, RUN), 1)
     leader = _CountingLeader(RUN, SECRET, 1, settings, ledger, lambda decision: None)
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     serving = asyncio.create_task(leader.serve(listener))

@@ -21,7 +21,9 @@ from slurm_elastic.rendezvous.handler import SlurmRendezvousHandler
 from slurm_elastic.rendezvous.journal import Entry, describe
 from slurm_elastic.rendezvous.membership import Decision
 from slurm_elastic.rendezvous.options import RendezvousOptions
+from slurm_elastic.rendezvous.records import Records, RunDirRecords
 from slurm_elastic.rendezvous.seat import Seat, connect
+from slurm_elastic.rundir import incarnation
 from slurm_elastic.slurm import Controller, choose_address, gather_facts
 
 __all__ = ["launch"]
@@ -39,11 +41,12 @@ def launch(settings: AgentSettings, warm: WarmProcess) -> ExitCode:
     Raises:
         UsageError: something that a person has to mend; nothing was started.
     """
-    if settings.run_dir.is_done():
+    records = RunDirRecords(settings.run_dir, incarnation(settings.run_id, settings.restart_count))
+    if records.is_done():
         logger.info("run %s is finished already: nothing to do", settings.run_id)
         return ExitCode.FINISHED
     config = settings.launch_config
-    seat = _seat(settings)
+    seat = _seat(settings, records)
     events = EventLog(settings.run_dir, settings.node, config.event_log_handler)
 
     def journal(decision: Decision) -> None:
@@ -87,7 +90,7 @@ def launch(settings: AgentSettings, warm: WarmProcess) -> ExitCode:
         outcome = agent.supervise()
     finally:
         coordination.stop()
-    if outcome.exit_code is ExitCode.LEFT and settings.run_dir.is_done():
+    if outcome.exit_code is ExitCode.LEFT and records.is_done():
         # The leader recorded the end, and went before it could tell this agent.
         outcome = AgentOutcome(ExitCode.FINISHED)
     _say_goodbye(outcome, seat, coordination.leads, events)
@@ -103,7 +106,7 @@ def _say_goodbye(outcome: AgentOutcome, seat: Seat, leads: bool, events: EventLo
             events.add(Entry("agent_ended", f"{seat.node} ends: {outcome.detail}", fields), level)
     elif leads:
         # The leader goes last, so this is the last that an agent says; the batch script repeats it after srun's words.
-        seat.run_dir.publish_failure(seat.incarnation, msgspec.json.encode(outcome.failure))
+        seat.records.publish_failure(msgspec.to_builtins(outcome.failure))
         logger.error("%s", root_cause(outcome.failure))
 
 
@@ -121,7 +124,7 @@ def _hung(node: str, hang: Hang) -> Entry:
     return Entry("worker_hung", f"rank {hang.worker.rank} on {node} hangs: {hang}", fields)
 
 
-def _seat(settings: AgentSettings) -> Seat:
+def _seat(settings: AgentSettings, records: Records) -> Seat:
     config = settings.launch_config
     may_lead = settings.job is None or settings.node == settings.leader_node
     leader_host = settings.endpoint_host or ("127.0.0.1" if settings.job is None else settings.leader_node)
@@ -132,6 +135,7 @@ def _seat(settings: AgentSettings) -> Seat:
     return Seat(
         run_id=settings.run_id,
         run_dir=settings.run_dir,
+        records=records,
         restart_count=settings.restart_count,
         agent=settings.agent,
         node=settings.node,

@@ -33,9 +33,10 @@ from slurm_elastic.rendezvous.member import LeaderLost, Unreachable, Word
 from slurm_elastic.rendezvous.membership import Decision, LeaveReason, Outcome
 from slurm_elastic.rendezvous.messages import Ended, Interrupted, Placed, Waiting
 from slurm_elastic.rendezvous.options import RendezvousOptions
+from slurm_elastic.rendezvous.records import RunDirRecords
 from slurm_elastic.rendezvous.seat import Seat, connect
 from slurm_elastic.rendezvous.worker_store import ReservedPort, open_worker_store
-from slurm_elastic.rundir import RunDir
+from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import (
     AddressWish,
     Controller,
@@ -199,10 +200,13 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
         address = choose_address(wish, gather_facts(wish, node, toward=leader, controller=Controller()))
     ports = port_sequence(run_id, job.restart_count if job else 0, ephemeral_low(), job.reserved_ports if job else ())
     is_allocation = job is not None and job.shape is Shape.ALLOCATION
+    restart_count = job.restart_count if job is not None else 0
+    run_dir = RunDir.for_run(base, run_id).open()
     seat = Seat(
         run_id=run_id,
-        run_dir=RunDir.for_run(base, run_id).open(),
-        restart_count=job.restart_count if job is not None else 0,
+        run_dir=run_dir,
+        records=RunDirRecords(run_dir, incarnation(run_id, restart_count)),
+        restart_count=restart_count,
         agent=f"{node}/{job.job_id if job else 0}.{job.restart_count if job else 0}/{os.getpid()}",
         node=node,
         position=job.position if job is not None else 0,

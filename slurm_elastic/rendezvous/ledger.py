@@ -1,48 +1,45 @@
-"""What a leader writes down for good before it tells anybody: rounds and the end of the run.
-
-The seam behind which the durable store can change.
-"""
+"""What a leader writes down for good before it tells anybody: rounds and the end of the run."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
 
 import msgspec
 
 from slurm_elastic.rendezvous.membership import Finish, Outcome, Table
-from slurm_elastic.rundir import RunDir
+from slurm_elastic.rendezvous.records import Records
 
-__all__ = ["Ledger", "RunDirLedger"]
-
-
-class Ledger(Protocol):
-    """Durable decisions of the run. Methods may block; they are called outside of the leader's event loop."""
-
-    def claim_round(self, table: Table) -> bool:
-        """Write a round down; False if this round was published by somebody else: the caller is superseded."""
-
-    def finish(self, finish: Finish) -> None:
-        """Write down that the run has ended, before anybody is told."""
+__all__ = ["Ledger"]
 
 
-class RunDirLedger:
-    """Keeps rounds and DONE in the run directory.
+class Ledger:
+    """One leader's durable decisions. Methods may block; they are called outside of the leader's event loop.
 
     Only success makes the run DONE: after a failure a person may mend the script and submit the run again.
+
+    Args:
+        records: of the run.
+        epoch: of the leader.
     """
 
-    def __init__(self, run_dir: RunDir, epoch: int) -> None:
-        self._run_dir = run_dir
+    def __init__(self, records: Records, epoch: int) -> None:
+        self._records = records
         self._epoch = epoch
 
     def claim_round(self, table: Table) -> bool:
-        """See :class:`Ledger`."""
-        record = {"epoch": self._epoch, **msgspec.to_builtins(table)}
-        return self._run_dir.claim_round(table.round, msgspec.json.encode(record))
+        """Write a round down; False if this round was published by somebody else: the caller is superseded.
+
+        Raises:
+            RecordsError: it cannot be written.
+        """
+        return self._records.claim_round(table.round, {"epoch": self._epoch, **msgspec.to_builtins(table)})
 
     def finish(self, finish: Finish) -> None:
-        """See :class:`Ledger`."""
+        """Write down that the run has ended, before anybody is told.
+
+        Raises:
+            RecordsError: it cannot be written.
+        """
         if finish.outcome is Outcome.SUCCEEDED:
             record = msgspec.to_builtins(dataclasses.replace(finish, agents=()))
-            self._run_dir.mark_done({"epoch": self._epoch, **record})
+            self._records.mark_done({"epoch": self._epoch, **record})

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slurm_elastic.errors import SlurmElasticError, UsageError
+from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.coordination import Coordination
 from slurm_elastic.rendezvous.leader import Leader
-from slurm_elastic.rendezvous.ledger import RunDirLedger
+from slurm_elastic.rendezvous.ledger import Ledger
 from slurm_elastic.rendezvous.member import LeaderRefusedError, MemberSettings
 from slurm_elastic.rendezvous.membership import Candidate, Decision, Reason, Settings
 from slurm_elastic.rendezvous.options import RendezvousOptions
+from slurm_elastic.rendezvous.records import Records, RecordsError
 from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import Controller, NodeState, ports_exhausted
 
@@ -31,6 +31,7 @@ class Seat:
     Attributes:
         run_id: of the run.
         run_dir: opened.
+        records: of this incarnation.
         restart_count: how often Slurm has requeued the job; keeps incarnations of an allocation apart.
         agent, node, position: see :class:`~slurm_elastic.rendezvous.membership.Candidate`.
         address: at which other nodes reach this agent.
@@ -38,13 +39,14 @@ class Seat:
         expected_nodes: see :class:`~slurm_elastic.rendezvous.membership.Settings`.
         min_nodes, max_nodes, max_restarts: bounds of the run.
         may_lead: whether this agent leads the run if nobody has led this incarnation yet.
-        leader_host: where the leader is expected, until the run directory tells.
+        leader_host: where the leader is expected, until the records tell.
         ports: of the leader, in the order to try.
         options: times.
     """
 
     run_id: str
     run_dir: RunDir
+    records: Records
     restart_count: int
     agent: str
     node: str
@@ -82,15 +84,16 @@ class Seat:
 def connect(seat: Seat, journal: Callable[[Decision], None]) -> Coordination:
     """Get in touch with the run's leader, or lead.
 
-    The first of the agents that may lead takes the first epoch of the incarnation and leads; its place is published in
-    the run directory. In an allocation it is also where everybody expects it, whatever the file system shows so far.
+    The first of the agents that may lead takes the first epoch of the incarnation and leads; its place is published
+    in the records. In an allocation it is also where everybody expects it, whatever the records show so far.
 
     Args:
         seat: of this agent.
         journal: told every decision of the leader, on the leading agent.
 
     Raises:
-        UsageError: no port is free for the leader, or the run directory cannot be used.
+        UsageError: no port is free for the leader, or the run's secret cannot be used.
+        RecordsError: the records of the run cannot be used.
     """
     secret = seat.run_dir.secret()
     leader = _lead(seat, secret, journal) if seat.may_lead else None
@@ -113,10 +116,9 @@ def connect(seat: Seat, journal: Callable[[Decision], None]) -> Coordination:
 
 
 def _whereabouts(seat: Seat) -> list[tuple[str, int]]:
-    with contextlib.suppress(SlurmElasticError, ValueError, KeyError, TypeError):
-        published = seat.run_dir.endpoint(seat.incarnation)
-        if published is not None:
-            endpoint = json.loads(published)
+    with contextlib.suppress(RecordsError, ValueError, KeyError, TypeError):
+        endpoint = seat.records.endpoint()
+        if endpoint is not None:
             if "refusal" in endpoint:
                 raise LeaderRefusedError(str(endpoint["refusal"]))
             return [(str(endpoint["address"]), int(endpoint["port"]))]
@@ -124,23 +126,23 @@ def _whereabouts(seat: Seat) -> list[tuple[str, int]]:
 
 
 def _lead(seat: Seat, secret: bytes, journal: Callable[[Decision], None]) -> tuple[Leader, socket.socket] | None:
-    if seat.run_dir.newest_epoch(seat.incarnation) is not None:
+    if seat.records.newest_epoch() is not None:
         return None
     try:
         listener = _listen(seat)
     except UsageError as error:
         if seat.expected_nodes:
             # The others of the allocation expect the leader here and nowhere else, and would wait for it in vain.
-            seat.run_dir.publish_endpoint(seat.incarnation, json.dumps({"refusal": str(error)}).encode())
+            seat.records.publish_endpoint({"refusal": str(error)})
         raise
     epoch = 1
-    if not seat.run_dir.claim_epoch(seat.incarnation, epoch, json.dumps({"agent": seat.agent}).encode()):
+    if not seat.records.claim_epoch(epoch, {"agent": seat.agent}):
         listener.close()
         return None
     endpoint = {"address": seat.address, "port": listener.getsockname()[1], "epoch": epoch, "agent": seat.agent}
-    seat.run_dir.publish_endpoint(seat.incarnation, json.dumps(endpoint).encode())
+    seat.records.publish_endpoint(endpoint)
     options, controller = seat.options, Controller()
-    last_round = seat.run_dir.last_round()
+    last_round = seat.records.last_round()
     settings = Settings(
         min_nodes=seat.min_nodes,
         max_nodes=seat.max_nodes,
@@ -157,7 +159,7 @@ def _lead(seat: Seat, secret: bytes, journal: Callable[[Decision], None]) -> tup
         states = controller.node_states(nodes)
         return frozenset(node for node, state in states.items() if state is NodeState.DOWN)
 
-    ledger = RunDirLedger(seat.run_dir, epoch)
+    ledger = Ledger(seat.records, epoch)
     return Leader(seat.incarnation, secret, epoch, settings, ledger, journal, nodes_down), listener
 
 

@@ -14,6 +14,7 @@ from slurm_elastic.rendezvous.member import Word
 from slurm_elastic.rendezvous.membership import Decision, Reason, WorkerFailure
 from slurm_elastic.rendezvous.messages import Interrupted, Placed
 from slurm_elastic.rendezvous.options import RendezvousOptions
+from slurm_elastic.rendezvous.records import RunDirRecords
 from slurm_elastic.rendezvous.seat import Seat, connect
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import port_sequence
@@ -64,6 +65,7 @@ class Run:
         self.seat = Seat(
             run_id=run_id,
             run_dir=self.run_dir,
+            records=RunDirRecords(self.run_dir, f"{run_id}.0"),
             restart_count=0,
             agent="",
             node="",
@@ -87,7 +89,8 @@ class Run:
         seat = dataclasses.replace(
             self.seat, node=node, agent=f"{node}/7.0/{len(self.parties)}", position=position, may_lead=position == 0
         )
-        party = Party(dataclasses.replace(seat, **{**self.settings, **changes}))
+        seat = dataclasses.replace(seat, **{**self.settings, **changes})
+        party = Party(dataclasses.replace(seat, records=RunDirRecords(self.run_dir, seat.incarnation)))
         self.parties.append(party)
         return party
 

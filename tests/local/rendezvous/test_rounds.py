@@ -12,7 +12,7 @@ import pytest
 
 from slurm_elastic.rendezvous.coordination import Superseded
 from slurm_elastic.rendezvous.leader import Leader
-from slurm_elastic.rendezvous.ledger import RunDirLedger
+from slurm_elastic.rendezvous.ledger import Ledger
 from slurm_elastic.rendezvous.member import LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import Drop, Finish, LeaveReason, Outcome, Publish, Reason
 from slurm_elastic.rendezvous.messages import Ended, Waiting
@@ -280,13 +280,13 @@ def test_the_end_is_told_once_more_to_who_missed_it(start_run: StartRun) -> None
 def test_a_leader_that_stops_first_tells_the_end_however_slow_the_disk(
     start_run: StartRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish = RunDirLedger.finish
+    finish = Ledger.finish
 
-    def slowly(self: RunDirLedger, decision: Finish) -> None:
+    def slowly(self: Ledger, decision: Finish) -> None:
         time.sleep(0.2)
         finish(self, decision)
 
-    monkeypatch.setattr(RunDirLedger, "finish", slowly)
+    monkeypatch.setattr(Ledger, "finish", slowly)
     run = start_run()
     leader, member = run.all_of(2)
     form([leader, member])

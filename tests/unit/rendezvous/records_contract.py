@@ -1,0 +1,89 @@
+"""What :class:`slurm_elastic.rendezvous.records.Records` promises, whoever keeps them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from slurm_elastic.rendezvous.records import Records
+
+RACERS = 8
+
+
+def winners(claim: Callable[[int], bool]) -> list[int]:
+    """Who of eight that claim the same thing at the same time was told that it is theirs."""
+    start = threading.Barrier(RACERS)
+    won: list[int] = []
+
+    def race(number: int) -> None:
+        start.wait()
+        if claim(number):
+            won.append(number)
+
+    threads = [threading.Thread(target=race, args=(number,)) for number in range(RACERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return won
+
+
+class RecordsContract:
+    """Subclasses bring three fixtures: `records`, `sibling` (another agent's records of the same scope), and
+    `successor` (the same run, the scope after it)."""
+
+    def test_an_epoch_has_one_leader_and_all_see_whom(self, records: Records, sibling: Records) -> None:
+        assert records.newest_epoch() is None
+        assert records.epoch(1) is None
+        who = winners(lambda number: (records, sibling)[number % 2].claim_epoch(1, {"by": number}))
+        assert len(who) == 1
+        assert records.epoch(1) == sibling.epoch(1) == {"by": who[0]}
+        assert sibling.claim_epoch(12, {"agent": "n2/7.0/1"})
+        assert not records.claim_epoch(12, {})
+        assert (records.newest_epoch(), sibling.newest_epoch()) == (12, 12)
+
+    def test_the_newest_epoch_is_the_highest_number(self, records: Records) -> None:
+        for number in (9, 100, 10):
+            assert records.claim_epoch(number, {})
+        assert records.newest_epoch() == 100
+
+    def test_the_last_endpoint_counts(self, records: Records, sibling: Records) -> None:
+        assert records.endpoint() is None
+        records.publish_endpoint({"address": "a", "port": 1})
+        sibling.publish_endpoint({"address": "ä", "port": 2, "epoch": 2})
+        assert records.endpoint() == {"address": "ä", "port": 2, "epoch": 2}
+
+    def test_a_round_is_written_once(self, records: Records, sibling: Records) -> None:
+        assert records.last_round() is None
+        assert records.round(0) is None
+        who = winners(lambda number: (records, sibling)[number % 2].claim_round(0, {"by": number, "places": [{}]}))
+        assert len(who) == 1
+        assert sibling.round(0) == {"by": who[0], "places": [{}]}
+        assert records.claim_round(2, {})
+        assert records.claim_round(10, {})
+        assert sibling.last_round() == 10
+
+    def test_done_is_written_once(self, records: Records, sibling: Records) -> None:
+        assert not records.is_done()
+        assert len(winners(lambda number: (records, sibling)[number % 2].mark_done({"by": number}))) == 1
+        assert records.is_done()
+        assert sibling.is_done()
+        assert not records.mark_done({})
+
+    def test_a_failure_is_kept(self, records: Records, sibling: Records) -> None:
+        assert records.failure() is None
+        records.publish_failure({"rank": 3})
+        assert sibling.failure() == {"rank": 3}
+
+    def test_the_next_scope_begins_with_rounds_and_done_only(self, records: Records, successor: Records) -> None:
+        records.claim_epoch(4, {})
+        records.publish_endpoint({"port": 1})
+        records.publish_failure({})
+        records.claim_round(3, {})
+        records.mark_done({})
+        assert successor.newest_epoch() is None
+        assert successor.epoch(4) is None
+        assert successor.endpoint() is None
+        assert successor.failure() is None
+        assert successor.last_round() == 3
+        assert successor.is_done()
