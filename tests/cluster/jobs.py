@@ -174,6 +174,19 @@ class Jobs:
         found = {node: self.cluster.processes(node) for node in self.cluster.settings.node_names}
         return {node: processes for node, processes in found.items() if processes}
 
+    def elements(self, array: Job) -> list[tuple[str, str]]:
+        """State and node of every element of an array, in their order."""
+        records = self.cluster.command(["scontrol", "--oneliner", "show", "job", str(array.id)]).stdout.splitlines()
+        found = [dict(word.split("=", 1) for word in record.split() if "=" in word) for record in records]
+        return [
+            (fields["JobState"], fields.get("NodeList", ""))
+            for fields in sorted(found, key=lambda fields: int(fields["ArrayTaskId"]))
+        ]
+
+    def wait_until_all_ended(self, timeout: float = 60.0) -> None:
+        """Wait until Slurm has finished all jobs."""
+        self.cluster.wait_until("jobs do not end", lambda: not self.running(), timeout)
+
     def running(self) -> str:
         """What Slurm has not finished, one line per job."""
         return self.cluster.command(["squeue", "--noheader", "--all"]).stdout

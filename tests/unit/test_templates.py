@@ -63,9 +63,10 @@ def test_names_and_texts() -> None:
 
 
 class Job:
-    """Runs the batch script of an allocation with stand-ins for srun and the command."""
+    """Runs a batch script with stand-ins for srun and the command."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, script: Path) -> None:
+        self.script = script
         self.bin = directory / "bin"
         self.bin.mkdir()
         self.log = directory / "calls"
@@ -78,7 +79,7 @@ class Job:
         path.write_text(STAND_IN.format(log=self.log, action=action))
         path.chmod(0o755)
 
-    def start(self, *arguments: str, script: Path = TEMPLATES / "allocation.sbatch") -> subprocess.Popen[str]:
+    def start(self, *arguments: str, script: Path | None = None) -> subprocess.Popen[str]:
         environ = {
             "PATH": str(self.bin),
             "SLURM_JOB_NUM_NODES": "3",
@@ -87,7 +88,7 @@ class Job:
             "SLURM_EXACT": "1",
         }
         return subprocess.Popen(
-            [shutil.which("bash") or "bash", script, *arguments],
+            [shutil.which("bash") or "bash", script or self.script, *arguments],
             cwd=self.directory,
             env=environ,
             stdout=subprocess.PIPE,
@@ -96,7 +97,7 @@ class Job:
             start_new_session=True,
         )
 
-    def run(self, *arguments: str, script: Path = TEMPLATES / "allocation.sbatch") -> tuple[int, str]:
+    def run(self, *arguments: str, script: Path | None = None) -> tuple[int, str]:
         with self.start(*arguments, script=script) as process:
             try:
                 _, complaint = process.communicate(timeout=60)
@@ -114,10 +115,10 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path: Path, template: Path) -> Job:
     directory = tmp_path / "a b"
     directory.mkdir()
-    job = Job(directory)
+    job = Job(directory, template)
     job.stand_in("slurm-elastic", 'exit "$2"')
     return job
 
@@ -144,7 +145,7 @@ def test_arguments_reach_the_agents_unchanged(job: Job) -> None:
 
 
 def test_the_site_block_may_give_srun_options(job: Job) -> None:
-    text = (TEMPLATES / "allocation.sbatch").read_text()
+    text = job.script.read_text()
     assert text.count("\nsrun_options=()\n") == 1
     script = job.directory / "elastic.sbatch"
     script.write_text(text.replace("\nsrun_options=()\n", '\nsrun_options=(--container-image="my image")\n'))

@@ -69,6 +69,7 @@ def test_templates_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) ->
     assert main(["template"]) == 0
     assert capsys.readouterr().out == (
         "allocation    One run in one job: one elastic agent on each node of the allocation\n"
+        "array         One run in a job array: every element brings its nodes, and comes and goes alone\n"
     )
     assert main(["template", "allocation"]) == 0
     shipped = Path(__file__).parents[3] / "sbatch_templates" / "allocation.sbatch"
