@@ -1,7 +1,8 @@
 """What Slurm says and what is asked of it."""
 
 from slurm_elastic.slurm.address import AddressFacts, AddressWish, choose_address, gather_facts, resolve
-from slurm_elastic.slurm.controller import Controller, JobView, NodeState, NodeView
+from slurm_elastic.slurm.cause import Cause, Finding, Meaning, classify, presume
+from slurm_elastic.slurm.controller import Controller, ControllerClock, JobView, NodeState, NodeView
 from slurm_elastic.slurm.hostlist import expand, natural_key
 from slurm_elastic.slurm.job import ArrayElement, Context, HetComponent, Shape, SlurmJob
 from slurm_elastic.slurm.ports import ephemeral_low, port_sequence, ports_exhausted
@@ -10,20 +11,26 @@ __all__ = [
     "AddressFacts",
     "AddressWish",
     "ArrayElement",
+    "Cause",
     "Context",
     "Controller",
+    "ControllerClock",
+    "Finding",
     "HetComponent",
     "JobView",
+    "Meaning",
     "NodeState",
     "NodeView",
     "Shape",
     "SlurmJob",
     "choose_address",
+    "classify",
     "ephemeral_low",
     "expand",
     "gather_facts",
     "natural_key",
     "port_sequence",
     "ports_exhausted",
+    "presume",
     "resolve",
 ]

@@ -19,7 +19,16 @@ from dataclasses import dataclass
 from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm.hostlist import expand
 
-__all__ = ["Controller", "JobView", "NodeState", "NodeView", "parse_jobs", "parse_nodes"]
+__all__ = [
+    "Controller",
+    "ControllerClock",
+    "JobView",
+    "NodeState",
+    "NodeView",
+    "parse_clock",
+    "parse_jobs",
+    "parse_nodes",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +87,16 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True)
+class ControllerClock:
+    """The controller's own time, to be compared with the times in a `JobView`."""
+
+    now: int
+    """Seconds since the epoch."""
+    kill_wait: int
+    """KillWait: seconds between SIGTERM and SIGKILL when Slurm ends a job."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Answer:
     status: int
     output: str
@@ -89,6 +108,8 @@ class Controller:
     def __init__(self, timeout: float = 5.0) -> None:
         self._timeout = timeout
         self._logged: set[tuple[str, str]] = set()
+        self.is_there = True
+        """False once scontrol or scancel could not be started at all, as in a container: asking again is of no use."""
         # SLURM_CLUSTERS, which sbatch --clusters leaves behind, would send the question to another cluster, by way of
         # slurmdbd. Epoch seconds need no time zone: scontrol(1), SLURM_TIME_FORMAT, which takes strftime's formats.
         self._environ = {key: value for key, value in os.environ.items() if key != "SLURM_CLUSTERS"}
@@ -112,6 +133,16 @@ class Controller:
             if job_id in (view.job_id, f"{view.array_job_id}_{view.array_task_id}"):
                 return view
         return None
+
+    def clock(self) -> ControllerClock | None:
+        """Return the controller's time, None if it does not answer.
+
+        ``scontrol show config`` is the one command whose head line, "Configuration data as of", is filled in by
+        slurmctld (proc_req.c, _fill_ctld_conf). RunTime of a job and the time left of squeue are worked out from the
+        clock of the machine that asks.
+        """
+        answer = self._ask("scontrol", "show", "config")
+        return parse_clock(answer.output) if answer else None
 
     def requeue(self, job_id: str) -> bool:
         """Requeue a job, which ends this incarnation of it. Returns whether Slurm did.
@@ -144,6 +175,7 @@ class Controller:
                 start_new_session=True,
             )
         except OSError as error:
+            self.is_there = False
             self._log_once(command, f"cannot be started: {error.strerror}")
             return None
         try:
@@ -180,6 +212,13 @@ def parse_jobs(text: str) -> tuple[JobView, ...]:
     """Parse ``scontrol show job``, printed with SLURM_TIME_FORMAT=%s; for an array it prints several jobs."""
     records = re.split(r"^(?=JobId=)", text, flags=re.MULTILINE)
     return tuple(_job_view(_job_fields(record)) for record in records if record.startswith("JobId="))
+
+
+def parse_clock(text: str) -> ControllerClock | None:
+    """Parse ``scontrol show config``, printed with SLURM_TIME_FORMAT=%s; None if it holds no time."""
+    now = re.search(r"^Configuration data as of ([0-9]{1,18})$", text, flags=re.MULTILINE)
+    kill_wait = re.search(r"^KillWait\s*=\s*([0-9]{1,9}) sec$", text, flags=re.MULTILINE)
+    return ControllerClock(int(now[1]), int(kill_wait[1])) if now and kill_wait else None
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

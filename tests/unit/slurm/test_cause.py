@@ -1,0 +1,161 @@
+"""Why a job is signalled: every situation that Slurm distinguishes, from what scontrol printed in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import signal
+from pathlib import Path
+from signal import SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2
+
+import pytest
+
+from slurm_elastic.slurm import Cause, ControllerClock, Finding, JobView, Meaning, classify, presume
+from slurm_elastic.slurm.controller import parse_clock, parse_jobs
+
+OUTPUTS = Path(__file__).parent / "outputs"
+KILL_WAIT = 7
+MEANING = Meaning(grace=20.0, warning=120.0)
+
+
+def job(name: str, **changes: object) -> JobView:
+    (view,) = parse_jobs((OUTPUTS / name).read_text())
+    return dataclasses.replace(view, **changes)
+
+
+def clock(view: JobView, left: int) -> ControllerClock:
+    """The controller's time when the job has so many seconds left."""
+    assert view.end_time is not None
+    return ControllerClock(view.end_time - left, KILL_WAIT)
+
+
+def find(view: JobView, *signals: signal.Signals, left: int, elapsed: float = 0.0, restarts: int = 0) -> Finding:
+    return classify(signals, elapsed, view, restarts, clock=clock(view, left), meaning=MEANING)
+
+
+def test_preempted_in_grace() -> None:
+    found = find(job("job_preempted_in_grace.txt"), SIGCONT, SIGTERM, left=58, restarts=2)
+    assert (found.cause, found.seconds) == (Cause.PREEMPTED, 58)
+    assert str(found) == "preempted, 58 s left (grace of 60 s)"
+
+
+def test_preempted_with_the_users_signal_in_place_of_sigterm() -> None:
+    # preempt_send_user_signal: what looks like the warning of a time limit.
+    assert find(job("job_preempted_in_grace.txt"), SIGCONT, SIGUSR2, left=58, restarts=2).cause is Cause.PREEMPTED
+
+
+def test_the_grace_alone_tells_how_long_if_the_controllers_time_is_unknown() -> None:
+    view = job("job_preempted_in_grace.txt")
+    found = classify([SIGTERM], 2.5, view, 2, clock=None, meaning=MEANING)
+    assert (found.cause, found.seconds) == (Cause.PREEMPTED, 57.5)
+
+
+def test_preempted_after_the_warning_of_a_time_limit() -> None:
+    view = job("job_preempted_in_grace.txt")
+    assert find(view, SIGCONT, SIGUSR2, SIGCONT, SIGTERM, left=30, restarts=2).cause is Cause.PREEMPTED
+
+
+@pytest.mark.parametrize("warning", [SIGUSR1, SIGUSR2])
+@pytest.mark.parametrize("left", [179, 120, 3, -1])
+def test_warned_of_the_time_limit(warning: signal.Signals, left: int) -> None:
+    # Up to 60 s earlier than asked for (sbatch(1)).
+    found = find(job("job_running.txt"), SIGCONT, warning, left=left, restarts=2)
+    assert (found.cause, found.seconds) == (Cause.TIME_LIMIT_NEAR, left)
+
+
+def test_without_the_controllers_time_a_warning_has_its_configured_meaning() -> None:
+    found = classify([SIGUSR2], 5.0, job("job_running.txt"), 2, meaning=MEANING)
+    assert (found.cause, found.seconds) == (Cause.TIME_LIMIT_NEAR, 115.0)
+
+
+@pytest.mark.parametrize("number", [SIGUSR1, SIGUSR2, SIGTERM, SIGINT, SIGHUP])
+def test_by_hand_in_the_middle_of_a_job(number: signal.Signals) -> None:
+    found = find(job("job_running.txt"), number, left=181, restarts=2)
+    assert (found.cause, found.seconds) == (Cause.SIGNALLED, None)
+    assert str(found) == f"signalled ({number.name}, not by Slurm itself)"
+
+
+def test_sigterm_just_before_the_limit_is_no_warning_of_it() -> None:
+    assert find(job("job_running.txt"), SIGTERM, left=30, restarts=2).cause is Cause.SIGNALLED
+
+
+def test_by_hand_on_a_node_that_is_drained() -> None:
+    view = job("job_running.txt")
+    assert classify([SIGTERM], 0.0, view, 2, clock=clock(view, 3000), drained=True).cause is Cause.DRAINED
+
+
+def test_killed_and_requeued_by_slurm() -> None:
+    # The end of a preemption, a requeue by somebody, the failure of a node: they look the same and need the same.
+    view = job("job_requeued_while_completing.txt")
+    found = find(view, SIGCONT, SIGTERM, left=0, elapsed=1.5)
+    assert (found.cause, found.seconds) == (Cause.REQUEUED, KILL_WAIT - 1.5)
+    assert find(view, SIGTERM, left=0, restarts=1).cause is Cause.CANCELLED
+
+
+def test_pending_again_already() -> None:
+    view = job("job_pending.txt")
+    assert classify([SIGTERM], 0.0, view, view.restarts).cause is Cause.REQUEUED
+
+
+def test_an_orphan_of_an_earlier_incarnation() -> None:
+    assert find(job("job_running.txt"), SIGTERM, left=3000, restarts=1).cause is Cause.REQUEUED
+
+
+def test_preempted_to_its_end_where_slurm_cancels() -> None:
+    found = find(job("job_preempted_to_its_end.txt"), SIGTERM, SIGCONT, SIGTERM, left=0)
+    assert (found.cause, found.seconds) == (Cause.PREEMPTED, KILL_WAIT)
+
+
+def test_cancelled_within_the_grace() -> None:
+    assert find(job("job_cancelled_in_grace.txt"), SIGTERM, left=0).cause is Cause.CANCELLED
+
+
+def test_time_limit_reached() -> None:
+    found = find(job("job_time_limit.txt"), SIGTERM, SIGCONT, SIGTERM, left=0, elapsed=0.5)
+    assert (found.cause, found.seconds) == (Cause.TIME_LIMIT_REACHED, KILL_WAIT - 0.5)
+
+
+def test_cancelled() -> None:
+    found = find(job("job_cancelled.txt"), SIGCONT, SIGTERM, left=0)
+    assert (found.cause, found.seconds) == (Cause.CANCELLED, KILL_WAIT)
+    assert find(job("job_cancelled.txt", state="CANCELLED"), SIGTERM, left=0).cause is Cause.CANCELLED
+
+
+def test_a_node_failed_and_slurm_does_not_requeue() -> None:
+    view = job("job_cancelled.txt", reason="NodeDown")
+    assert find(view, SIGTERM, left=0).cause is Cause.NODE_FAILED
+    assert find(job("job_cancelled.txt", state="NODE_FAIL"), SIGTERM, left=0).cause is Cause.NODE_FAILED
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "FAILED", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL"])
+def test_a_job_that_has_ended_in_any_other_way_is_not_wanted_back(state: str) -> None:
+    assert find(job("job_running.txt", state=state), SIGTERM, left=0, restarts=2).cause is Cause.CANCELLED
+
+
+def test_the_order_in_which_signals_were_noted_changes_nothing() -> None:
+    for name in ("job_preempted_in_grace.txt", "job_time_limit.txt", "job_cancelled.txt"):
+        view = job(name)
+        for signals in itertools.permutations([SIGCONT, SIGTERM, SIGTERM]):
+            assert find(view, *signals, left=4, restarts=view.restarts) == find(
+                view, SIGCONT, SIGTERM, left=4, restarts=view.restarts
+            )
+
+
+def test_without_slurm_signals_have_their_configured_meaning() -> None:
+    for signals in itertools.permutations([SIGCONT, SIGTERM, SIGTERM]):
+        assert presume(signals, 1.0, MEANING) == Finding(Cause.UNKNOWN, 19.0, "SIGTERM")
+        assert classify(signals, 1.0, None, 0, meaning=MEANING) == Finding(Cause.UNKNOWN, 19.0, "SIGTERM")
+    assert presume([SIGCONT, SIGUSR1], 1.0, MEANING) == Finding(Cause.TIME_LIMIT_NEAR, 119.0, "SIGUSR1")
+    assert presume([SIGUSR2, SIGTERM], 1.0, MEANING) == Finding(Cause.UNKNOWN, 19.0, "SIGUSR2, SIGTERM")
+    assert presume([SIGINT], 1.0, MEANING) == Finding(Cause.SIGNALLED, None, "SIGINT")
+
+
+def test_slurmd_waits_five_seconds_at_least() -> None:
+    view = job("job_cancelled.txt")
+    assert view.end_time is not None
+    assert classify([SIGTERM], 0.0, view, 0, clock=ControllerClock(view.end_time, 1)).seconds == 5
+
+
+def test_the_controllers_time() -> None:
+    assert parse_clock((OUTPUTS / "config.txt").read_text()) == ControllerClock(now=1795282067, kill_wait=5)
+    assert parse_clock("slurm_load_ctl_conf error: Unable to contact slurm controller\n") is None
