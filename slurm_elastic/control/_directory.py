@@ -1,0 +1,76 @@
+"""Where an agent keeps the control pages of its workers."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+__all__ = ["ControlDirectory"]
+
+logger = logging.getLogger("slurm_elastic")
+
+_SHARED_MEMORY = Path("/dev/shm")
+_PREFIX = "slurm-elastic-control-"
+
+
+class ControlDirectory:
+    """A directory of one agent, mode 0700, for all its rounds.
+
+    It is in /dev/shm, where a page is memory and nothing else: on a disk the kernel writes a shared page back every few
+    seconds, and whoever writes to it next may wait for the disk. Without /dev/shm it is in TMPDIR or /tmp.
+
+    An agent that was killed leaves its directory behind. The next one of the same user removes it: every agent locks
+    its own (flock(2)), and the kernel unlocks what belongs to the dead.
+
+    Attributes:
+        path: of the directory.
+    """
+
+    def __init__(self, base: Path | None = None) -> None:
+        """Make the directory.
+
+        Args:
+            base: where; for tests.
+
+        Raises:
+            OSError: it can be made nowhere.
+        """
+        bases = [base] if base is not None else [_SHARED_MEMORY, Path(tempfile.gettempdir())]
+        for first in bases[:-1]:
+            with contextlib.suppress(OSError):
+                self._make(first)
+                return
+        self._make(bases[-1])
+
+    def _make(self, base: Path) -> None:
+        _remove_abandoned(base)
+        # Locked before it gets a name that others look for.
+        hidden = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=base))
+        self._fd = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._fd, fcntl.LOCK_SH)
+        self.path = hidden.rename(base / hidden.name[1:])
+
+    def close(self) -> None:
+        """Remove it with all that is in it. Called again, it does nothing."""
+        if self._fd >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _remove_abandoned(base: Path) -> None:
+    for path in base.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if path.stat(follow_symlinks=False).st_uid != os.getuid():
+                continue
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)

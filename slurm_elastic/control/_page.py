@@ -1,0 +1,156 @@
+"""The page that an agent shares with one worker: 8-byte fields, each written by one side only.
+
+CPython copies an item of a memoryview of format ``q`` with a memcpy of constant size (Objects/memoryobject.c,
+pack_single and unpack_single), which compilers turn into one load or store. Items are aligned, so no reader ever sees
+half a number. What the agent writes and what the worker writes lie in different cache lines.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Protocol
+
+__all__ = [
+    "ATTACHED",
+    "BOUNDARY",
+    "BOUNDARY_TIME",
+    "CHECKPOINT",
+    "DEADLINE",
+    "EPOCH",
+    "FENCED",
+    "HOLD",
+    "NONE",
+    "REASON",
+    "REGISTERED",
+    "STEP",
+    "STOP",
+    "STOPPED",
+    "Fields",
+    "PageError",
+    "create_page",
+    "map_page",
+    "read_text",
+    "write_text",
+]
+
+SIZE = mmap.PAGESIZE
+NONE = -(2**63)
+"""In a field that is not always there."""
+
+_MAGIC, _VERSION = 0, 1
+_MAGIC_VALUE = int.from_bytes(b"slurm_el", "little")
+_VERSION_VALUE = 1
+
+# Written by the agent.
+HOLD = 2
+"""1: wait at the next boundary until there is a stop step, or until this is 0 again."""
+STOP = 3
+"""The boundary to stop at; 0 for none. Boundaries are counted from 1."""
+DEADLINE = 4
+"""When the worker has to be gone, in nanoseconds of the node's monotonic clock; NONE for no such time."""
+FENCED = 5
+"""1: another group of workers may be training; publish nothing."""
+EPOCH = 6
+"""The newest epoch that the agent obeys; NONE for that of the worker's environment."""
+REASON = 8
+"""Why to stop: text, in this field and the seven that follow."""
+_REASON_FIELDS = 8
+
+# Written by the worker.
+ATTACHED = 16
+"""1: the worker takes part."""
+REGISTERED = 17
+"""1: the worker is registered for expedited barriers, see `_barrier`."""
+BOUNDARY = 18
+"""How many boundaries the worker has come to: calls of should_stop."""
+BOUNDARY_TIME = 19
+"""When it came to the last one, in nanoseconds of the node's monotonic clock."""
+STEP = 20
+"""The step that the script reported last; NONE before."""
+CHECKPOINT = 21
+"""The step of the checkpoint that the script reported last; NONE before."""
+STOPPED = 22
+"""The boundary at which it was told to stop; 0 before."""
+
+
+class PageError(Exception):
+    """A file that is no control page of this version."""
+
+
+class Fields(Protocol):
+    """The fields of a page: of shared memory, or in a simulation."""
+
+    def __getitem__(self, index: int, /) -> int: ...
+
+    def __setitem__(self, index: int, value: int, /) -> None: ...
+
+
+def create_page(directory: Path, name: str) -> tuple[Path, Fields]:
+    """Make the page of a new worker in a directory, mode 0600; its name begins with `name`.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    descriptor, path = tempfile.mkstemp(prefix=name, dir=directory)
+    try:
+        # Written, not only sized: a full disk is an error here, and would be SIGBUS in the worker later (mmap(2)).
+        view = memoryview(bytearray(SIZE))
+        while view:
+            view = view[os.write(descriptor, view) :]
+        fields = _map(descriptor)
+    except BaseException:
+        Path(path).unlink()
+        raise
+    finally:
+        os.close(descriptor)
+    for field in (DEADLINE, EPOCH, STEP, CHECKPOINT):
+        fields[field] = NONE
+    fields[_VERSION] = _VERSION_VALUE
+    fields[_MAGIC] = _MAGIC_VALUE
+    return Path(path), fields
+
+
+def map_page(path: str) -> Fields:
+    """Map a page that an agent has made.
+
+    Raises:
+        OSError: it is not there or cannot be mapped.
+        PageError: it is not what this version understands.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if os.fstat(descriptor).st_size != SIZE:
+            raise PageError(f"{path} is no control page")
+        fields = _map(descriptor)
+    finally:
+        os.close(descriptor)
+    if fields[_MAGIC] != _MAGIC_VALUE:
+        raise PageError(f"{path} is no control page")
+    if fields[_VERSION] != _VERSION_VALUE:
+        raise PageError(
+            f"{path} has version {fields[_VERSION]}, not {_VERSION_VALUE}: the agent and this script use "
+            "different versions of slurm_elastic"
+        )
+    return fields
+
+
+def write_text(fields: Fields, text: str) -> None:
+    """Write the reason, cut to 64 bytes."""
+    content = text.encode()[: 8 * _REASON_FIELDS].ljust(8 * _REASON_FIELDS, b"\0")
+    for index in range(_REASON_FIELDS):
+        fields[REASON + index] = int.from_bytes(content[8 * index : 8 * index + 8], sys.byteorder, signed=True)
+
+
+def read_text(fields: Fields) -> str:
+    """Read the reason."""
+    numbers = (fields[REASON + index] for index in range(_REASON_FIELDS))
+    content = b"".join(number.to_bytes(8, sys.byteorder, signed=True) for number in numbers)
+    return content.rstrip(b"\0").decode(errors="ignore")
+
+
+def _map(descriptor: int) -> Fields:
+    return memoryview(mmap.mmap(descriptor, SIZE)).cast("q")

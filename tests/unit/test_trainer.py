@@ -1,0 +1,94 @@
+"""What a training script imports: nothing outside of a run, and its agent's page inside."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic import trainer
+from slurm_elastic.control import RoundControl
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RoundControl:
+    control = RoundControl(tmp_path, 2, 1)
+    monkeypatch.setenv("SLURM_ELASTIC_CONTROL", control.environment(0)["SLURM_ELASTIC_CONTROL"])
+    monkeypatch.setattr(trainer, "_looked", False)
+    monkeypatch.setattr(trainer, "_control", None)
+    return control
+
+
+def test_outside_of_a_run() -> None:
+    assert trainer.should_stop() is None
+    assert trainer.should_stop(3) is None
+    trainer.checkpointed(3)
+    assert trainer.may_publish()
+    info = trainer.start_info()
+    assert (info.reason, info.round, info.resumes, info.run_id, info.run_dir, info.node) == ("start", 0, False) + (
+        "",
+    ) * 3
+
+
+def test_mistakes_are_found_outside_of_a_run_too() -> None:
+    with pytest.raises(TypeError):
+        trainer.should_stop(1.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        trainer.checkpointed("3")  # type: ignore[arg-type]
+
+
+def test_inside_of_a_run(control: RoundControl) -> None:
+    assert trainer.should_stop(100) is None
+    trainer.checkpointed(100)
+    assert (control.progress()[0].step, control.progress()[0].checkpoint) == (100, 100)
+    control.hold()
+    control.stop_at(2, "preempted", 30)
+    stop = trainer.should_stop(101)
+    assert stop is not None
+    assert stop.reason == "preempted"
+    assert trainer.should_stop(101) is stop
+    assert trainer.may_publish()
+    control.fence()
+    assert not trainer.may_publish()
+
+
+def test_forked_process_is_no_worker(control: RoundControl) -> None:
+    trainer.should_stop(100)
+    control.hold()
+    control.stop_at(2, "preempted")
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if [trainer.should_stop(999) for _ in range(5)] == [None] * 5 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (control.progress()[0].boundary, control.progress()[0].step) == (1, 100)
+    assert trainer.should_stop(101) is not None
+
+
+@pytest.mark.parametrize(
+    ("reason", "number", "resumes"), [("start", "0", False), ("requeued", "0", True), ("node_lost", "3", True)]
+)
+def test_start_info(reason: str, number: str, resumes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"REASON": reason, "ROUND": number, "RUN_ID": "7", "RUN_DIR": "/runs/7", "NODE": "n2"}
+    for name, value in told.items():
+        monkeypatch.setenv(f"SLURM_ELASTIC_{name}", value)
+    info = trainer.start_info()
+    assert (info.reason, info.round, info.resumes) == (reason, int(number), resumes)
+    assert (info.run_id, info.run_dir, info.node) == ("7", "/runs/7", "n2")
+
+
+def test_import_takes_the_standard_library_only(tmp_path: Path) -> None:
+    control = RoundControl(tmp_path, 0, 1)
+    script = (
+        "import sys; import slurm_elastic.trainer as trainer; trainer.may_publish(); trainer.should_stop(1)\n"
+        "names = {name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names\n"
+        "print(sorted(names - {'slurm_elastic', '__main__'}))"
+    )
+    environment = {"PYTHONPATH": str(ROOT), **control.environment(0)}
+    done = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, env=environment)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+    assert control.progress()[0].boundary == 1
