@@ -69,13 +69,17 @@ class Coordination:
         """See :meth:`Member.join`."""
         self._post(lambda: self._member.join(candidate))
 
-    def leaving(self, reason: LeaveReason) -> None:
+    def leaving(self, reason: LeaveReason, seconds: float | None = None) -> None:
         """See :meth:`Member.leaving`."""
-        self._post(lambda: self._member.leaving(reason))
+        self._post(lambda: self._member.leaving(reason, seconds))
 
-    def left(self, reason: LeaveReason) -> None:
+    def held(self, round_: int, step: int | None) -> None:
+        """See :meth:`Member.held`."""
+        self._post(lambda: self._member.held(round_, step))
+
+    def left(self, reason: LeaveReason, *, stopped: bool = False) -> None:
         """See :meth:`Member.left`."""
-        self._post(lambda: self._member.left(reason))
+        self._post(lambda: self._member.left(reason, stopped=stopped))
 
     def worker_failed(self, failure: WorkerFailure) -> None:
         """See :meth:`Member.worker_failed`."""

@@ -11,8 +11,10 @@ from slurm_elastic.rendezvous.membership import (
     Interrupt,
     Outcome,
     Publish,
+    Reason,
     Retire,
     Spare,
+    StopAt,
     Table,
 )
 
@@ -39,10 +41,14 @@ def describe(decision: Decision) -> Entry | None:
     match decision:
         case Publish(table, seconds):
             return _formed(table, seconds)
-        case Interrupt(agents, round_, reason, node, detail) if agents:
-            text = f"round {round_} ends: {reason.value.replace('_', ' ')}"
-            text += (f", {node}" if node else "") + (f" ({detail})" if detail else "")
-            fields: dict[str, object] = {"round": round_, "reason": reason.value, "nodes": [node], "detail": detail}
+        case StopAt(_, round_, step, reason, node, seconds, detail):
+            text = f"round {round_} will end after step {step}: {_cause(reason, node, detail)}"
+            text += f", within {seconds:.0f} s" if seconds is not None else ""
+            return Entry("round_ending", text, {**_fields(round_, reason, node, detail), "step": step})
+        case Interrupt(agents, round_, reason, node, detail, step) if agents or step is not None:
+            text = f"round {round_} ends" + (f" after step {step}" if step is not None else "")
+            text += f": {_cause(reason, node, detail)}"
+            fields = _fields(round_, reason, node, detail) | ({"step": step} if step is not None else {})
             return Entry("round_ended", text, fields)
         case Drop(_, node, why, seconds):
             text = f"lost {node}: {why}, last sign of life {seconds:.1f} s ago"
@@ -55,6 +61,14 @@ def describe(decision: Decision) -> Entry | None:
             return _finished(decision)
         case _:
             return None
+
+
+def _cause(reason: Reason, node: str, detail: str) -> str:
+    return reason.value.replace("_", " ") + (f", {node}" if node else "") + (f" ({detail})" if detail else "")
+
+
+def _fields(round_: int, reason: Reason, node: str, detail: str) -> dict[str, object]:
+    return {"round": round_, "reason": reason.value, "nodes": [node], "detail": detail}
 
 
 def _formed(table: Table, seconds: float) -> Entry:

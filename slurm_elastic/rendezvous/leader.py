@@ -24,6 +24,7 @@ from slurm_elastic.rendezvous.membership import (
     Event,
     Finish,
     Heard,
+    Hold,
     Interrupt,
     NodesSeen,
     Phase,
@@ -33,17 +34,20 @@ from slurm_elastic.rendezvous.membership import (
     Settings,
     Spare,
     State,
+    StopAt,
     Table,
     Tick,
 )
 from slurm_elastic.rendezvous.messages import (
     Beat,
     Ended,
+    Holding,
     Interrupted,
     LeaderMessage,
     MessageError,
     Placed,
     Probed,
+    Stopping,
     Waiting,
     decode_agent_message,
     encode,
@@ -232,6 +236,10 @@ class Leader:
             case Resend(agent, table):
                 ranks = [place.rank for place in table.places if place.agent == agent]
                 self._send(agent, _placed(state, table, ranks[0]))
+            case Hold(agents, round_):
+                self._send_all(agents, Holding(round_))
+            case StopAt(agents, round_, step, reason, node, seconds, detail):
+                self._send_all(agents, Stopping(round_, step, reason, node, detail, seconds))
             case Interrupt(agents, round_, reason, node, detail):
                 self._send_all(agents, Interrupted(round_, reason, node, detail))
             case Probe(agents, probe):

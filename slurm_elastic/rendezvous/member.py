@@ -16,7 +16,6 @@ from typing import Any, cast
 from slurm_elastic.rendezvous.membership import (
     Candidate,
     LeaveReason,
-    Left,
     Ponged,
     WorkerFailure,
 )
@@ -24,11 +23,13 @@ from slurm_elastic.rendezvous.messages import (
     AgentMessage,
     Beat,
     Ended,
+    Holding,
     Interrupted,
     LeaderMessage,
     MessageError,
     Placed,
     Probed,
+    Stopping,
     Waiting,
     decode_leader_message,
     encode,
@@ -63,7 +64,7 @@ class Unreachable:
     usage: bool = False
 
 
-Word = Placed | Interrupted | Waiting | Ended | LeaderLost | Unreachable
+Word = Placed | Holding | Stopping | Interrupted | Waiting | Ended | LeaderLost | Unreachable
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ class MemberSettings:
         connect_timeout: seconds until the first connection must stand.
         heartbeat_limit: seconds of silence after which another connection is tried.
         leader_limit: seconds of silence, or without connection, after which the leader is lost.
+        can_hold: whether there is somebody who answers :class:`~.messages.Holding`; else the link says at once that the
+            workers take no part.
     """
 
     run: str
@@ -88,6 +91,7 @@ class MemberSettings:
     connect_timeout: float = 600.0
     heartbeat_limit: float = 3.0
     leader_limit: float = 30.0
+    can_hold: bool = False
 
 
 class Member:
@@ -126,15 +130,20 @@ class Member:
         self._participant, joined = self._participant.join(candidate)
         self._say(joined)
 
-    def leaving(self, reason: LeaveReason) -> None:
-        """This agent will go, soon; its workers may run on for a while."""
-        self._participant, leaving = self._participant.leaving(reason)
+    def leaving(self, reason: LeaveReason, seconds: float | None = None) -> None:
+        """This agent will go, in so many seconds if that is known; its workers may run on for a while."""
+        now = asyncio.get_running_loop().time()
+        self._participant, leaving = self._participant.leaving(reason, seconds, now)
         self._say(leaving)
 
-    def left(self, reason: LeaveReason) -> None:
-        """There are no workers here, and this agent goes now."""
-        self._participant = self._participant.stopped()
-        self._say(Left(self._settings.agent, reason))
+    def held(self, round_: int, step: int | None) -> None:
+        """The workers of this round can stop at this step, or take no part."""
+        self._say(self._participant.held(round_, step))
+
+    def left(self, reason: LeaveReason, *, stopped: bool = False) -> None:
+        """There are no workers here, because they `stopped` at the agreed step or otherwise, and this agent goes."""
+        self._participant, left = self._participant.left(reason, stopped=stopped)
+        self._say(left)
 
     def worker_failed(self, failure: WorkerFailure) -> None:
         """A worker of the round that runs here failed by itself."""
@@ -171,6 +180,17 @@ class Member:
                 if placed is not None:
                     self._participant = placed
                     self._deliver(message)
+            case Holding(round_):
+                if self._participant.holding(round_):
+                    if self._settings.can_hold:
+                        self._deliver(message)
+                    else:
+                        self.held(round_, None)
+            case Stopping(round=round_, step=step):
+                stopping = self._participant.stopping(round_, step)
+                if stopping is not None:
+                    self._participant = stopping
+                    self._deliver(message)
             case Interrupted(round=round_):
                 if self._participant.interrupted(round_):
                     self._deliver(message)
@@ -189,7 +209,7 @@ class Member:
 
     def _use(self, link: _Link) -> None:
         self._link = link
-        self._participant, greeting = self._participant.greet()
+        self._participant, greeting = self._participant.greet(asyncio.get_running_loop().time())
         for message in greeting:
             link.send(message)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -17,6 +17,7 @@ from slurm_elastic.rendezvous.membership import (
     Closed,
     Connected,
     Finished,
+    Held,
     Joined,
     Leaving,
     Left,
@@ -32,11 +33,13 @@ __all__ = [
     "AgentMessage",
     "Beat",
     "Ended",
+    "Holding",
     "Interrupted",
     "LeaderMessage",
     "MessageError",
     "Placed",
     "Probed",
+    "Stopping",
     "Waiting",
     "decode_agent_message",
     "decode_leader_message",
@@ -79,6 +82,28 @@ class Interrupted:
 
 
 @dataclass(frozen=True, slots=True)
+class Holding:
+    """This round ends as planned: say at which step its workers here can stop. They go no further until told."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """The workers of this round stop by themselves at this step; then join again, or go if that was announced.
+
+    `reason`, `node` and `detail` say why; `seconds` is the time for it, None for as much as wanted.
+    """
+
+    round: int
+    step: int
+    reason: Reason
+    node: str
+    detail: str
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Probed:
     """Answer at once."""
 
@@ -99,13 +124,11 @@ class Ended:
     detail: str
 
 
-AgentMessage = Beat | Connected | Joined | Ponged | Leaving | Left | WorkerFailed | Finished | Closed
-LeaderMessage = Beat | Placed | Interrupted | Probed | Waiting | Ended
+AgentMessage = Beat | Connected | Joined | Ponged | Leaving | Held | Left | WorkerFailed | Finished | Closed
+LeaderMessage = Beat | Placed | Holding | Stopping | Interrupted | Probed | Waiting | Ended
 
-_AGENT_KINDS: dict[str, type] = {
-    kind.__name__: kind for kind in (Beat, Connected, Joined, Ponged, Leaving, Left, WorkerFailed, Finished, Closed)
-}
-_LEADER_KINDS: dict[str, type] = {kind.__name__: kind for kind in (Beat, Placed, Interrupted, Probed, Waiting, Ended)}
+_AGENT_KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(AgentMessage)}
+_LEADER_KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(LeaderMessage)}
 
 
 def encode(message: AgentMessage | LeaderMessage) -> bytes:

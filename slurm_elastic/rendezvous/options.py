@@ -9,6 +9,7 @@ from slurm_elastic.errors import UsageError
 
 __all__ = ["RendezvousOptions"]
 
+_MAY_BE_ZERO = ("min_round_time", "leave_margin")
 _KEEP_ALIVE = ("keep_alive_interval", "keep_alive_max_attempt")
 _IGNORED = ("timeout",)
 """torch's LaunchConfig always adds ``timeout=900`` (launcher/api.py, 2.13); its own c10d backend ignores it as well."""
@@ -24,19 +25,24 @@ class RendezvousOptions:
         heartbeat_limit: silence after which an agent is lost; torch's keep_alive_interval times
             keep_alive_max_attempt sets it, too.
         leader_limit: silence after which the leader is lost.
+        leave_margin: how long before its deadline the workers of a leaving agent are stopped by force, if they have not
+            stopped at an agreed step by then.
+        min_round_time: a round is not ended for new nodes before it has lasted so long.
     """
 
     join_timeout: float = 600.0
     last_call_timeout: float = 30.0
     heartbeat_limit: float = 3.0
     leader_limit: float = 30.0
+    leave_margin: float = 5.0
+    min_round_time: float = 0.0
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> RendezvousOptions:
         """Read the parsed ``--rdzv-conf``.
 
         Raises:
-            UsageError: an unknown key, or a value that is no positive number.
+            UsageError: an unknown key, or a value that is no positive number (or zero, where that makes sense).
         """
         names = tuple(field.name for field in fields(cls))
         unknown = sorted(set(config) - {*names, *_KEEP_ALIVE, *_IGNORED})
@@ -53,7 +59,7 @@ def _seconds(name: str, value: object) -> float:
     try:
         number = float(str(value))
     except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
+        number = -1.0
+    if not 0 <= number < float("inf") or (number == 0 and name not in _MAY_BE_ZERO):
         raise UsageError(f"--rdzv-conf: {name}={value} is no positive number")
     return number

@@ -12,9 +12,11 @@ from slurm_elastic.rendezvous.membership import (
     Closed,
     Connected,
     Finished,
+    Held,
     Joined,
     LeaveReason,
     Leaving,
+    Left,
     WorkerFailed,
     WorkerFailure,
 )
@@ -32,6 +34,8 @@ class Participant:
         candidate: what it said in that join; set while it waits for a place.
         last_round: the last round in which it was given a place.
         running: whether it may have workers of `last_round`.
+        stop: the step at which the workers of `last_round` stop; None until it is known.
+        leave_by: own monotonic time at which it has to be gone; None if it does not leave, or nobody knows.
         told: what it has told the leader that still holds, to be said again on a new connection.
     """
 
@@ -40,6 +44,8 @@ class Participant:
     candidate: Candidate | None = None
     last_round: int | None = None
     running: bool = False
+    stop: int | None = None
+    leave_by: float | None = None
     told: tuple[Leaving | WorkerFailed | Finished | Closed, ...] = ()
 
     def join(self, candidate: Candidate) -> tuple[Participant, Joined]:
@@ -64,19 +70,48 @@ class Participant:
         finished = Finished(self.agent, self._placed_in())
         return replace(self, told=(*self.told, finished)), finished
 
-    def leaving(self, reason: LeaveReason) -> tuple[Participant, Leaving]:
-        """Say that this agent will go and wants no place any more; to be said before its workers are stopped."""
-        leaving = Leaving(self.agent, reason)
-        return replace(self, candidate=None, told=(*self.told, leaving)), leaving
+    def leaving(self, reason: LeaveReason, seconds: float | None, now: float) -> tuple[Participant, Leaving]:
+        """Say that this agent will go and wants no place any more; to be said before its workers are stopped.
+
+        Args:
+            reason: why.
+            seconds: until it has to be gone, None if nobody knows.
+            now: own monotonic time.
+        """
+        leaving = Leaving(self.agent, reason, seconds)
+        leave_by = None if seconds is None else now + seconds
+        return replace(self, candidate=None, leave_by=leave_by, told=(*self.told, leaving)), leaving
+
+    def held(self, round_: int, step: int | None) -> Held:
+        """Say at which step the workers of this round can stop, or that they cannot."""
+        return Held(self.agent, round_, step)
+
+    def left(self, reason: LeaveReason, *, stopped: bool) -> tuple[Participant, Left]:
+        """Say farewell.
+
+        With `stopped`, the workers stopped at the agreed step, and :meth:`interrupted` tells when the others have, too.
+        """
+        return replace(self, running=self.running and stopped), Left(self.agent, reason, stopped)
 
     def closing(self) -> tuple[Participant, Closed]:
         """Say that the run is closed for everybody."""
         closed = Closed(self.agent)
         return replace(self, told=(*self.told, closed)), closed
 
-    def greet(self) -> tuple[Participant, tuple[Connected | Joined | Leaving | WorkerFailed | Finished | Closed, ...]]:
-        """What to say first on a new connection: anything said on the one before may have been lost."""
-        greeting = (Connected(self.agent, self.last_round if self.running else None), *self.told)
+    def greet(
+        self, now: float
+    ) -> tuple[Participant, tuple[Connected | Joined | Leaving | WorkerFailed | Finished | Closed, ...]]:
+        """What to say first on a new connection: anything said on the one before may have been lost.
+
+        `now` is own monotonic time: a deadline is nearer than when it was said first.
+        """
+        told = (
+            replace(message, seconds=self.leave_by - now)
+            if isinstance(message, Leaving) and self.leave_by is not None
+            else message
+            for message in self.told
+        )
+        greeting = (Connected(self.agent, self.last_round if self.running else None), *told)
         if self.candidate is None:
             return self, greeting
         joining, joined = self.join(self.candidate)
@@ -86,7 +121,17 @@ class Participant:
         """Take a place, or None if it answers an older join and must be ignored."""
         if self.candidate is None or attempt != self.attempt:
             return None
-        return replace(self, candidate=None, last_round=round_, running=True, told=())
+        return replace(self, candidate=None, last_round=round_, running=True, stop=None, told=())
+
+    def holding(self, round_: int) -> bool:
+        """Whether the workers that run here are asked for a step; not any more once they were told one."""
+        return self.running and self.last_round == round_ and self.stop is None
+
+    def stopping(self, round_: int, step: int) -> Participant | None:
+        """Take note of the step at which the workers stop, or None if they are not concerned."""
+        if not self.running or self.last_round != round_:
+            return None
+        return replace(self, stop=step)
 
     def interrupted(self, round_: int) -> bool:
         """Whether the workers that run here belong to the round that is over."""

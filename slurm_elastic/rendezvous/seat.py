@@ -153,6 +153,8 @@ def _lead(seat: Seat, secret: bytes, journal: Callable[[Decision], None]) -> tup
         join_timeout=options.join_timeout,
         last_call_timeout=options.last_call_timeout,
         heartbeat_limit=options.heartbeat_limit,
+        leave_margin=options.leave_margin,
+        min_round_time=options.min_round_time,
     )
 
     def nodes_down(nodes: Sequence[str]) -> frozenset[str]:

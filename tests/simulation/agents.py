@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from slurm_elastic.rendezvous.membership import (
     Candidate,
     Finish,
+    Hold,
     Interrupt,
     LeaveReason,
     Left,
@@ -119,6 +120,9 @@ class SimulatedAgent(Process):
                 self._say(Ponged(self.name, probe))
             case Place():
                 self._take(message)
+            case Hold(round=round_):
+                if self.participant.holding(round_):
+                    self._say(self.participant.held(round_, None))
             case Interrupt(round=round_):
                 self._interrupt(round_)
             case Finish():
@@ -130,7 +134,7 @@ class SimulatedAgent(Process):
         if older is not None:
             older.close_by_agent()
         self._heard_again_at = self.world.now
-        self.participant, greeting = self.participant.greet()
+        self.participant, greeting = self.participant.greet(self.world.now)
         for message in greeting:
             self._say(message)
 
@@ -169,7 +173,7 @@ class SimulatedAgent(Process):
         if self.over or self.leaving is not None:
             return
         self.leaving = reason
-        self.participant, leaving = self.participant.leaving(reason)
+        self.participant, leaving = self.participant.leaving(reason, None, self.world.now)
         self._say(leaving)
         self.later(self.rng.random() * 0.3, self._stop_workers, self._goodbye)
 

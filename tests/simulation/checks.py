@@ -119,7 +119,7 @@ class Checks:
             elif isinstance(decision, Interrupt):
                 self._over.add(decision.round)
                 if decision.reason in (Reason.NODE_LOST, Reason.NODE_LEFT) and after.phase is not before.phase:
-                    self._check_cause(event, decisions)
+                    self._check_cause(before, event, decisions)
         if after.phase is Phase.RUNNING:
             require(after.table is self._latest, "one table is current", after.table)
         self._given_up -= after.agents.keys() - before.agents.keys()
@@ -191,8 +191,10 @@ class Checks:
             silence = self._world.now - agent.well_since()
             require(silence < state.settings.heartbeat_limit, "nobody who is well is given up", decision)
 
-    def _check_cause(self, event: Event, decisions: tuple[Decision, ...]) -> None:
+    def _check_cause(self, before: State, event: Event, decisions: tuple[Decision, ...]) -> None:
         gone = {decision.agent for decision in decisions if isinstance(decision, Drop | Retire)}
+        if before.winding is not None and not gone:
+            return
         if isinstance(event, Leaving | Left):
             gone.add(event.agent)
         require(gone - self._finished, "who has finished is not missed", gone)

@@ -13,12 +13,14 @@ from slurm_elastic.rendezvous.membership import (
     Event,
     Finish,
     Heard,
+    Hold,
     Interrupt,
     Probe,
     Publish,
     Resend,
     Settings,
     State,
+    StopAt,
     Table,
     Tick,
 )
@@ -159,7 +161,7 @@ class SimulatedLeader:
                     self._send_place(state, place.agent, table)
             case Resend(agent, table):
                 self._send_place(state, agent, table)
-            case Interrupt(agents) | Finish(_, agents):
+            case Hold(agents) | StopAt(agents) | Interrupt(agents) | Finish(_, agents):
                 for agent in agents:
                     self._send(agent, decision)
             case Probe(agents, probe):

@@ -58,8 +58,8 @@ def first_violation(seeds: range) -> tuple[Schedule, Violation]:
 def test_a_round_that_does_not_wait_for_old_workers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     start_forming = transitions.start_forming
 
-    def hasty(*arguments: Any) -> transitions.Result:
-        after, decisions = start_forming(*arguments)
+    def hasty(*arguments: Any, **options: Any) -> transitions.Result:
+        after, decisions = start_forming(*arguments, **options)
         for agent in after.agents.values():
             if agent.status is state.Status.STOPPING:
                 after = state.with_agent(after, replace(agent, status=state.Status.WAITING))

@@ -9,6 +9,7 @@ from slurm_elastic.rendezvous.membership.decisions import (
     Decision,
     Drop,
     Finish,
+    Hold,
     Interrupt,
     Outcome,
     Probe,
@@ -16,6 +17,7 @@ from slurm_elastic.rendezvous.membership.decisions import (
     Resend,
     Retire,
     Spare,
+    StopAt,
 )
 from slurm_elastic.rendezvous.membership.events import (
     Closed,
@@ -24,6 +26,7 @@ from slurm_elastic.rendezvous.membership.events import (
     Event,
     Finished,
     Heard,
+    Held,
     Joined,
     Leaving,
     Left,
@@ -33,18 +36,19 @@ from slurm_elastic.rendezvous.membership.events import (
     WorkerFailed,
 )
 from slurm_elastic.rendezvous.membership.machine import step
+from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
+from slurm_elastic.rendezvous.membership.settings import Settings
 from slurm_elastic.rendezvous.membership.state import (
     Candidate,
-    LeaveReason,
     Phase,
-    Reason,
-    Settings,
     State,
     Status,
+    Winding,
     WorkerFailure,
     initial_state,
 )
 from slurm_elastic.rendezvous.membership.table import Place, Table, build_table
+from slurm_elastic.rendezvous.membership.winding import seconds_to_stop
 
 __all__ = [
     "Candidate",
@@ -57,6 +61,8 @@ __all__ = [
     "Finish",
     "Finished",
     "Heard",
+    "Held",
+    "Hold",
     "Interrupt",
     "Joined",
     "LeaveReason",
@@ -76,12 +82,15 @@ __all__ = [
     "Spare",
     "State",
     "Status",
+    "StopAt",
     "Table",
     "Tick",
+    "Winding",
     "WorkerFailed",
     "WorkerFailure",
     "build_table",
     "initial_state",
     "next_deadline",
+    "seconds_to_stop",
     "step",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slurm_elastic.rendezvous.membership import transitions
+from slurm_elastic.rendezvous.membership import transitions, winding
 from slurm_elastic.rendezvous.membership.decisions import Decision, Outcome
 from slurm_elastic.rendezvous.membership.state import Phase, Reason, State, Status
 
@@ -47,6 +47,7 @@ def next_deadline(state: State) -> float:
         state.ticked_at + state.settings.tick_interval,
         _loss_due(state),
         _verdict_due(state),
+        winding.due(state),
         _admission_due(state),
         _last_call_due(state),
         _timeout_due(state),
@@ -72,13 +73,16 @@ def _verdict_due(state: State) -> float | None:
 
 
 def _admission_due(state: State) -> float | None:
-    """When the running round is interrupted for new agents; None while it is better not."""
+    """When the running round is to end for new agents; None while it is better not."""
     first, last, table = state.newcomer_first, state.newcomer_last, state.table
     if first is None or last is None or table is None or state.judgement is not None or state.broken:
         return None
+    if state.winding is not None:
+        return None
     if any(state.agents[place.agent].status is Status.FINISHED for place in table.places):
         return None
-    return min(first + state.settings.gather_limit, last + state.settings.gather_quiet)
+    gathered = min(first + state.settings.gather_limit, last + state.settings.gather_quiet)
+    return max(gathered, state.published_at + state.settings.min_round_time)
 
 
 def _last_call_due(state: State) -> float | None:
@@ -122,13 +126,17 @@ def _running(state: State, now: float, ticked: bool) -> Result:
     table = state.table
     if table is None:
         raise ValueError("a running round has a table")
-    if all(state.agents[place.agent].status is Status.FINISHED for place in table.places):
+    members = (state.agents.get(place.agent) for place in table.places)
+    if all(agent is not None and agent.status is Status.FINISHED for agent in members):
         return transitions.finish(state, Outcome.SUCCEEDED)
-    if not ticked:
-        return state, ()
-    verdict_due, admission_due = _verdict_due(state), _admission_due(state)
+    state, decisions = winding.advance(state, now)
+    if decisions or not ticked:
+        return state, decisions
+    verdict_due, forced_due, admission_due = _verdict_due(state), winding.due(state), _admission_due(state)
     if verdict_due is not None and now >= verdict_due:
         return _charge(state, now)
+    if forced_due is not None and now >= forced_due:
+        return winding.end(state, now)
     if admission_due is not None and now >= admission_due:
         return _admit(state, now)
     return state, ()
@@ -147,11 +155,10 @@ def _charge(state: State, now: float) -> Result:
 
 
 def _admit(state: State, now: float) -> Result:
-    newcomers = [agent for agent in state.agents.values() if not state.is_member(agent)]
-    if not newcomers:
+    nodes = winding.newcomers(state)
+    if not nodes:
         return replace(state, newcomer_first=None, newcomer_last=None), ()
-    nodes = ", ".join(agent.candidate.node for agent in sorted(newcomers, key=lambda agent: agent.candidate.order))
-    return transitions.start_forming(state, Reason.NODE_JOINED, nodes, now)
+    return winding.wind(state, Reason.NODE_JOINED, nodes, "", None, now)
 
 
 def _forming(state: State, now: float, ticked: bool) -> Result:

@@ -8,7 +8,20 @@ from dataclasses import dataclass
 from slurm_elastic.rendezvous.membership.state import LeaveReason, Reason, WorkerFailure
 from slurm_elastic.rendezvous.membership.table import Table
 
-__all__ = ["Decision", "Drop", "Finish", "Interrupt", "Outcome", "Probe", "Publish", "Resend", "Retire", "Spare"]
+__all__ = [
+    "Decision",
+    "Drop",
+    "Finish",
+    "Hold",
+    "Interrupt",
+    "Outcome",
+    "Probe",
+    "Publish",
+    "Resend",
+    "Retire",
+    "Spare",
+    "StopAt",
+]
 
 
 class Outcome(enum.Enum):
@@ -42,12 +55,41 @@ class Resend:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """The round is over: these agents stop their workers and join again. `node` is the one that caused it."""
+    """The round is over: these agents stop their workers and join again, or go if they have announced it.
+
+    `node` is the one that caused it. `step` is the one at which all workers have stopped by themselves, None if there
+    was none.
+    """
 
     agents: tuple[str, ...]
     round: int
     reason: Reason
     node: str
+    detail: str = ""
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Ask these agents for the earliest step at which their workers can stop; they go no further until told."""
+
+    agents: tuple[str, ...]
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopAt:
+    """The workers of these agents stop by themselves at this step.
+
+    `reason`, `node` and `detail` say why; `seconds` is the time that they have, None for all they want.
+    """
+
+    agents: tuple[str, ...]
+    round: int
+    step: int
+    reason: Reason
+    node: str
+    seconds: float | None
     detail: str = ""
 
 
@@ -99,4 +141,4 @@ class Finish:
     detail: str = ""
 
 
-Decision = Publish | Resend | Interrupt | Probe | Drop | Retire | Spare | Finish
+Decision = Publish | Resend | Hold | StopAt | Interrupt | Probe | Drop | Retire | Spare | Finish

@@ -13,6 +13,7 @@ __all__ = [
     "Event",
     "Finished",
     "Heard",
+    "Held",
     "Joined",
     "Leaving",
     "Left",
@@ -70,10 +71,16 @@ class Ponged:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """An agent announces that it will go; its workers may still run until :class:`Left`."""
+    """An agent announces that it will go; its workers may still run until :class:`Left`.
+
+    Attributes:
+        reason: why.
+        seconds: until it has to be gone, counted from now; None if nobody knows.
+    """
 
     agent: str
     reason: LeaveReason
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +89,29 @@ class Left:
 
     A member that goes with FINISHED has done its part of the round: it stays in the table, and the end of its
     connection is no loss.
+
+    Attributes:
+        reason: why.
+        stopped: whether its workers stopped by themselves at the step that was agreed on.
     """
 
     agent: str
     reason: LeaveReason
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The answer to :class:`~.decisions.Hold`.
+
+    Attributes:
+        step: the earliest step at which all workers of this agent can stop, and beyond which none of them goes before
+            it is told at which they do. None if some of them takes no part, or if they end in another way after all.
+    """
+
+    agent: str
+    round: int
+    step: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +155,7 @@ Event = (
     | Connected
     | Disconnected
     | Heard
+    | Held
     | Ponged
     | Leaving
     | Left

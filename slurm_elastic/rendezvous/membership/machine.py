@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from slurm_elastic.rendezvous.membership import transitions
+from slurm_elastic.rendezvous.membership import transitions, winding
 from slurm_elastic.rendezvous.membership.conditions import advance
 from slurm_elastic.rendezvous.membership.decisions import Decision, Interrupt, Outcome, Probe, Resend, Spare
 from slurm_elastic.rendezvous.membership.events import (
@@ -16,6 +16,7 @@ from slurm_elastic.rendezvous.membership.events import (
     Event,
     Finished,
     Heard,
+    Held,
     Joined,
     Leaving,
     Left,
@@ -69,7 +70,7 @@ def _forgive_own_pause(state: State, now: float) -> State:
     def later(moment: float | None) -> float | None:
         return None if moment is None else moment + gap
 
-    judgement = state.judgement
+    judgement, winding_down = state.judgement, state.winding
     return replace(
         state,
         agents={
@@ -81,6 +82,8 @@ def _forgive_own_pause(state: State, now: float) -> State:
         complete_since=later(state.complete_since),
         newcomer_first=later(state.newcomer_first),
         newcomer_last=later(state.newcomer_last),
+        # Not its deadline: whoever sends a departing agent away does not wait either.
+        winding=None if winding_down is None else replace(winding_down, since=winding_down.since + gap),
         seen_until=now,
     )
 
@@ -103,11 +106,14 @@ def _joined(state: State, event: Joined, now: float) -> Result:
         return with_agent(state, replace(known, status=Status.WAITING)), ()
     if event.last_round is None or event.last_round < state.table.round:
         # Its place was lost on the way: it has never started a worker of this round, so it can have it once more.
-        return with_agent(state, known), (Resend(name, state.table),)
+        return with_agent(state, known), (Resend(name, state.table), *winding.remind(state, name, now))
     # It stopped its own workers without being told, as torch's own agent does after a worker failure.
     state = with_agent(state, replace(known, status=Status.WAITING))
     if state.judgement is not None:
         return state, ()
+    if state.winding is not None:
+        # As agreed, unless there was no agreement yet.
+        return (state, ()) if state.winding.stop is not None else winding.end(state, now)
     return transitions.start_forming(state, Reason.WORKER_FAILED, known.candidate.node, now, "joined again by itself")
 
 
@@ -136,10 +142,9 @@ def _connected(state: State, event: Connected, now: float) -> Result:
     if event.running is None:
         return state, decisions
     current = state.table.round if state.phase is Phase.RUNNING and state.table is not None else None
-    if known is not None and known.status is Status.LEAVING:
-        return state, decisions
-    if known is not None and known.status is not Status.STOPPING and event.running == current:
-        return state, decisions
+    if known is not None and known.status not in (Status.STOPPING, Status.LEAVING) and event.running == current:
+        reminder = winding.remind(state, event.agent, now) if known.status is Status.RUNNING else ()
+        return state, (*decisions, *reminder)
     # It runs workers of a round that is over, and may not have been told.
     node = known.candidate.node if known is not None else ""
     reason = state.reason if known is not None else Reason.NODE_LOST
@@ -185,10 +190,16 @@ def _leaving(state: State, event: Leaving, now: float) -> Result:
     leaving = replace(state.agents[event.agent], leave_reason=event.reason)
     if known.status is Status.FINISHED:
         return with_agent(state, leaving), ()
-    state = with_agent(state, replace(leaving, status=Status.LEAVING))
-    if state.phase is Phase.RUNNING:
-        return transitions.start_forming(state, Reason.NODE_LEFT, leaving.candidate.node, now, event.reason.value)
-    return state, ()
+    if state.phase is not Phase.RUNNING:
+        return with_agent(state, replace(leaving, status=Status.LEAVING)), ()
+    state = with_agent(state, leaving)
+    node, detail = leaving.candidate.node, event.reason.value
+    if state.judgement is not None:
+        # Its workers may have been told to go before it was, and the failure is of no more interest.
+        return transitions.start_forming(state, Reason.NODE_LEFT, node, now, detail)
+    margin = state.settings.leave_margin
+    deadline = None if event.seconds is None else now + winding.seconds_to_stop(event.seconds, margin)
+    return winding.wind(state, Reason.NODE_LEFT, node, detail, deadline, now)
 
 
 def _left(state: State, event: Left, now: float) -> Result:
@@ -197,6 +208,8 @@ def _left(state: State, event: Left, now: float) -> Result:
         return state, ()
     if event.reason is LeaveReason.FINISHED and state.is_member(known):
         state = with_agent(state, replace(known, status=Status.FINISHED))
+    elif event.stopped and known.status is Status.RUNNING and state.winding is not None:
+        return winding.farewell(state, event)
     return transitions.retire(state, event.agent, event.reason, now)
 
 
@@ -210,7 +223,11 @@ def _worker_failed(state: State, event: WorkerFailed, now: float) -> Result:
         return state, ()
     # A dead node makes the workers of its peers fail: ask everybody before anybody is blamed. The one that told is
     # asked too, as its own node may be dying.
-    asked = tuple(place.agent for place in table.places if not state.agents[place.agent].departed)
+    asked = tuple(
+        place.agent
+        for place in table.places
+        if (member := state.agents.get(place.agent)) is not None and not member.departed
+    )
     judgement = Judgement(event.failure, now, state.probe + 1, frozenset(asked))
     return replace(state, judgement=judgement, probe=state.probe + 1), (Probe(asked, judgement.probe),)
 
@@ -247,6 +264,11 @@ def _nodes_seen(state: State, event: NodesSeen, now: float) -> Result:
     return state, decisions
 
 
+def _held(state: State, event: Held, now: float) -> Result:
+    known = state.agents.get(event.agent)
+    return winding.answer(_alive(state, known, now), event, now) if known is not None else (state, ())
+
+
 def _tick(state: State, event: Tick, now: float) -> Result:
     return replace(state, ticked_at=now), ()
 
@@ -263,6 +285,7 @@ _HANDLERS: dict[type, Callable[[State, Any, float], Result]] = {
     Disconnected: _disconnected,
     Finished: _finished,
     Heard: _heard,
+    Held: _held,
     Joined: _joined,
     Leaving: _leaving,
     Left: _left,

@@ -1,4 +1,4 @@
-"""What the leader knows: settings, agents, phase. Frozen data only."""
+"""What the leader knows: agents, phase, what is under way. Frozen data only."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
+from slurm_elastic.rendezvous.membership.settings import Settings
 from slurm_elastic.rendezvous.membership.table import Table
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ __all__ = [
     "Settings",
     "State",
     "Status",
+    "Winding",
     "WorkerFailure",
     "initial_state",
     "with_agent",
@@ -31,28 +34,6 @@ __all__ = [
 ]
 
 _DIGITS = re.compile(r"(\d+)")
-
-
-class Reason(enum.Enum):
-    """Why a round was formed; workers see it as SLURM_ELASTIC_REASON."""
-
-    START = "start"
-    NODE_JOINED = "node_joined"
-    NODE_LEFT = "node_left"
-    NODE_LOST = "node_lost"
-    WORKER_FAILED = "worker_failed"
-    REQUEUED = "requeued"
-
-
-class LeaveReason(enum.Enum):
-    """Why an agent announced that it goes."""
-
-    PREEMPTED = "preempted"
-    TIME_LIMIT = "time_limit"
-    DRAINED = "drained"
-    REQUEUED = "requeued"
-    FINISHED = "finished"
-    FAILED = "failed"
 
 
 class Phase(enum.Enum):
@@ -70,9 +51,9 @@ class Status(enum.Enum):
     """What one agent is doing, as far as the leader knows."""
 
     WAITING = "waiting"
-    """Has joined, has no workers, waits for a place."""
+    """Has joined, has no workers, waits for a place; also a member of a round that winds down that has stopped."""
     RUNNING = "running"
-    """Member of the current round."""
+    """Member of the current round; may have announced that it leaves."""
     FINISHED = "finished"
     """Member of the current round; its workers have ended well. It keeps its place, even when it leaves or is lost."""
     STOPPING = "stopping"
@@ -157,45 +138,6 @@ class Agent:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What does not change during a leader's term. Times in seconds.
-
-    Attributes:
-        min_nodes, max_nodes: bounds of a round's size, in agents.
-        max_restarts: how many times worker failures may restart the group, over the whole run.
-        expected_nodes: the nodes of the allocation; empty when they cannot be known (an array).
-        first_round: number of the first round of this term.
-        first_reason: start, or requeued for a later incarnation.
-        join_timeout: how long a round may lack its minimum before the run is given up.
-        last_call_timeout: how long to wait for nodes whose fate is unknown once the minimum is there.
-        heartbeat_limit: silence after which an agent is lost.
-        reconnect_grace: how long a broken connection may stay broken before the agent is lost.
-        settle_time: how long a worker failure waits for news of a lost or leaving node that explains it.
-        gather_quiet, gather_limit: a running round is interrupted for new nodes when none has come for `gather_quiet`,
-            at the latest `gather_limit` after the first.
-    """
-
-    min_nodes: int
-    max_nodes: int
-    max_restarts: int = 0
-    expected_nodes: tuple[str, ...] = ()
-    first_round: int = 0
-    first_reason: Reason = Reason.START
-    join_timeout: float = 600.0
-    last_call_timeout: float = 30.0
-    heartbeat_limit: float = 3.0
-    reconnect_grace: float = 0.1
-    settle_time: float = 0.1
-    gather_quiet: float = 0.05
-    gather_limit: float = 1.0
-
-    @property
-    def tick_interval(self) -> float:
-        """The leader looks at its clock at least this often; a silent agent is found at most so much late."""
-        return self.heartbeat_limit / 12
-
-
-@dataclass(frozen=True, slots=True)
 class Judgement:
     """A worker failure whose cause is being looked into."""
 
@@ -203,6 +145,31 @@ class Judgement:
     since: float
     probe: int
     unanswered: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Winding:
+    """The planned end of the round that runs.
+
+    Attributes:
+        reason, node, detail: why, as it will be said of the next round.
+        since: when the members were asked for the earliest step at which their workers can stop.
+        deadline: leader's monotonic time at which whoever still runs is interrupted; None while nobody has to be gone
+            by a known time.
+        answers: by agent, the step that it named.
+        stop: the step at which all workers stop; None until everybody has answered.
+        gone: members that left after their workers had stopped there. They may wait, to serve the workers' store, until
+            the others have.
+    """
+
+    reason: Reason
+    node: str
+    detail: str
+    since: float
+    deadline: float | None = None
+    answers: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    stop: int | None = None
+    gone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +183,7 @@ class State:
         broken: agents whose connection is broken.
         reason: why the round that is being formed is formed.
         forming_since, complete_since: when forming began; since when the minimum is there.
+        published_at: when the newest round was published.
         restarts: worker failures charged so far.
         gone_nodes: nodes that left, were lost, are down by Slurm's word, or did not come until a last call ended.
         newcomer_first, newcomer_last: when, in this running round, the first and last new agent joined.
@@ -223,6 +191,7 @@ class State:
             its way and must not bring them back.
         seen_until: when the last event was processed; a long gap means that the leader itself was paused.
         ticked_at: when the last tick was processed.
+        winding: the planned end of this running round, None while nobody knows of any.
         probe: number of the last probe.
         finish: how the run ended, once it has.
     """
@@ -239,12 +208,14 @@ class State:
     broken: frozenset[str] = frozenset()
     table: Table | None = None
     complete_since: float | None = None
+    published_at: float = 0.0
     restarts: int = 0
     judgement: Judgement | None = None
     gone_nodes: frozenset[str] = frozenset()
     gone_agents: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     newcomer_first: float | None = None
     newcomer_last: float | None = None
+    winding: Winding | None = None
     probe: int = 0
     finish: Finish | None = None
 

@@ -53,6 +53,9 @@ def _remove(state: State, name: str, decision: Decision, reason: Reason, detail:
     if agent.status is Status.FINISHED:
         # It has done its part: the others need nothing more of it, and finish or fail without it.
         return _depart(state, agent), (decision,)
+    if agent.status is Status.WAITING and state.winding is not None and state.judgement is None:
+        # Its workers have stopped where the others will.
+        return without_agent(state, name), (decision,)
     state, more = start_forming(without_agent(state, name), reason, agent.candidate.node, now, detail)
     return state, (decision, *more)
 
@@ -66,12 +69,17 @@ def _depart(state: State, agent: Agent) -> State:
     return replace(state, broken=state.broken - {name}, judgement=judgement)
 
 
-def start_forming(state: State, reason: Reason, node: str, now: float, detail: str = "") -> Result:
-    """End the running round: its members have to stop their workers and join again."""
+def start_forming(
+    state: State, reason: Reason, node: str, now: float, detail: str = "", *, step: int | None = None
+) -> Result:
+    """End the running round: members that have workers have to stop them and join again, or go.
+
+    `step` is the one at which all workers have stopped by themselves, if they have.
+    """
     table = state.table
     if table is None:
         raise ValueError("no round is running")
-    interrupted = []
+    interrupted = list(state.winding.gone) if state.winding is not None else []
     for place in table.places:
         agent = state.agents.get(place.agent)
         if agent is None:
@@ -81,7 +89,8 @@ def start_forming(state: State, reason: Reason, node: str, now: float, detail: s
         elif agent.status is Status.FINISHED and agent.leave_reason is not None:
             state = with_agent(state, replace(agent, status=Status.LEAVING))
         elif agent.status in (Status.RUNNING, Status.FINISHED):
-            state = with_agent(state, replace(agent, status=Status.STOPPING))
+            status = Status.STOPPING if agent.leave_reason is None else Status.LEAVING
+            state = with_agent(state, replace(agent, status=status))
             interrupted.append(place.agent)
     state = replace(
         state,
@@ -93,8 +102,9 @@ def start_forming(state: State, reason: Reason, node: str, now: float, detail: s
         judgement=None,
         newcomer_first=None,
         newcomer_last=None,
+        winding=None,
     )
-    return state, (Interrupt(tuple(interrupted), table.round, reason, node, detail),)
+    return state, (Interrupt(tuple(interrupted), table.round, reason, node, detail, step),)
 
 
 def publish(state: State, now: float) -> Result:
@@ -122,6 +132,7 @@ def publish(state: State, now: float) -> Result:
         phase=Phase.RUNNING,
         table=table,
         complete_since=None,
+        published_at=now,
         # Whoever has not come by now is not waited for again.
         gone_nodes=state.gone_nodes | (frozenset(settings.expected_nodes) - present),
     )
@@ -141,6 +152,7 @@ def finish(state: State, outcome: Outcome, failure: WorkerFailure | None = None,
         complete_since=None,
         newcomer_first=None,
         newcomer_last=None,
+        winding=None,
         broken=frozenset(),
     )
     return state, (decision,)

@@ -9,6 +9,8 @@ from slurm_elastic.rendezvous.membership import (
     Decision,
     Event,
     Heard,
+    Held,
+    Hold,
     Joined,
     Phase,
     Settings,
@@ -39,16 +41,28 @@ def only(kind: type[Kind], decisions: tuple[Decision, ...]) -> list[Kind]:
 
 
 class Scenario:
-    """Nodes n0, n1, ... and their leader; agents are named as their nodes."""
+    """Nodes n0, n1, ... and their leader; agents are named as their nodes.
 
-    def __init__(self, **settings: Any) -> None:
+    Args:
+        answers: whether the test itself answers when members are asked for a step to stop at; else they say at once
+            that their workers take no part.
+        settings: of the leader.
+    """
+
+    def __init__(self, *, answers: bool = False, **settings: Any) -> None:
         self.now = 1000.0
+        self._answers = answers
         self.state: State = initial_state(Settings(**{"min_nodes": 1, "max_nodes": 8, **settings}), self.now)
         self._attempts: dict[str, int] = {}
 
     def on(self, event: Event) -> tuple[Decision, ...]:
         """What the machine decides on an event."""
         self.state, decisions = step(self.state, event, self.now)
+        if self._answers:
+            return decisions
+        for hold in only(Hold, decisions):
+            decisions = tuple(decision for decision in decisions if decision is not hold)
+            decisions += self.on(Held(hold.agents[0], hold.round, None))
         return decisions
 
     def join(self, *names: str, last_round: int | None = None) -> tuple[Decision, ...]:

@@ -17,6 +17,7 @@ from slurm_elastic.rendezvous.membership import (
     Resend,
     Retire,
     Spare,
+    StopAt,
     Table,
     WorkerFailure,
 )
@@ -49,6 +50,12 @@ def table(nodes: int, *, workers: int = 1, reason: Reason = Reason.START, restar
         ),
         (Interrupt(("a",), 4, Reason.NODE_JOINED, "n2, n3"), "round 4 ends: node joined, n2, n3"),
         (Interrupt(("a",), 4, Reason.NODE_JOINED, ""), "round 4 ends: node joined"),
+        (Interrupt((), 4, Reason.NODE_JOINED, "n2", step=17), "round 4 ends after step 17: node joined, n2"),
+        (StopAt(("a",), 4, 17, Reason.NODE_JOINED, "n2", None), "round 4 will end after step 17: node joined, n2"),
+        (
+            StopAt(("a",), 4, 17, Reason.NODE_LEFT, "n1", 24.9, "preempted"),
+            "round 4 will end after step 17: node left, n1 (preempted), within 25 s",
+        ),
         (Drop("n2/7.0/1", "n2", "silent", 3.04), "lost n2: silent, last sign of life 3.0 s ago"),
         (Retire("n2/7.0/1", "n2", LeaveReason.PREEMPTED), "n2 left: preempted"),
         (Spare("n3/7.0/1", "n3"), "n3 waits as a spare"),

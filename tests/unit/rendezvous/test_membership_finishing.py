@@ -30,10 +30,11 @@ def three(**settings: object) -> Scenario:
     return run
 
 
-def test_a_leave_interrupts_the_others_and_the_round_waits_for_the_farewell() -> None:
+def test_a_leave_interrupts_everybody_and_the_round_waits_for_the_farewell() -> None:
     run = three()
+    everybody = ("n0", "n1", "n2")
     (interrupt,) = only(Interrupt, run.on(Leaving("n1", LeaveReason.PREEMPTED)))
-    assert (interrupt.agents, interrupt.reason, interrupt.detail) == (("n0", "n2"), Reason.NODE_LEFT, "preempted")
+    assert (interrupt.agents, interrupt.reason, interrupt.detail) == (everybody, Reason.NODE_LEFT, "preempted")
     run.join("n3")
     run.join("n0", "n2", last_round=0)
     assert run.state.phase is Phase.FORMING, "n1 may still have workers"

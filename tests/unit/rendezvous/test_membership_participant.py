@@ -30,7 +30,7 @@ def running(round_: int = 4) -> Participant:
 def test_a_join_is_said_again_with_a_new_number_on_a_new_connection() -> None:
     participant, joined = Participant("n0").join(candidate("n0"))
     assert joined == Joined(candidate("n0"), 1, None)
-    participant, greeting = participant.greet()
+    participant, greeting = participant.greet(now=100.0)
     assert greeting == (Connected("n0", None), Joined(candidate("n0"), 2, None))
     assert participant.placed(1, 0) is None, "it answers the older join"
     assert participant.placed(2, 0) is not None
@@ -41,7 +41,7 @@ def test_a_place_is_taken_once() -> None:
 
 
 def test_a_member_says_which_round_it_runs() -> None:
-    assert running(4).greet()[1] == (Connected("n0", 4),)
+    assert running(4).greet(now=100.0)[1] == (Connected("n0", 4),)
 
 
 def test_an_interruption_of_an_older_round_is_ignored() -> None:
@@ -55,31 +55,31 @@ def test_a_failure_is_said_again_even_before_the_next_join() -> None:
     participant, said = running(4).failed(FAILURE)
     assert said == WorkerFailed("n0", 4, FAILURE)
     participant, _ = participant.stopped().join(candidate("n0"))
-    participant, greeting = participant.greet()
+    participant, greeting = participant.greet(now=100.0)
     assert greeting == (Connected("n0", None), said, Joined(candidate("n0"), 3, 4))
     placed = participant.placed(3, 5)
     assert placed is not None
-    assert placed.greet()[1] == (Connected("n0", 5),), "the failure belongs to the round before"
+    assert placed.greet(now=100.0)[1] == (Connected("n0", 5),), "the failure belongs to the round before"
 
 
 def test_a_finish_is_said_again() -> None:
     participant, said = running(4).finished()
-    assert participant.greet()[1] == (Connected("n0", 4), said)
+    assert participant.greet(now=100.0)[1] == (Connected("n0", 4), said)
     assert said == Finished("n0", 4)
 
 
 def test_an_agent_that_leaves_says_so_again_and_wants_no_place() -> None:
     participant, _ = Participant("n0").join(candidate("n0"))
-    participant, said = participant.leaving(LeaveReason.PREEMPTED)
+    participant, said = participant.leaving(LeaveReason.PREEMPTED, None, now=90.0)
     assert participant.placed(1, 0) is None
-    assert participant.greet()[1] == (Connected("n0", None), said)
+    assert participant.greet(now=100.0)[1] == (Connected("n0", None), said)
     assert said == Leaving("n0", LeaveReason.PREEMPTED)
 
 
 def test_a_closed_run_is_closed_on_the_next_connection_too() -> None:
     participant, said = running().closing()
     assert said == Closed("n0")
-    assert said in participant.greet()[1]
+    assert said in participant.greet(now=100.0)[1]
 
 
 def test_workers_of_no_round_cannot_fail_or_finish() -> None:
@@ -87,3 +87,40 @@ def test_workers_of_no_round_cannot_fail_or_finish() -> None:
         Participant("n0").failed(FAILURE)
     with pytest.raises(ValueError, match="never had a place"):
         Participant("n0").finished()
+
+
+def test_a_deadline_is_nearer_when_it_is_said_again() -> None:
+    participant, said = running(4).leaving(LeaveReason.PREEMPTED, 30.0, now=90.0)
+    assert said.seconds == 30.0
+    assert participant.greet(now=100.0)[1] == (Connected("n0", 4), Leaving("n0", LeaveReason.PREEMPTED, 20.0))
+
+
+def test_only_workers_that_run_are_asked_for_a_step_and_only_until_they_know_one() -> None:
+    participant = running(4)
+    assert participant.holding(4)
+    assert not participant.holding(3)
+    assert not participant.stopped().holding(4)
+    assert participant.stopping(3, 17) is None
+    told = participant.stopping(4, 17)
+    assert told is not None
+    assert told.stop == 17
+    assert not told.holding(4), "an answer now would name a step that is past"
+    assert told.stopping(4, 17) is not None, "there may be less time than it was told"
+    assert told.stopped().stopping(4, 17) is None
+
+
+def test_the_next_round_has_no_step_to_stop_at() -> None:
+    told = running(4).stopping(4, 17)
+    assert told is not None
+    participant, joined = told.stopped().join(candidate("n0"))
+    placed = participant.placed(joined.attempt, 5)
+    assert placed is not None
+    assert placed.holding(5)
+
+
+def test_who_leaves_as_agreed_hears_when_the_others_have_stopped() -> None:
+    participant, said = running(4).left(LeaveReason.PREEMPTED, stopped=True)
+    assert said.stopped
+    assert participant.interrupted(4)
+    participant, _ = running(4).left(LeaveReason.PREEMPTED, stopped=False)
+    assert not participant.interrupted(4)

@@ -7,7 +7,7 @@ from slurm_elastic.rendezvous.options import RendezvousOptions
 
 
 def test_defaults() -> None:
-    assert RendezvousOptions.from_config({}) == RendezvousOptions(600.0, 30.0, 3.0, 30.0)
+    assert RendezvousOptions.from_config({}) == RendezvousOptions(600.0, 30.0, 3.0, 30.0, 5.0, 0.0)
 
 
 def test_torch_launch_configuration_adds_a_timeout_that_means_nothing() -> None:
@@ -36,6 +36,10 @@ def test_torch_names_set_the_heartbeat_limit(config: dict[str, object], limit: f
 def test_unknown_keys_are_errors(key: str) -> None:
     with pytest.raises(UsageError, match=f"--rdzv-conf: unknown key '{key}'; known are join_timeout, last_call"):
         RendezvousOptions.from_config({"join_timeout": "60", key: "1"})
+
+
+def test_a_round_need_not_last_for_any_time() -> None:
+    assert RendezvousOptions.from_config({"min_round_time": "0", "leave_margin": 0}).min_round_time == 0.0
 
 
 @pytest.mark.parametrize("value", ["", "soon", "0", "-1", "nan", "inf", None, True])

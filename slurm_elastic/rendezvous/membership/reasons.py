@@ -1,0 +1,29 @@
+"""Why rounds are formed, and why agents go."""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = ["LeaveReason", "Reason"]
+
+
+class Reason(enum.Enum):
+    """Why a round was formed; workers see it as SLURM_ELASTIC_REASON."""
+
+    START = "start"
+    NODE_JOINED = "node_joined"
+    NODE_LEFT = "node_left"
+    NODE_LOST = "node_lost"
+    WORKER_FAILED = "worker_failed"
+    REQUEUED = "requeued"
+
+
+class LeaveReason(enum.Enum):
+    """Why an agent announced that it goes."""
+
+    PREEMPTED = "preempted"
+    TIME_LIMIT = "time_limit"
+    DRAINED = "drained"
+    REQUEUED = "requeued"
+    FINISHED = "finished"
+    FAILED = "failed"

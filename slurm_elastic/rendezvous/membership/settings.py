@@ -1,0 +1,53 @@
+"""What does not change during a leader's term."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slurm_elastic.rendezvous.membership.reasons import Reason
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What does not change during a leader's term. Times in seconds.
+
+    Attributes:
+        min_nodes, max_nodes: bounds of a round's size, in agents.
+        max_restarts: how many times worker failures may restart the group, over the whole run.
+        expected_nodes: the nodes of the allocation; empty when they cannot be known (an array).
+        first_round: number of the first round of this term.
+        first_reason: start, or requeued for a later incarnation.
+        join_timeout: how long a round may lack its minimum before the run is given up.
+        last_call_timeout: how long to wait for nodes whose fate is unknown once the minimum is there.
+        heartbeat_limit: silence after which an agent is lost.
+        reconnect_grace: how long a broken connection may stay broken before the agent is lost.
+        settle_time: how long a worker failure waits for news of a lost or leaving node that explains it.
+        gather_quiet, gather_limit: a running round is interrupted for new nodes when none has come for `gather_quiet`,
+            at the latest `gather_limit` after the first.
+        min_round_time: a round is not ended for new nodes before it has lasted so long.
+        leave_margin: how long before an announced departure those that still run are interrupted; see
+            :func:`~.winding.seconds_to_stop`.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    max_restarts: int = 0
+    expected_nodes: tuple[str, ...] = ()
+    first_round: int = 0
+    first_reason: Reason = Reason.START
+    join_timeout: float = 600.0
+    last_call_timeout: float = 30.0
+    heartbeat_limit: float = 3.0
+    reconnect_grace: float = 0.1
+    settle_time: float = 0.1
+    gather_quiet: float = 0.05
+    gather_limit: float = 1.0
+    min_round_time: float = 0.0
+    leave_margin: float = 5.0
+
+    @property
+    def tick_interval(self) -> float:
+        """The leader looks at its clock at least this often; a silent agent is found at most so much late."""
+        return self.heartbeat_limit / 12
