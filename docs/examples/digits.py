@@ -12,6 +12,9 @@ trains on the same samples however many ranks share them. The checkpoint holds t
 is left of the epoch is dealt anew to whoever is there. Each rank weights its loss by the samples it really has, so
 that the gradient is the mean over the whole batch even when ranks have different numbers of samples, or none.
 
+Under slurm-elastic it also asks after every step whether to stop, so that a preemption, a time limit or a node that
+joins costs no step.
+
 The checkpoint directory has to be visible to every node that rank 0 may run on.
 """
 
@@ -36,6 +39,11 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Sampler, TensorDataset
+
+try:
+    from slurm_elastic import trainer
+except ImportError:
+    trainer = None
 
 
 @dataclass
@@ -137,11 +145,14 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     if dist.get_rank() != 0:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
+    # A file of its own for every round: a group that was cut off from the others may be writing still.
+    temporary = path.with_suffix(f".round{os.environ.get('SLURM_ELASTIC_ROUND', 0)}.tmp")
     with temporary.open("wb") as file:
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
+    if trainer and not trainer.may_publish():
+        raise RuntimeError("another group of workers has taken over this run; its checkpoint stays")
     temporary.replace(path)
     directory = os.open(path.parent, os.O_RDONLY)
     os.fsync(directory)  # without it a power failure may undo the renaming
@@ -210,6 +221,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         collect_loss()
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "progress": asdict(progress)}
         save_checkpoint(checkpoint_path, state)
+        if trainer and rank == 0:
+            trainer.checkpointed(progress.step)
 
     while progress.epoch < args.epochs:
         sampler = RestOfEpoch(len(train_set), progress, args.batch_size, rank, world_size)
@@ -227,8 +240,12 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             progress.step += 1
             progress.consumed += group_batch
             time.sleep(args.step_time)
-            if progress.step % args.checkpoint_every == 0:
+            stop = trainer and trainer.should_stop(progress.step)
+            if stop or progress.step % args.checkpoint_every == 0:
                 save()
+            if stop:
+                say(f"saved step {progress.step} and stops: {stop.reason}")
+                return
 
         collect_loss()
         accuracy = test_accuracy(model, test_set, device)

@@ -130,7 +130,7 @@ def test_every_sample_exactly_once_through_kills_and_other_world_sizes(start, co
     first = saved(checkpoint)["progress"]
     assert 0 < first["consumed"] < TRAIN_SAMPLES
     # Killed while it wrote its next checkpoint: half a file under the temporary name.
-    checkpoint.with_suffix(".tmp").write_bytes(checkpoint.read_bytes()[:1000])
+    checkpoint.with_suffix(".round0.tmp").write_bytes(checkpoint.read_bytes()[:1000])
 
     process = start(2, *arguments, *endlessly)
     wait_until_recorded(tmp_path, process, step=60)
