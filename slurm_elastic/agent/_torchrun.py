@@ -15,6 +15,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
 from slurm_elastic.errors import UsageError
+from slurm_elastic.rendezvous.keeping import is_etcd
 
 __all__ = ["endpoint", "ignored_options", "limit_threads", "local_world_size", "node_range", "torchrun_config"]
 
@@ -60,12 +61,12 @@ def local_world_size(text: str | None, default: int) -> int:
 
 
 def endpoint(text: str | None) -> tuple[str | None, int | None]:
-    """Return host and port of ``--rdzv-endpoint``, each None if not given.
+    """Return host and port of ``--rdzv-endpoint``, each None if not given, as when it names an etcd.
 
     Raises:
         UsageError: it is not ``HOST`` or ``HOST:PORT``.
     """
-    if not text:
+    if not text or is_etcd(text):
         return None, None
     try:
         host, port = parse_rendezvous_endpoint(text, default_port=-1)

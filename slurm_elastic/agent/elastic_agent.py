@@ -37,7 +37,7 @@ from slurm_elastic.agent.warm import StartInterruptedError
 from slurm_elastic.agent.watchdog import Watchdog, Watched
 from slurm_elastic.agent.workers import Starter, WorkerProcesses
 from slurm_elastic.errors import ExitCode
-from slurm_elastic.rendezvous.coordination import Coordination, Superseded
+from slurm_elastic.rendezvous.coordination import Coordination, RecordsLost, Superseded
 from slurm_elastic.rendezvous.member import LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import LeaveReason, Outcome, Reason, WorkerFailure
 from slurm_elastic.rendezvous.messages import Ended, Interrupted, Placed, Waiting
@@ -185,6 +185,8 @@ class SlurmElasticAgent(LocalElasticAgent):
             case Unreachable(why, usage):
                 code = ExitCode.USAGE if usage else ExitCode.LEFT
                 return self._give_up(code, f"no leader of run {self._seat.run_id} on {self._seat.leader_host}: {why}")
+            case RecordsLost(why):
+                return self._give_up(ExitCode.LEFT, why)
             case Superseded(why):
                 return self._give_up(ExitCode.FENCED, why)
             case _:

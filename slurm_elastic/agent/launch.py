@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 
@@ -19,9 +20,10 @@ from slurm_elastic.agent.workers import worker_starter
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.handler import SlurmRendezvousHandler
 from slurm_elastic.rendezvous.journal import Entry, describe
+from slurm_elastic.rendezvous.keeping import open_records
 from slurm_elastic.rendezvous.membership import Decision
 from slurm_elastic.rendezvous.options import RendezvousOptions
-from slurm_elastic.rendezvous.records import Records, RunDirRecords
+from slurm_elastic.rendezvous.records import Records, RecordsError, RecordsInterruptedError
 from slurm_elastic.rendezvous.seat import Seat, connect
 from slurm_elastic.rundir import incarnation
 from slurm_elastic.slurm import Controller, choose_address, gather_facts
@@ -40,8 +42,23 @@ def launch(settings: AgentSettings, warm: WarmProcess) -> ExitCode:
 
     Raises:
         UsageError: something that a person has to mend; nothing was started.
+        RecordsError: the records of the run cannot be read; nothing was started.
     """
-    records = RunDirRecords(settings.run_dir, incarnation(settings.run_id, settings.restart_count))
+    scope = incarnation(settings.run_id, settings.restart_count)
+    limit = RendezvousOptions.from_config(settings.launch_config.rdzv_configs).etcd_limit
+    told_to_go = record_signals().first
+    try:
+        records = open_records(
+            settings.run_dir, scope, settings.etcd, limit=limit, interrupted=lambda: told_to_go() is not None
+        )
+        with contextlib.closing(records):
+            return _take_part(settings, warm, records)
+    except RecordsInterruptedError:
+        logger.info("%s got %s while it waited for etcd", settings.node, told_to_go())
+        return ExitCode.LEFT
+
+
+def _take_part(settings: AgentSettings, warm: WarmProcess, records: Records) -> ExitCode:
     if records.is_done():
         logger.info("run %s is finished already: nothing to do", settings.run_id)
         return ExitCode.FINISHED
@@ -90,12 +107,20 @@ def launch(settings: AgentSettings, warm: WarmProcess) -> ExitCode:
         outcome = agent.supervise()
     finally:
         coordination.stop()
-    if outcome.exit_code is ExitCode.LEFT and records.is_done():
+    if outcome.exit_code is ExitCode.LEFT and _is_done(records):
         # The leader recorded the end, and went before it could tell this agent.
         outcome = AgentOutcome(ExitCode.FINISHED)
     _say_goodbye(outcome, seat, coordination.leads, events)
     events.close()
     return outcome.exit_code
+
+
+def _is_done(records: Records) -> bool:
+    try:
+        return records.is_done()
+    except RecordsError as error:
+        logger.debug("%s", error)
+        return False
 
 
 def _say_goodbye(outcome: AgentOutcome, seat: Seat, leads: bool, events: EventLog) -> None:

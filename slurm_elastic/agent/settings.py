@@ -28,6 +28,8 @@ from slurm_elastic.agent.location import base_directory
 from slurm_elastic.agent.logs import RoundLogsSpecs, local_ranks, streams
 from slurm_elastic.agent.watchdog import is_enabled
 from slurm_elastic.errors import UsageError
+from slurm_elastic.rendezvous.etcd.credentials import EtcdConfig
+from slurm_elastic.rendezvous.keeping import etcd_wanted
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import AddressWish, Context, Shape, SlurmJob, ephemeral_low, port_sequence
 
@@ -74,6 +76,8 @@ class AgentSettings:
     """Ports of the leader, in the order to try them; the only one if ``--rdzv-endpoint`` names a port."""
     endpoint_host: str | None
     """The host of ``--rdzv-endpoint``, None if not given."""
+    etcd: EtcdConfig | None
+    """The etcd that keeps the records of the run; None if the run directory does."""
     address: AddressWish
     """What the user said about the own address."""
     launch_config: LaunchConfig
@@ -108,7 +112,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
 
     Args:
         options: the command line.
-        environ: Slurm's variables. torch reads its own from `os.environ`.
+        environ: Slurm's variables and those of etcd. torch reads its own from `os.environ`.
 
     Raises:
         UsageError: a value is malformed or contradicts another, or the script is not there.
@@ -137,6 +141,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
         leader_node=nodes[0],
         ports=ports,
         endpoint_host=host,
+        etcd=etcd_wanted(options.rdzv_endpoint, config.rdzv_configs, environ),
         address=AddressWish(options.local_addr, options.interface, options.node_pattern),
         launch_config=config,
         entrypoint=entrypoint,

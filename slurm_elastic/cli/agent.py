@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from slurm_elastic.cli.agent_scan import glance
@@ -31,9 +31,12 @@ class Agent(Verb):
         from slurm_elastic.agent.story import tell
 
         tell(os.environ.get("SLURMD_NODENAME", "localhost"))
+        from slurm_elastic.rendezvous.private import take_private
+
+        private = take_private(os.environ)
         warm = _start_warm(arguments)
         try:
-            settings = _settings(arguments)
+            settings = _settings(arguments, private)
             settings.run_dir.open()
             from slurm_elastic.agent.claim import claim
 
@@ -68,9 +71,9 @@ def _local_world_size(text: str | None, gpus: int) -> int:
     return int(text) if text.isdecimal() else gpus or os.cpu_count() or 1
 
 
-def _settings(arguments: Sequence[str]) -> AgentSettings:
+def _settings(arguments: Sequence[str], private: Mapping[str, str]) -> AgentSettings:
     # Slow: this imports torch, for its parser.
     from slurm_elastic.agent.settings import resolve
     from slurm_elastic.cli.agent_parser import agent_parser
 
-    return resolve(agent_parser().parse_args(arguments), os.environ)
+    return resolve(agent_parser().parse_args(arguments), {**os.environ, **private})

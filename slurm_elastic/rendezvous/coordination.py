@@ -19,8 +19,9 @@ from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.leader import FencedError, Leader
 from slurm_elastic.rendezvous.member import LeaderLost, Member, MemberSettings, Word
 from slurm_elastic.rendezvous.membership import Candidate, LeaveReason, WorkerFailure
+from slurm_elastic.rendezvous.records import RecordsError
 
-__all__ = ["Coordination", "Superseded"]
+__all__ = ["Coordination", "RecordsLost", "Superseded"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,19 +33,33 @@ class Superseded:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class RecordsLost:
+    """The store of the run's records is lost for good, so nothing can change any more."""
+
+    why: str
+
+
 class Coordination:
     """An agent's side of the membership, for use from its main thread.
 
     Args:
         settings: of the link to the leader.
         leader: on the agent that leads: what to run, and the listening socket to run it on.
+        release: ends all waits in other threads that would hold up the end of this one.
     """
 
-    def __init__(self, settings: MemberSettings, leader: tuple[Leader, socket.socket] | None = None) -> None:
+    def __init__(
+        self,
+        settings: MemberSettings,
+        leader: tuple[Leader, socket.socket] | None = None,
+        release: Callable[[], None] = lambda: None,
+    ) -> None:
         self.leads = leader is not None
         self._settings = settings
         self._leader = leader
-        self._words: queue.SimpleQueue[Word | Superseded] = queue.SimpleQueue()
+        self._release = release
+        self._words: queue.SimpleQueue[Word | RecordsLost | Superseded] = queue.SimpleQueue()
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
         """Readable while words wait; for use in a selector."""
         self._ready = threading.Event()
@@ -56,7 +71,7 @@ class Coordination:
         self._thread.start()
         self._ready.wait()
 
-    def next_word(self, timeout: float | None = None) -> Word | Superseded | None:
+    def next_word(self, timeout: float | None = None) -> Word | RecordsLost | Superseded | None:
         """The leader's next word, or None if none came within `timeout` seconds (0: do not wait, None: for ever)."""
         try:
             word = self._words.get(block=timeout != 0, timeout=timeout or None)
@@ -93,6 +108,10 @@ class Coordination:
         """See :meth:`Member.close_run`."""
         self._post(lambda: self._member.close_run())
 
+    def records_lost(self, error: RecordsError) -> None:
+        """The store of the records is given up for lost. May be called from any thread."""
+        self._deliver(RecordsLost(str(error)))
+
     def stop(self, timeout: float = 5.0) -> None:
         """Let what was said go out; on the leader's agent, let the others go first; then end the thread.
 
@@ -112,7 +131,7 @@ class Coordination:
         except RuntimeError:
             logger.debug("the coordination thread has ended")
 
-    def _deliver(self, word: Word | Superseded) -> None:
+    def _deliver(self, word: Word | RecordsLost | Superseded) -> None:
         # The reader takes the word first and counts down then, so the count has to be there before the word.
         os.eventfd_write(self.fd, 1)
         self._words.put(word)
@@ -138,6 +157,7 @@ class Coordination:
             told.cancel()
             leading.cancel()
             await asyncio.gather(told, leading, return_exceptions=True)
+        self._release()
 
     async def _lead(self) -> None:
         assert self._leader is not None

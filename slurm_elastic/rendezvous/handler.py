@@ -27,13 +27,14 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from slurm_elastic.rendezvous.coordination import Coordination, Superseded
+from slurm_elastic.rendezvous.coordination import Coordination, RecordsLost, Superseded
 from slurm_elastic.rendezvous.journal import describe
+from slurm_elastic.rendezvous.keeping import etcd_wanted, open_records
 from slurm_elastic.rendezvous.member import LeaderLost, Unreachable, Word
 from slurm_elastic.rendezvous.membership import Decision, LeaveReason, Outcome
 from slurm_elastic.rendezvous.messages import Ended, Interrupted, Placed, Waiting
 from slurm_elastic.rendezvous.options import RendezvousOptions
-from slurm_elastic.rendezvous.records import RunDirRecords
+from slurm_elastic.rendezvous.private import take_private
 from slurm_elastic.rendezvous.seat import Seat, connect
 from slurm_elastic.rendezvous.worker_store import ReservedPort, open_worker_store
 from slurm_elastic.rundir import RunDir, incarnation
@@ -131,6 +132,7 @@ class SlurmRendezvousHandler(RendezvousHandler):
             self.set_closed()
         self._coordination.left(LeaveReason.FINISHED)
         self._coordination.stop()
+        self._seat.records.close()
         return True
 
     def _placed(self, placed: Placed) -> RendezvousInfo:
@@ -147,7 +149,7 @@ class SlurmRendezvousHandler(RendezvousHandler):
         while (word := self._coordination.next_word(timeout=0)) is not None:
             self._note(word)
 
-    def _note(self, word: Word | Superseded) -> None:
+    def _note(self, word: Word | RecordsLost | Superseded) -> None:
         match word:
             case Interrupted():
                 logger.info("round %d ends: %s %s", word.round, word.reason.value, word.node)
@@ -163,6 +165,8 @@ class SlurmRendezvousHandler(RendezvousHandler):
                 self._end = RendezvousConnectionError(f"the leader on {self._seat.leader_host} is lost: {why}")
             case Unreachable(why):
                 self._end = RendezvousConnectionError(f"no leader on {self._seat.leader_host}: {why}")
+            case RecordsLost(why):
+                self._end = RendezvousConnectionError(why)
             case Superseded(why):
                 self._end = RendezvousStateError(why)
             case Waiting():
@@ -201,11 +205,14 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
     ports = port_sequence(run_id, job.restart_count if job else 0, ephemeral_low(), job.reserved_ports if job else ())
     is_allocation = job is not None and job.shape is Shape.ALLOCATION
     restart_count = job.restart_count if job is not None else 0
+    options = RendezvousOptions.from_config(params.config)
+    etcd = etcd_wanted(params.endpoint, params.config, {**os.environ, **take_private(os.environ)})
     run_dir = RunDir.for_run(base, run_id).open()
+    records = open_records(run_dir, incarnation(run_id, restart_count), etcd, limit=options.etcd_limit)
     seat = Seat(
         run_id=run_id,
         run_dir=run_dir,
-        records=RunDirRecords(run_dir, incarnation(run_id, restart_count)),
+        records=records,
         restart_count=restart_count,
         agent=f"{node}/{job.job_id if job else 0}.{job.restart_count if job else 0}/{os.getpid()}",
         node=node,
@@ -221,7 +228,7 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
         may_lead=may_lead,
         leader_host=leader if job is not None else "127.0.0.1",
         ports=ports,
-        options=RendezvousOptions.from_config(params.config),
+        options=options,
     )
     return SlurmRendezvousHandler(seat, connect(seat, _log))
 

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from slurm_elastic.errors import UsageError
+from slurm_elastic.rendezvous.etcd.credentials import OPTIONS as ETCD_OPTIONS
 
 __all__ = ["RendezvousOptions"]
 
 _MAY_BE_ZERO = ("min_round_time", "leave_margin")
 _KEEP_ALIVE = ("keep_alive_interval", "keep_alive_max_attempt")
-_IGNORED = ("timeout",)
-"""torch's LaunchConfig always adds ``timeout=900`` (launcher/api.py, 2.13); its own c10d backend ignores it as well."""
+_IGNORED = ("timeout", *ETCD_OPTIONS)
+"""torch's LaunchConfig always adds ``timeout=900`` (launcher/api.py, 2.13); its own c10d backend ignores it as well.
+The options of etcd are read by :mod:`slurm_elastic.rendezvous.keeping`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class RendezvousOptions:
         leave_margin: how long before its deadline the workers of a leaving agent are stopped by force, if they have not
             stopped at an agreed step by then.
         min_round_time: a round is not ended for new nodes before it has lasted so long.
+        etcd_limit: silence after which an etcd that keeps the records of the run is lost.
     """
 
     join_timeout: float = 600.0
@@ -36,6 +39,7 @@ class RendezvousOptions:
     leader_limit: float = 30.0
     leave_margin: float = 5.0
     min_round_time: float = 0.0
+    etcd_limit: float = 600.0
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> RendezvousOptions:

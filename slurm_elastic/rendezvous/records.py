@@ -10,10 +10,17 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
-from slurm_elastic.errors import SlurmElasticError
+from slurm_elastic.errors import ExitCode, SlurmElasticError
 from slurm_elastic.rundir import RunDir, RunDirError
 
-__all__ = ["Record", "Records", "RecordsError", "RunDirRecords"]
+__all__ = [
+    "Record",
+    "Records",
+    "RecordsError",
+    "RecordsInterruptedError",
+    "RecordsUnreachableError",
+    "RunDirRecords",
+]
 
 Record = Mapping[str, Any]
 """What JSON calls an object; everything in it can be written as JSON."""
@@ -26,6 +33,18 @@ class RecordsError(SlurmElasticError):
 
     A person has to mend it; the message is one line that says what and how. Nothing is known of what a write did.
     """
+
+
+class RecordsUnreachableError(RecordsError):
+    """The store did not answer as long as it was waited for; it may answer later."""
+
+    exit_code = ExitCode.LEFT
+
+
+class RecordsInterruptedError(RecordsError):
+    """A wait for the store was ended by a signal, or by :meth:`Records.stop_waiting`."""
+
+    exit_code = ExitCode.LEFT
 
 
 class Records(Protocol):
@@ -72,6 +91,15 @@ class Records(Protocol):
 
     def failure(self) -> Record | None:
         """Return why the run failed in this scope, None if it did not."""
+
+    def on_loss(self, tell: Callable[[RecordsError], None]) -> None:
+        """Have `tell` called once, from any thread, if the store is given up for lost while nobody asks it anything."""
+
+    def stop_waiting(self) -> None:
+        """End all waits for the store by RecordsInterruptedError; later calls wait two seconds at most."""
+
+    def close(self) -> None:
+        """End what the records need of this process. What was written stays."""
 
 
 class RunDirRecords:
@@ -133,6 +161,15 @@ class RunDirRecords:
     def failure(self) -> Record | None:
         """See :class:`Records`."""
         return _decode(_translated(lambda: self._run_dir.failure(self._scope)))
+
+    def on_loss(self, tell: Callable[[RecordsError], None]) -> None:
+        """See :class:`Records`. A file system that fails is noticed by whoever uses it."""
+
+    def stop_waiting(self) -> None:
+        """See :class:`Records`. Nothing can end a wait for a file system."""
+
+    def close(self) -> None:
+        """See :class:`Records`."""
 
 
 def _encode(record: Record) -> bytes:

@@ -110,7 +110,9 @@ def connect(seat: Seat, journal: Callable[[Decision], None]) -> Coordination:
             leader_limit=seat.options.leader_limit,
         ),
         leader,
+        seat.records.stop_waiting,
     )
+    seat.records.on_loss(coordination.records_lost)
     coordination.start()
     return coordination
 

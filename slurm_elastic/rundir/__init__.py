@@ -1,7 +1,6 @@
 """The run directory: what the agents of a run share on disk, and the only place that knows file names."""
 
 from slurm_elastic.rundir._errors import RecordError, RunDirError
-from slurm_elastic.rundir._job_records import JobRecords
 from slurm_elastic.rundir._run_dir import RunDir, incarnation
 
-__all__ = ["JobRecords", "RecordError", "RunDir", "RunDirError", "incarnation"]
+__all__ = ["RecordError", "RunDir", "RunDirError", "incarnation"]

@@ -81,6 +81,15 @@ class EtcdClient:
         view.__dict__.update(self.__dict__, limits=Limits(timeout, interrupted))
         return view
 
+    @property
+    def quiet(self) -> bool:
+        """Whether members that are lost or back are told about on level DEBUG only."""
+        return self._connection.quiet
+
+    @quiet.setter
+    def quiet(self, quiet: bool) -> None:
+        self._connection.quiet = quiet
+
     def connect(self) -> None:
         """See that etcd is there, lets us in, and allows this configuration's prefix to be read and written.
 

@@ -92,6 +92,8 @@ class Connection:
         self._outage_told = False
         self._closed = threading.Event()
         self._process = os.getpid()
+        self.quiet = False
+        """Whether lost members are news for debugging only, as where many processes of one run see the same."""
 
     def call(self, service: str, method: str, request: Any, limits: Limits) -> tuple[Any, bool]:
         """Call a method of etcd's API, at one member after the other until one answers.
@@ -176,7 +178,7 @@ class Connection:
             self._lost.discard(member.endpoint)
             told, self._outage_told, self._outage_since = self._outage_told, False, None
         if told:
-            logger.info("etcd answers again, at %s", member.endpoint)
+            logger.log(self._level(logging.INFO), "etcd answers again, at %s", member.endpoint)
 
     def pause(self, failures: int, deadline: float, limits: Limits) -> None:
         """Wait a little when all members have failed in turn; at once go on as long as they have not."""
@@ -236,9 +238,17 @@ class Connection:
             self._outage_told |= tell
         member.channel.close()
         if tell:
-            logger.warning("no etcd member answers (%s); trying again until one does", self._reasons())
+            logger.log(
+                self._level(logging.WARNING),
+                "no etcd member answers (%s); trying again until one does",
+                self._reasons(),
+            )
         elif news and not outage:
-            logger.warning("etcd member %s is lost (%s); going on with the others", member.endpoint, reason)
+            level = self._level(logging.WARNING)
+            logger.log(level, "etcd member %s is lost (%s); going on with the others", member.endpoint, reason)
+
+    def _level(self, level: int) -> int:
+        return logging.DEBUG if self.quiet else level
 
     def _reasons(self) -> str:
         return "; ".join(

@@ -15,9 +15,11 @@ from slurm_elastic.agent.logs import RoundLogsSpecs
 from slurm_elastic.agent.settings import AgentSettings, Start, resolve
 from slurm_elastic.cli.agent_parser import agent_parser
 from slurm_elastic.errors import UsageError
+from slurm_elastic.rendezvous.etcd.credentials import Endpoint, EtcdConfig
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import AddressWish, SlurmJob, ephemeral_low, port_sequence
 
+PASSWORD = "SLURM_ELASTIC_ETCD_PASSWORD"
 STEP = {
     "SLURM_JOB_ID": "7",
     "SLURM_JOB_NODELIST": "n[1-3]",
@@ -76,6 +78,7 @@ def settings_of_n2(**changes: Any) -> AgentSettings:
         leader_node="n1",
         ports=ports("7"),
         endpoint_host=None,
+        etcd=None,
         address=AddressWish(),
         launch_config=launch_config(),
         entrypoint=sys.executable,
@@ -415,3 +418,12 @@ def test_scripts_that_are_not_there(tmp_path: Path) -> None:
             settle(arguments, STEP)
         said[arguments] = str(caught.value)
     assert said == messages
+
+
+def test_an_etcd_endpoint_is_not_the_place_of_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settle("--rdzv-endpoint=etcd://one:1,two:2 --rdzv-conf=user=me train.py", STEP | {PASSWORD: "secret"})
+    assert settings.etcd == EtcdConfig((Endpoint("one", 1), Endpoint("two", 2)), user="me", password="secret")
+    assert (settings.endpoint_host, settings.ports) == (None, ports("7"))
+    assert "secret" not in repr(settings)
+    monkeypatch.setenv("PET_RDZV_ENDPOINT", "etcd://three")
+    assert settle("train.py", STEP).etcd == EtcdConfig((Endpoint("three", 2379),))

@@ -1,0 +1,15 @@
+"""Variables that an agent takes for itself. Imports nothing slow: this runs before the workers' process is started."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+__all__ = ["PRIVATE", "take_private"]
+
+PRIVATE = ("SLURM_ELASTIC_ETCD_PASSWORD",)
+"""What no worker may inherit."""
+
+
+def take_private(environ: MutableMapping[str, str]) -> dict[str, str]:
+    """Take out of an environment what workers must not inherit, and return it."""
+    return {name: environ.pop(name) for name in PRIVATE if name in environ}

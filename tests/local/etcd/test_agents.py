@@ -1,0 +1,137 @@
+"""Agents whose run is coordinated over etcd."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer
+from slurm_elastic.rendezvous.etcd.machine import find_binary
+from tests.local.agents import WORKER, Allocation, allocation
+from tests.local.etcd.cluster import Cluster
+
+Allocate = Callable[..., Allocation]
+
+
+@pytest.fixture
+def allocate(tmp_path: Path) -> Iterator[Allocate]:
+    """Make an allocation of so many nodes in a directory of its own."""
+    with ExitStack() as stack:
+
+        def make(size: int, **options: Any) -> Allocation:
+            return stack.enter_context(allocation(tmp_path, size, **options))
+
+        yield make
+
+
+@pytest.fixture
+def lone_etcd() -> Iterator[EtcdServer]:
+    """An etcd that a test may stop."""
+    with EtcdServer() as server:
+        yield server
+
+
+def restart(etcd: EtcdServer) -> None:
+    """Start it again where it was."""
+    etcd._wanted_ports = (etcd.client_port, etcd.peer_port)
+    etcd.start()
+
+
+def test_a_run_over_etcd(lone_etcd: EtcdServer, allocate: Allocate) -> None:
+    nodes = allocate(3)
+    agents = nodes.start_all(f"--rdzv-endpoint={lone_etcd.config}")
+    assert nodes.nodes_of(0) == list(nodes.nodes)
+    with EtcdClient(lone_etcd.config) as client:
+        prefix = f"{lone_etcd.config.run_prefix('7')}"
+        kept, _ = client.get_prefix(prefix)
+    assert [kv.key.decode().removeprefix(prefix) for kv in kept] == [
+        "round",
+        "scopes/7.0/endpoint",
+        "scopes/7.0/epochs/000001",
+    ]
+    assert not list((nodes.run_dir / "endpoints").iterdir())
+    agents[1].kill()
+    assert nodes.nodes_of(1) == ["127.0.0.1", "127.0.0.3"]
+    nodes.touch("finish")
+    assert [agents[0].wait(), agents[2].wait()] == [0, 0]
+    assert "etcd" not in nodes.story()
+
+
+def test_an_outage_disturbs_nobody_and_a_change_of_membership_waits_for_its_end(
+    lone_etcd: EtcdServer, allocate: Allocate
+) -> None:
+    nodes = allocate(3)
+    agents = nodes.start_all(f"--rdzv-endpoint={lone_etcd.config}")
+    before = nodes.seen(0)
+    lone_etcd.kill()
+    # Long enough for every agent to have asked etcd for something, if it asks at all.
+    time.sleep(1.0)
+    assert nodes.rounds() == 1
+    agents[2].kill()
+    agents[0].expect("lost 127.0.0.3")
+    agents[0].expect("no etcd member answers")
+    assert nodes.rounds() == 1
+    restart(lone_etcd)
+    assert nodes.nodes_of(1) == ["127.0.0.1", "127.0.0.2"]
+    nodes.touch("finish")
+    assert [agent.wait() for agent in agents[:2]] == [0, 0]
+    assert before[0]["env"]["TORCHELASTIC_RESTART_COUNT"] == "0"
+
+
+def test_an_etcd_lost_for_good_ends_all_agents(lone_etcd: EtcdServer, allocate: Allocate) -> None:
+    nodes = allocate(2)
+    agents = nodes.start_all(f"--rdzv-endpoint={lone_etcd.config}", "--rdzv-conf=etcd_limit=2")
+    nodes.seen(0)
+    lone_etcd.kill()
+    assert [agent.wait() for agent in agents] == [75, 75]
+    for agent in agents:
+        assert "etcd" in agent.err
+        assert "Traceback" not in agent.err
+    assert not nodes.processes(WORKER.name)
+
+
+def test_a_signal_ends_the_wait_for_etcd(lone_etcd: EtcdServer, allocate: Allocate) -> None:
+    lone_etcd.kill()
+    nodes = allocate(1)
+    agent = nodes.start(1, f"--rdzv-endpoint={lone_etcd.config}")
+    agent.expect("no etcd member answers")
+    told = time.monotonic()
+    agent.signal(signal.SIGTERM)
+    assert agent.wait() == 75
+    assert time.monotonic() - told < 1.0
+
+
+def test_three_members_with_tls_and_passwords(allocate: Allocate, tmp_path_factory: pytest.TempPathFactory) -> None:
+    cluster = Cluster(tmp_path_factory.mktemp("members"), find_binary())
+    try:
+        config = cluster.config
+        nodes = allocate(2)
+        conf = ",".join(f"{name}={getattr(config, name)}" for name in ("ca_cert", "ssl_cert", "ssl_cert_key", "user"))
+        agents = [
+            nodes.start(
+                number,
+                f"--rdzv-endpoint={config}",
+                f"--rdzv-conf={conf}",
+                SLURM_ELASTIC_ETCD_PASSWORD=str(config.password),
+            )
+            for number in (1, 2)
+        ]
+        seen = nodes.seen(0)
+        assert all("SLURM_ELASTIC_ETCD_PASSWORD" not in record["env"] for record in seen.values())
+        for member in cluster.members[:1]:
+            member.kill()
+        time.sleep(0.5)
+        assert nodes.rounds() == 1
+        nodes.touch("finish")
+        assert [agent.wait() for agent in agents] == [0, 0]
+        lines = [line for line in nodes.story().splitlines() if "etcd" in line]
+        assert len(lines) <= 1, lines
+        assert str(config.password) not in nodes.story()
+    finally:
+        cluster.stop()

@@ -1,0 +1,247 @@
+"""The records of a run in a real etcd."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.errors import ExitCode, UsageError
+from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer
+from slurm_elastic.rendezvous.etcd.records import EtcdRecords, open_etcd_records
+from slurm_elastic.rendezvous.records import (
+    Records,
+    RecordsError,
+    RecordsInterruptedError,
+    RecordsUnreachableError,
+)
+from slurm_elastic.rundir import RunDir
+from tests.local.agents import eventually
+from tests.unit.rendezvous.records_contract import RecordsContract
+
+OpenRecords = Callable[..., EtcdRecords]
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, prefix: str) -> RunDir:
+    return RunDir.for_run(tmp_path, prefix.rstrip("/").rpartition("/")[2]).open()
+
+
+@pytest.fixture
+def open_records(run_dir: RunDir) -> Iterator[OpenRecords]:
+    """Open the records of one more agent, of the first scope unless another is named."""
+    with ExitStack() as stack:
+
+        def open_one(etcd: EtcdServer, scope: str = "7.0", limit: float = 10.0) -> EtcdRecords:
+            records = open_etcd_records(etcd.config, run_dir, scope, limit=limit)
+            stack.callback(records.close)
+            return records
+
+        yield open_one
+
+
+class TestEtcdRecords(RecordsContract):
+    @pytest.fixture
+    def records(self, etcd: EtcdServer, open_records: OpenRecords) -> Records:
+        return open_records(etcd)
+
+    @pytest.fixture
+    def sibling(self, records: Records, etcd: EtcdServer, open_records: OpenRecords) -> Records:
+        return open_records(etcd)
+
+    @pytest.fixture
+    def successor(self, records: Records, etcd: EtcdServer, open_records: OpenRecords) -> Records:
+        return open_records(etcd, "7.1")
+
+
+def run_prefix(etcd: EtcdServer, run_dir: RunDir) -> str:
+    return etcd.config.run_prefix(run_dir.run_id)
+
+
+def test_every_key_is_under_the_run_s_lease_and_the_run_s_prefix(
+    first_etcd: EtcdServer, open_records: OpenRecords, run_dir: RunDir
+) -> None:
+    records = open_records(first_etcd)
+    with EtcdClient(first_etcd.config) as client:
+        before, _ = client.get_prefix("/")
+        write_all(records)
+        after, _ = client.get_prefix("/")
+    written = [kv for kv in after if kv.key not in {kv.key for kv in before}]
+    prefix = run_prefix(first_etcd, run_dir)
+    assert [kv.key.decode().removeprefix(prefix) for kv in written] == [
+        "done",
+        "round",
+        "scopes/7.0/endpoint",
+        "scopes/7.0/epochs/000001",
+        "scopes/7.0/failure",
+    ]
+    assert len({kv.lease for kv in written}) == 1
+    assert 0 not in {kv.lease for kv in written}
+
+
+def write_all(records: Records) -> None:
+    assert records.claim_epoch(1, {"agent": "n1"})
+    records.publish_endpoint({"port": 1})
+    for number in range(3):
+        assert records.claim_round(number, {"places": []})
+    assert records.mark_done({})
+    records.publish_failure({})
+
+
+def test_what_has_to_outlive_the_lease_is_in_the_run_directory_too(
+    first_etcd: EtcdServer, open_records: OpenRecords, run_dir: RunDir
+) -> None:
+    write_all(open_records(first_etcd))
+    with EtcdClient(first_etcd.config) as client:
+        assert client.delete(run_prefix(first_etcd, run_dir), prefix=True) == 5
+    later = open_records(first_etcd)
+    assert later.is_done()
+    assert later.last_round() == 2
+    assert later.newest_epoch() == 1
+    assert later.epoch(1) == {"agent": "n1"}
+    assert later.endpoint() is None, "where the leader was is of no use to anybody"
+    assert run_dir.failure("7.0") == b"{}"
+
+
+def test_records_that_etcd_lost_are_written_again_by_who_wrote_them(
+    first_etcd: EtcdServer, open_records: OpenRecords, run_dir: RunDir, warnings: list[str]
+) -> None:
+    leader, other = open_records(first_etcd, limit=5.0), open_records(first_etcd, limit=5.0)
+    leader.claim_epoch(1, {"agent": "n1"})
+    leader.publish_endpoint({"port": 1})
+    leader.claim_round(4, {"places": [1]})
+    with EtcdClient(first_etcd.config) as client:
+        # As after an outage of the lease's length: the lease is gone, and its keys with it.
+        lease = client.get_prefix(run_prefix(first_etcd, run_dir))[0][0].lease
+        client.shared_lease(run_prefix(first_etcd, run_dir), 45).revoke(client.limits)
+        assert client.count_prefix(run_prefix(first_etcd, run_dir)) == 0
+        eventually(lambda: client.count_prefix(run_prefix(first_etcd, run_dir)) == 3)
+        assert {kv.lease for kv in client.get_prefix(run_prefix(first_etcd, run_dir))[0]} == {lease}
+    assert other.endpoint() == {"port": 1}
+    assert other.round(4) == {"places": [1]}
+    assert other.newest_epoch() == 1
+    assert warnings == ["etcd had lost 3 records of the run; they are written again"]
+
+
+def test_what_was_not_written_with_the_secret_is_dropped_and_told_once(
+    first_etcd: EtcdServer, open_records: OpenRecords, run_dir: RunDir, warnings: list[str]
+) -> None:
+    records = open_records(first_etcd)
+    prefix = run_prefix(first_etcd, run_dir)
+    with EtcdClient(first_etcd.config) as client:
+        for key in ("done", "round", "scopes/7.0/endpoint", "scopes/7.0/epochs/000009"):
+            client.put(prefix + key, b'{"port": 1}')
+        # Ours, but under another key.
+        records.claim_epoch(1, {})
+        client.put(f"{prefix}scopes/7.0/epochs/000008", client.get(f"{prefix}scopes/7.0/epochs/000001").value)
+    for _ in range(2):
+        assert records.endpoint() is None
+        assert records.newest_epoch() == 1
+        assert not records.is_done()
+    assert len(warnings) == 4
+    assert all("was not written by this run" in line for line in warnings)
+    with pytest.raises(RecordsError, match="etcdctl del"):
+        records.claim_round(0, {})
+
+
+def test_an_outage_is_waited_through(own_etcd: EtcdServer, open_records: OpenRecords) -> None:
+    records = open_records(own_etcd, limit=30.0)
+    records.claim_epoch(1, {})
+    own_etcd.kill()
+    claimed: list[bool] = []
+    thread = threading.Thread(target=lambda: claimed.append(records.claim_round(0, {"places": []})))
+    thread.start()
+    thread.join(0.5)
+    assert thread.is_alive()
+    restart(own_etcd)
+    thread.join(20.0)
+    assert claimed == [True]
+    assert records.newest_epoch() == 1
+    assert records.round(0) == {"places": []}
+
+
+def restart(etcd: EtcdServer) -> None:
+    """Start it again where it was."""
+    etcd._wanted_ports = (etcd.client_port, etcd.peer_port)
+    etcd.start()
+
+
+def test_an_etcd_lost_for_good_is_told_without_being_asked(own_etcd: EtcdServer, open_records: OpenRecords) -> None:
+    records = open_records(own_etcd, limit=1.0)
+    lost: list[RecordsError] = []
+    records.on_loss(lost.append)
+    own_etcd.kill()
+    eventually(lambda: bool(lost))
+    assert lost[0].exit_code is ExitCode.LEFT
+    assert f"etcd at {own_etcd.config} is silent" in str(lost[0])
+    with pytest.raises(RecordsUnreachableError, match="no etcd member"):
+        records.newest_epoch()
+
+
+def test_done_is_recorded_though_etcd_is_gone(own_etcd: EtcdServer, open_records: OpenRecords, run_dir: RunDir) -> None:
+    records = open_records(own_etcd, limit=60.0)
+    own_etcd.kill()
+    began = time.monotonic()
+    assert records.mark_done({"outcome": "succeeded"})
+    assert records.is_done()
+    assert run_dir.is_done()
+    assert time.monotonic() - began < 10
+
+
+def test_a_wait_ends_when_it_is_told_to(own_etcd: EtcdServer, open_records: OpenRecords) -> None:
+    records = open_records(own_etcd, limit=600.0)
+    own_etcd.kill()
+    threading.Timer(0.3, records.stop_waiting).start()
+    with pytest.raises(RecordsInterruptedError):
+        records.endpoint()
+    began = time.monotonic()
+    with pytest.raises(RecordsUnreachableError):
+        records.endpoint()
+    assert time.monotonic() - began < 4
+
+
+def test_a_run_directory_that_fails_is_told_once_and_not_needed(
+    first_etcd: EtcdServer, open_records: OpenRecords, run_dir: RunDir, warnings: list[str]
+) -> None:
+    records = open_records(first_etcd)
+    (run_dir.path / "rounds").rename(run_dir.path / "elsewhere")
+    assert records.claim_epoch(1, {})
+    assert records.claim_round(0, {})
+    assert records.claim_round(1, {})
+    assert records.last_round() == 1
+    assert len(warnings) == 1
+    assert warnings[0].endswith("the run goes on with etcd alone")
+
+
+def test_only_the_leader_tells_about_lost_members(
+    own_etcd: EtcdServer, open_records: OpenRecords, warnings: list[str]
+) -> None:
+    leader, other = open_records(own_etcd, limit=4.0), open_records(own_etcd, limit=4.0)
+    leader.claim_epoch(1, {})
+    own_etcd.kill()
+    for records in (other, leader):
+        with pytest.raises(RecordsUnreachableError):
+            records.endpoint()
+    assert [line.partition("(")[0] for line in warnings] == ["no etcd member answers "]
+
+
+def test_a_start_that_is_interrupted_ends_at_once(own_etcd: EtcdServer, run_dir: RunDir) -> None:
+    own_etcd.kill()
+    began = time.monotonic()
+    with pytest.raises(RecordsInterruptedError):
+        open_etcd_records(
+            own_etcd.config, run_dir, "7.0", limit=60.0, interrupted=lambda: time.monotonic() > began + 0.3
+        )
+    assert time.monotonic() - began < 2
+
+
+def test_an_etcd_that_is_not_there_at_the_start(own_etcd: EtcdServer, run_dir: RunDir) -> None:
+    own_etcd.kill()
+    with pytest.raises(RecordsUnreachableError, match="check that etcd runs") as caught:
+        open_etcd_records(own_etcd.config, run_dir, "7.0", limit=1.0)
+    assert caught.value.exit_code is ExitCode.LEFT
+    assert not isinstance(caught.value, UsageError)
