@@ -16,6 +16,7 @@ from slurm_elastic.rendezvous.membership import (
     Event,
     Finish,
     Finished,
+    Gone,
     Interrupt,
     Joined,
     Leaving,
@@ -34,6 +35,7 @@ from slurm_elastic.rendezvous.membership import (
 )
 
 if TYPE_CHECKING:
+    from slurm_elastic.rendezvous.membership.state import Agent
     from tests.simulation.agents import SimulatedAgent
     from tests.simulation.world import World
 
@@ -68,6 +70,7 @@ class Checks:
         self._leaving: set[str] = set()
         self._finished: set[str] = set()
         self._known_nodes: set[str] = set()
+        self._ended: set[str] = set()
         # Whom the leader has given up without being told: they may have workers, and nobody waits for them.
         self._given_up: set[str] = set()
         # The truth about why workers failed.
@@ -154,6 +157,8 @@ class Checks:
                 self._leaving.add(agent)
             case NodesSeen(down):
                 self._known_nodes |= down
+            case Gone(agents):
+                self._ended |= agents
 
     def _check_books(self, state: State) -> None:
         """What the machine counts is what there is."""
@@ -263,9 +268,17 @@ class Checks:
         waiting = [agent for agent in state.agents.values() if agent.status is Status.WAITING]
         if len(waiting) < state.settings.min_nodes or len(waiting) < len(state.agents) or state.broken:
             return
+        if not self._has_majority(waiting):
+            return
         missing = set(state.settings.expected_nodes) - self._known_nodes
         full = len(waiting) >= state.settings.max_nodes
         require(missing and not full, "no wait that is not needed", [agent.candidate.agent for agent in waiting])
+
+    def _has_majority(self, waiting: list[Agent]) -> bool:
+        """Whether enough of the last round's members are there; who is on its way, or has ended unknown, is not."""
+        members = {place.agent for place in self._latest.places} if self._latest is not None else set()
+        gone = self._leaving | self._ended
+        return 2 * len(members & {agent.candidate.agent for agent in waiting}) >= len(members - gone)
 
     def _check_finish(self, before: State, after: State, finish: Finish) -> None:
         settings, table = after.settings, self._latest

@@ -12,6 +12,7 @@ from slurm_elastic.rendezvous.membership import (
     Drop,
     Event,
     Finish,
+    Gone,
     Heard,
     Hold,
     Interrupt,
@@ -44,6 +45,7 @@ class SimulatedLeader:
         self._carrying_out = False
         self._ledger_free_at = 0.0
         self._stalled = False
+        self._probing = False
         self._unread: list[tuple[Connection, object]] = []
         self._timer: float | None = None
         self._timer_missed = False
@@ -71,6 +73,22 @@ class SimulatedLeader:
             self._decisions.append((self.state, decision))
         self._carry_out()
         self._schedule()
+        if membership.missing(self.state) and not self._probing:
+            self._probing = True
+            self.world.at(self.world.now + 0.3, self._probe)
+
+    def _probe(self) -> None:
+        """Find out which of the members that are missing have ended: their nodes refuse a connection."""
+        missing = membership.missing(self.state)
+        if not missing or self._stalled:
+            self._probing = bool(missing)
+        else:
+            self._probing = True
+            ended = frozenset(name for name in missing if not self.world.agents[name].alive)
+            if ended:
+                self.handle(Gone(ended))
+        if self._probing:
+            self.world.at(self.world.now + 0.3, self._probe)
 
     # What arrives.
 

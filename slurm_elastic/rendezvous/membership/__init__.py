@@ -6,6 +6,7 @@ done. Everything that the leader decides is decided here; everything that it doe
 
 from slurm_elastic.rendezvous.membership.conditions import next_deadline
 from slurm_elastic.rendezvous.membership.decisions import (
+    Claim,
     Decision,
     Drop,
     Finish,
@@ -15,16 +16,19 @@ from slurm_elastic.rendezvous.membership.decisions import (
     Probe,
     Publish,
     Resend,
+    Resign,
     Retire,
     Spare,
     StopAt,
 )
 from slurm_elastic.rendezvous.membership.events import (
+    Claimed,
     Closed,
     Connected,
     Disconnected,
     Event,
     Finished,
+    Gone,
     Heard,
     Held,
     Joined,
@@ -36,6 +40,7 @@ from slurm_elastic.rendezvous.membership.events import (
     WorkerFailed,
 )
 from slurm_elastic.rendezvous.membership.machine import step
+from slurm_elastic.rendezvous.membership.quorum import Base, has_quorum, unaccounted
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
 from slurm_elastic.rendezvous.membership.settings import Settings
 from slurm_elastic.rendezvous.membership.state import (
@@ -47,11 +52,15 @@ from slurm_elastic.rendezvous.membership.state import (
     WorkerFailure,
     initial_state,
 )
+from slurm_elastic.rendezvous.membership.succession import missing
 from slurm_elastic.rendezvous.membership.table import Place, Table, build_table
 from slurm_elastic.rendezvous.membership.winding import seconds_to_stop
 
 __all__ = [
+    "Base",
     "Candidate",
+    "Claim",
+    "Claimed",
     "Closed",
     "Connected",
     "Decision",
@@ -60,6 +69,7 @@ __all__ = [
     "Event",
     "Finish",
     "Finished",
+    "Gone",
     "Heard",
     "Held",
     "Hold",
@@ -77,6 +87,7 @@ __all__ = [
     "Publish",
     "Reason",
     "Resend",
+    "Resign",
     "Retire",
     "Settings",
     "Spare",
@@ -89,8 +100,11 @@ __all__ = [
     "WorkerFailed",
     "WorkerFailure",
     "build_table",
+    "has_quorum",
     "initial_state",
+    "missing",
     "next_deadline",
     "seconds_to_stop",
     "step",
+    "unaccounted",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slurm_elastic.rendezvous.membership import transitions, winding
+from slurm_elastic.rendezvous.membership import succession, transitions, winding
 from slurm_elastic.rendezvous.membership.decisions import Decision, Outcome
 from slurm_elastic.rendezvous.membership.state import Phase, Reason, State, Status
 
@@ -28,7 +28,7 @@ def advance(state: State, now: float, *, ticked: bool) -> Result:
     """
     decisions: tuple[Decision, ...] = ()
     if ticked:
-        state, decisions = _give_up_lost(state, now)
+        state, decisions = _give_up_lost(succession.lose_patience(state, now), now)
     if state.phase is Phase.RUNNING:
         state, more = _running(state, now, ticked)
         decisions += more
@@ -51,6 +51,7 @@ def next_deadline(state: State) -> float:
         _admission_due(state),
         _last_call_due(state),
         _timeout_due(state),
+        succession.patience_due(state),
     )
     return min(moment for moment in moments if moment is not None)
 
@@ -129,6 +130,9 @@ def _running(state: State, now: float, ticked: bool) -> Result:
     members = (state.agents.get(place.agent) for place in table.places)
     if all(agent is not None and agent.status is Status.FINISHED for agent in members):
         return transitions.finish(state, Outcome.SUCCEEDED)
+    if state.resigning and state.settings.agent not in state.agents and state.winding is None:
+        # A leader that was no member itself; with one that is, the round ends as with any member that leaves.
+        return winding.wind(state, Reason.NODE_LEFT, "", "the leader leaves", None, now)
     state, decisions = winding.advance(state, now)
     if decisions or not ticked:
         return state, decisions
@@ -163,17 +167,24 @@ def _admit(state: State, now: float) -> Result:
 
 def _forming(state: State, now: float, ticked: bool) -> Result:
     settings = state.settings
+    if state.resigning:
+        return succession.resign(state)
+    quorum = succession.has_quorum(state)
+    if quorum and not state.claimed and not state.claiming:
+        return succession.claim(state)
     waiting = len(state.agents) - state.blocking
-    if waiting < settings.min_nodes:
+    if waiting < settings.min_nodes or not quorum or not state.claimed:
         state = replace(state, complete_since=None)
         timeout_due = _timeout_due(state)
         if ticked and timeout_due is not None and now >= timeout_due:
             detail = f"{waiting} of at least {settings.min_nodes} nodes came within {settings.join_timeout:g} s"
+            if waiting >= settings.min_nodes:
+                detail = f"no majority of the last round came within {settings.join_timeout:g} s"
             return transitions.finish(state, Outcome.TIMED_OUT, detail=detail)
         return state, ()
     if state.complete_since is None:
         state = replace(state, complete_since=now)
-    if state.blocking or state.broken:
+    if state.blocking or state.broken or state.awaited:
         return state, ()
     if waiting >= settings.max_nodes or not _some_node_unknown(state):
         return transitions.publish(state, now)

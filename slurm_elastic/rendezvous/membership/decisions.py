@@ -9,6 +9,7 @@ from slurm_elastic.rendezvous.membership.state import LeaveReason, Reason, Worke
 from slurm_elastic.rendezvous.membership.table import Table
 
 __all__ = [
+    "Claim",
     "Decision",
     "Drop",
     "Finish",
@@ -18,6 +19,7 @@ __all__ = [
     "Probe",
     "Publish",
     "Resend",
+    "Resign",
     "Retire",
     "Spare",
     "StopAt",
@@ -141,4 +143,19 @@ class Finish:
     detail: str = ""
 
 
-Decision = Publish | Resend | Hold | StopAt | Interrupt | Probe | Drop | Retire | Spare | Finish
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Take the epoch: enough members of the last round are here. Without it nothing can be published."""
+
+    lost: str
+    """The node of the leader that is followed; empty if there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resign:
+    """The leader's own agent goes, and nobody has workers: tell these agents to find another leader."""
+
+    agents: tuple[str, ...]
+
+
+Decision = Publish | Resend | Hold | StopAt | Interrupt | Probe | Drop | Retire | Spare | Finish | Claim | Resign

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from slurm_elastic.rendezvous.membership.state import Candidate, LeaveReason, WorkerFailure
 
 __all__ = [
+    "Claimed",
     "Closed",
     "Connected",
     "Disconnected",
     "Event",
     "Finished",
+    "Gone",
     "Heard",
     "Held",
     "Joined",
@@ -139,6 +141,18 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
+class Gone:
+    """The processes of these members of the last round have ended, as is known for certain."""
+
+    agents: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The epoch is the leader's own, as asked for by :class:`~.decisions.Claim`."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodesSeen:
     """Slurm's word: these nodes of the allocation are down."""
 
@@ -162,6 +176,8 @@ Event = (
     | WorkerFailed
     | Finished
     | Closed
+    | Gone
+    | Claimed
     | NodesSeen
     | Tick
 )

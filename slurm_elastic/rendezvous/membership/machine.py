@@ -6,15 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from slurm_elastic.rendezvous.membership import transitions, winding
+from slurm_elastic.rendezvous.membership import succession, transitions, winding
 from slurm_elastic.rendezvous.membership.conditions import advance
 from slurm_elastic.rendezvous.membership.decisions import Decision, Interrupt, Outcome, Probe, Resend, Spare
 from slurm_elastic.rendezvous.membership.events import (
+    Claimed,
     Closed,
     Connected,
     Disconnected,
     Event,
     Finished,
+    Gone,
     Heard,
     Held,
     Joined,
@@ -120,7 +122,7 @@ def _joined(state: State, event: Joined, now: float) -> Result:
 def _newcomer(state: State, event: Joined, now: float) -> Result:
     candidate = event.candidate
     state = with_agent(state, Agent(candidate, event.attempt, Status.WAITING, last_heard=now))
-    state = replace(state, gone_nodes=state.gone_nodes - {candidate.node})
+    state = replace(state, gone_nodes=state.gone_nodes - {candidate.node}, awaited=state.awaited - {candidate.agent})
     if state.phase is not Phase.RUNNING or state.table is None:
         return state, ()
     if len(state.table.places) >= state.settings.max_nodes:
@@ -134,6 +136,9 @@ def _connected(state: State, event: Connected, now: float) -> Result:
     if state.finish is not None:
         return state, (replace(state.finish, agents=(event.agent,)),)
     decisions: tuple[Decision, ...] = ()
+    if known is None and event.agent in state.awaited:
+        state = succession.meet(state, event.agent, now)
+        known = state.agents[event.agent]
     if known is not None:
         state = _alive(state, known, now)
         if state.judgement is not None and event.agent in state.judgement.unanswered:
@@ -148,6 +153,8 @@ def _connected(state: State, event: Connected, now: float) -> Result:
     # It runs workers of a round that is over, and may not have been told.
     node = known.candidate.node if known is not None else ""
     reason = state.reason if known is not None else Reason.NODE_LOST
+    if state.round == state.settings.first_round:
+        node = state.settings.first_node or node
     return state, (Interrupt((event.agent,), event.running, reason, node, "this round is over"), *decisions)
 
 
@@ -183,8 +190,8 @@ def _ponged(state: State, event: Ponged, now: float) -> Result:
 def _leaving(state: State, event: Leaving, now: float) -> Result:
     known = state.agents.get(event.agent)
     if known is None or state.phase is Phase.CLOSED or known.leave_reason is not None:
-        return state, ()
-    state = _alive(state, known, now)
+        return succession.farewell(state, event), ()
+    state = succession.leader_goes(_alive(state, known, now), event)
     if known.status is Status.WAITING:
         return transitions.retire(state, event.agent, event.reason, now)
     leaving = replace(state.agents[event.agent], leave_reason=event.reason)
@@ -205,7 +212,8 @@ def _leaving(state: State, event: Leaving, now: float) -> Result:
 def _left(state: State, event: Left, now: float) -> Result:
     known = state.agents.get(event.agent)
     if known is None or known.departed or state.phase is Phase.CLOSED:
-        return state, ()
+        return succession.farewell(state, event), ()
+    state = succession.leader_goes(state, event)
     if event.reason is LeaveReason.FINISHED and state.is_member(known):
         state = with_agent(state, replace(known, status=Status.FINISHED))
     elif event.stopped and known.status is Status.RUNNING and state.winding is not None:
@@ -246,6 +254,10 @@ def _closed(state: State, event: Closed, now: float) -> Result:
     return transitions.finish(state, Outcome.CLOSED, detail=f"closed by {event.agent}")
 
 
+def _claimed(state: State, event: Claimed, now: float) -> Result:
+    return replace(state, claimed=True), ()
+
+
 def _nodes_seen(state: State, event: NodesSeen, now: float) -> Result:
     present = {agent.candidate.node for agent in state.agents.values()}
     state = replace(state, gone_nodes=state.gone_nodes | (event.down - present))
@@ -261,7 +273,7 @@ def _nodes_seen(state: State, event: NodesSeen, now: float) -> Result:
     for name in down:
         state, more = transitions.lose(state, name, "Slurm says that its node is down", now)
         decisions += more
-    return state, decisions
+    return succession.nodes_down(state, event.down), decisions
 
 
 def _held(state: State, event: Held, now: float) -> Result:
@@ -280,10 +292,12 @@ def _alive(state: State, known: Agent, now: float) -> State:
 
 
 _HANDLERS: dict[type, Callable[[State, Any, float], Result]] = {
+    Claimed: _claimed,
     Closed: _closed,
     Connected: _connected,
     Disconnected: _disconnected,
     Finished: _finished,
+    Gone: succession.gone,
     Heard: _heard,
     Held: _held,
     Joined: _joined,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slurm_elastic.rendezvous.membership.quorum import Base
 from slurm_elastic.rendezvous.membership.reasons import Reason
 
 __all__ = ["Settings"]
@@ -18,7 +19,13 @@ class Settings:
         max_restarts: how many times worker failures may restart the group, over the whole run.
         expected_nodes: the nodes of the allocation; empty when they cannot be known (an array).
         first_round: number of the first round of this term.
-        first_reason: start, or requeued for a later incarnation.
+        first_reason: start, or requeued for a later incarnation; node_lost or node_left when a leader is followed.
+        first_node: the node that caused the first round of this term, if one did.
+        first_restarts: worker failures charged before this term.
+        agent: the agent that leads; empty for a leader without one.
+        base: the last round before this term; None if there is none that anybody could still be in.
+        gone: members of `base` that are known to be gone for good.
+        claimed: whether the epoch is the leader's own; else it is claimed once there is a quorum.
         join_timeout: how long a round may lack its minimum before the run is given up.
         last_call_timeout: how long to wait for nodes whose fate is unknown once the minimum is there.
         heartbeat_limit: silence after which an agent is lost.
@@ -37,6 +44,12 @@ class Settings:
     expected_nodes: tuple[str, ...] = ()
     first_round: int = 0
     first_reason: Reason = Reason.START
+    first_node: str = ""
+    first_restarts: int = 0
+    agent: str = ""
+    base: Base | None = None
+    gone: frozenset[str] = frozenset()
+    claimed: bool = True
     join_timeout: float = 600.0
     last_call_timeout: float = 30.0
     heartbeat_limit: float = 3.0

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from slurm_elastic.rendezvous.membership.quorum import Base
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
 from slurm_elastic.rendezvous.membership.settings import Settings
 from slurm_elastic.rendezvous.membership.table import Table
@@ -193,6 +194,11 @@ class State:
         ticked_at: when the last tick was processed.
         winding: the planned end of this running round, None while nobody knows of any.
         probe: number of the last probe.
+        base: the last published round, whoever published it.
+        gone: members of `base` that are known to be gone for good.
+        awaited: members of `base` that this leader has not heard of yet.
+        claimed, claiming: whether the epoch is the leader's own, and whether it has been asked for.
+        resigning: whether the leader's own agent goes, so that somebody else has to lead.
         finish: how the run ended, once it has.
     """
 
@@ -217,6 +223,12 @@ class State:
     newcomer_last: float | None = None
     winding: Winding | None = None
     probe: int = 0
+    base: Base | None = None
+    gone: frozenset[str] = frozenset()
+    awaited: frozenset[str] = frozenset()
+    claimed: bool = True
+    claiming: bool = False
+    resigning: bool = False
     finish: Finish | None = None
 
     def is_member(self, agent: Agent) -> bool:
@@ -237,6 +249,11 @@ def initial_state(settings: Settings, now: float) -> State:
         forming_since=now,
         seen_until=now,
         ticked_at=now,
+        restarts=settings.first_restarts,
+        base=settings.base,
+        gone=settings.gone,
+        awaited=frozenset(settings.base.members) - settings.gone if settings.base is not None else frozenset(),
+        claimed=settings.claimed,
     )
 
 

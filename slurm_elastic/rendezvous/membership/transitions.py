@@ -14,6 +14,7 @@ from slurm_elastic.rendezvous.membership.decisions import (
     Retire,
     Spare,
 )
+from slurm_elastic.rendezvous.membership.quorum import Base
 from slurm_elastic.rendezvous.membership.state import (
     Agent,
     LeaveReason,
@@ -43,6 +44,8 @@ def lose(state: State, name: str, why: str, now: float) -> Result:
 def retire(state: State, name: str, reason: LeaveReason, now: float) -> Result:
     """Let go an agent that has announced it, and has no workers any more or broke off."""
     decision = Retire(name, state.agents[name].candidate.node, reason)
+    # Whoever has announced that it goes joins nobody any more: no other side can count on it.
+    state = replace(state, gone=state.gone | {name})
     return _remove(state, name, decision, Reason.NODE_LEFT, reason.value, now)
 
 
@@ -135,6 +138,14 @@ def publish(state: State, now: float) -> Result:
         published_at=now,
         # Whoever has not come by now is not waited for again.
         gone_nodes=state.gone_nodes | (frozenset(settings.expected_nodes) - present),
+        base=Base(
+            table.round,
+            tuple(place.agent for place in table.places),
+            tuple(place.node for place in table.places),
+            settings.agent,
+        ),
+        gone=frozenset(),
+        awaited=frozenset(),
     )
     return state, (Publish(table, now - state.forming_since), *spares)
 

@@ -86,6 +86,7 @@ def farewell(state: State, event: Left) -> Result:
         without_agent(state, event.agent),
         winding=replace(winding, gone=(*winding.gone, event.agent)),
         judgement=judgement,
+        gone=state.gone | {event.agent},
     )
     return state, (Retire(event.agent, node, event.reason),)
 

@@ -1,0 +1,65 @@
+"""Who may follow the last round: enough of its members, so that no two sides of a cut network both do.
+
+A round can be followed only by a side that holds a majority of those of its members that may still be alive. Two such
+sides would have to share a member, and an agent is on one side only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+__all__ = ["Base", "has_quorum", "unaccounted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The last published round, as far as it decides who may follow it.
+
+    Attributes:
+        round: its number.
+        members: its agents, by rank.
+        nodes: the nodes of `members`, in the same order.
+        leader: the agent that led it, whether a member or not.
+    """
+
+    round: int
+    members: tuple[str, ...]
+    nodes: tuple[str, ...]
+    leader: str
+
+
+def has_quorum(base: Base | None, present: AbstractSet[str], gone: AbstractSet[str], own: str) -> bool:
+    """Whether these agents may form the round after `base`.
+
+    Members that are known to be gone for good count for nobody. Of the others more than half have to be here; exactly
+    half is enough with the leader of that round on this side or, if it is known to be gone, with the member of the
+    lowest rank that is not. With all members gone anybody may go on.
+
+    Right whoever knows of which departures, as long as `gone` is true. Let T be the members that are really not gone;
+    two sides have parts of T that share nobody, and each side's rest contains T. If one side has more than half of its
+    rest, it has more than half of T, and the other has less than half of T and of its own rest. If both have exactly
+    half, both rests are T; the leader is on one side only, or really gone, and then only sides that know it look at the
+    lowest rank, which is the same for both.
+
+    Args:
+        base: the last published round, None if there is none.
+        present: agents that are here and have no workers any more.
+        gone: agents that have announced their leave and left, or whose process is known to have ended.
+        own: the agent that leads this side.
+    """
+    if base is None:
+        return True
+    rest = [name for name in base.members if name not in gone]
+    here = [name for name in rest if name in present]
+    if 2 * len(here) != len(rest):
+        return 2 * len(here) > len(rest)
+    if not rest:
+        return True
+    decides = base.leader if base.leader not in gone else rest[0]
+    return decides in present or decides == own
+
+
+def unaccounted(base: Base | None, present: AbstractSet[str], gone: AbstractSet[str]) -> tuple[str, ...]:
+    """The members of the last round of which it is not known where they are."""
+    return () if base is None else tuple(name for name in base.members if name not in present and name not in gone)

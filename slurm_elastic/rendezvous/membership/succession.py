@@ -1,0 +1,146 @@
+"""One leader after another: what a new one waits for before it acts, and how one that has to go lets go.
+
+A leader that follows another starts without knowing who is alive. It forms a round only with a quorum of the last one
+(:mod:`.quorum`), and then under an epoch of its own, which it claims as soon as it has the quorum. It waits a moment
+for the members that it has not heard of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from slurm_elastic.rendezvous.membership import quorum, transitions
+from slurm_elastic.rendezvous.membership.decisions import Claim, Decision, Resign
+from slurm_elastic.rendezvous.membership.events import Gone, Leaving, Left
+from slurm_elastic.rendezvous.membership.reasons import LeaveReason
+from slurm_elastic.rendezvous.membership.state import (
+    Agent,
+    Candidate,
+    Phase,
+    State,
+    Status,
+    with_agent,
+)
+
+__all__ = [
+    "claim",
+    "farewell",
+    "gone",
+    "has_quorum",
+    "leader_goes",
+    "lose_patience",
+    "meet",
+    "missing",
+    "nodes_down",
+    "patience_due",
+    "resign",
+]
+
+Result = tuple[State, tuple[Decision, ...]]
+
+
+def _present(state: State) -> frozenset[str]:
+    """Who is here without workers."""
+    return frozenset(name for name, agent in state.agents.items() if agent.status is Status.WAITING)
+
+
+def has_quorum(state: State) -> bool:
+    """Whether those that wait may form the next round."""
+    return quorum.has_quorum(state.base, _present(state), state.gone, state.settings.agent)
+
+
+def missing(state: State) -> tuple[str, ...]:
+    """Members of the last round whose fate matters now, to a leader that cannot publish, or does not want to yet.
+
+    Empty while a round runs, and for a leader that has its quorum and waits for nobody.
+    """
+    if state.phase is not Phase.FORMING or (not state.awaited and has_quorum(state)):
+        return ()
+    return quorum.unaccounted(state.base, state.agents.keys(), state.gone)
+
+
+def gone(state: State, event: Gone, now: float) -> Result:
+    """Some processes have ended."""
+    base = state.base
+    if base is None:
+        return state, ()
+    ended = event.agents.intersection(base.members)
+    decisions: tuple[Decision, ...] = ()
+    for name in sorted(ended & state.agents.keys()):
+        if not state.agents[name].departed:
+            state, more = transitions.lose(state, name, "its process has ended", now)
+            decisions += more
+    nodes = {node for agent, node in zip(base.members, base.nodes, strict=True) if agent in ended}
+    nodes -= {agent.candidate.node for agent in state.agents.values()}
+    state = replace(state, gone=state.gone | ended, awaited=state.awaited - ended, gone_nodes=state.gone_nodes | nodes)
+    return state, decisions
+
+
+def nodes_down(state: State, down: frozenset[str]) -> State:
+    """Slurm's word also counts for members of the last round that are not here."""
+    base = state.base
+    if base is None:
+        return state
+    dead = {
+        agent
+        for agent, node in zip(base.members, base.nodes, strict=True)
+        if node in down and agent not in state.agents
+    }
+    return replace(state, gone=state.gone | dead, awaited=state.awaited - dead)
+
+
+def farewell(state: State, event: Leaving | Left) -> State:
+    """A member of the last round that this leader has given up, or never known, goes, and will join nobody."""
+    name = event.agent
+    if state.base is None or name not in state.base.members or name in state.agents:
+        return state
+    return replace(state, gone=state.gone | {name}, awaited=state.awaited - {name})
+
+
+def meet(state: State, name: str, now: float) -> State:
+    """A member of the last round has found this leader. It may have workers, so it is waited for until it joins."""
+    base = state.base
+    if base is None:
+        raise ValueError("nobody is awaited without a last round")
+    node = base.nodes[base.members.index(name)]
+    # What it says of itself comes with its join.
+    unknown = Candidate(name, node, position=0, local_world_size=0, role="", address="", store_port=0)
+    met = Agent(unknown, attempt=0, status=Status.STOPPING, last_heard=now, round=base.round)
+    return with_agent(replace(state, awaited=state.awaited - {name}), met)
+
+
+def patience_due(state: State) -> float | None:
+    """When members that this leader has never heard of are not waited for any longer."""
+    if not state.awaited or state.phase is not Phase.FORMING:
+        return None
+    return state.forming_since + state.settings.heartbeat_limit
+
+
+def lose_patience(state: State, now: float) -> State:
+    """Wait no longer for members that have had their time to come."""
+    base, due = state.base, patience_due(state)
+    if base is None or due is None or now < due:
+        return state
+    nodes = {node for agent, node in zip(base.members, base.nodes, strict=True) if agent in state.awaited}
+    return replace(state, awaited=frozenset(), gone_nodes=state.gone_nodes | nodes)
+
+
+def claim(state: State) -> Result:
+    """Ask for the epoch."""
+    base = state.base
+    known = dict(zip(base.members, base.nodes, strict=True)) if base is not None else {}
+    return replace(state, claiming=True), (Claim(known.get(base.leader, "") if base is not None else ""),)
+
+
+def leader_goes(state: State, event: Leaving | Left) -> State:
+    """Note that the leader's own agent goes; it stays for the end of a run that it has finished."""
+    if event.agent != state.settings.agent or event.reason is LeaveReason.FINISHED:
+        return state
+    return replace(state, resigning=True)
+
+
+def resign(state: State) -> Result:
+    """Let go when nobody has workers and the leader's own agent is through."""
+    if state.blocking or state.settings.agent in state.agents:
+        return state, ()
+    return replace(state, phase=Phase.CLOSED, broken=frozenset()), (Resign(tuple(state.agents)),)

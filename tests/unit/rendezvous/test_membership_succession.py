@@ -1,0 +1,152 @@
+"""A leader that follows another, and one that goes."""
+
+from __future__ import annotations
+
+from slurm_elastic.rendezvous.membership import (
+    Base,
+    Claim,
+    Claimed,
+    Connected,
+    Disconnected,
+    Finish,
+    Gone,
+    Interrupt,
+    LeaveReason,
+    Leaving,
+    Left,
+    NodesSeen,
+    Outcome,
+    Phase,
+    Publish,
+    Reason,
+    Resign,
+    missing,
+)
+from tests.unit.rendezvous.scenario import Scenario, only
+
+LAST = Base(4, ("n0", "n1", "n2", "n3"), ("n0", "n1", "n2", "n3"), leader="n0")
+
+
+def successor(**settings: object) -> Scenario:
+    """The leader on n1 that follows the one on n0."""
+    return Scenario(
+        **{
+            "agent": "n1",
+            "base": LAST,
+            "claimed": False,
+            "first_round": 5,
+            "first_reason": Reason.NODE_LOST,
+            "first_node": "n0",
+            "first_restarts": 2,
+            **settings,
+        }
+    )
+
+
+def test_the_epoch_is_claimed_with_a_majority_and_published_with_all_that_can_come() -> None:
+    run = successor(gone=frozenset({"n0"}))
+    assert not run.join("n1", last_round=4)
+    assert only(Claim, run.join("n2", last_round=4)) == [Claim("n0")]
+    # Somebody that may come at once is worth waiting for, and the epoch has not been taken yet.
+    assert not run.on(Claimed())
+    (publish,) = only(Publish, run.join("n3", last_round=4))
+    assert (publish.table.round, publish.table.reason, publish.table.restarts) == (5, Reason.NODE_LOST, 2)
+    assert run.members == ["n1", "n2", "n3"]
+
+
+def test_nothing_is_published_before_the_epoch_is_taken() -> None:
+    run = successor(gone=frozenset({"n0", "n3"}))
+    assert [type(decision) for decision in run.join("n1", "n2", last_round=4)] == [Claim]
+    assert not run.wait(10.0)
+    assert only(Publish, run.on(Claimed()))
+
+
+def test_a_member_that_never_comes_is_waited_for_as_long_as_a_silent_one() -> None:
+    run = successor(gone=frozenset({"n0"}), heartbeat_limit=3.0)
+    run.join("n1", "n2", last_round=4)
+    assert not run.on(Claimed())
+    assert missing(run.state) == ("n3",)
+    assert not run.wait(2.9)
+    assert only(Publish, run.wait(0.2))
+
+
+def test_a_member_that_has_ended_is_not_waited_for() -> None:
+    run = successor(gone=frozenset({"n0"}))
+    run.join("n1", "n2", last_round=4)
+    run.on(Claimed())
+    assert only(Publish, run.on(Gone(frozenset({"n3"}))))
+
+
+def test_a_member_that_has_found_the_leader_is_waited_for_until_it_has_no_workers() -> None:
+    run = successor(gone=frozenset({"n0"}))
+    (interrupt,) = only(Interrupt, run.on(Connected("n3", running=4)))
+    assert (interrupt.agents, interrupt.reason, interrupt.node) == (("n3",), Reason.NODE_LOST, "n0")
+    run.join("n1", "n2", last_round=4)
+    run.on(Claimed())
+    assert not run.wait(60.0)
+    assert only(Publish, run.join("n3", last_round=4))
+
+
+def test_a_minority_waits_for_others_and_gives_up_in_the_end() -> None:
+    run = successor(join_timeout=20.0)
+    assert not run.join("n1", last_round=4)
+    assert missing(run.state) == ("n0", "n2", "n3")
+    (finish,) = only(Finish, run.wait(21.0))
+    assert finish.outcome is Outcome.TIMED_OUT
+    assert finish.detail == "no majority of the last round came within 20 s"
+
+
+def test_a_minority_goes_on_once_the_others_are_known_to_be_gone() -> None:
+    run = successor()
+    run.join("n1", last_round=4)
+    assert not run.on(Gone(frozenset({"n0"})))
+    assert only(Claim, run.on(NodesSeen(frozenset({"n2", "n3"}))))
+    assert only(Publish, run.on(Claimed()))
+
+
+def test_a_leader_that_loses_most_of_its_members_does_not_go_on_alone() -> None:
+    run = Scenario(agent="n0", expected_nodes=("n0", "n1", "n2"))
+    run.join("n0", "n1", "n2")
+    run.on(Disconnected("n1"))
+    run.on(Disconnected("n2"))
+    run.wait(0.2)
+    run.join("n0", last_round=0)
+    assert not run.wait(5.0)
+    assert missing(run.state) == ("n1", "n2")
+    # Two can be: n0 and n2, or n0 alone, which is half of the two that may live and was the leader.
+    assert only(Publish, run.on(Gone(frozenset({"n1"}))))
+
+
+def test_whoever_said_that_it_goes_is_not_missed_even_if_it_was_given_up_before() -> None:
+    run = Scenario(agent="leader")
+    run.join("n0")
+    run.wait(4.0, "n0")
+    run.join("n1")
+    assert missing(run.state) == ("n0",)
+    assert only(Publish, run.on(Leaving("n0", LeaveReason.DRAINED)))
+
+
+def test_a_leader_whose_agent_leaves_resigns_when_nobody_has_workers() -> None:
+    run = Scenario(agent="n0", expected_nodes=("n0", "n1", "n2"))
+    run.join("n0", "n1", "n2")
+    run.on(Leaving("n0", LeaveReason.PREEMPTED))
+    run.join("n1", last_round=0)
+    run.on(Left("n0", LeaveReason.PREEMPTED))
+    assert run.state.phase is Phase.FORMING
+    assert only(Resign, run.join("n2", last_round=0)) == [Resign(("n1", "n2"))]
+    assert not run.wait(5.0)
+
+
+def test_a_leader_that_is_a_spare_ends_the_round_to_resign() -> None:
+    run = Scenario(agent="n2", max_nodes=2, min_nodes=2)
+    run.join("n0", "n1", "n2")
+    run.join("n2")
+    assert only(Interrupt, run.on(Left("n2", LeaveReason.DRAINED)))
+    assert only(Resign, run.join("n0", "n1", last_round=0)) == [Resign(("n0", "n1"))]
+
+
+def test_a_leader_that_has_finished_stays_for_the_others() -> None:
+    run = Scenario(agent="n0", expected_nodes=("n0", "n1"))
+    run.join("n0", "n1")
+    assert not only(Resign, run.on(Left("n0", LeaveReason.FINISHED)))
+    assert run.state.phase is Phase.RUNNING
