@@ -11,7 +11,7 @@ from typing import Any
 
 from slurm_elastic.rendezvous.membership import WorkerFailure
 
-__all__ = ["BY_WATCHDOG", "last_words", "root_cause"]
+__all__ = ["BY_WATCHDOG", "last_words", "recorded", "root_cause"]
 
 BY_WATCHDOG = "by the watchdog: "
 """How the message of a worker begins that the watchdog killed."""
@@ -38,7 +38,7 @@ def last_words(error_file: str, log: str) -> str:
         error_file: where torch's ``@record`` puts the exception (elastic/multiprocessing/errors, 2.13); need not exist.
         log: its stderr; need not exist.
     """
-    return "\n".join(_shortened(_recorded(error_file) or _from_traceback(_tail(log))))
+    return "\n".join(_shortened(recorded(error_file) or _from_traceback(_tail(log))))
 
 
 def _how(failure: WorkerFailure) -> str:
@@ -65,7 +65,8 @@ def _shortened(text: str) -> list[str]:
     return [*first, "...", *kept[len(first) + 1 - _LINES :]] if first else kept[-_LINES:]
 
 
-def _recorded(error_file: str) -> str:
+def recorded(error_file: str) -> str:
+    """Return the whole traceback that ``@record`` kept, empty if there is none."""
     try:
         content = json.loads(Path(error_file).read_bytes())
     except (OSError, ValueError, RecursionError):

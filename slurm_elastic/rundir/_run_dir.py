@@ -196,6 +196,18 @@ class RunDir:
         """
         return self._record(self._failure(scope))
 
+    def failures(self) -> tuple[bytes, ...]:
+        """Return what `publish_failure` recorded in all scopes, in no order.
+
+        Raises:
+            RecordError: a file holds no whole record.
+        """
+        directory = self.path / "failures"
+        with self._reported(directory):
+            names = [name for name in _files.list_names(directory) if not name.startswith(".")]
+        found = (self._record(directory / name) for name in names)
+        return tuple(content for content in found if content is not None)
+
     def append_event(self, node: str, line: str) -> None:
         """Append one line to the events of a node; only agents of that node may."""
         if "\n" in line:

@@ -23,7 +23,9 @@ print(sorted(slow & {{name.partition(".")[0] for name in sys.modules}}), file=sy
 """
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["template", "--help"], ["verdict", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["submit", "--help"], ["template", "--help"], ["verdict", "--help"]]
+)
 def test_help_imports_nothing_slow(arguments: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", HELP.format(arguments=arguments)], capture_output=True, text=True, timeout=60, check=True
@@ -36,7 +38,7 @@ def test_help_names_every_verb_and_gives_examples(capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["--help"])
     text = capsys.readouterr().out
-    for verb in ("agent", "template", "verdict"):
+    for verb in ("agent", "submit", "template", "verdict"):
         assert f"\n  {verb} " in text
     assert "examples:\n  slurm-elastic template allocation > elastic.sbatch" in text
 
@@ -53,7 +55,7 @@ def test_module_is_the_command() -> None:
     [
         ([], "the following arguments are required: VERB, arguments; see slurm-elastic --help"),
         (["agnt"], "no verb 'agnt'; did you mean agent?"),
-        (["x"], "no verb 'x'; there are agent, template, verdict"),
+        (["x"], "no verb 'x'; there are agent, submit, template, verdict"),
         (["--bogus", "agent"], "unrecognized arguments: --bogus; see slurm-elastic --help"),
         (["template", "alocation"], "no template 'alocation'; did you mean allocation?"),
         (["template", "--bogus"], "unrecognized arguments: --bogus; see slurm-elastic template --help"),

@@ -1,0 +1,222 @@
+"""A submitted run, as submitit's Job shows it: its results, one of each rank of the last round, and how it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from submitit.core import core, utils
+from submitit.local import local
+from submitit.slurm import slurm
+
+from slurm_elastic.agent.root_cause import recorded, root_cause
+from slurm_elastic.rendezvous.membership import WorkerFailure
+from slurm_elastic.rundir import RunDir
+from slurm_elastic.submission.entry import Script
+from slurm_elastic.submission.run_view import RunView, latest_log, look
+from slurm_elastic.submission.states import is_final, state_of_array
+
+__all__ = ["ElasticInfoWatcher", "ElasticJob", "LocalElasticJob", "WorkerFailedError", "script_file"]
+
+_LINES = 40
+_USAGE = "slurm-elastic: error: "
+
+
+class WorkerFailedError(utils.FailedJobError):
+    """A worker failed for good; the root cause of the run's end.
+
+    Attributes:
+        rank: of the worker in the last round.
+        node: that it ran on, as Slurm names it.
+        exit_code: of the worker; negative, the signal that killed it.
+    """
+
+    def __init__(self, message: str, failure: WorkerFailure) -> None:
+        super().__init__(message)
+        self.rank, self.node, self.exit_code = failure.rank, failure.node, failure.exit_code
+
+    @classmethod
+    def of(cls, job_id: str, failure: WorkerFailure) -> WorkerFailedError:
+        """Tell the whole story: who, how, the whole traceback, and where the rest is."""
+        story = root_cause(failure).splitlines()
+        trace = recorded(failure.error_file).rstrip()
+        if trace:
+            rest = [line for line in story[1:] if not line.startswith("  ")]
+            story = [story[0], "-" * 22, trace, "-" * 22, *rest]
+        return cls(f"job {job_id}: " + "\n".join(story), failure)
+
+
+def script_file(paths: utils.JobPaths) -> Path:
+    """Where a submitted script is kept, in the place of a function's pickle."""
+    return Path(paths.submitted_pickle).with_suffix(".json")
+
+
+class _Run(core.Job[Any]):
+    """What a run adds to a job of submitit. `task(k)` is rank k of the newest round, and a job of its own."""
+
+    _rank: int | None = None
+    _results_timeout_s = 15
+
+    @property
+    def run_dir(self) -> RunDir:
+        """The run's directory."""
+        base = utils.JobPaths.get_first_id_independent_folder(self.paths._folder)
+        return RunDir.for_run(base, self.job_id)
+
+    @property
+    def num_tasks(self) -> int:
+        """Workers of the newest round; 1 before the first one."""
+        return 1 if self._rank is not None else look(self.run_dir).world_size or 1
+
+    def task(self, task_id: int) -> Any:
+        """Return the worker with this rank in the newest round."""
+        if not 0 <= task_id < self.num_tasks:
+            raise ValueError(f"task_id {task_id} must be between 0 and {self.num_tasks - 1}")
+        if self._rank is not None:
+            return self
+        rank = self._of_rank(task_id)
+        rank._rank = task_id
+        return rank
+
+    def _of_rank(self, rank: int) -> Any:
+        return self.__class__(folder=self.paths._folder, job_id=self.job_id, tasks=(rank,))
+
+    def submission(self) -> utils.DelayedSubmission:
+        """Return what was submitted."""
+        script = script_file(self.paths)
+        return utils.DelayedSubmission(Script.read(script)) if script.exists() else super().submission()
+
+    def done(self, force_check: bool = False) -> bool:
+        """Return whether the run has ended, as far as is known without asking Slurm all the time."""
+        view = look(self.run_dir)
+        return view.done or view.failure is not None or self._has_ended(force_check)
+
+    def _has_ended(self, force_check: bool) -> bool:
+        raise NotImplementedError
+
+    def result(self) -> Any:
+        """Wait for the end and return what the function returned on rank 0; None for a script."""
+        results = self.results()
+        return results[0]
+
+    def results(self) -> list[Any]:
+        """Wait for the end and return what the function returned on every rank of the last round, in their order.
+
+        Raises:
+            WorkerFailedError: a worker failed for good.
+            UncompletedJobError: the run ended in another way, such as by a time limit.
+        """
+        error = self.exception()
+        if error is not None:
+            raise error
+        if self._rank is not None:
+            return [self._value()]
+        return [self.task(rank)._value() for rank in range(self.num_tasks)]
+
+    def _value(self) -> Any:
+        if script_file(self.paths).exists():
+            return None
+        outcome, value = self._get_outcome_and_result()
+        if outcome != "success":
+            raise utils.UncompletedJobError(f"{self.paths.result_pickle} holds no result of this run")
+        return value
+
+    def exception(self) -> utils.UncompletedJobError | None:
+        """Wait for the end and return why there are no results, None if there are."""
+        self.wait()
+        view = look(self.run_dir)
+        if view.done:
+            return None
+        if view.failure is not None:
+            return WorkerFailedError.of(self.job_id, view.failure)
+        return utils.UncompletedJobError(self._what_happened(view))
+
+    def _what_happened(self, view: RunView) -> str:
+        told = self._told()
+        usage = [line.removeprefix(_USAGE) for line in told if line.startswith(_USAGE)]
+        how = f"job {self.job_id} ended in state {self.state}"
+        if usage:
+            return f"{how}: {usage[0]}"
+        if not told and view.world_size is None:
+            return (
+                f"{how} without a word; if it was started at all, then {self.paths.folder} may not be on a disk that "
+                "all nodes share"
+            )
+        return "\n".join([f"{how} and the run is not finished; it said last:", *told[-_LINES:]])
+
+    def _told(self) -> list[str]:
+        return (self.stderr() or self.stdout() or "").splitlines()
+
+    def stdout(self) -> str | None:
+        """Return what all workers have printed; of a task, what this rank has in its last round."""
+        return self._log("stdout")
+
+    def stderr(self) -> str | None:
+        """Return what agents and workers have written to stderr; of a task, what this rank has in its last round."""
+        return self._log("stderr")
+
+    def _log(self, name: str) -> str | None:
+        if self._rank is not None:
+            log = latest_log(self.run_dir, self._rank, f"{name}.log")
+            return None if log is None else log.read_text(errors="replace")
+        # One file for the job, or for each element of an array, or for each agent on one machine.
+        pattern = Path(self.paths.stdout if name == "stdout" else self.paths.stderr)
+        files = sorted(pattern.parent.glob(pattern.name.replace(f"{self.job_id}_0_", f"{self.job_id}_*_")))
+        return "\n".join(file.read_text(errors="replace") for file in files) if files else None
+
+
+class ElasticInfoWatcher(slurm.SlurmInfoWatcher):
+    """Asks Slurm's accounting. Knows arrays as one run, and states in which a run goes on."""
+
+    def read_info(self, string: str | bytes) -> dict[str, dict[str, str]]:
+        """See submitit's; the array itself is added to its elements."""
+        info = super().read_info(string)
+        arrays: dict[str, list[dict[str, str]]] = {}
+        for job_id, fields in info.items():
+            array, sign, _element = job_id.partition("_")
+            if sign:
+                arrays.setdefault(array, []).append(fields)
+        for array, elements in arrays.items():
+            nodes = [fields.get("NodeList", "") for fields in elements if fields.get("State", "").startswith("R")]
+            state = state_of_array(fields.get("State", "") for fields in elements)
+            info[array] = {"JobID": array, "State": state, "NodeList": ",".join(nodes)}
+        return info
+
+    def is_done(self, job_id: str, mode: str = "standard") -> bool:
+        """Return whether the job, or the whole array, has ended."""
+        return is_final(self.get_state(job_id, mode=mode))
+
+
+class ElasticJob(_Run, slurm.SlurmJob[Any]):
+    """A run on a cluster. Its id is that of the job, or of the array."""
+
+    watcher = ElasticInfoWatcher(delay_s=60)
+
+    def _has_ended(self, force_check: bool) -> bool:
+        return self.watcher.is_done(self.job_id, mode="force" if force_check else "standard")
+
+    @property
+    def state(self) -> str:
+        """Slurm's name of the job's state; asked anew once the run directory says that the run has ended."""
+        state = self.watcher.get_state(self.job_id)
+        if is_final(state):
+            return state
+        view = look(self.run_dir)
+        ended = view.done or view.failure is not None
+        return self.watcher.get_state(self.job_id, mode="force" if ended else "standard")
+
+
+class LocalElasticJob(_Run, local.LocalJob[Any]):
+    """A run on this machine."""
+
+    def _of_rank(self, rank: int) -> Any:
+        return self.__class__(folder=self.paths._folder, job_id=self.job_id, tasks=(rank,), process=self._process)
+
+    def _has_ended(self, force_check: bool) -> bool:
+        return local.LocalJob.done(self, force_check)
+
+    def get_info(self, mode: str = "force") -> dict[str, str]:
+        """Return the state: RUNNING, FINISHED or INTERRUPTED."""
+        if self._process is None and look(self.run_dir).done:
+            return {"jobState": "FINISHED"}
+        return super().get_info(mode)

@@ -1,0 +1,196 @@
+"""What is to be submitted, and the batch script that follows from it."""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+import shlex
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from slurm_elastic import templates
+from slurm_elastic.errors import UsageError
+from slurm_elastic.submission.script import BatchScript
+
+__all__ = ["TEMPLATE_VARIABLE", "NodeRange", "Plan", "Shape", "environment_lines", "read_template", "require_possible"]
+
+TEMPLATE_VARIABLE = "SLURM_ELASTIC_TEMPLATE"
+"""Names the template that is used if none is given, for all users of a site or all runs of a person."""
+
+_RANGE = re.compile(r"([0-9]{1,6})(?:[:-]([0-9]{1,6}))?")
+
+_TASKS = "one agent per node starts its workers; say their number by workers_per_node (--nproc-per-node)"
+_IMPOSSIBLE = {
+    "ntasks": _TASKS,
+    "ntasks-per-node": _TASKS,
+    "ntasks-per-core": _TASKS,
+    "ntasks-per-gpu": _TASKS,
+    "ntasks-per-socket": _TASKS,
+    "gpus-per-task": "there is one task per node, the agent; use gpus_per_node (--gpus-per-node)",
+    "cpus-per-gpu": "srun would bind the agent, not the workers; use cpus_per_task (--cpus-per-task), for a whole node",
+    "array": 'elements of an array are one run; ask for them by shape="array" (--shape array) and the number of nodes',
+    "wrap": "the batch script is made here",
+    "het-group": "a run is one job, or one array",
+    "parsable": "the job id is printed anyway",
+}
+"""Options of sbatch that have no place in a submission, and why."""
+
+
+class Shape(enum.Enum):
+    """How a run gets its nodes. The values are the names of the templates."""
+
+    ALLOCATION = "allocation"
+    ARRAY = "array"
+
+    @classmethod
+    def parse(cls, text: object) -> Shape:
+        """Return the shape of that name.
+
+        Raises:
+            UsageError: there is none.
+        """
+        try:
+            return cls(text)
+        except ValueError:
+            raise UsageError(f"shape {text!r} is neither allocation (one job) nor array (a job per node)") from None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRange:
+    """How many nodes: what the job asks for and what a round needs.
+
+    Attributes:
+        least: a round needs, and the job asks for, at least as many; None for a round of whatever a job of `most`
+            nodes has left.
+        most: the job asks for at most as many.
+    """
+
+    least: int | None
+    most: int
+
+    def __post_init__(self) -> None:
+        for number in (self.least, self.most):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+                raise UsageError(f"{number!r} is no number of nodes; give one from 1 on")
+        if self.least is not None and self.least > self.most:
+            raise UsageError(f"at least {self.least} nodes and at most {self.most}: lower the least or raise the most")
+
+    @classmethod
+    def parse(cls, text: str) -> NodeRange:
+        """Return the meaning of ``4``, ``2:4`` or, as sbatch writes it, ``2-4``.
+
+        Raises:
+            UsageError: it is none of them.
+        """
+        match = _RANGE.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(f"--nodes {text!r} is neither a number nor MIN:MAX; write it as in 4 or 2:4")
+        return cls(int(match[1]), int(match[2])) if match[2] else cls(None, int(match[1]))
+
+    @property
+    def for_sbatch(self) -> str:
+        """The value of sbatch's ``--nodes``."""
+        return str(self.most) if self.least in (None, self.most) else f"{self.least}-{self.most}"
+
+    @property
+    def for_agents(self) -> tuple[str, ...]:
+        """The option of the agents; none where their default is meant."""
+        return () if self.least is None else (f"--nnodes={self.least}:{self.most}",)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One submission.
+
+    Attributes:
+        shape: of the run.
+        nodes: how many; None for what the template says.
+        options: of sbatch, in place of the template's.
+        without: the template's options that are left out.
+        agent: options of the agents.
+        entry: what the workers run, with its arguments.
+        setup: lines before the site block.
+        srun_options: added to those of the site block.
+        teardown: lines for the end.
+    """
+
+    shape: Shape
+    nodes: NodeRange | None = None
+    options: Mapping[str, str | None] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+    agent: tuple[str, ...] = ()
+    entry: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    srun_options: tuple[str, ...] = ()
+    teardown: tuple[str, ...] = ()
+
+    def script(self, template: str) -> BatchScript:
+        """Put this submission into a template.
+
+        Raises:
+            UsageError: an option has no place here, or the template cannot be used.
+        """
+        for name in self.options:
+            require_possible(name)
+        made: dict[str, str | None] = {}
+        if self.nodes is not None and self.shape is Shape.ARRAY:
+            made = {"array": f"0-{self.nodes.most - 1}", "nodes": "1"}
+        elif self.nodes is not None:
+            made = {"nodes": self.nodes.for_sbatch}
+        script = BatchScript.from_template(template).with_options({**made, **self.options}, without=self.without)
+        of_nodes = () if self.nodes is None else self.nodes.for_agents
+        return replace(
+            script,
+            arguments=(*of_nodes, *self.agent, *self.entry),
+            setup=self.setup,
+            srun_options=self.srun_options,
+            teardown=self.teardown,
+        )
+
+
+def require_possible(option: str) -> None:
+    """Refuse an option of sbatch that would break the run.
+
+    Raises:
+        UsageError: it would; the message says why.
+    """
+    if option in _IMPOSSIBLE:
+        raise UsageError(f"--{option} is not possible: {_IMPOSSIBLE[option]}")
+
+
+def read_template(given: str | Path | None, shape: Shape) -> str:
+    """Return the template that was given, else that of SLURM_ELASTIC_TEMPLATE, else the package's own.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    path = given or os.environ.get(TEMPLATE_VARIABLE)
+    if not path:
+        return templates.read(shape.value)
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"template {path}: {why}; slurm-elastic template prints one to adapt") from None
+
+
+def environment_lines() -> tuple[str, ...]:
+    """Lines that put this interpreter's ``slurm-elastic`` first in PATH.
+
+    sbatch hands its environment on, but a notebook's kernel is often started by its path, without its environment's
+    PATH; and a site may have sbatch hand nothing on.
+
+    Raises:
+        UsageError: this interpreter has none.
+    """
+    for directory in (Path(sys.executable).parent, Path(sysconfig.get_path("scripts", "posix_user"))):
+        if (directory / "slurm-elastic").is_file():
+            return (f'export PATH={shlex.quote(str(directory))}:"$PATH"',)
+    if shutil.which("slurm-elastic"):
+        return ()
+    raise UsageError(f"no slurm-elastic beside {sys.executable} or in PATH; pip install slurm_elastic for this Python")

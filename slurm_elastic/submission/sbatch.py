@@ -1,0 +1,52 @@
+"""The one call of sbatch."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from slurm_elastic.errors import UsageError
+
+__all__ = ["submit"]
+
+_JOB_ID = re.compile(r"([0-9]+)(;.*)?")
+
+
+def submit(arguments: Sequence[str] = (), *, script: str | None = None) -> str:
+    """Submit a batch script and return the job's id, for an array that of the array.
+
+    Args:
+        arguments: of sbatch.
+        script: given to sbatch on its standard input.
+
+    Raises:
+        UsageError: sbatch does not take it; its own words say why.
+    """
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable", *arguments],
+            input=script,
+            stdin=subprocess.DEVNULL if script is None else None,
+            capture_output=True,
+            text=True,
+            env=_environment(os.environ),
+            check=False,
+        )
+    except FileNotFoundError:
+        raise UsageError("no sbatch in PATH; submit from a machine of the cluster") from None
+    match = _JOB_ID.fullmatch(done.stdout.strip())
+    if done.returncode != 0 or match is None:
+        said = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in done.stderr.splitlines() if line]
+        raise UsageError(f"sbatch refused the job: {'; '.join(said) or done.stdout.strip() or 'without a word'}")
+    return match[1]
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what describes the job that this process runs in, which the agents take for their own."""
+    if "SLURM_JOB_ID" not in environ:
+        return dict(environ)
+    kept = ("SLURM_CONF", "SLURM_ELASTIC_TEMPLATE")
+    prefixes = ("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_")
+    return {name: value for name, value in environ.items() if name in kept or not name.startswith(prefixes)}

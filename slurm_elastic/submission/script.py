@@ -1,0 +1,153 @@
+"""Batch scripts as data: a template, taken apart, with options, arguments and lines of a submission put in."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from slurm_elastic._version import __version__
+from slurm_elastic.errors import UsageError
+
+__all__ = ["LONG_NAMES", "BatchScript", "Options"]
+
+Options = Mapping[str, "str | None"]
+"""Options of sbatch by their long names without dashes; None for one without a value."""
+
+LONG_NAMES = {
+    "a": "array",
+    "A": "account",
+    "b": "begin",
+    "B": "extra-node-info",
+    "c": "cpus-per-task",
+    "C": "constraint",
+    "d": "dependency",
+    "D": "chdir",
+    "e": "error",
+    "F": "nodefile",
+    "G": "gpus",
+    "H": "hold",
+    "i": "input",
+    "J": "job-name",
+    "k": "no-kill",
+    "L": "licenses",
+    "m": "distribution",
+    "M": "clusters",
+    "n": "ntasks",
+    "N": "nodes",
+    "o": "output",
+    "O": "overcommit",
+    "p": "partition",
+    "q": "qos",
+    "Q": "quiet",
+    "s": "oversubscribe",
+    "S": "core-spec",
+    "t": "time",
+    "v": "verbose",
+    "w": "nodelist",
+    "W": "wait",
+    "x": "exclude",
+}
+"""What sbatch's short options stand for (sbatch(1), 22.05 to 26.05)."""
+
+_DIRECTIVE = "#SBATCH"
+_SITE_END = "# ---- End of the site block"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchScript:
+    """A batch script that starts one agent on every node of its job.
+
+    Attributes:
+        options: of sbatch, in the order in which they are written.
+        arguments: what the agents are given, the script's ``"$@"``.
+        setup: lines that come before the site block.
+        site: the template's lines up to the end of its site block; all of them if it marks none.
+        srun_options: added to those of the site block.
+        body: the template's lines after its site block.
+        teardown: lines that run when the script ends, however it does, unless it is killed.
+    """
+
+    options: tuple[tuple[str, str | None], ...]
+    arguments: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    site: tuple[str, ...] = ()
+    srun_options: tuple[str, ...] = ()
+    body: tuple[str, ...] = ()
+    teardown: tuple[str, ...] = ()
+
+    @classmethod
+    def from_template(cls, text: str) -> BatchScript:
+        """Take a template apart.
+
+        sbatch reads options from comments before the first command (sbatch(1)); comments up to the last of them are
+        about the options and are left out, everything after it is kept as it is.
+
+        Raises:
+            UsageError: it is no bash script, or does not pass its arguments on.
+        """
+        lines = text.splitlines()
+        if not lines or not re.fullmatch(r"#!\s*\S*\bbash\b.*", lines[0]):
+            raise UsageError('the template is no bash script; it has to begin with "#!/bin/bash"')
+        if '"$@"' not in text:
+            raise UsageError('the template lacks "$@", the arguments of the agents; begin from slurm-elastic template')
+        code = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
+        head = max((i + 1 for i in range(code) if lines[i].startswith(_DIRECTIVE)), default=1)
+        options: dict[str, str | None] = {}
+        for line in lines[:head]:
+            if line.startswith(_DIRECTIVE):
+                options.update(_parse(line))
+        end = next((i + 1 for i, line in enumerate(lines) if i >= head and line.startswith(_SITE_END)), head)
+        return cls(tuple(options.items()), site=tuple(lines[head:end]), body=tuple(lines[end:]))
+
+    def with_options(self, options: Options, *, without: Iterable[str] = ()) -> BatchScript:
+        """Put these options in the place of the template's, and leave some of the template's out."""
+        left_out = set(without)
+        merged = {name: value for name, value in self.options if name not in left_out}
+        merged.update(options)
+        return replace(self, options=tuple(merged.items()))
+
+    def text(self) -> str:
+        """The script, as sbatch reads it.
+
+        Raises:
+            UsageError: there are options for srun, and the template does not say where its site block ends.
+        """
+        lines = ["#!/bin/bash", f"# Made by slurm-elastic {__version__}."]
+        lines += [_directive(name, value) for name, value in self.options]
+        lines += [""]
+        if self.arguments:
+            lines += ["# The agents' options, and what the workers run.", f"set -- {shlex.join(self.arguments)}"]
+        if self.teardown:
+            lines += ["teardown() {", *(f"  {line}" for line in self.teardown), "}", "trap teardown EXIT"]
+        lines += [*self.setup, *self.site]
+        if self.srun_options:
+            if not self.site:
+                raise UsageError(f"options for srun have no place in a template without the line {_SITE_END!r}")
+            lines += [f"srun_options+=({shlex.join(self.srun_options)})"]
+        return "\n".join([*lines, *self.body]) + "\n"
+
+
+def _parse(line: str) -> Sequence[tuple[str, str | None]]:
+    """The options of one line; a word that follows one is its value."""
+    try:
+        words = shlex.split(line.removeprefix(_DIRECTIVE), comments=True)
+    except ValueError as error:
+        raise UsageError(f"the template's line {line!r} cannot be read: {error}") from None
+    found: list[tuple[str, str | None]] = []
+    for word in words:
+        if word.startswith("--"):
+            name, sign, value = word[2:].partition("=")
+            found.append((name, value if sign else None))
+        elif word.startswith("-") and len(word) > 1:
+            found.append((LONG_NAMES.get(word[1], word[1]), word[2:] or None))
+        elif found and found[-1][1] is None:
+            found[-1] = (found[-1][0], word)
+        else:
+            raise UsageError(f"the template's line {line!r} cannot be read: {word!r} belongs to no option")
+    return found
+
+
+def _directive(name: str, value: str | None) -> str:
+    return f"{_DIRECTIVE} --{name}" if value is None else f"{_DIRECTIVE} --{name}={shlex.quote(value)}"

@@ -1,0 +1,100 @@
+"""Runs that a plain Python process of the ordinary user submits, with submitit's executor."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from tests.cluster.jobs import CHECKOUT, Job, Jobs, on
+
+pytestmark = pytest.mark.accounting
+
+SUBMITTING = CHECKOUT / "tests/cluster/submitting.py"
+
+
+class Submitting:
+    """One scenario of submitting.py."""
+
+    def __init__(self, jobs: Jobs, scenario: str) -> None:
+        jobs.place(SUBMITTING)
+        self._jobs = jobs
+        self.process = jobs.cluster.popen(
+            ["python", "submitting.py", scenario],
+            cwd=jobs.directory,
+            # As a user who says nothing about it; it also is one import of torch for all workers of a node.
+            env={name: value for name, value in jobs.environ.items() if name != "PET_START"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def outcome(self, timeout: float = 90.0) -> dict[str, Any]:
+        """What it printed at its end."""
+        try:
+            out, err = self.process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            out, err = self.process.communicate()
+            pytest.fail(f"no end after {timeout} s:\n{out}\n{err}\n{self._jobs.running()}")
+        assert self.process.returncode == 0, err
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+
+def test_results_of_functions_and_scripts(jobs: Jobs) -> None:
+    seen = Submitting(jobs, "results").outcome()
+    values = seen["function"]
+    assert [value["rank"] for value in values] == [0, 1, 2, 3]
+    assert {value["total"] for value in values} == {6.0}
+    assert {value["word"] for value in values} == {"hello"}
+    assert len({value["node"] for value in values}) == 2
+    assert (seen["first"], seen["third"]) == (values[0], values[2])
+    assert seen["own output"] == "rank 3 trained\n"
+    assert [line.partition("] ")[2] for line in seen["output"]] == [f"rank {rank} trained" for rank in range(4)]
+    assert seen["exception"] is None
+    assert seen["script"] == [None] * 4
+    assert [line.partition("] ")[2] for line in seen["printed"]] == ["argv --lr 1e-3 of 4"] * 4
+    assert seen["states"] == ["COMPLETED", "COMPLETED"]
+
+
+def test_failure_arrives_with_rank_and_traceback(jobs: Jobs) -> None:
+    seen = Submitting(jobs, "failure").outcome()
+    assert (seen["rank"], seen["exit_code"], seen["state"]) == (1, 1, "FAILED")
+    assert f"rank 1 on {seen['node']} ended with exit code 1" in seen["text"]
+    assert seen["text"].count("Traceback") == 1
+    assert "in fail_on_last\n" in seen["text"]
+    assert "ValueError: told to fail\n" in seen["text"]
+    assert seen["exception"] == seen["text"]
+
+
+def test_cancel(jobs: Jobs) -> None:
+    seen = Submitting(jobs, "cancel").outcome()
+    assert (seen["before"], seen["done"]) == ("RUNNING", True)
+    assert seen["state"].startswith("CANCELLED")
+    assert "ended in state CANCELLED" in seen["exception"]
+
+
+def test_array_is_one_run(jobs: Jobs) -> None:
+    seen = Submitting(jobs, "array").outcome()
+    assert [value["rank"] for value in seen["results"]] == [0, 1]
+    assert len({value["node"] for value in seen["results"]}) == 2
+    assert seen["state"] == "COMPLETED"
+    assert "rank 1 was there" in seen["output"]
+
+
+def test_preempted_run_comes_back_with_its_result(jobs: Jobs) -> None:
+    submitting = Submitting(jobs, "preempted")
+    jobs.cluster.wait_until("not submitted", (jobs.directory / "job_id").exists)
+    job = Job(jobs.cluster, jobs.directory / "runs", int((jobs.directory / "job_id").read_text()))
+    jobs.cluster.wait_until("no round of four", lambda: [len(table) for table in job.tables()] == [4])
+    jobs.cluster.wait_until("not counting", (jobs.directory / "count.json").exists)
+    preemptor = jobs.submit("--partition=high", *on("n2"), "--wrap=sleep 3")
+    preemptor.wait_for("COMPLETED", timeout=90)
+    job.wait_until("no second start", lambda: len(job.tables()) == 2, timeout=90)
+    (jobs.directory / "enough").touch()
+    seen = submitting.outcome()
+    assert seen["state"] == "COMPLETED"
+    assert seen["result"]["starts"] == 2
+    assert seen["result"]["reason"] == "requeued"
