@@ -30,6 +30,8 @@ from torch.distributed.elastic.events.api import EventSource
 from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
+from slurm_elastic.agent.agreement import StepAgreement
+from slurm_elastic.agent.departure import Departure, depart
 from slurm_elastic.agent.environment import worker_environment
 from slurm_elastic.agent.notices import Notices
 from slurm_elastic.agent.root_cause import BY_WATCHDOG, last_words
@@ -40,7 +42,7 @@ from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.coordination import Coordination, RecordsLost, Superseded
 from slurm_elastic.rendezvous.member import LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import LeaveReason, Outcome, Reason, WorkerFailure
-from slurm_elastic.rendezvous.messages import Ended, Interrupted, Placed, Waiting
+from slurm_elastic.rendezvous.messages import Ended, Holding, Interrupted, Placed, Stopping, Waiting
 from slurm_elastic.rendezvous.seat import Seat
 from slurm_elastic.rendezvous.worker_store import ReservedPort, open_worker_store
 
@@ -74,7 +76,12 @@ class _Doing(enum.Enum):
     TRAINING = enum.auto()
     DONE = enum.auto()
     """The workers ended well, or failed and that was reported: the leader's word is awaited."""
+    GIVEN_UP = enum.auto()
+    """The start of the workers was given up for something else that came: the leader's word is awaited."""
     STOPPING = enum.auto()
+    LINGERING = enum.auto()
+    """The workers have stopped at the agreed step, and this agent leaves when the others have, too: it serves their
+    store, or leads."""
 
 
 class SlurmElasticAgent(LocalElasticAgent):
@@ -89,6 +96,7 @@ class SlurmElasticAgent(LocalElasticAgent):
         starter: starts the processes of a round.
         watchdog: finds workers that hang; not started. None for none.
         shutdown_timeout: seconds that workers get between SIGTERM and SIGKILL when a round ends as planned.
+        worker_signal: sent to workers when a planned end of their round is announced. None for none.
     """
 
     def __init__(
@@ -102,10 +110,12 @@ class SlurmElasticAgent(LocalElasticAgent):
         *,
         watchdog: Watchdog | None = None,
         shutdown_timeout: int = 30,
+        worker_signal: signal.Signals | None = None,
     ) -> None:
         super().__init__(spec, logs_specs, shutdown_timeout=shutdown_timeout)
         self._seat, self._coordination, self._notices, self._starter = seat, coordination, notices, starter
-        self._watchdog = watchdog
+        self._watchdog, self._worker_signal = watchdog, worker_signal
+        self._agreement = StepAgreement()
         self._doing = _Doing.JOINING
         self._processes: WorkerProcesses | None = None
         self._placed: Placed | None = None
@@ -114,7 +124,10 @@ class SlurmElasticAgent(LocalElasticAgent):
         self._result = RunResult(state=WorkerState.HEALTHY)
         self._after_stop: Callable[[], RunResult | None] = self._join
         self._stop_by = 0.0
+        self._terminate_at: float | None = None
         self._told_to_go = False
+        self._departure: Departure | None = None
+        self._signalled = self._as_agreed = self._said_farewell = False
         self.outcome = AgentOutcome(ExitCode.FAILED)
 
     def supervise(self) -> AgentOutcome:
@@ -139,9 +152,9 @@ class SlurmElasticAgent(LocalElasticAgent):
         with selectors.DefaultSelector() as selector:
             selector.register(self._coordination.fd, selectors.EVENT_READ)
             selector.register(self._notices.fd, selectors.EVENT_READ)
-            timeout, fds = None, []
+            timeout, fds = self._time_left(), []
             if self._doing is _Doing.STOPPING:
-                timeout = 0.0 if self._all_ended() else max(0.0, self._stop_by - time.monotonic())
+                timeout = 0.0 if self._all_ended() else timeout
                 fds = self._processes.running_fds() if self._processes is not None else []
             elif self._processes is not None:
                 fds = self._processes.exit_fds()
@@ -149,33 +162,50 @@ class SlurmElasticAgent(LocalElasticAgent):
                 selector.register(fd, selectors.EVENT_READ)
             selector.select(timeout)
 
+    def _time_left(self) -> float | None:
+        moment = None
+        if self._doing is _Doing.STOPPING:
+            moment = self._stop_by if self._terminate_at is None else min(self._stop_by, self._terminate_at)
+        elif self._departure is not None:
+            moment = self._departure.stop_by
+        return None if moment is None else max(0.0, moment - time.monotonic())
+
     def _act(self) -> RunResult | None:
         self._notices.drain()
         # Signals first: under proctrack/linuxproc Slurm signals the workers in the same moment, and their end must
         # not be mistaken for a failure.
         if self._notices.first() is not None and not self._told_to_go:
-            self._told_to_go = True
             self._leave(LeaveReason.PREEMPTED)
         if self._doing is _Doing.STOPPING:
+            if self._terminate_at is not None and time.monotonic() >= self._terminate_at:
+                self._terminate()
             return self._stopped() if self._all_ended() or time.monotonic() >= self._stop_by else self._obey()
         result = self._obey()
         if result is None and self._doing is _Doing.TRAINING:
-            self._look_at_workers()
-        elif self._doing is _Doing.DONE:
+            result = self._look_at_workers()
+        elif self._doing in (_Doing.DONE, _Doing.GIVEN_UP):
             # Takes note of workers that end after the first one failed; they would wake the loop again and again.
             self._all_ended()
+        if self._departure is not None and time.monotonic() >= self._departure.stop_by:
+            self._stop_for_departure()
         return result
 
     def _obey(self) -> RunResult | None:
         match self._coordination.next_word(timeout=0):
-            case Interrupted() | LeaderLost() if self._told_to_go:
+            case Interrupted() | LeaderLost() as word if self._told_to_go:
                 # All agents of a job are told to go in one moment, so each also hears that the others do. The workers
-                # keep the time that they were given.
-                pass
+                # keep the time that they were given, and those that know where to stop do so.
+                if isinstance(word, Interrupted) or not self._knows_step():
+                    self._stop_for_departure()
+            case Holding(round_):
+                self._hold(round_)
+            case Stopping() as stopping:
+                self._stop_at(stopping)
             case Placed() as placed if self._doing is _Doing.JOINING:
                 self._start_round(placed)
             case Interrupted(reason=reason):
-                self._stop(self._join, _UNPLANNED_STOP_TIMEOUT if reason in _UNPLANNED else self._shutdown_timeout)
+                planned = reason not in _UNPLANNED
+                self._stop(self._join, self._shutdown_timeout if planned else _UNPLANNED_STOP_TIMEOUT, gently=planned)
             case Waiting():
                 logger.info("%s waits as a spare", self._seat.node)
             case Ended() as ended:
@@ -197,8 +227,10 @@ class SlurmElasticAgent(LocalElasticAgent):
 
     def _join(self) -> RunResult | None:
         self._doing = _Doing.JOINING
+        if not self._as_agreed and not self._signalled:
+            # Else workers on other nodes may still be saving; then it is served until the next round.
+            self._round_store = None
         self._placed = None
-        self._round_store = None
         self._reserved = ReservedPort()
         self._coordination.join(self._seat.candidate(self._reserved.port))
         return None
@@ -206,6 +238,7 @@ class SlurmElasticAgent(LocalElasticAgent):
     def _start_round(self, placed: Placed) -> None:
         assert self._reserved is not None
         self._placed = placed
+        self._signalled = self._as_agreed = False
         self._round_store = open_worker_store(placed, self._reserved)
         # torch annotates these attributes as None (elastic/agent/server/api.py, 2.13).
         group: Any = self._worker_group
@@ -228,7 +261,7 @@ class SlurmElasticAgent(LocalElasticAgent):
         try:
             pids = self._start_workers(group)
         except StartInterruptedError:
-            self._doing = _Doing.DONE
+            self._doing = _Doing.GIVEN_UP
             return
         except OSError as error:
             # A program that cannot be run here, such as one whose interpreter is missing: a worker that fails at once,
@@ -251,7 +284,9 @@ class SlurmElasticAgent(LocalElasticAgent):
             worker.local_rank: worker_environment(spec, worker, self._placed, self._seat, os.environ)
             for worker in self._worker_group.workers
         }
+        self._agreement.open(self._placed.round, len(envs))
         for local_rank, env in envs.items():
+            env.update(self._agreement.environment(local_rank))
             self._set_local_rank_env(cast(dict[str, str | None], env), local_rank, spec)
         if self._watchdog is not None:
             for env in envs.values():
@@ -269,19 +304,28 @@ class SlurmElasticAgent(LocalElasticAgent):
         words, _, _ = select.select([self._coordination.fd], [], [], 0)
         return bool(words) or self._notices.first() is not None
 
-    def _look_at_workers(self) -> None:
+    def _look_at_workers(self) -> RunResult | None:
         assert self._placed is not None
         result = self._monitor_workers(self._worker_group)
+        if result.state is WorkerState.SUCCEEDED and (self._agreement.stopped() or self._signalled):
+            return self._stopped_as_agreed()
         if result.state is WorkerState.SUCCEEDED:
             logger.debug("the workers of %s have ended well; it waits for the others", self._seat.node)
             self._coordination.finished()
+        elif result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY) and self._departure is not None:
+            # Whoever told this agent to go may have told its workers, too.
+            self._stop_for_departure()
+            return None
         elif result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
             self._coordination.worker_failed(self._first_failure(result))
         else:
-            return
+            return None
         self._worker_group.state = result.state
         self._result = result
         self._doing = _Doing.DONE
+        if self._departure is not None:
+            self._stop_for_departure()
+        return None
 
     def _first_failure(self, result: RunResult) -> WorkerFailure:
         assert self._placed is not None
@@ -303,38 +347,123 @@ class SlurmElasticAgent(LocalElasticAgent):
 
     # Stopping and going.
 
-    def _stop(self, then: Callable[[], RunResult | None], timeout: float) -> None:
-        """Tell the workers to end, and do `then` when they have, or when `timeout` seconds are over."""
+    def _stop(self, then: Callable[[], RunResult | None], timeout: float, *, gently: bool = False) -> None:
+        """Tell the workers to end, and do `then` when they have, or when `timeout` seconds are over.
+
+        With `gently`, those that have got the signal for a planned end have the time for that first.
+        """
         self._after_stop = then
         by = time.monotonic() + timeout
         self._stop_by = min(self._stop_by, by) if self._doing is _Doing.STOPPING else by
         if self._watchdog is not None:
             self._watchdog.unwatch()
-        if self._doing is not _Doing.STOPPING and self._processes is not None:
-            self._processes.signal(signal.SIGTERM)
+        if self._doing is not _Doing.STOPPING:
+            if gently and self._signalled:
+                self._terminate_at, self._stop_by = by, by + _UNPLANNED_STOP_TIMEOUT
+            else:
+                self._terminate()
         self._doing = _Doing.STOPPING
+
+    def _terminate(self) -> None:
+        self._terminate_at = None
+        if self._processes is not None:
+            self._processes.signal(signal.SIGTERM)
 
     def _all_ended(self) -> bool:
         return self._processes is None or self._processes.all_ended()
 
     def _stopped(self) -> RunResult | None:
+        self._terminate_at = None
+        self._close_round()
+        return self._after_stop()
+
+    def _close_round(self) -> None:
         if self._processes is not None:
             self._processes.close(signal.SIGKILL)
             self._processes = self._pcontext = None
-        return self._after_stop()
+        self._agreement.close_round()
 
-    def _leave(self, reason: LeaveReason) -> None:
+    # The planned end of a round.
+
+    def _leave(self, reason: LeaveReason, seconds: float | None = None, detail: str = "") -> None:
+        """Announce that this agent has to be gone, in so many seconds if that is known."""
+        self._told_to_go = True
         received = self._notices.first()
-        name = received.signal.name if received is not None else reason.value
-        logger.info("%s got %s: leaving round %s", self._seat.node, name, self._placed.round if self._placed else "-")
-        self._coordination.leaving(reason)
+        detail = detail or (received.signal.name if received is not None else reason.value)
+        logger.info("%s got %s: leaving round %s", self._seat.node, detail, self._placed.round if self._placed else "-")
+        self._departure = depart(
+            reason,
+            detail,
+            seconds,
+            shutdown_timeout=self._shutdown_timeout,
+            margin=self._seat.options.leave_margin,
+            now=time.monotonic(),
+        )
+        self._coordination.leaving(reason, self._shutdown_timeout if seconds is None else seconds)
+        if self._doing is _Doing.TRAINING:
+            # The leader asks all workers for a step at which to stop, or ends the round at once.
+            self._signal_workers()
+        else:
+            self._stop_for_departure()
 
-        def go() -> RunResult:
-            self._coordination.left(reason)
-            self.outcome = AgentOutcome(ExitCode.LEFT, detail=f"left after {name}")
-            raise RendezvousGracefulExitError(self.outcome.detail)
+    def _hold(self, round_: int) -> None:
+        if self._doing is _Doing.TRAINING:
+            self._signal_workers()
+            self._coordination.held(round_, self._agreement.hold())
+        elif self._doing in (_Doing.GIVEN_UP, _Doing.STOPPING):
+            self._coordination.held(round_, None)
 
-        self._stop(go, self._shutdown_timeout)
+    def _stop_at(self, word: Stopping) -> None:
+        if self._doing is _Doing.TRAINING and not self._agreement.stop_at(word):
+            self._coordination.held(word.round, None)
+
+    def _knows_step(self) -> bool:
+        return self._doing is _Doing.TRAINING and self._agreement.step is not None
+
+    def _signal_workers(self) -> None:
+        if self._worker_signal is not None and self._processes is not None and not self._signalled:
+            self._signalled = True
+            self._processes.signal(self._worker_signal)
+
+    def _stopped_as_agreed(self) -> RunResult | None:
+        """The workers have saved and ended at the agreed step, or by the signal that was sent to them."""
+        assert self._placed is not None
+        self._as_agreed = self._agreement.stopped()
+        self._close_round()
+        if self._watchdog is not None:
+            self._watchdog.unwatch()
+        if self._departure is None:
+            return self._join()
+        others_stop = self._as_agreed and self._placed.nodes > 1
+        if not others_stop or (self._round_store is None and not self._coordination.leads):
+            return self._go()
+        self._say_farewell(self._departure)
+        self._doing = _Doing.LINGERING
+        return None
+
+    def _stop_for_departure(self) -> None:
+        """This agent has announced that it leaves, and its workers do not stop at a step that all agree on."""
+        departure = self._departure
+        if departure is None or self._after_stop == self._go:
+            return
+        if self._doing is _Doing.TRAINING and self._placed is not None:
+            # Workers on other nodes will miss them.
+            self._coordination.held(self._placed.round, None)
+        now = time.monotonic()
+        gently = self._signalled and now < departure.stop_by
+        by = departure.stop_by if gently else min(now + self._shutdown_timeout, departure.gone_by)
+        self._stop(self._go, by - now, gently=gently)
+
+    def _go(self) -> RunResult:
+        assert self._departure is not None
+        self._say_farewell(self._departure)
+        self.outcome = AgentOutcome(ExitCode.LEFT, detail=f"left after {self._departure.detail}")
+        raise RendezvousGracefulExitError(self.outcome.detail)
+
+    def _say_farewell(self, departure: Departure) -> None:
+        if not self._said_farewell:
+            self._said_farewell = True
+            self._coordination.left(departure.reason, stopped=self._as_agreed)
 
     def _give_up(self, code: ExitCode, detail: str) -> RunResult | None:
         def go() -> RunResult:
@@ -369,6 +498,7 @@ class SlurmElasticAgent(LocalElasticAgent):
             self._watchdog.stop()
         if self._reserved is not None:
             self._reserved.close()
+        self._agreement.close()
         if self._processes is not None:
             self._processes.close(death_sig, timeout)
             self._processes = self._pcontext = None

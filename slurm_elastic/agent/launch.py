@@ -74,7 +74,7 @@ def _take_part(settings: AgentSettings, warm: WarmProcess, records: Records) -> 
     def hung(hang: Hang) -> None:
         events.add(_hung(settings.node, hang), logging.WARNING)
 
-    coordination = connect(seat, journal)
+    coordination = connect(seat, journal, can_hold=True)
     handler = SlurmRendezvousHandler(seat, coordination)
     spec = WorkerSpec(
         role=config.role,
@@ -102,6 +102,7 @@ def _take_part(settings: AgentSettings, warm: WarmProcess, records: Records) -> 
         worker_starter(warm, config.logs_specs, config.log_line_prefix_template),
         watchdog=Watchdog(pipe, hung) if pipe is not None else None,
         shutdown_timeout=30 if config.shutdown_timeout is None else config.shutdown_timeout,
+        worker_signal=settings.worker_signal,
     )
     try:
         outcome = agent.supervise()

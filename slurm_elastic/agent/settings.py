@@ -7,6 +7,7 @@ import enum
 import logging
 import os
 import secrets
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ __all__ = ["AgentSettings", "Start", "resolve"]
 _log = logging.getLogger(__name__)
 
 _LOCAL_NODE = "localhost"
+_WORKER_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM")
 
 
 class Start(enum.Enum):
@@ -94,6 +96,8 @@ class AgentSettings:
     """Modules to import beside torch before workers are forked."""
     watchdog: bool
     """Whether workers that hang are looked for."""
+    worker_signal: signal.Signals | None
+    """Sent to workers when a planned end of their round is announced; None for none."""
 
 
 def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSettings:
@@ -150,6 +154,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
         start=_start(options),
         preload=tuple(name for name in (options.preload or "").split(",") if name),
         watchdog=not options.no_watchdog and is_enabled(environ),
+        worker_signal=_worker_signal(options.worker_signal),
     )
 
 
@@ -228,3 +233,12 @@ def _start(options: argparse.Namespace) -> Start:
     except ValueError:
         # A value from PET_START does not pass through argparse's choices.
         raise UsageError(f"--start {options.start!r} is neither warm nor cold") from None
+
+
+def _worker_signal(name: str | None) -> signal.Signals | None:
+    if not name:
+        return None
+    full = name.upper() if name.upper().startswith("SIG") else f"SIG{name.upper()}"
+    if full not in _WORKER_SIGNALS:
+        raise UsageError(f"--worker-signal {name!r} is none of {', '.join(_WORKER_SIGNALS)}")
+    return signal.Signals[full]

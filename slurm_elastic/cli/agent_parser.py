@@ -100,6 +100,14 @@ def agent_parser() -> argparse.ArgumentParser:
         help="modules that a warm start imports beside torch, as numpy,my.data",
     )
     group.add_argument(
+        "--worker-signal",
+        "--worker_signal",
+        action=env,
+        metavar="NAME",
+        help="also send this signal, as SIGUSR1, to the workers when a planned end of their round is announced; they "
+        "then have --shutdown-timeout seconds to end by themselves",
+    )
+    group.add_argument(
         "--no-watchdog",
         "--no_watchdog",
         action=check_env,

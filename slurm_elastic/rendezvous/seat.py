@@ -81,7 +81,7 @@ class Seat:
         )
 
 
-def connect(seat: Seat, journal: Callable[[Decision], None]) -> Coordination:
+def connect(seat: Seat, journal: Callable[[Decision], None], *, can_hold: bool = False) -> Coordination:
     """Get in touch with the run's leader, or lead.
 
     The first of the agents that may lead takes the first epoch of the incarnation and leads; its place is published
@@ -90,6 +90,7 @@ def connect(seat: Seat, journal: Callable[[Decision], None]) -> Coordination:
     Args:
         seat: of this agent.
         journal: told every decision of the leader, on the leading agent.
+        can_hold: see :class:`~slurm_elastic.rendezvous.member.MemberSettings`.
 
     Raises:
         UsageError: no port is free for the leader, or the run's secret cannot be used.
@@ -108,6 +109,7 @@ def connect(seat: Seat, journal: Callable[[Decision], None]) -> Coordination:
             connect_timeout=seat.options.join_timeout,
             heartbeat_limit=seat.options.heartbeat_limit,
             leader_limit=seat.options.leader_limit,
+            can_hold=can_hold,
         ),
         leader,
         seat.records.stop_waiting,

@@ -181,6 +181,11 @@ class Allocation:
         seen = self.seen(round_)
         return [seen[rank]["env"]["SLURM_ELASTIC_NODE"] for rank in sorted(seen)]
 
+    def nodes_of_round(self, round_: int) -> list[str]:
+        """The nodes of a round that was formed, in the order of ranks, as the leader tells."""
+        formed = [event for event in self.events() if event["event"] == "round_formed" and event["round"] == round_]
+        return list(formed[0]["nodes"]) if formed else []
+
     def rounds(self) -> int:
         """How many rounds there were."""
         return len(list((self.run_dir / "rounds").glob("*.json")))

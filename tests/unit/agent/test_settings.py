@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -87,6 +88,7 @@ def settings_of_n2(**changes: Any) -> AgentSettings:
         start=Start.WARM,
         preload=(),
         watchdog=True,
+        worker_signal=None,
     )
     return dataclasses.replace(settings, **changes)
 
@@ -120,7 +122,7 @@ def test_every_part_can_be_given() -> None:
         "--nnodes 2:8 --nproc-per-node=4 --max_restarts 3 --run-dir /data --rdzv-endpoint head:4000 --start cold "
         "--preload numpy,my.data --interface ib0 --node-pattern {node}-ib --local_addr 10.0.0.1 --role trainer "
         "--rdzv-conf join_timeout=60 --redirects 2 --local-ranks-filter 0,2 --log-dir /logs --monitor-interval 1 "
-        "--no-watchdog train.py --lr 1e-3 --nnodes 9",
+        "--no-watchdog --worker-signal usr1 train.py --lr 1e-3 --nnodes 9",
         STEP,
     )
     logs = RunDir(Path("/logs/7"), "7")
@@ -145,6 +147,7 @@ def test_every_part_can_be_given() -> None:
         start=Start.COLD,
         preload=("numpy", "my.data"),
         watchdog=False,
+        worker_signal=signal.SIGUSR1,
     )
 
 

@@ -1,0 +1,140 @@
+"""A round that ends as planned costs no step."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.local.agents import Allocation, eventually
+
+Allocate = Callable[..., Allocation]
+STEPPING = str(Path(__file__).parents[1] / "stepping.py")
+
+
+def training(nodes: Allocation, *arguments: str, words: tuple[str, ...] = (), pace: float = 0.01) -> list[Any]:
+    """Agents on all nodes, whose workers have taken some steps."""
+    nodes.touch("pace", str(pace))
+    agents = nodes.start_all("--nnodes=1:4", *arguments, script=(STEPPING, *words))
+    stepped(nodes, 0)
+    return agents
+
+
+def steps(nodes: Allocation, rank: int = 0) -> list[tuple[int, int, float]]:
+    """The steps that a rank has taken: round, step, moment."""
+    path = nodes.directory / f"steps.{rank}"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(int(round_), int(step), float(at)) for round_, step, _, at in map(str.split, lines)]
+
+
+def stepped(nodes: Allocation, round_: int, least: int = 3) -> None:
+    """Wait until rank 0 has taken steps in this round."""
+    eventually(lambda: len([1 for number, *_ in steps(nodes) if number == round_]) >= least, nodes.story)
+
+
+def ended_at(nodes: Allocation, round_: int) -> set[int]:
+    """The last steps of all ranks in a round."""
+    found = set()
+    for path in nodes.directory.glob("steps.*"):
+        taken = [step for number, step, _ in steps(nodes, int(path.suffix[1:])) if number == round_]
+        found |= {max(taken)} if taken else set()
+    return found
+
+
+def no_step_was_lost(nodes: Allocation) -> None:
+    taken = [step for _, step, _ in steps(nodes)]
+    assert taken == list(range(1, len(taken) + 1)), nodes.story()
+
+
+def test_a_node_leaves_and_another_comes_and_no_step_is_lost(allocate: Allocate) -> None:
+    nodes = allocate(3)
+    first, second, third = training(nodes)
+    second.signal(signal.SIGTERM)
+    assert second.wait() == 75
+    stepped(nodes, 1)
+    assert nodes.nodes_of_round(1) == ["127.0.0.1", "127.0.0.3"]
+    nodes.start(2, "--nnodes=1:4", script=(STEPPING,))
+    stepped(nodes, 2)
+    assert len(nodes.nodes_of_round(2)) == 3
+    nodes.touch("finish")
+    assert [agent.wait() for agent in (first, third, nodes.agents[-1])] == [0, 0, 0]
+    no_step_was_lost(nodes)
+    assert len(ended_at(nodes, 0)) == len(ended_at(nodes, 1)) == 1
+    ends = [event for event in nodes.events() if event["event"] == "round_ended"]
+    assert [end["reason"] for end in ends] == ["node_left", "node_joined"]
+    assert all("step" in end for end in ends), "nobody was interrupted"
+    assert "stops after" in first.out
+    assert not nodes.processes()
+
+
+def test_the_node_of_rank_0_leaves_and_serves_the_store_until_all_have_stopped(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    first, second = training(nodes)
+    first.signal(signal.SIGTERM)
+    assert first.wait() == 75
+    (end,) = [event for event in nodes.events() if event["event"] == "round_ended"]
+    assert end["step"] > 0
+    no_step_was_lost(nodes)
+    assert len(ended_at(nodes, 0)) == 1
+    second.signal(signal.SIGTERM)
+    second.wait()
+
+
+def test_all_nodes_leave_at_once_and_all_stop_at_one_step(allocate: Allocate) -> None:
+    nodes = allocate(3)
+    agents = training(nodes)
+    for agent in agents:
+        agent.signal(signal.SIGTERM)
+    assert [agent.wait() for agent in agents] == [75, 75, 75]
+    (last,) = ended_at(nodes, 0)
+    assert (nodes.directory / "checkpoint").read_text() == str(last)
+    assert nodes.rounds() == 1
+    assert not nodes.processes()
+
+
+def test_a_step_that_takes_too_long_is_not_waited_for(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    agents = training(nodes, "--shutdown-timeout=4", "--rdzv-conf=leave_margin=2")
+    nodes.touch("pace", "300")
+    time.sleep(0.5)  # into a step that takes five minutes
+    begun = time.monotonic()
+    agents[1].signal(signal.SIGTERM)
+    assert agents[1].wait() == 75
+    assert 2.0 <= time.monotonic() - begun < 10.0
+    assert any(event["event"] == "round_ended" and "step" not in event for event in nodes.events())
+
+
+def test_a_worker_that_takes_no_part_makes_it_an_interruption(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    agents = training(nodes, words=("silent",))
+    begun = time.monotonic()
+    agents[1].signal(signal.SIGTERM)
+    assert agents[1].wait() == 75
+    stepped(nodes, 1)
+    assert time.monotonic() - begun < 15
+    nodes.touch("finish")
+    assert agents[0].wait() == 0
+
+
+def test_workers_that_end_well_on_a_signal_have_not_finished_the_run(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    agents = training(nodes, "--worker-signal=SIGUSR1", words=("on-signal",))
+    agents[1].signal(signal.SIGTERM)
+    assert agents[1].wait() == 75
+    stepped(nodes, 1)
+    assert (nodes.directory / "checkpoint").exists()
+    assert "the run succeeded" not in nodes.story()
+    nodes.touch("finish")
+    assert agents[0].wait() == 0
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "9", "usr"])
+def test_a_signal_that_workers_cannot_be_sent_is_refused(allocate: Allocate, name: str) -> None:
+    nodes = allocate(1)
+    agent = nodes.start(1, f"--worker-signal={name}")
+    assert agent.wait() == 2
+    assert f"--worker-signal '{name}' is none of SIGUSR1, SIGUSR2" in agent.err

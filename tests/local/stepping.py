@@ -1,0 +1,67 @@
+"""A training script without torch whose ranks go step by step together, and stop where the trainer API says.
+
+``steps.<rank>`` gets a line for every step: round, step, rank, monotonic time. Ranks wait for each other after every
+step by files, as in a collective. A step takes the seconds in the file ``pace``.
+
+Arguments: ``silent`` makes the ranks take no part; ``on-signal`` makes them save and end well on SIGUSR1 instead.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+RANK, WORLD, ROUND = (os.environ[name] for name in ("RANK", "WORLD_SIZE", "SLURM_ELASTIC_ROUND"))
+CHECKPOINT = Path("checkpoint")
+told = []
+
+
+def write(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.{RANK}")
+    part.write_text(text)
+    part.rename(path)
+
+
+def meet(step: int) -> None:
+    write(Path(f"at.{ROUND}.{RANK}"), str(step))
+    for rank in range(int(WORLD)):
+        path = Path(f"at.{ROUND}.{rank}")
+        while not path.exists() or int(path.read_text()) < step:
+            time.sleep(0.001)
+
+
+def save(step: int) -> None:
+    if RANK == "0":
+        write(CHECKPOINT, str(step))
+
+
+def main() -> int:
+    if "on-signal" in sys.argv:
+        signal.signal(signal.SIGUSR1, lambda number, frame: told.append(number))
+    asks = not {"silent", "on-signal"} & set(sys.argv)
+    if asks:
+        from slurm_elastic import trainer
+    step = int(CHECKPOINT.read_text()) if CHECKPOINT.exists() else 0
+    print(f"resumed at {step}", flush=True)
+    with Path(f"steps.{RANK}").open("a", buffering=1) as log:
+        while not Path("finish").exists():
+            time.sleep(float(Path("pace").read_text()))
+            step += 1
+            meet(step)
+            log.write(f"{ROUND} {step} {RANK} {time.monotonic():.4f}\n")
+            if asks and (stop := trainer.should_stop(step)):
+                save(step)
+                meet(step + 1)
+                print(f"stops after {step}: {stop.reason}", flush=True)
+                return 0
+            if told:
+                save(step)
+                return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
