@@ -26,8 +26,9 @@ command and environment as torchrun's, so that what holds for the ends of worker
 - The worker leads its own session, and dies with the warm process (parent-death signal).
 - The warm process sees the end of the agent, however it came, kills every descendant, and ends.
 - When a round is closed, every descendant of its workers is killed, also one that left the process group.
-- When the warm process itself is killed, the agent kills what shares a session with a worker. A descendant that called
-  setsid itself is out of reach then, and only then.
+- When the warm process itself is killed, the agent inherits what it leaves (PR_SET_CHILD_SUBREAPER), and kills what
+  shares a session with a worker or was given a worker's environment. A descendant that took an own session and was
+  executed with an environment that was emptied first is out of reach then, and only then.
 
 What a script can notice: its parent is the warm process; hash randomization is that of the warm process (one seed for
 all workers and rounds, as with PYTHONHASHSEED); modules imported in the warm process stay as they were then, though

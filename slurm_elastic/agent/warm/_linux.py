@@ -7,14 +7,16 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Callable
 from pathlib import Path
 
 __all__ = [
     "become_subreaper",
     "children",
     "flush_c_streams",
-    "kill_children_of_sessions",
+    "initial_environment",
+    "kill_children",
+    "session_of",
     "set_parent_death_signal",
     "set_task_name",
 ]
@@ -66,20 +68,33 @@ def children(parent: int) -> list[int]:
     return [int(entry) for entry in os.listdir("/proc") if entry.isdecimal() and _stat_field(int(entry), 1) == parent]  # noqa: PTH208
 
 
-def kill_children_of_sessions(sessions: Collection[int], timeout: float) -> dict[int, int]:
-    """Kill and reap the children of this process that belong to these sessions, and what they leave behind in turn.
+def session_of(pid: int) -> int | None:
+    """The session of a process, also of a zombie; None if it is gone."""
+    return _stat_field(pid, 3)
+
+
+def initial_environment(pid: int) -> list[bytes]:
+    """The environment that a process, or the one it was forked from, was executed with; empty if that is not shown."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def kill_children(which: Callable[[int], bool], timeout: float) -> dict[int, int]:
+    """Kill and reap the children of this process for which this is true, and what they leave behind in turn.
 
     Returns:
-        Exit codes, or minus signal numbers, of the leaders of the sessions among them, by pid.
+        Their exit codes, or minus signal numbers, by pid.
     """
     codes: dict[int, int] = {}
     end = time.monotonic() + timeout
-    while left := [pid for pid in children(os.getpid()) if _stat_field(pid, 3) in sessions]:
+    while left := [pid for pid in children(os.getpid()) if which(pid)]:
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
             reaped, status = os.waitpid(pid, os.WNOHANG)
-            if reaped and pid in sessions:
+            if reaped:
                 codes[pid] = os.waitstatus_to_exitcode(status)
         if time.monotonic() > end:
             break

@@ -15,7 +15,7 @@ from typing import Any
 
 from slurm_elastic.agent.warm._channel import Channel, memory_file
 from slurm_elastic.agent.warm._conditions import Launch, obstacle_to_warm_start
-from slurm_elastic.agent.warm._linux import become_subreaper, kill_children_of_sessions
+from slurm_elastic.agent.warm._linux import become_subreaper, initial_environment, kill_children, session_of
 from slurm_elastic.agent.warm._orders import Order, StartInterruptedError, State
 from slurm_elastic.agent.warm.program import FUNCTION, Program
 from slurm_elastic.errors import UsageError
@@ -24,6 +24,8 @@ __all__ = ["SWITCHED_OFF", "WarmProcess"]
 
 SWITCHED_OFF = "warm start is switched off"
 
+_MARKS = ("SLURM_ELASTIC_WARM", "SLURM_ELASTIC_ROUND")
+"""Variables that a process has only if it was forked from the warm process, or executed by a worker."""
 _BOOT = Path(__file__).parent / "_boot"
 _LAST_STEPS = 10.0
 """Seconds that the warm process is given to kill what is left and go, once the agent has hung up."""
@@ -269,9 +271,20 @@ class WarmProcess:
         while_importing = f" while it imported {self._module}" if self.state is State.IMPORTING else ""
         self.state = State.DEAD
         self.reason = f"the warm process died ({how}){while_importing}"
-        self.exit_codes |= kill_children_of_sessions(self._sessions, _LAST_STEPS)
+        codes = kill_children(lambda pid: session_of(pid) in self._sessions or _is_of_a_worker(pid), _LAST_STEPS)
         for pid in self._sessions:
-            self.exit_codes.setdefault(pid, -signal.SIGKILL)
+            self.exit_codes[pid] = codes.get(pid, self.exit_codes.get(pid, -signal.SIGKILL))
+
+
+def _is_of_a_worker(pid: int) -> bool:
+    """Whether this process carries the mark of a worker's environment, as even one does that took an own session.
+
+    The agent's own children, which ask Slurm or show stacks, do not. When the agent runs in a worker itself, they do;
+    then only sessions count.
+    """
+    if any(name in os.environ for name in _MARKS):
+        return False
+    return any(os.fsdecode(entry.partition(b"=")[0]) in _MARKS for entry in initial_environment(pid))
 
 
 def _readable(channel: Channel, seconds: float) -> bool:

@@ -30,6 +30,7 @@ def note(kind, pid):
 note("worker", os.getpid())
 note("child", subprocess.Popen(["sleep", "1000"]).pid)
 note("group", subprocess.Popen(["sleep", "1000"], process_group=0).pid)
+note("session", subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
@@ -160,14 +161,17 @@ def test_workers_die_with_the_warm_process_and_start_cold_then(
 ) -> None:
     place = workplace()
     place.script.write_text(WAIT)
-    context = place.context(environment=pids.environment)
+    context = place.context(environment={**pids.environment, "SLURM_ELASTIC_ROUND": "0"})
     family = pids.wait()
     dead = place.warm.pid
-    os.kill(dead, signal.SIGKILL)
-    result = context.wait(HANG)
-    assert result is not None
-    assert result.failures[0].exitcode == -signal.SIGKILL
-    assert_gone(family["worker"], family["child"])
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as own:
+        os.kill(dead, signal.SIGKILL)
+        result = context.wait(HANG)
+        assert result is not None
+        assert result.failures[0].exitcode == -signal.SIGKILL
+        assert_gone(*family.values())
+        assert own.poll() is None
+        own.kill()
     context.close()
     place.script.write_text("import sys\nprint('torch' in sys.modules)\n")
     for _round in range(2):
