@@ -16,9 +16,6 @@ CHECKOUT = Path(__file__).parents[2]
 TEMPLATE = CHECKOUT / "sbatch_templates/allocation.sbatch"
 TRAINING = Path(__file__).with_name("steps.py")
 
-START = "cold"
-"""How workers are started, `--start` of the agent."""
-
 AGENT = """\
 mkdir -p codes
 slurm-elastic agent "$@"
@@ -144,7 +141,7 @@ class Jobs:
     def __init__(self, cluster: Cluster, directory: Path, environment: Path) -> None:
         self.cluster, self.directory = cluster, directory
         # All nodes share the few cores of one machine, where threads that spin stand in each other's way.
-        self.environ = {"PATH": f"{environment}:{PATH}", "PET_START": START, "OMP_NUM_THREADS": "1"}
+        self.environ = {"PATH": f"{environment}:{PATH}", "OMP_NUM_THREADS": "1"}
         for source, name in ((TRAINING, "train.py"), (TEMPLATE, "elastic.sbatch")):
             self.place(source, name)
         self.write("agent.sh", AGENT)

@@ -7,9 +7,10 @@ import pytest
 from tests.cluster.jobs import on
 
 
+@pytest.mark.parametrize("start", ["warm", "cold"])
 @pytest.mark.proctrack("cgroup", "linuxproc")
-def test_a_cancelled_job_leaves_nothing_behind(jobs, proctrack):
-    job = jobs.submit(*on("n1", "n2", "n3"), "elastic.sbatch", "train.py")
+def test_a_cancelled_job_leaves_nothing_behind(jobs, proctrack, start):
+    job = jobs.submit(*on("n1", "n2", "n3"), "elastic.sbatch", f"--start={start}", "train.py")
     job.wait_for_steps(0, ["n1", "n2", "n3"])
 
     jobs.cluster.command(["scancel", str(job.id)])
