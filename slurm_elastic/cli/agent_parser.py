@@ -113,4 +113,23 @@ def agent_parser() -> argparse.ArgumentParser:
         action=check_env,
         help="do not look for workers whose torch.distributed.elastic.timer expired",
     )
+    group.add_argument(
+        "--max-requeues",
+        "--max_requeues",
+        action=env,
+        metavar="N",
+        help="how often the job is requeued because of its time limit (default: 10); preemptions are not counted",
+    )
+    group.add_argument(
+        "--warning",
+        action=env,
+        metavar="SECONDS",
+        help="the time in sbatch --signal=USR2@SECONDS (default: 120)",
+    )
+    group.add_argument(
+        "--grace",
+        action=env,
+        metavar="SECONDS",
+        help="from SIGTERM to the end, where Slurm cannot be asked (default: 30)",
+    )
     return parser

@@ -34,6 +34,9 @@ class Glance:
     nproc_per_node: str | None = None
     run_id: str | None = None
     run_dir: str | None = None
+    max_requeues: str | None = None
+    grace: str | None = None
+    warning: str | None = None
 
 
 def glance(arguments: Sequence[str], environ: Mapping[str, str]) -> Glance:
@@ -65,4 +68,7 @@ def glance(arguments: Sequence[str], environ: Mapping[str, str]) -> Glance:
         nproc_per_node=said("--nproc-per-node", "PET_NPROC_PER_NODE"),
         run_id=given.get("--run-id") or said("--rdzv-id", "PET_RDZV_ID"),
         run_dir=said("--run-dir", "PET_RUN_DIR"),
+        max_requeues=said("--max-requeues", "PET_MAX_REQUEUES"),
+        grace=said("--grace", "PET_GRACE"),
+        warning=said("--warning", "PET_WARNING"),
     )

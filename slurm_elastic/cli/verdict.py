@@ -1,4 +1,4 @@
-"""``slurm-elastic verdict``: the exit code of a batch script."""
+"""``slurm-elastic verdict``: the exit code of a batch script, and whether its job is requeued."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from slurm_elastic.cli.agent_scan import glance
+from slurm_elastic.agent.location import base_directory
+from slurm_elastic.agent.patience import patience
+from slurm_elastic.agent.requeue import settle
+from slurm_elastic.cli.agent_scan import Glance, glance
 from slurm_elastic.cli.base import Verb
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
-
-if TYPE_CHECKING:
-    from slurm_elastic.rundir import RunDir
+from slurm_elastic.rundir import RunDir, incarnation
+from slurm_elastic.slurm import Controller, SlurmJob
 
 __all__ = ["Verdict"]
 
@@ -28,10 +29,13 @@ class Verdict(Verb):
 
     srun returns the highest exit code of its tasks (srun(1), "RETURN VALUE"). A node that was lost or left early makes
     that one of failure, though the others went on and finished the run.
+
+    Requeues the job if it was told to go, see `slurm_elastic.agent.requeue`: at this point no agent is left that would
+    be cut short.
     """
 
     name = "verdict"
-    summary = "exit with 0 if the run is finished, else with the exit code given; for batch scripts"
+    summary = "exit with 0 if the run is finished, else requeue the job if it may go on; for batch scripts"
 
     def run(self, arguments: Sequence[str]) -> int:
         """Return the exit code of the job."""
@@ -40,16 +44,31 @@ class Verdict(Verb):
         parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the agents were given")
         options = parser.parse_args(arguments)
         try:
-            run_dir, scope = _run(options.arguments)
-            if run_dir.is_done():
-                return ExitCode.FINISHED
-            failure = run_dir.failure(scope) if options.status == ExitCode.FAILED else None
+            return _verdict(options.status, options.arguments)
         except SlurmElasticError as error:
             print(f"slurm-elastic verdict: {error}", file=sys.stderr)
             return int(options.status)
-        if failure is not None:
-            _repeat(failure)
-        return int(options.status)
+
+
+def _verdict(status: int, arguments: Sequence[str]) -> int:
+    run_dir, job, seen = _run(arguments)
+    if run_dir.is_done():
+        return ExitCode.FINISHED
+    failure = run_dir.failure(incarnation(run_dir.run_id, job.restart_count if job else 0))
+    if failure is not None and status == ExitCode.FAILED:
+        _repeat(failure)
+    if job is not None and status != ExitCode.FINISHED:
+        # After the requeue Slurm ends this script too, and its exit code says what the agents' does.
+        settle(
+            run_dir,
+            job,
+            status,
+            controller=Controller(),
+            patience=patience(seen.max_requeues, seen.grace, seen.warning),
+            failed=failure is not None,
+            say=lambda line: print(f"slurm-elastic verdict: {line}", file=sys.stderr, flush=True),
+        )
+    return status
 
 
 def _repeat(failure: bytes) -> None:
@@ -63,16 +82,11 @@ def _repeat(failure: bytes) -> None:
         print(f"root cause: {root_cause(msgspec.json.decode(failure, type=WorkerFailure))}", file=sys.stderr)
 
 
-def _run(arguments: Sequence[str]) -> tuple[RunDir, str]:
-    """Name the run directory, and this incarnation in it, as the agents do."""
-    from slurm_elastic.agent.location import base_directory
-    from slurm_elastic.rundir import RunDir, incarnation
-    from slurm_elastic.slurm import SlurmJob
-
+def _run(arguments: Sequence[str]) -> tuple[RunDir, SlurmJob | None, Glance]:
+    """Name the run directory as the agents do."""
     seen = glance(arguments, os.environ)
     job = SlurmJob.from_environment(os.environ)
     run_id = seen.run_id or (job.run_id if job else None)
     if run_id is None:
         raise UsageError("there is neither SLURM_JOB_ID nor --run-id; call this from the batch script of a run")
-    run_dir = RunDir.for_run(base_directory(seen.run_dir, job), run_id)
-    return run_dir, incarnation(run_id, job.restart_count if job else 0)
+    return RunDir.for_run(base_directory(seen.run_dir, job), run_id), job, seen

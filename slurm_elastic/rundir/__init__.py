@@ -3,6 +3,7 @@
 from slurm_elastic.rundir._errors import RecordError, RunDirError
 from slurm_elastic.rundir._files import publish as publish_file
 from slurm_elastic.rundir._files import read as read_file
+from slurm_elastic.rundir._job_records import JobRecords
 from slurm_elastic.rundir._run_dir import RunDir, incarnation
 
-__all__ = ["RecordError", "RunDir", "RunDirError", "incarnation", "publish_file", "read_file"]
+__all__ = ["JobRecords", "RecordError", "RunDir", "RunDirError", "incarnation", "publish_file", "read_file"]

@@ -6,6 +6,7 @@ from slurm_elastic.slurm.controller import Controller, ControllerClock, JobView,
 from slurm_elastic.slurm.hostlist import expand, natural_key
 from slurm_elastic.slurm.job import ArrayElement, Context, HetComponent, Shape, SlurmJob
 from slurm_elastic.slurm.ports import ephemeral_low, port_sequence, ports_exhausted
+from slurm_elastic.slurm.requeue import History, Requeue, RequeueDecision, requeue_decision
 
 __all__ = [
     "AddressFacts",
@@ -17,10 +18,13 @@ __all__ = [
     "ControllerClock",
     "Finding",
     "HetComponent",
+    "History",
     "JobView",
     "Meaning",
     "NodeState",
     "NodeView",
+    "Requeue",
+    "RequeueDecision",
     "Shape",
     "SlurmJob",
     "choose_address",
@@ -32,5 +36,6 @@ __all__ = [
     "port_sequence",
     "ports_exhausted",
     "presume",
+    "requeue_decision",
     "resolve",
 ]

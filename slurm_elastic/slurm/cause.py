@@ -45,8 +45,10 @@ class Cause(enum.Enum):
     """The node takes no more jobs, and somebody signals those that it has."""
     SIGNALLED = "signalled"
     """By hand: the job could go on."""
+    REQUEUE_WANTED = "requeue wanted"
+    """Somebody wants the job to start again: ``slurm-elastic requeue``."""
     UNKNOWN = "unknown"
-    """Slurm says nothing."""
+    """Slurm says nothing, or nobody has signalled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,9 @@ class Finding:
         return f"{self.cause.value}{left} ({self.detail})"
 
 
+_NOTHING = Finding(Cause.UNKNOWN, None, "no signal")
+
+
 def presume(signals: Sequence[signal.Signals], elapsed: float, meaning: Meaning) -> Finding:
     """Say what signals mean if Slurm is not asked.
 
@@ -97,7 +102,7 @@ def presume(signals: Sequence[signal.Signals], elapsed: float, meaning: Meaning)
     if _WARNINGS & set(asked):
         return Finding(Cause.TIME_LIMIT_NEAR, meaning.warning - elapsed, names)
     # SIGINT, SIGHUP and SIGQUIT come from terminals and people, never from Slurm by itself.
-    return Finding(Cause.SIGNALLED, None, names or "no signal")
+    return Finding(Cause.SIGNALLED, None, names) if asked else _NOTHING
 
 
 def classify(
@@ -137,6 +142,8 @@ def classify(
     names = ", ".join(dict.fromkeys(number.name for number in signals if number is not signal.SIGCONT))
     if _WARNINGS & set(signals) and (left is None or left <= meaning.warning + _EARLY):
         return Finding(Cause.TIME_LIMIT_NEAR, meaning.warning - elapsed if left is None else left, names)
+    if not names:
+        return _NOTHING
     if drained:
         return Finding(Cause.DRAINED, None, names)
     return Finding(Cause.SIGNALLED, None, f"{names}, not by Slurm itself")

@@ -36,6 +36,8 @@ _DOWN = frozenset({"DOWN", "ERROR", "FAIL", "FUTURE", "INVAL", "POWERED_DOWN", "
 _DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAILING"})
 _UNKNOWN = frozenset({"UNKNOWN", "NOT_RESPONDING", "NO_RESPOND"})
 
+_SILENCE = re.compile(r"Unable to contact slurm controller|Socket timed out|Connection refused|Zero Bytes were")
+"""What scontrol says when slurmctld is down or too busy (slurm_errno.c)."""
 _FREE_TEXT = frozenset({"JobName", "Comment", "AdminComment", "SystemComment", "Extra", "Command", "WorkDir"})
 """Keys of ``scontrol show job`` whose values may hold blanks and text that looks like other keys."""
 
@@ -108,8 +110,9 @@ class Controller:
     def __init__(self, timeout: float = 5.0) -> None:
         self._timeout = timeout
         self._logged: set[tuple[str, str]] = set()
-        self.is_there = True
-        """False once scontrol or scancel could not be started at all, as in a container: asking again is of no use."""
+        self.is_silent = False
+        """Whether slurmctld did not answer the last question, so that asking again may help. Not where there is no
+        scontrol, or where it is not configured, as in a container."""
         # SLURM_CLUSTERS, which sbatch --clusters leaves behind, would send the question to another cluster, by way of
         # slurmdbd. Epoch seconds need no time zone: scontrol(1), SLURM_TIME_FORMAT, which takes strftime's formats.
         self._environ = {key: value for key, value in os.environ.items() if key != "SLURM_CLUSTERS"}
@@ -163,6 +166,7 @@ class Controller:
         return parse_nodes(answer.output) if answer else {}
 
     def _ask(self, *command: str) -> _Answer | None:
+        self.is_silent = False
         try:
             process = subprocess.Popen(
                 command,
@@ -175,16 +179,17 @@ class Controller:
                 start_new_session=True,
             )
         except OSError as error:
-            self.is_there = False
             self._log_once(command, f"cannot be started: {error.strerror}")
             return None
         try:
             output, complaint = process.communicate(timeout=self._timeout)
         except subprocess.TimeoutExpired:
             _kill(process)
+            self.is_silent = True
             self._log_once(command, f"gave no answer within {self._timeout:g} s")
             return None
         if process.returncode != 0:
+            self.is_silent = _SILENCE.search(complaint) is not None
             self._log_once(command, f"failed: {complaint.strip() or f'exit code {process.returncode}'}")
         return _Answer(process.returncode, output)
 

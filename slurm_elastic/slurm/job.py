@@ -129,6 +129,14 @@ class SlurmJob:
         """The array's job id, the same for all elements, else the job id."""
         return self.job_id if self.array is None else self.array.job_id
 
+    @property
+    def name(self) -> str:
+        """What scontrol knows this job by, and no other: ``12``, of an array element ``12_3``.
+
+        The job id of one of the elements is that of the array, which to scontrol means all of them.
+        """
+        return self.job_id if self.array is None else f"{self.array.job_id}_{self.array.task_id}"
+
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> SlurmJob | None:
         """Parse the environment of a batch script or of a task of srun.

@@ -150,6 +150,11 @@ def test_without_slurm_signals_have_their_configured_meaning() -> None:
     assert presume([SIGINT], 1.0, MEANING) == Finding(Cause.SIGNALLED, None, "SIGINT")
 
 
+def test_nothing_came() -> None:
+    assert presume([SIGCONT], 0.0, MEANING).cause is Cause.UNKNOWN
+    assert find(job("job_running.txt"), SIGCONT, left=30, restarts=2).cause is Cause.UNKNOWN
+
+
 def test_slurmd_waits_five_seconds_at_least() -> None:
     view = job("job_cancelled.txt")
     assert view.end_time is not None

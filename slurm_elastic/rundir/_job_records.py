@@ -1,0 +1,81 @@
+"""What one job of a run records of its own: why it was told to go, and that it was requeued."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm_elastic.rundir import _files
+from slurm_elastic.rundir._errors import RunDirError, explain
+from slurm_elastic.rundir._run_dir import RunDir
+
+__all__ = ["JobRecords"]
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecords:
+    """Records of a job in its run's directory, by restart count.
+
+    ::
+
+        notices/<job id>.<restart count>.json    why that incarnation was told to go; replaced as more becomes known
+        requeues/<job id>.<restart count>.json   created exclusively by the one that requeues it
+
+    Methods block as long as the file system likes and raise `RunDirError` if the disk fails.
+    """
+
+    run_dir: RunDir
+    job_id: str
+
+    def publish_notice(self, restart_count: int, record: Mapping[str, Any]) -> None:
+        """Record what is known of the signals that the job got."""
+        path = self._path("notices", restart_count)
+        with self._made(path):
+            _files.publish(path, json.dumps(record).encode())
+
+    def notice(self, restart_count: int) -> dict[str, Any] | None:
+        """Return what `publish_notice` recorded, None if there is nothing that can be read."""
+        return self._read(self._path("notices", restart_count))
+
+    def claim_requeue(self, restart_count: int, record: Mapping[str, Any]) -> bool:
+        """Become the one that requeues this incarnation. Returns False if somebody else is."""
+        path = self._path("requeues", restart_count)
+        with self._made(path):
+            return _files.claim(path, json.dumps(record).encode())
+
+    def requeues(self) -> list[dict[str, Any]]:
+        """Return the records of all requeues of this job, in their order."""
+        directory = self.run_dir.path / "requeues"
+        pattern = re.compile(rf"{re.escape(self.job_id)}\.([0-9]+)\.json")
+        with self._made(directory / "_", make=False):
+            names = _files.list_names(directory)
+        counts = sorted(int(match[1]) for name in names if (match := pattern.fullmatch(name)))
+        records = [self._read(self._path("requeues", count)) for count in counts]
+        return [record for record in records if record is not None]
+
+    def _path(self, directory: str, restart_count: int) -> Path:
+        return self.run_dir.path / directory / f"{self.job_id}.{restart_count}.json"
+
+    def _read(self, path: Path) -> dict[str, Any] | None:
+        with self._made(path, make=False):
+            content = _files.read(path)
+        try:
+            record = json.loads(content) if content is not None else None
+        except ValueError:
+            return None
+        return record if isinstance(record, dict) else None
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _made(path: Path, *, make: bool = True) -> Iterator[None]:
+        try:
+            if make:
+                _files.make_directory(path.parent)
+            yield
+        except OSError as error:
+            raise RunDirError(explain(path, error)) from error

@@ -1,0 +1,207 @@
+"""One actor per incarnation. In place of scontrol there is a shell script that prints what a real one did."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.agent.patience import Patience, patience
+from slurm_elastic.agent.requeue import settle
+from slurm_elastic.errors import UsageError
+from slurm_elastic.rundir import JobRecords, RunDir
+from slurm_elastic.slurm import Controller, Meaning, SlurmJob
+
+OUTPUTS = Path(__file__).parents[1] / "slurm" / "outputs"
+DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+
+SCONTROL = """\
+#!/bin/bash
+cd '{directory}'
+printf '%s\\n' "$*" >>calls
+case "$1 $2" in
+  'show job') [ -e job.txt ] || {{ echo '{complaint}' >&2; exit 1; }}; echo "$(<job.txt)" ;;
+  'show config') echo "Configuration data as of $(<now)"; echo 'KillWait                = 30 sec' ;;
+  requeue*) exit $(<requeue) ;;
+esac
+"""
+
+
+class Slurm:
+    """What scontrol says here."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.complaint("Invalid job id specified")
+        self.write("requeue", "0")
+        self.write("now", "1795179300")
+
+    def complaint(self, text: str) -> None:
+        path = self.directory / "scontrol"
+        path.write_text(SCONTROL.format(directory=self.directory, complaint=text))
+        path.chmod(0o755)
+
+    def write(self, name: str, text: str) -> None:
+        (self.directory / name).write_text(text)
+
+    def shows(self, name: str, restarts: int = 0, array: str = "") -> None:
+        text = (OUTPUTS / name).read_text()
+        text = re.sub(r"^JobId=\d+", f"JobId=1 {array}", text)
+        self.write("job.txt", re.sub(r"Restarts=\d+", f"Restarts={restarts}", text))
+
+    def requeues(self) -> list[str]:
+        calls = self.directory / "calls"
+        return [call for call in calls.read_text().splitlines() if call.startswith("requeue")] if calls.exists() else []
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    monkeypatch.setenv("PATH", str(directory))
+    return Slurm(directory)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    return RunDir.for_run(tmp_path, "1").open()
+
+
+def job(restart_count: int = 0, **variables: str) -> SlurmJob:
+    environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "f1", "SLURMD_NODENAME": "f1", **variables}
+    found = SlurmJob.from_environment({**environ, "SLURM_RESTART_COUNT": str(restart_count)})
+    assert found is not None
+    return found
+
+
+class Script:
+    """The end of a batch script."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self.run_dir = run_dir
+        self.said: list[str] = []
+
+    def ends(self, of: SlurmJob | None = None, status: int = 75, wait: float = 0.0, max_requeues: int = 3) -> bool:
+        return settle(
+            self.run_dir,
+            of or job(),
+            status,
+            controller=Controller(),
+            patience=Patience(max_requeues, Meaning()),
+            failed=False,
+            say=self.said.append,
+            wait=wait,
+        )
+
+    def notice(self, *signals: str, cause: str = "", restart_count: int = 0, progress: int | None = None) -> None:
+        record = {"signals": signals, "cause": cause, "progress": progress}
+        JobRecords(self.run_dir, "1").publish_notice(restart_count, record)
+
+
+@pytest.fixture
+def script(run_dir: RunDir) -> Script:
+    return Script(run_dir)
+
+
+def test_preempted_in_grace(slurm: Slurm, script: Script) -> None:
+    slurm.shows("job_preempted_in_grace.txt")
+    assert script.ends()
+    assert slurm.requeues() == ["requeue 1"]
+    assert script.said == ["job 1: requeued: preempted"]
+
+
+def test_only_once(slurm: Slurm, script: Script) -> None:
+    slurm.shows("job_preempted_in_grace.txt")
+    assert script.ends()
+    assert script.ends()
+    assert slurm.requeues() == ["requeue 1"]
+
+
+def test_an_element_of_an_array_is_requeued_alone(slurm: Slurm, script: Script) -> None:
+    # The job id of the last element to start is the array's, which means all of them.
+    slurm.shows("job_preempted_in_grace.txt", array="ArrayJobId=1 ArrayTaskId=3")
+    assert script.ends(job(SLURM_ARRAY_JOB_ID="1", SLURM_ARRAY_TASK_ID="3"))
+    assert slurm.requeues() == ["requeue 1_3"]
+
+
+def test_slurm_has_done_it(slurm: Slurm, script: Script) -> None:
+    slurm.shows("job_requeued_while_completing.txt", restarts=1)
+    assert script.ends()
+    assert slurm.requeues() == []
+
+
+def test_time_limits_are_counted(slurm: Slurm, script: Script) -> None:
+    slurm.write("now", "1795179300")
+    for count in range(3):
+        slurm.shows("job_running.txt", restarts=count)
+        script.notice("SIGCONT", "SIGUSR2", restart_count=count, progress=count)
+        assert script.ends(job(count), max_requeues=2) == (count < 2)
+    assert len(slurm.requeues()) == 2
+    assert script.said[-1].endswith("it was 2 times for time limits, and --max-requeues is 2")
+
+
+def test_starts_without_a_new_checkpoint_have_an_end(slurm: Slurm, script: Script) -> None:
+    for count in range(6):
+        slurm.shows("job_preempted_in_grace.txt", restarts=count)
+        script.notice("SIGTERM", restart_count=count, progress=7)
+        assert script.ends(job(count)) == (count < 5)
+    assert "5 starts in a row made no progress" in script.said[-1]
+
+
+def test_without_progress_reports_a_new_round_is_progress(slurm: Slurm, script: Script) -> None:
+    for count in range(8):
+        script.run_dir.claim_round(count, b"{}")
+        slurm.shows("job_preempted_in_grace.txt", restarts=count)
+        assert script.ends(job(count))
+    slurm.shows("job_preempted_in_grace.txt", restarts=8)
+    assert script.ends(job(8))
+
+
+@pytest.mark.parametrize(
+    ("cause", "requeued"), [("REQUEUE_WANTED", True), ("DRAINED", False), ("", False), ("NONSENSE", False)]
+)
+def test_a_wish_of_a_person(slurm: Slurm, script: Script, cause: str, requeued: bool) -> None:
+    slurm.shows("job_running.txt")
+    script.notice(cause=cause)
+    assert script.ends() == requeued
+
+
+def test_a_cancelled_job_stays_so_whatever_was_wanted(slurm: Slurm, script: Script) -> None:
+    slurm.shows("job_cancelled.txt")
+    script.notice("SIGUSR2", "SIGTERM", cause="REQUEUE_WANTED")
+    assert not script.ends()
+    assert slurm.requeues() == []
+    assert script.said == ["job 1: not requeued: the job was cancelled"]
+
+
+def test_without_scontrol_it_ends_at_once(slurm: Slurm, script: Script) -> None:
+    (slurm.directory / "scontrol").unlink()
+    script.notice("SIGUSR2")
+    assert not script.ends(wait=600)
+    assert script.said == ["job 1: not requeued (time limit near): Slurm does not answer; submit it again to go on"]
+
+
+def test_a_controller_that_is_down_is_waited_for(slurm: Slurm, script: Script) -> None:
+    # Its third answer is one.
+    text = SCONTROL.replace("[ -e job.txt ]", "[ $(grep -c 'show job' calls) -ge 3 ]")
+    (slurm.directory / "scontrol").write_text(text.format(directory=slurm.directory, complaint=DOWN))
+    (slurm.directory / "grep").symlink_to("/usr/bin/grep")
+    slurm.shows("job_preempted_in_grace.txt")
+    assert script.ends(wait=60)
+    assert slurm.requeues() == ["requeue 1"]
+
+
+def test_a_requeue_that_fails_is_said(slurm: Slurm, script: Script) -> None:
+    slurm.shows("job_preempted_in_grace.txt")
+    slurm.write("requeue", "1")
+    assert not script.ends()
+    assert script.said == ["job 1: not requeued: preempted: scontrol requeue failed"]
+
+
+def test_options() -> None:
+    assert patience(None, None, None) == Patience(10, Meaning(30.0, 120.0))
+    assert patience("0", "5", "7.5") == Patience(0, Meaning(5.0, 7.5))
+    for wrong in (("-1", None, None), ("x", None, None), (None, "-1", None), (None, None, "nan"), (None, "", None)):
+        with pytest.raises(UsageError):
+            patience(*wrong)
