@@ -19,15 +19,14 @@ from __future__ import annotations
 
 import operator
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from slurm_elastic.control import Stop, WorkerControl, attach, is_superseded
 
 __all__ = ["StartInfo", "Stop", "checkpointed", "may_publish", "should_stop", "start_info"]
 
 
-@dataclass(frozen=True, slots=True)
-class StartInfo:
+class StartInfo(NamedTuple):
     """Why and where this worker was started.
 
     Attributes:

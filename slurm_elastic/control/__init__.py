@@ -1,14 +1,21 @@
 """The private channel between an agent and each of its workers: stop at one step, progress, fence.
 
 One page of shared memory per worker and round (`_page`). The agent's end is :class:`RoundControl`, the worker's end is
-behind :mod:`slurm_elastic.trainer`. Standard library only, as every training script that asks pays for the import.
+behind :mod:`slurm_elastic.trainer`. Every training script that asks pays for the import of this package: it is of the
+standard library only, and what agents alone need is imported when they ask for it (PEP 562).
 """
 
-from slurm_elastic.control._agreement import Agreement, WorkerProgress
-from slurm_elastic.control._directory import ControlDirectory
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from slurm_elastic.control._fence import is_superseded
-from slurm_elastic.control._round import RoundControl
 from slurm_elastic.control._worker import Stop, WorkerControl, attach
+
+if TYPE_CHECKING:
+    from slurm_elastic.control._agreement import Agreement, WorkerProgress
+    from slurm_elastic.control._directory import ControlDirectory
+    from slurm_elastic.control._round import RoundControl
 
 __all__ = [
     "Agreement",
@@ -20,3 +27,18 @@ __all__ = [
     "attach",
     "is_superseded",
 ]
+
+_OF_AGENTS = {
+    "Agreement": "_agreement",
+    "WorkerProgress": "_agreement",
+    "ControlDirectory": "_directory",
+    "RoundControl": "_round",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_AGENTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_OF_AGENTS[name]}"), name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 __all__ = ["is_superseded"]
 
@@ -24,6 +23,8 @@ def is_superseded(environ: Mapping[str, str], epoch: int | None = None) -> bool:
     if not run_dir or round_ is None:
         return False
     # Here, as it takes much longer to import than the rest, and is needed once in a checkpoint.
+    from pathlib import Path
+
     from slurm_elastic.rundir import RunDir, RunDirError
 
     directory = RunDir(Path(run_dir), environ.get("SLURM_ELASTIC_RUN_ID", ""))

@@ -10,8 +10,6 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-import tempfile
-from pathlib import Path
 from typing import Protocol
 
 __all__ = [
@@ -31,8 +29,8 @@ __all__ = [
     "STOPPED",
     "Fields",
     "PageError",
-    "create_page",
     "map_page",
+    "new_page",
     "read_text",
     "write_text",
 ]
@@ -89,29 +87,22 @@ class Fields(Protocol):
     def __setitem__(self, index: int, value: int, /) -> None: ...
 
 
-def create_page(directory: Path, name: str) -> tuple[Path, Fields]:
-    """Make the page of a new worker in a directory, mode 0600; its name begins with `name`.
+def new_page(descriptor: int) -> Fields:
+    """Map the page of a new worker onto an empty file.
 
     Raises:
         OSError: it cannot be made.
     """
-    descriptor, path = tempfile.mkstemp(prefix=name, dir=directory)
-    try:
-        # Written, not only sized: a full disk is an error here, and would be SIGBUS in the worker later (mmap(2)).
-        view = memoryview(bytearray(SIZE))
-        while view:
-            view = view[os.write(descriptor, view) :]
-        fields = _map(descriptor)
-    except BaseException:
-        Path(path).unlink()
-        raise
-    finally:
-        os.close(descriptor)
+    # Written, not only sized: a full disk is an error here, and would be SIGBUS in the worker later (mmap(2)).
+    view = memoryview(bytes(SIZE))
+    while view:
+        view = view[os.write(descriptor, view) :]
+    fields = _map(descriptor)
     for field in (DEADLINE, EPOCH, STEP, CHECKPOINT):
         fields[field] = NONE
     fields[_VERSION] = _VERSION_VALUE
     fields[_MAGIC] = _MAGIC_VALUE
-    return Path(path), fields
+    return fields
 
 
 def map_page(path: str) -> Fields:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import tempfile
 from pathlib import Path
 
 from slurm_elastic.control._agreement import Agreement
-from slurm_elastic.control._page import Fields, create_page
+from slurm_elastic.control._page import Fields, new_page
 from slurm_elastic.control._worker import VARIABLE
 
 __all__ = ["RoundControl"]
@@ -34,9 +36,12 @@ class RoundControl(Agreement):
             # Its owner's last logout may have emptied /dev/shm (RemoveIPC, logind.conf(5)).
             directory.mkdir(mode=0o700, exist_ok=True)
             for local_rank in range(local_world_size):
-                path, fields = create_page(directory, f"{round:04d}.{local_rank}.")
-                self._paths.append(path)
-                pages.append(fields)
+                descriptor, path = tempfile.mkstemp(prefix=f"{round:04d}.{local_rank}.", dir=directory)
+                self._paths.append(Path(path))
+                try:
+                    pages.append(new_page(descriptor))
+                finally:
+                    os.close(descriptor)
         except OSError as error:
             logger.warning("no word to workers before they are stopped: no control page in %s: %s", directory, error)
             self._remove()

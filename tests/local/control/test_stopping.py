@@ -26,7 +26,7 @@ def settled(group: Workers) -> list[int]:
         if now == before:
             return now
         before = now
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 def test_coupled_workers_of_two_nodes(tmp_path: Path) -> None:
@@ -41,12 +41,12 @@ def test_coupled_workers_of_two_nodes(tmp_path: Path) -> None:
 
 
 def test_nobody_passes_what_was_answered(tmp_path: Path) -> None:
-    """A million steps a second without a collective, so that flag and boundary are written in the same moment."""
+    """Without a collective, so that flag and boundary are written in the same moment."""
     chance = random.Random(0)
     with workers(tmp_path, nodes=1, local=2, coupled=False) as group:
         group.ready()
         (control,) = group.controls
-        for _ in range(50):
+        for _ in range(30):
             has_come_to(group, max(worker.boundary for worker in control.progress()) + chance.randrange(1000))
             answer = control.hold()
             assert answer is not None

@@ -54,7 +54,8 @@ def test_without_pages_workers_take_no_part(tmp_path: Path, caplog: pytest.LogCa
 
 @pytest.mark.parametrize("text", ["", "preempted", "ä" * 40, "x" * 64])
 def test_reason(tmp_path: Path, text: str) -> None:
-    _, fields = _page.create_page(tmp_path, "page")
+    with (tmp_path / "page").open("w+b") as file:
+        fields = _page.new_page(file.fileno())
     _page.write_text(fields, text)
     assert _page.read_text(fields) == text.encode()[:64].decode(errors="ignore")
 
