@@ -13,6 +13,7 @@ import pytest
 
 from slurm_elastic.agent.warm import FUNCTION, Program, StartInterruptedError, State, WarmProcess
 from slurm_elastic.agent.warm._orders import Order
+from slurm_elastic.control import RoundControl
 from slurm_elastic.errors import UsageError
 from tests.local.warm.workplace import HANG, Workplace
 
@@ -194,3 +195,15 @@ def test_function_that_cannot_be_pickled(workplace: Make) -> None:
     place = workplace(program=FUNCTION, entrypoint=lambda: 1)
     with pytest.raises((AttributeError, TypeError)):
         place.context()
+
+
+@pytest.mark.parametrize("preload", [(), ("slurm_elastic.trainer",)])
+def test_worker_finds_its_control_page(
+    workplace: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preload: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    place = workplace(preload=list(preload))
+    place.script.write_text(f"{FORKED}from slurm_elastic import trainer\nprint(trainer.should_stop(3))\n")
+    control = RoundControl(tmp_path / "pages", 0, 1)
+    assert place.run_warm(environment=control.environment(0)).stdout == "True\nNone\n"
+    assert [(worker.boundary, worker.step) for worker in control.progress()] == [(1, 3)]
