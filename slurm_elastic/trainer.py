@@ -19,11 +19,14 @@ from __future__ import annotations
 
 import operator
 import os
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_elastic.control import Stop, WorkerControl, attach, is_superseded
 
-__all__ = ["StartInfo", "Stop", "checkpointed", "may_publish", "should_stop", "start_info"]
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+__all__ = ["StartInfo", "Stop", "checkpointed", "expires", "may_publish", "should_stop", "start_info"]
 
 
 class StartInfo(NamedTuple):
@@ -95,6 +98,30 @@ def may_publish() -> bool:
     if control is not None and control.fenced:
         return False
     return not is_superseded(os.environ, control.epoch if control is not None else None)
+
+
+def expires(after: float, scope: str = "block") -> AbstractContextManager[None]:
+    """Guard a block by the watchdog: a worker that takes longer hangs, and is killed after its stacks were kept.
+
+    ::
+
+        with trainer.expires(after=60, scope="step"):
+            ...
+
+    This is torch.distributed.elastic.timer.expires with the client of this node. Without a watchdog it does nothing.
+
+    Args:
+        after: seconds.
+        scope: a name for reports; blocks of one process that overlap need different ones.
+    """
+    path = os.environ.get("TORCHELASTIC_TIMER_FILE")
+    if not path:
+        from contextlib import nullcontext
+
+        return nullcontext()
+    from torch.distributed.elastic.timer import api, file_based_local_timer
+
+    return api.expires(after, scope, file_based_local_timer.FileTimerClient(path))
 
 
 def start_info() -> StartInfo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -79,6 +80,22 @@ def test_start_info(reason: str, number: str, resumes: bool, monkeypatch: pytest
     info = trainer.start_info()
     assert (info.reason, info.round, info.resumes) == (reason, int(number), resumes)
     assert (info.run_id, info.run_dir, info.node) == ("7", "/runs/7", "n2")
+
+
+def test_block_that_must_not_take_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_TIMER_FILE", raising=False)
+    with trainer.expires(after=1):
+        pass
+    pipe = tmp_path / "timer"
+    os.mkfifo(pipe)
+    monkeypatch.setenv("TORCHELASTIC_TIMER_FILE", str(pipe))
+    reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    with trainer.expires(after=60, scope="step"):
+        begun = json.loads(os.read(reader, 4096))
+    ended = json.loads(os.read(reader, 4096))
+    os.close(reader)
+    assert [(line["pid"], line["scope_id"]) for line in (begun, ended)] == [(os.getpid(), "step")] * 2
+    assert (begun["signal"], ended["expiration_time"]) == (9, -1)
 
 
 def test_import_takes_the_standard_library_only(tmp_path: Path) -> None:
