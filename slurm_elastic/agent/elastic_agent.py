@@ -19,7 +19,6 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 from torch._C._distributed_c10d import TCPStore
@@ -33,10 +32,12 @@ from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 from slurm_elastic.agent.agreement import StepAgreement
 from slurm_elastic.agent.departure import Departure, depart
 from slurm_elastic.agent.environment import worker_environment
+from slurm_elastic.agent.health import Reporter, Stage
 from slurm_elastic.agent.notices import Notices
+from slurm_elastic.agent.places import place_of, watched
 from slurm_elastic.agent.root_cause import BY_WATCHDOG, last_words
 from slurm_elastic.agent.warm import StartInterruptedError
-from slurm_elastic.agent.watchdog import Watchdog, Watched
+from slurm_elastic.agent.watchdog import Watchdog
 from slurm_elastic.agent.workers import Starter, WorkerProcesses
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.coordination import Coordination, RecordsLost, Superseded
@@ -94,6 +95,7 @@ class SlurmElasticAgent(LocalElasticAgent):
         coordination: in touch with the leader, or about to be.
         notices: the signals that came so far.
         starter: starts the processes of a round.
+        reporter: told what this agent is doing.
         watchdog: finds workers that hang; not started. None for none.
         shutdown_timeout: seconds that workers get between SIGTERM and SIGKILL when a round ends as planned.
         worker_signal: sent to workers when a planned end of their round is announced. None for none.
@@ -107,6 +109,7 @@ class SlurmElasticAgent(LocalElasticAgent):
         coordination: Coordination,
         notices: Notices,
         starter: Starter,
+        reporter: Reporter,
         *,
         watchdog: Watchdog | None = None,
         shutdown_timeout: int = 30,
@@ -114,7 +117,7 @@ class SlurmElasticAgent(LocalElasticAgent):
     ) -> None:
         super().__init__(spec, logs_specs, shutdown_timeout=shutdown_timeout)
         self._seat, self._coordination, self._notices, self._starter = seat, coordination, notices, starter
-        self._watchdog, self._worker_signal = watchdog, worker_signal
+        self._reporter, self._watchdog, self._worker_signal = reporter, watchdog, worker_signal
         self._agreement = StepAgreement()
         self._doing = _Doing.JOINING
         self._processes: WorkerProcesses | None = None
@@ -152,6 +155,7 @@ class SlurmElasticAgent(LocalElasticAgent):
         with selectors.DefaultSelector() as selector:
             selector.register(self._coordination.fd, selectors.EVENT_READ)
             selector.register(self._notices.fd, selectors.EVENT_READ)
+            selector.register(self._reporter.fd, selectors.EVENT_READ)
             timeout, fds = self._time_left(), []
             if self._doing is _Doing.STOPPING:
                 timeout = 0.0 if self._all_ended() else timeout
@@ -172,6 +176,7 @@ class SlurmElasticAgent(LocalElasticAgent):
 
     def _act(self) -> RunResult | None:
         self._notices.drain()
+        self._reporter.answer()
         # Signals first: under proctrack/linuxproc Slurm signals the workers in the same moment, and their end must
         # not be mistaken for a failure.
         if self._notices.first() is not None and not self._told_to_go:
@@ -208,6 +213,7 @@ class SlurmElasticAgent(LocalElasticAgent):
                 self._stop(self._join, self._shutdown_timeout if planned else _UNPLANNED_STOP_TIMEOUT, gently=planned)
             case Waiting():
                 logger.info("%s waits as a spare", self._seat.node)
+                self._reporter.enter(Stage.SPARE)
             case Ended() as ended:
                 return self._ended(ended)
             case LeaderLost(why):
@@ -227,6 +233,7 @@ class SlurmElasticAgent(LocalElasticAgent):
 
     def _join(self) -> RunResult | None:
         self._doing = _Doing.JOINING
+        self._reporter.join()
         if not self._as_agreed and not self._signalled:
             # Else workers on other nodes may still be saving; then it is served until the next round.
             self._round_store = None
@@ -276,6 +283,7 @@ class SlurmElasticAgent(LocalElasticAgent):
             record_event(event, group.spec.event_log_handler)
         group.state = WorkerState.HEALTHY
         self._doing = _Doing.TRAINING
+        self._reporter.train(place_of(placed, pids), placed.restarts)
 
     def _start_workers(self, worker_group: object) -> dict[int, int]:
         assert self._placed is not None
@@ -297,10 +305,11 @@ class SlurmElasticAgent(LocalElasticAgent):
         self._pcontext = cast(PContext, self._processes)
         pids = self._processes.pids()
         if self._watchdog is not None:
-            self._watchdog.watch(_watched(pids, envs, self._placed.round))
+            self._watchdog.watch(watched(pids, envs, self._placed.round))
         return pids
 
     def _something_else_came(self) -> bool:
+        self._reporter.answer()
         words, _, _ = select.select([self._coordination.fd], [], [], 0)
         return bool(words) or self._notices.first() is not None
 
@@ -312,12 +321,14 @@ class SlurmElasticAgent(LocalElasticAgent):
         if result.state is WorkerState.SUCCEEDED:
             logger.debug("the workers of %s have ended well; it waits for the others", self._seat.node)
             self._coordination.finished()
+            self._reporter.enter(Stage.DONE)
         elif result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY) and self._departure is not None:
             # Whoever told this agent to go may have told its workers, too.
             self._stop_for_departure()
             return None
         elif result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
             self._coordination.worker_failed(self._first_failure(result))
+            self._reporter.enter(Stage.FAILED)
         else:
             return None
         self._worker_group.state = result.state
@@ -353,6 +364,7 @@ class SlurmElasticAgent(LocalElasticAgent):
         With `gently`, those that have got the signal for a planned end have the time for that first.
         """
         self._after_stop = then
+        self._reporter.enter(Stage.LEAVING if self._told_to_go else Stage.STOPPING)
         by = time.monotonic() + timeout
         self._stop_by = min(self._stop_by, by) if self._doing is _Doing.STOPPING else by
         if self._watchdog is not None:
@@ -390,6 +402,7 @@ class SlurmElasticAgent(LocalElasticAgent):
         self._told_to_go = True
         received = self._notices.first()
         detail = detail or (received.signal.name if received is not None else reason.value)
+        self._reporter.notice(reason.value)
         logger.info("%s got %s: leaving round %s", self._seat.node, detail, self._placed.round if self._placed else "-")
         self._departure = depart(
             reason,
@@ -439,6 +452,7 @@ class SlurmElasticAgent(LocalElasticAgent):
             return self._go()
         self._say_farewell(self._departure)
         self._doing = _Doing.LINGERING
+        self._reporter.enter(Stage.LEAVING)
         return None
 
     def _stop_for_departure(self) -> None:
@@ -502,12 +516,3 @@ class SlurmElasticAgent(LocalElasticAgent):
         if self._processes is not None:
             self._processes.close(death_sig, timeout)
             self._processes = self._pcontext = None
-
-
-def _watched(pids: dict[int, int], envs: dict[int, dict[str, str]], round_: int) -> list[Watched]:
-    """The workers of a round, for the watchdog. The logs specs have put the path of the error file beside the logs."""
-    return [
-        Watched(pid, int(envs[rank]["RANK"]), rank, round_, Path(error).parent if error else None)
-        for rank, pid in pids.items()
-        for error in [envs[rank].get("TORCHELASTIC_ERROR_FILE")]
-    ]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 
 import msgspec
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from slurm_elastic.agent.elastic_agent import AgentOutcome, SlurmElasticAgent
 from slurm_elastic.agent.events import EventLog
+from slurm_elastic.agent.health import Health, Snapshot, health_port
 from slurm_elastic.agent.notices import record_signals
 from slurm_elastic.agent.root_cause import root_cause
 from slurm_elastic.agent.settings import AgentSettings
@@ -62,6 +64,11 @@ def _take_part(settings: AgentSettings, warm: WarmProcess, records: Records) -> 
     if records.is_done():
         logger.info("run %s is finished already: nothing to do", settings.run_id)
         return ExitCode.FINISHED
+    with health_port(settings.health, settings.run_dir, _snapshot(settings)) as health:
+        return _supervise(settings, records, warm, health)
+
+
+def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, health: Health) -> ExitCode:
     config = settings.launch_config
     seat = _seat(settings, records)
     events = EventLog(settings.run_dir, settings.node, config.event_log_handler)
@@ -72,9 +79,12 @@ def _take_part(settings: AgentSettings, warm: WarmProcess, records: Records) -> 
             events.add(entry)
 
     def hung(hang: Hang) -> None:
+        health.reporter.hung(killed=hang.killed is not None)
         events.add(_hung(settings.node, hang), logging.WARNING)
 
     coordination = connect(seat, journal, can_hold=True)
+    health.pages.leadership = lambda: (seat.leader_host, coordination.leads)
+    health.pages.rejected = coordination.rejected
     handler = SlurmRendezvousHandler(seat, coordination)
     spec = WorkerSpec(
         role=config.role,
@@ -93,6 +103,7 @@ def _take_part(settings: AgentSettings, warm: WarmProcess, records: Records) -> 
     )
     assert config.logs_specs is not None
     pipe = make_pipe(os.environ) if settings.watchdog else None
+    health.pages.watchdog = watchdog = Watchdog(pipe, hung) if pipe is not None else None
     agent = SlurmElasticAgent(
         spec,
         config.logs_specs,
@@ -100,13 +111,15 @@ def _take_part(settings: AgentSettings, warm: WarmProcess, records: Records) -> 
         coordination,
         record_signals(),
         worker_starter(warm, config.logs_specs, config.log_line_prefix_template),
-        watchdog=Watchdog(pipe, hung) if pipe is not None else None,
+        health.reporter,
+        watchdog=watchdog,
         shutdown_timeout=30 if config.shutdown_timeout is None else config.shutdown_timeout,
         worker_signal=settings.worker_signal,
     )
     try:
         outcome = agent.supervise()
     finally:
+        health.reporter.over()
         coordination.stop()
     if outcome.exit_code is ExitCode.LEFT and _is_done(records):
         # The leader recorded the end, and went before it could tell this agent.
@@ -134,6 +147,19 @@ def _say_goodbye(outcome: AgentOutcome, seat: Seat, leads: bool, events: EventLo
         # The leader goes last, so this is the last that an agent says; the batch script repeats it after srun's words.
         seat.records.publish_failure(msgspec.to_builtins(outcome.failure))
         logger.error("%s", root_cause(outcome.failure))
+
+
+def _snapshot(settings: AgentSettings) -> Snapshot:
+    now = time.monotonic()
+    return Snapshot(
+        run=settings.run_id,
+        node=settings.node,
+        job=settings.job.job_id if settings.job else "0",
+        agent=settings.agent,
+        since=now,
+        changing_since=now,
+        max_restarts=settings.launch_config.max_restarts,
+    )
 
 
 def _hung(node: str, hang: Hang) -> Entry:

@@ -25,6 +25,7 @@ from slurm_elastic.agent._torchrun import (
     node_range,
     torchrun_config,
 )
+from slurm_elastic.agent.health import HealthSettings, health_settings
 from slurm_elastic.agent.location import base_directory
 from slurm_elastic.agent.logs import RoundLogsSpecs, local_ranks, streams
 from slurm_elastic.agent.watchdog import is_enabled
@@ -98,6 +99,8 @@ class AgentSettings:
     """Whether workers that hang are looked for."""
     worker_signal: signal.Signals | None
     """Sent to workers when a planned end of their round is announced; None for none."""
+    health: HealthSettings | None
+    """The health port; None for none."""
 
 
 def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSettings:
@@ -155,6 +158,9 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
         preload=tuple(name for name in (options.preload or "").split(",") if name),
         watchdog=not options.no_watchdog and is_enabled(environ),
         worker_signal=_worker_signal(options.worker_signal),
+        health=None
+        if options.no_health
+        else health_settings(options.health_bind, options.health_port, options.health_token_file, environ),
     )
 
 

@@ -132,4 +132,31 @@ def agent_parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="from SIGTERM to the end, where Slurm cannot be asked (default: 30)",
     )
+    _add_health(group)
     return parser
+
+
+def _add_health(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--health-bind",
+        "--health_bind",
+        action=env,
+        metavar="ADDRESS",
+        help="address of the health port; 0.0.0.0 for all of this node's (default: 127.0.0.1)",
+    )
+    group.add_argument(
+        "--health-port",
+        "--health_port",
+        action=env,
+        metavar="PORT",
+        help="port that answers /healthz, /readyz, /status, /metrics and /stacks (default: a free one, see health/ in "
+        "the run directory)",
+    )
+    group.add_argument(
+        "--health-token-file",
+        "--health_token_file",
+        action=env,
+        metavar="FILE",
+        help="what clients have to show, see the reference (default: health-token in the run directory)",
+    )
+    group.add_argument("--no-health", "--no_health", action=check_env, help="open no health port")

@@ -19,6 +19,7 @@ _FLAGS = {
     "--run-path",
     "--virtual-local-rank",
     "--no-watchdog",
+    "--no-health",
 }
 """Options without a value, torchrun's (torch/distributed/run.py, 2.13) and ours; every other has one."""
 

@@ -112,6 +112,10 @@ class Coordination:
         """The store of the records is given up for lost. May be called from any thread."""
         self._deliver(RecordsLost(str(error)))
 
+    def rejected(self) -> int:
+        """How many records of strangers the leader here has dropped; 0 where none leads."""
+        return sum(self._leader[0].rejected.values()) if self._leader is not None else 0
+
     def stop(self, timeout: float = 5.0) -> None:
         """Let what was said go out; on the leader's agent, let the others go first; then end the thread.
 

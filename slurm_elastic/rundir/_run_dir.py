@@ -36,6 +36,8 @@ class RunDir:
             rounds/000003.json            one per round, created exclusively
             epochs/<scope>/000001.json    one per leader's term, created exclusively
             failures/<scope>.json         why that incarnation failed
+            health/<node>.<job>.json      where an agent's health port is, while it is open
+            health-token                  what it takes to see more than liveness there, mode 0600
             endpoints/<scope>.json        where the leader's store is, replaced as it moves
             events/<node>.jsonl           appended to by the agents of that node
             logs/round_0003/<node>/rank_05/
@@ -208,6 +210,29 @@ class RunDir:
         found = (self._record(directory / name) for name in names)
         return tuple(content for content in found if content is not None)
 
+    def publish_health(self, node: str, job: str, content: bytes) -> None:
+        """Say where the health port of an agent is."""
+        path = self._health(node, job)
+        with self._reported(path):
+            _files.make_directory(path.parent)
+            _files.publish(path, content)
+
+    def withdraw_health(self, node: str, job: str) -> None:
+        """Take back what `publish_health` said."""
+        path = self._health(node, job)
+        with self._reported(path):
+            path.unlink(missing_ok=True)
+
+    def health_token(self) -> str:
+        """Return what clients of the health ports have to show. Whoever comes first draws it.
+
+        Raises:
+            UsageError: the file is readable by others, belongs to somebody else, or is no token.
+        """
+        path = self.path / "health-token"
+        with self._reported(path):
+            return _secret.load_or_create(path).hex()
+
     def append_event(self, node: str, line: str) -> None:
         """Append one line to the events of a node; only agents of that node may."""
         if "\n" in line:
@@ -237,6 +262,9 @@ class RunDir:
 
     def _failure(self, scope: str) -> Path:
         return self.path / "failures" / f"{_safe('scope', scope)}.json"
+
+    def _health(self, node: str, job: str) -> Path:
+        return self.path / "health" / f"{_safe('node name', node)}.{_safe('job id', job)}.json"
 
     def _file(self, name: str) -> Path:
         return self.path / _safe("file name", name)

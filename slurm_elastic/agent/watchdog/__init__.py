@@ -12,6 +12,7 @@ open() and readline(), believes any process id, and kills its own agent together
 
 from slurm_elastic.agent.watchdog._pipe import Pipe, is_enabled, make_pipe
 from slurm_elastic.agent.watchdog._processes import Watched
+from slurm_elastic.agent.watchdog._stacks import collect_stacks
 from slurm_elastic.agent.watchdog._watchdog import Hang, Watchdog
 
-__all__ = ["Hang", "Pipe", "Watchdog", "Watched", "is_enabled", "make_pipe"]
+__all__ = ["Hang", "Pipe", "Watchdog", "Watched", "collect_stacks", "is_enabled", "make_pipe"]

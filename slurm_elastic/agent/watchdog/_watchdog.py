@@ -113,8 +113,8 @@ class Watchdog:
         self._thread.start()
 
     def age(self) -> float:
-        """Seconds since the thread last showed that it lives; normally at most 5."""
-        return time.monotonic() - self._alive_at
+        """Seconds since the thread last showed that it lives; normally at most 5. 0 once it was told to stop."""
+        return 0.0 if self._stopping else time.monotonic() - self._alive_at
 
     def expect(self) -> None:
         """Workers are being started: hold what processes say that nobody knows yet."""

@@ -12,6 +12,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.launcher.api import LaunchConfig
 
+from slurm_elastic.agent.health import HealthSettings
 from slurm_elastic.agent.logs import RoundLogsSpecs
 from slurm_elastic.agent.settings import AgentSettings, Start, resolve
 from slurm_elastic.cli.agent_parser import agent_parser
@@ -88,6 +89,7 @@ def settings_of_n2(**changes: Any) -> AgentSettings:
         start=Start.WARM,
         preload=(),
         watchdog=True,
+        health=HealthSettings(),
         worker_signal=None,
     )
     return dataclasses.replace(settings, **changes)

@@ -17,6 +17,7 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.health_check_server import HealthCheckServer
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events import handlers
 from torch.distributed.elastic.events.api import EventSource
@@ -48,6 +49,9 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
         (LocalElasticAgent._monitor_workers, ["worker_group"]),
         (LocalElasticAgent._shutdown, ["death_sig", "timeout"]),
         (LocalElasticAgent._log_watchdog_event, ["name", "request"]),
+        (HealthCheckServer.__init__, ["alive_callback", "port", "timeout"]),
+        (HealthCheckServer.start, []),
+        (HealthCheckServer.stop, []),
         (FileTimerRequest.__init__, ["worker_pid", "scope_id", "expiration_time", "signal"]),
         (LocalElasticAgent._set_local_rank_env, ["worker_env", "local_rank", "spec"]),
         (PContext.start, []),

@@ -1,0 +1,188 @@
+"""One client of the health port, which may be slow, wrong or hostile. Runs in the server's loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from slurm_elastic.agent.health._http import HTTPError, Request, Response, next_request
+from slurm_elastic.agent.health._pages import Slow
+
+__all__ = ["Connection", "Limits", "Server"]
+
+_TURN = 16
+"""Requests of one client that are answered before others get their turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one client may take.
+
+    Attributes:
+        connections: open at a time, of all clients; the one that was silent longest makes room for another.
+        request_seconds: from the first byte of a request, or the connection's beginning, to the request's end.
+        idle_seconds: between two requests.
+        answer_seconds: for the client to take an answer, and to close the connection after the last one.
+    """
+
+    connections: int = 64
+    request_seconds: float = 5.0
+    idle_seconds: float = 75.0
+    answer_seconds: float = 10.0
+
+
+class Server(Protocol):
+    """What a connection needs of its server."""
+
+    limits: Limits
+
+    def opened(self, connection: Connection) -> None:
+        """A client is there."""
+
+    def closed(self, connection: Connection) -> None:
+        """A client is gone."""
+
+    def served(self, connection: Connection) -> None:
+        """A client has asked something properly."""
+
+    def answer(self, request: Request) -> Response | Slow:
+        """Answer a request."""
+
+    def work(self, slow: Slow, done: Callable[[Response], None]) -> None:
+        """Have a slow answer made elsewhere; `done` is called in the loop."""
+
+
+class Connection(asyncio.Protocol):
+    """See asyncio.Protocol for the methods without a word of their own."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._received = bytearray()
+        self._timer: asyncio.TimerHandle | None = None
+        self._by = float("inf")
+        self._full = self._said_all = self._ending = False
+        self.busy = False
+        """Whether an answer is being made or taken."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client is there."""
+        self._transport = cast(asyncio.Transport, transport)
+        # Whatever the kernel does not take at once stops the reading until it does.
+        self._transport.set_write_buffer_limits(high=0)
+        self._expect(self._server.limits.request_seconds)
+        self._server.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._server.closed(self)
+
+    def data_received(self, data: bytes) -> None:
+        """It said something."""
+        if self._ending:
+            return
+        if not self._received and not self.busy:
+            self._expect(self._server.limits.request_seconds)
+        self._received += data
+        if not self.busy:
+            self._serve()
+
+    def eof_received(self) -> bool:
+        """It says no more; what it asked before is still answered."""
+        self._said_all = True
+        return self.busy
+
+    def pause_writing(self) -> None:
+        """The client does not take its answers."""
+        self._full = True
+        self._pause()
+        self._expect(self._server.limits.answer_seconds)
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self._full = False
+        self._resume()
+
+    def abort(self) -> None:
+        """End it at once."""
+        self._transport.abort()
+
+    def _serve(self) -> None:
+        for _ in range(_TURN):
+            if self.busy or self._ending or self._transport.is_closing():
+                return
+            try:
+                request = next_request(self._received)
+            except HTTPError as error:
+                self._send(Response(error.status, f"{error}\n".encode()), keep_open=False)
+                return
+            if request is None:
+                if self._said_all:
+                    self._transport.close()
+                elif not self._received:
+                    self._expect(self._server.limits.idle_seconds)
+                return
+            self._server.served(self)
+            self._expect(self._server.limits.request_seconds)
+            answer = self._server.answer(request)
+            if isinstance(answer, Slow):
+                self._wait_for(answer, request)
+            else:
+                self._send(answer, keep_open=request.keep_open, head_only=request.method == "HEAD")
+        if not self.busy:
+            self._pause()
+            self._loop.call_soon(self._resume)
+
+    def _wait_for(self, answer: Slow, request: Request) -> None:
+        self._pause()
+        self._expect(None)
+
+        def done(response: Response) -> None:
+            if not self._transport.is_closing():
+                self._send(response, keep_open=request.keep_open, head_only=request.method == "HEAD")
+                self._resume()
+
+        self._server.work(answer, done)
+
+    def _send(self, response: Response, *, keep_open: bool, head_only: bool = False) -> None:
+        self._transport.write(response.encode(keep_open=keep_open, head_only=head_only))
+        if not keep_open:
+            # What the client still sends is read and dropped: the kernel answers unread bytes by a reset, which would
+            # take the answer from the client (RFC 9112, 9.6).
+            self._ending = True
+            self._received.clear()
+            self._transport.write_eof()
+            self._expect(self._server.limits.answer_seconds)
+
+    def _pause(self) -> None:
+        self.busy = True
+        self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        if self._full or self._transport.is_closing():
+            return
+        self.busy = False
+        self._transport.resume_reading()
+        if not self._ending:
+            self._expect(self._server.limits.request_seconds)
+            self._serve()
+
+    def _expect(self, seconds: float | None) -> None:
+        """The client has so many seconds from now; None for any number."""
+        self._by = float("inf") if seconds is None else self._loop.time() + seconds
+        if self._timer is not None and self._timer.when() > self._by:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None and seconds is not None:
+            self._timer = self._loop.call_at(self._by, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._loop.time() >= self._by:
+            self.abort()
+        elif self._by != float("inf"):
+            self._timer = self._loop.call_at(self._by, self._look)

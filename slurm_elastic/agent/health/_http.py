@@ -1,0 +1,119 @@
+"""As much of HTTP/1.1 (RFC 9112) as a page without a body needs. Bytes in, bytes out; no I/O."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from http import HTTPStatus
+
+__all__ = ["MAX_HEAD", "HTTPError", "Request", "Response", "next_request"]
+
+MAX_HEAD = 8192
+"""Bytes of a request: its line and its headers."""
+
+_END = b"\r\n\r\n"
+_LINE = re.compile(rb"([A-Z]{1,20}) (/[!-~]{0,2000}) HTTP/1\.([01])")
+_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*")
+
+
+class HTTPError(Exception):
+    """A request that is answered by an error, after which the connection is closed.
+
+    Attributes:
+        status: of the answer.
+    """
+
+    def __init__(self, status: HTTPStatus, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request.
+
+    Attributes:
+        method: as GET.
+        path: without the query.
+        authorization: the header of that name, empty if there is none.
+        keep_open: whether the client wants to ask more on this connection.
+    """
+
+    method: str
+    path: str
+    authorization: str
+    keep_open: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One answer.
+
+    Attributes:
+        status: of it.
+        body: of it.
+        content_type: of the body.
+        headers: further lines.
+    """
+
+    status: HTTPStatus
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+    headers: tuple[str, ...] = ()
+
+    def encode(self, *, keep_open: bool, head_only: bool = False) -> bytes:
+        """Return the bytes to send."""
+        lines = (
+            f"HTTP/1.1 {self.status.value} {self.status.phrase}",
+            f"Content-Type: {self.content_type}",
+            f"Content-Length: {len(self.body)}",
+            "Cache-Control: no-store",
+            "X-Content-Type-Options: nosniff",
+            f"Connection: {'keep-alive' if keep_open else 'close'}",
+            *self.headers,
+        )
+        head = "\r\n".join(lines).encode("ascii") + _END
+        return head if head_only else head + self.body
+
+
+def next_request(received: bytearray) -> Request | None:
+    """Take the first request out of what was received.
+
+    Returns:
+        None while it is not complete.
+
+    Raises:
+        HTTPError: it is no request, is too long, or brings a body, which no page here takes.
+    """
+    # A blank line before a request is to be ignored (RFC 9112, 2.2).
+    while received.startswith(b"\r\n"):
+        del received[:2]
+    end = received.find(_END, 0, MAX_HEAD)
+    if end < 0:
+        if len(received) >= MAX_HEAD:
+            raise HTTPError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"more than {MAX_HEAD} bytes of headers")
+        line = received.partition(b"\r\n")
+        if line[1] and not _LINE.fullmatch(line[0]):
+            raise HTTPError(HTTPStatus.BAD_REQUEST, "no request")
+        return None
+    first, *fields = bytes(received[:end]).split(b"\r\n")
+    del received[: end + len(_END)]
+    line_found = _LINE.fullmatch(first)
+    if line_found is None:
+        raise HTTPError(HTTPStatus.BAD_REQUEST, "no request")
+    headers: dict[str, str] = {}
+    for field in fields:
+        found = _FIELD.fullmatch(field)
+        name = found[1].decode("ascii").lower() if found else ""
+        if found is None or (name in headers and name in ("authorization", "content-length")):
+            raise HTTPError(HTTPStatus.BAD_REQUEST, "a malformed header")
+        headers[name] = found[2].decode("latin-1")
+    if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+        raise HTTPError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "no page here takes a body")
+    connection = headers.get("connection", "").lower()
+    return Request(
+        method=line_found[1].decode(),
+        path=line_found[2].decode().partition("?")[0],
+        authorization=headers.get("authorization", ""),
+        keep_open="close" not in connection and (line_found[3] == b"1" or "keep-alive" in connection),
+    )

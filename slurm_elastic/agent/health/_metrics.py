@@ -1,0 +1,132 @@
+"""The metrics page, in Prometheus' text format by prometheus_client. Pure, but for its import.
+
+Names follow https://prometheus.io/docs/practices/naming/: one prefix, base units, `_total` for what only grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from slurm_elastic._version import __version__
+from slurm_elastic.agent.health._snapshot import CHANGE_BUCKETS, Readings, Snapshot, Stage, lost_seconds
+
+__all__ = ["CONTENT_TYPE", "metrics_page"]
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+"""Of the page; it tells Prometheus the format's version."""
+
+_PREFIX = "slurm_elastic_"
+_Rows = Mapping[tuple[()], float] | Mapping[tuple[str], float] | Mapping[tuple[str, str], float]
+
+
+def metrics_page(snapshot: Snapshot, readings: Readings) -> bytes:
+    """Return the page. Every metric has the labels `run` and `node`."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collected(snapshot, readings))
+    return generate_latest(registry)
+
+
+class _Collected(Collector):
+    def __init__(self, snapshot: Snapshot, readings: Readings) -> None:
+        self._snapshot, self._readings = snapshot, readings
+        self._constant = (snapshot.run, snapshot.node)
+
+    def describe(self) -> Iterable[Metric]:
+        """No descriptions, so that registering collects nothing."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics."""
+        yield from self._about_agent()
+        yield from self._about_rounds()
+        yield from self._about_workers()
+
+    def _about_agent(self) -> Iterator[Metric]:
+        snapshot, readings = self._snapshot, self._readings
+        yield self._gauge(
+            "agent_info", "The agent: its job and version.", ("job", "version"), {(snapshot.job, __version__): 1}
+        )
+        stages = {(stage.value,): float(stage is snapshot.stage) for stage in Stage}
+        yield self._gauge("agent_state", "1 for what the agent is doing, else 0.", ("state",), stages)
+        yield self._plain_gauge("agent_leads", "1 on the agent that leads the run, else 0.", readings.leads)
+        yield self._plain_counter("agent_cpu_seconds", "CPU time of the agent's own process.", readings.cpu_seconds)
+        yield self._plain_gauge(
+            "agent_resident_memory_bytes", "Resident memory of the agent's own process.", readings.resident_bytes
+        )
+        notices = {(notice,): float(snapshot.notices.count(notice)) for notice in snapshot.notices}
+        yield self._counter("notices", "Notices that this node has to go, by their reason.", ("reason",), notices)
+        yield self._plain_counter(
+            "rejected_records", "Records of strangers that this agent dropped while it led.", readings.rejected
+        )
+
+    def _about_rounds(self) -> Iterator[Metric]:
+        snapshot, readings, place = self._snapshot, self._readings, self._snapshot.place
+        yield self._plain_gauge("round", "Number of the round; -1 before the first.", place.round if place else -1)
+        yield self._plain_gauge("members", "Nodes in the round.", place.nodes if place else 0)
+        yield self._plain_gauge("world_size", "Workers in the round, of all nodes.", place.world_size if place else 0)
+        rounds = {(reason,): float(count) for reason, count in snapshot.rounds}
+        yield self._counter("rounds", "Rounds in which this node had a place, by their reason.", ("reason",), rounds)
+        yield self._round_changes()
+        training = snapshot.training
+        if snapshot.stage is Stage.TRAINING:
+            training += readings.now - snapshot.since
+        yield self._plain_counter("training_seconds", "Seconds in which workers ran on this node.", training)
+        lost = lost_seconds(snapshot, readings.now)
+        yield self._plain_counter("lost_seconds", "Seconds in which workers should have run and did not.", lost)
+        yield self._plain_counter("restarts", "Restarts charged to the run; the same on every node.", snapshot.restarts)
+        left = max(0, snapshot.max_restarts - snapshot.restarts)
+        yield self._plain_gauge("restarts_left", "Restarts that the run has left.", left)
+
+    def _round_changes(self) -> Metric:
+        snapshot = self._snapshot
+        sums = [sum(snapshot.changes[: number + 1]) for number in range(len(snapshot.changes))]
+        bounds = [*(str(bound) for bound in CHANGE_BUCKETS), "+Inf"]
+        family = HistogramMetricFamily(
+            f"{_PREFIX}round_change_seconds",
+            "From the end of one round's workers on this node, or the agent's start, to the start of the next's.",
+            labels=("run", "node"),
+        )
+        family.add_metric(self._constant, list(zip(bounds, sums, strict=True)), snapshot.change_seconds)
+        return family
+
+    def _about_workers(self) -> Iterator[Metric]:
+        snapshot, readings = self._snapshot, self._readings
+        here = snapshot.place.workers if snapshot.place is not None and snapshot.stage is Stage.TRAINING else ()
+        yield self._plain_gauge("workers", "Workers that run on this node.", len(here))
+        yield self._plain_counter(
+            "steps", "Steps taken by the workers of this node together.", snapshot.steps + readings.steps_here
+        )
+        ranks = {worker.local_rank: (str(worker.rank),) for worker in here}
+        steps = {ranks[local]: float(step) for local, step in readings.steps if local in ranks}
+        yield self._gauge("worker_step", "The step that a worker reached last.", ("rank",), steps)
+        ages = {ranks[local]: age for local, age in readings.step_ages if local in ranks}
+        yield self._gauge("worker_step_age_seconds", "Seconds since it reached that.", ("rank",), ages)
+        yield self._plain_counter("watchdog_hangs", "Workers that the watchdog found hanging.", snapshot.hangs)
+        yield self._plain_counter("watchdog_kills", "Workers that the watchdog killed.", snapshot.kills)
+        yield self._plain_counter("watchdog_ignored_requests", "What the watchdog ignored.", readings.ignored)
+        if readings.watchdog_age is not None:
+            yield self._plain_gauge(
+                "watchdog_age_seconds", "Seconds since the watchdog showed that it lives.", readings.watchdog_age
+            )
+
+    def _plain_gauge(self, name: str, text: str, value: float) -> Metric:
+        return self._gauge(name, text, (), {(): float(value)})
+
+    def _plain_counter(self, name: str, text: str, value: float) -> Metric:
+        return self._counter(name, text, (), {(): float(value)})
+
+    def _gauge(self, name: str, text: str, labels: Sequence[str], rows: _Rows) -> Metric:
+        return self._filled(GaugeMetricFamily(_PREFIX + name, text, labels=("run", "node", *labels)), rows)
+
+    def _counter(self, name: str, text: str, labels: Sequence[str], rows: _Rows) -> Metric:
+        return self._filled(CounterMetricFamily(_PREFIX + name, text, labels=("run", "node", *labels)), rows)
+
+    def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, rows: _Rows) -> Metric:
+        for labels, value in rows.items():
+            family.add_metric((*self._constant, *labels), value)
+        return family

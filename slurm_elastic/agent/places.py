@@ -1,0 +1,33 @@
+"""The workers of a round as the health port and the watchdog know them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slurm_elastic.agent.health import Place, WorkerPlace
+from slurm_elastic.agent.watchdog import Watched
+from slurm_elastic.rendezvous.messages import Placed
+
+__all__ = ["place_of", "watched"]
+
+
+def place_of(placed: Placed, pids: dict[int, int]) -> Place:
+    """The place of this node, for those who ask."""
+    place = placed.place
+    return Place(
+        round=placed.round,
+        reason=placed.reason.value,
+        nodes=placed.nodes,
+        node_rank=place.rank,
+        world_size=placed.world_size,
+        workers=tuple(WorkerPlace(place.base_rank + local, local, pid) for local, pid in sorted(pids.items())),
+    )
+
+
+def watched(pids: dict[int, int], envs: dict[int, dict[str, str]], round_: int) -> list[Watched]:
+    """The workers of a round, for the watchdog. The logs specs have put the path of the error file beside the logs."""
+    return [
+        Watched(pid, int(envs[rank]["RANK"]), rank, round_, Path(error).parent if error else None)
+        for rank, pid in pids.items()
+        for error in [envs[rank].get("TORCHELASTIC_ERROR_FILE")]
+    ]

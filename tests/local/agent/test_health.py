@@ -1,0 +1,145 @@
+"""The health port of real agents: before, during and after rounds."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.local.agents import Allocation, eventually
+
+Allocate = Callable[..., Allocation]
+
+
+def target(nodes: Allocation, number: int) -> str:
+    """Where the health port of a node is."""
+    path = nodes.run_dir / "health" / f"{nodes.nodes[number - 1]}.{nodes.job_id}.json"
+    eventually(path.exists, nodes.story)
+    ((group,),) = [json.loads(path.read_text())]
+    assert group["labels"] == {"slurm_job": nodes.job_id}
+    return group["targets"][0]
+
+
+def ask(where: str, page: str, token: str = "") -> tuple[int, str]:
+    request = urllib.request.Request(f"http://{where}{page}")
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=20) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def status(where: str) -> dict[str, Any]:
+    return json.loads(ask(where, "/status")[1])
+
+
+def test_it_answers_before_the_first_round_through_a_change_and_to_the_end(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    first = nodes.start(1, "--nnodes=2", "--nproc-per-node=2", "--max-restarts=2")
+    where = target(nodes, 1)
+    assert ask(where, "/healthz") == (200, "alive\n")
+    eventually(lambda: ask(where, "/readyz") == (503, "joining\n"), nodes.story)
+    assert status(where)["round"] is None
+
+    failed: list[str] = []
+    over = threading.Event()
+
+    def keep_asking() -> None:
+        while not over.is_set():
+            try:
+                if ask(where, "/healthz")[0] != 200:
+                    failed.append("not alive")
+            except OSError as error:
+                failed.append(str(error))
+            time.sleep(0.005)
+
+    asking = threading.Thread(target=keep_asking)
+    asking.start()
+    second = nodes.start(2, "--nnodes=2", "--nproc-per-node=2", "--max-restarts=2")
+    seen = nodes.seen(0)
+    eventually(lambda: ask(where, "/readyz") == (200, "training in round 0\n"), nodes.story)
+    found = status(where)
+    assert found["round"]["ranks"] == [0, 1]
+    assert [worker["pid"] for worker in found["workers"]] == [seen[rank]["pid"] for rank in (0, 1)]
+    assert (found["leads"], found["restarts_left"]) == (True, 2)
+    stacks = ask(where, "/stacks", (nodes.run_dir / "health-token").read_text().strip())[1]
+    assert all(f"process {seen[rank]['pid']}," in stacks for rank in (0, 1)), stacks
+    assert ask(where, "/stacks")[0] == 401
+
+    nodes.touch("fail.0.3", "1")
+    nodes.seen(1)
+    eventually(lambda: status(where)["round"]["number"] == 1 and status(where)["state"] == "training", nodes.story)
+    assert (status(where)["restarts"], status(where)["restarts_left"]) == (1, 1)
+    metrics = ask(where, "/metrics")[1]
+    assert 'slurm_elastic_rounds_total{node="127.0.0.1",reason="worker_failed",run="7"} 1.0' in metrics
+    over.set()
+    asking.join()
+    assert failed == []
+    nodes.touch("finish")
+    assert [first.wait(), second.wait()] == [0, 0], nodes.story()
+    assert list((nodes.run_dir / "health").iterdir()) == []
+    with pytest.raises(OSError, match="refused"):
+        ask(where, "/healthz")
+
+
+def test_bound_elsewhere_it_takes_the_token_and_two_jobs_share_a_node(allocate: Allocate, tmp_path: Path) -> None:
+    nodes, token = allocate(1), "0123456789abcdef"
+    (tmp_path / "token").write_text(token)
+    (tmp_path / "token").chmod(0o600)
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
+        agent = nodes.start(
+            1,
+            "--health-bind=0.0.0.0",
+            f"--health-token-file={tmp_path / 'token'}",
+            TORCHELASTIC_HEALTH_CHECK_PORT=str(port),
+        )
+        agent.expect(f"health port {port} is taken on this node: a free one is used instead")
+        where = target(nodes, 1)
+    nodes.seen(0)
+    assert where.startswith("127.0.0.1:")
+    assert [ask(where, page)[0] for page in ("/healthz", "/status", "/metrics")] == [200, 401, 401]
+    assert [ask(where, page, token)[0] for page in ("/status", "/metrics", "/stacks")] == [200, 200, 200]
+    agent.signal(signal.SIGTERM)
+    eventually(lambda: not agent.running() or "preempted" in ask(where, "/status", token)[1])
+    assert agent.wait() == 75
+    assert token not in agent.err
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--health-bind=192.0.2.1"], "error: --health-bind 192.0.2.1: no address of this node"),
+        (["--health-port=99999"], "error: --health-port '99999' is no port"),
+        (["--health-token-file=/nonexistent"], "error: --health-token-file /nonexistent: No such file"),
+    ],
+)
+def test_wrong_options_start_nothing(allocate: Allocate, options: list[str], complaint: str) -> None:
+    nodes = allocate(1)
+    agent = nodes.start(1, *options)
+    assert agent.wait() == 2
+    assert complaint in agent.err
+    assert "Traceback" not in agent.err
+    assert nodes.rounds() == 0
+
+
+def test_it_can_be_switched_off(allocate: Allocate) -> None:
+    nodes = allocate(1)
+    agent = nodes.start(1, "--no-health")
+    nodes.seen(0)
+    assert not (nodes.run_dir / "health").exists()
+    assert not (nodes.run_dir / "health-token").exists()
+    nodes.touch("finish")
+    assert agent.wait() == 0

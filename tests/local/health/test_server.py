@@ -1,0 +1,239 @@
+"""The health port against clients as they come: proper, slow, wrong and hostile ones."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.agent.health import HealthServer, HealthSettings
+from slurm_elastic.agent.health._connection import Limits
+from slurm_elastic.agent.health._listener import listen
+
+TOKEN = "0123456789abcdef"
+PATIENCE = 20.0
+LIMITS = Limits(connections=8, request_seconds=0.3, idle_seconds=0.5, answer_seconds=0.5)
+
+
+class Pages:
+    """Pages of a node, one of them slow and one broken."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+
+    def ready(self) -> tuple[bool, str]:
+        raise RuntimeError("broken")
+
+    def status(self) -> bytes:
+        return b"s" * (4 << 20)
+
+    def metrics(self) -> tuple[bytes, str]:
+        return b"metrics", "text/plain"
+
+    def stacks(self) -> bytes:
+        assert self.release.wait(PATIENCE)
+        return b"stacks"
+
+
+class Port:
+    """A health port, and clients of it."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.last_progress = time.time
+        self.pages = Pages()
+        listener = listen(HealthSettings())
+        self.server = HealthServer(
+            lambda: int(self.last_progress()), listener, 60, self.pages, protected=False, limits=limits
+        )
+        self.server.token = TOKEN
+        self.server.start()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.server.port), PATIENCE)
+
+    def client(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE)
+
+    def get(self, path: str, **headers: str) -> tuple[int, bytes]:
+        with contextlib.closing(self.client()) as client:
+            client.request("GET", path, headers=headers)
+            response = client.getresponse()
+            return response.status, response.read()
+
+    def said_to(self, content: bytes) -> bytes:
+        """What it answers until it closes the connection."""
+        with self.connect() as client:
+            client.sendall(content)
+            return everything(client)
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Port]]:
+    made: list[Port] = []
+
+    def open_port(limits: Limits = LIMITS) -> Port:
+        made.append(Port(limits))
+        return made[-1]
+
+    yield open_port
+    for port in made:
+        port.pages.release.set()
+        port.server.stop()
+
+
+def everything(client: socket.socket) -> bytes:
+    parts = []
+    with contextlib.suppress(ConnectionError):
+        while part := client.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def test_it_is_alive_while_there_is_progress(make: Callable[..., Port]) -> None:
+    port = make()
+    assert port.server.alive_callback() == int(time.time())
+    assert port.get("/healthz") == (200, b"alive\n")
+    port.last_progress = lambda: time.time() - 75
+    status, text = port.get("/healthz")
+    assert status == 503
+    assert text.startswith(b"no sign of life for 7")
+
+
+def test_one_connection_asks_many_times(make: Callable[..., Port]) -> None:
+    port = make()
+    with contextlib.closing(port.client()) as client:
+        for _ in range(50):
+            client.request("GET", "/metrics")
+            assert client.getresponse().read() == b"metrics"
+    answers = port.said_to(b"GET /metrics HTTP/1.1\r\n\r\n" * 99 + b"GET /metrics HTTP/1.0\r\n\r\n")
+    assert answers.count(b"200 OK") == 100
+
+
+def test_whoever_says_no_more_is_still_answered(make: Callable[..., Port]) -> None:
+    port = make()
+    with port.connect() as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        client.shutdown(socket.SHUT_WR)
+        assert everything(client).endswith(b"metrics")
+
+
+def test_a_failure_of_ours_is_an_answer_too(make: Callable[..., Port], caplog: pytest.LogCaptureFixture) -> None:
+    port = make()
+    assert port.get("/readyz") == (500, b"failed; see the agent's log\n")
+    assert port.get("/readyz")[0] == 500
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"garbage\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n", b"400"),
+        (b"GET /" + b"a" * 1_000_000, b"431"),
+        (b"GET / HTTP/1.1\r\nA: " + b"a" * 1_000_000, b"431"),
+        (b"POST /status HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n" + b"a" * 1_000_000, b"413"),
+    ],
+    ids=["garbage", "tls", "long line", "long header", "body"],
+)
+def test_nonsense_is_answered_and_ended(make: Callable[..., Port], content: bytes, status: bytes) -> None:
+    port = make()
+    assert port.said_to(content).startswith(b"HTTP/1.1 " + status)
+    assert port.get("/healthz")[0] == 200
+
+
+@pytest.mark.parametrize("content", [b"", b"GET /hea", b"GET /healthz HTTP/1.1\r\nA: b\r\n"])
+def test_half_a_request_is_not_waited_for_longer_than_the_limit(make: Callable[..., Port], content: bytes) -> None:
+    port = make()
+    assert port.said_to(content) == b""
+
+
+def test_drops_of_a_request_do_not_prolong_it(make: Callable[..., Port]) -> None:
+    port = make()
+    begin = time.monotonic()
+    with port.connect() as client, contextlib.suppress(ConnectionError):
+        while time.monotonic() - begin < PATIENCE:
+            client.sendall(b"G")
+            time.sleep(0.05)
+    assert time.monotonic() - begin < PATIENCE
+
+
+def test_who_does_not_take_its_answer_is_ended(make: Callable[..., Port]) -> None:
+    port = make()
+    with port.connect() as client:
+        client.sendall(b"GET /status HTTP/1.1\r\n\r\n" * 10)
+        eventually(lambda: not port.server._connections)
+    with port.connect() as client:
+        # One that takes it slowly gets all of it.
+        client.sendall(b"GET /status HTTP/1.0\r\n\r\n")
+        assert len(everything(client)) > 4 << 20
+
+
+def test_connections_without_end_lock_nobody_out(make: Callable[..., Port]) -> None:
+    port = make(Limits(connections=8))
+    with contextlib.ExitStack() as held:
+        for _ in range(50):
+            held.enter_context(port.connect()).sendall(b"GET /hea")
+            assert len(port.server._connections) <= 8
+        assert port.get("/healthz")[0] == 200
+
+
+def test_a_slow_answer_holds_nobody_up_and_is_made_once(make: Callable[..., Port]) -> None:
+    port = make()
+    token = {"Authorization": f"Bearer {TOKEN}"}
+    answers: list[tuple[int, bytes]] = []
+    asking = threading.Thread(target=lambda: answers.append(port.get("/stacks", **token)))
+    asking.start()
+    eventually(lambda: port.server._working is not None)
+    assert port.get("/healthz")[0] == 200
+    assert port.get("/stacks", **token)[0] == 503
+    # Longer than a client may take for its part.
+    time.sleep(LIMITS.request_seconds + 0.2)
+    port.pages.release.set()
+    asking.join(PATIENCE)
+    assert answers == [(200, b"stacks")]
+
+
+def test_nothing_is_left_when_it_stops(make: Callable[..., Port]) -> None:
+    def held() -> tuple[int, int]:
+        return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+
+    before = held()
+    port = make()
+    with port.connect() as client:
+        client.sendall(b"GET /hea")
+        eventually(lambda: bool(port.server._connections))
+        port.server.stop()
+        assert everything(client) == b""
+    assert held() == before
+    with pytest.raises(ConnectionRefusedError):
+        port.connect()
+
+
+def test_no_child_holds_the_port(make: Callable[..., Port]) -> None:
+    port = make()
+    with port.connect():
+        eventually(lambda: bool(port.server._connections))
+        inherited = [int(entry.name) for entry in Path("/proc/self/fd").iterdir() if _is_inheritable(int(entry.name))]
+        assert not [
+            fd for fd in inherited if fd > 2 and Path(f"/proc/self/fd/{fd}").readlink().name.startswith("socket")
+        ]
+
+
+def _is_inheritable(fd: int) -> bool:
+    with contextlib.suppress(OSError):
+        return os.get_inheritable(fd)
+    return False
+
+
+def eventually(happened: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.01)
