@@ -72,11 +72,16 @@ def _forgive_own_pause(state: State, now: float) -> State:
     def later(moment: float | None) -> float | None:
         return None if moment is None else moment + gap
 
+    # Who was overdue already, and only waited for a tick, may have been heard of meanwhile as well.
+    latest = now - state.settings.heartbeat_limit
+
     judgement, winding_down = state.judgement, state.winding
     return replace(
         state,
         agents={
-            name: replace(agent, last_heard=agent.last_heard + gap, disconnected_at=later(agent.disconnected_at))
+            name: replace(
+                agent, last_heard=max(agent.last_heard + gap, latest), disconnected_at=later(agent.disconnected_at)
+            )
             for name, agent in state.agents.items()
         },
         judgement=None if judgement is None else replace(judgement, since=judgement.since + gap),
@@ -262,8 +267,8 @@ def _nodes_seen(state: State, event: NodesSeen, now: float) -> Result:
     present = {agent.candidate.node for agent in state.agents.values()}
     state = replace(state, gone_nodes=state.gone_nodes | (event.down - present))
     # Slurm also calls a node down whose slurmd alone has died. Signs of life come three times in a limit, and are
-    # taken in with the next tick.
-    silence = state.settings.heartbeat_limit / 2
+    # taken in with the next tick, after half as long again.
+    silence = state.settings.heartbeat_limit * 2 / 3
     down = [
         name
         for name, agent in state.agents.items()

@@ -63,4 +63,4 @@ class Settings:
     @property
     def tick_interval(self) -> float:
         """The leader looks at its clock at least this often; a silent agent is found at most so much late."""
-        return self.heartbeat_limit / 12
+        return self.heartbeat_limit / 6

@@ -8,7 +8,7 @@ import pytest
 
 from slurm_elastic.rendezvous.beats import Beats
 
-INTERVAL, TICK = 1.0, 0.25
+INTERVAL, TICK = 1.0, 0.5
 
 
 def moments(count: int, seconds: float, step: float = TICK, leaving: bool = False) -> dict[str, list[float]]:
@@ -25,7 +25,7 @@ def moments(count: int, seconds: float, step: float = TICK, leaving: bool = Fals
     return {agent: agents[agent] for agent in present}
 
 
-@pytest.mark.parametrize("step", [0.25, 0.2501, 0.1, 0.01])
+@pytest.mark.parametrize("step", [0.5, 0.5001, 0.25, 0.1, 0.01])
 @pytest.mark.parametrize("count", [1, 4, 200, 5000])
 def test_every_agent_is_asked_once_in_an_interval(count: int, step: float) -> None:
     for asked in moments(count, seconds=10, step=step).values():
@@ -40,7 +40,7 @@ def test_few_agents_are_asked_together_so_that_the_leader_sleeps() -> None:
 
 def test_many_agents_are_asked_in_turns() -> None:
     first = [asked[0] for asked in moments(4000, seconds=10).values()]
-    assert max(first.count(moment) for moment in set(first)) < 4000 / 3
+    assert max(first.count(moment) for moment in set(first)) < 4000 * 2 / 3
 
 
 def test_nobody_is_passed_over_because_others_leave() -> None:

@@ -12,6 +12,7 @@ from slurm_elastic.rendezvous.membership import (
     LeaveReason,
     Leaving,
     Left,
+    NodesSeen,
     Phase,
     Publish,
     Reason,
@@ -26,7 +27,7 @@ def test_a_silent_agent_is_lost_after_the_heartbeat_limit() -> None:
     run = Scenario(min_nodes=2, heartbeat_limit=3.0)
     run.join("n0", "n1")
     assert not run.wait(2.9, "n1")
-    decisions = run.wait(0.4, "n1")
+    decisions = run.wait(0.6, "n1")
     assert only(Drop, decisions)[0].why == "silent"
     assert only(Interrupt, decisions) == [Interrupt(("n0",), 0, Reason.NODE_LOST, "n1", "silent")]
 
@@ -76,6 +77,18 @@ def test_a_pause_of_the_leader_is_nobodys_silence() -> None:
     run.join("n1")
     run.pause(10.0)
     assert not only(Drop, run.on(Tick()))
+    assert not only(Drop, run.wait(1.0))
+
+
+def test_a_pause_of_the_leader_is_forgiven_to_one_that_was_overdue_before() -> None:
+    run = Scenario(heartbeat_limit=3.0)
+    run.join("n0")
+    run.wait(2.9, "n0")
+    run.now += 0.3
+    run.on(NodesSeen(frozenset()))
+    run.pause(10.0)
+    assert not only(Drop, run.on(Tick()))
+    run.on(Heard((("n0", run.now),)))
     assert not only(Drop, run.wait(1.0))
 
 
