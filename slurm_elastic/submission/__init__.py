@@ -8,10 +8,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from slurm_elastic.submission.executor import ElasticExecutor
     from slurm_elastic.submission.job import ElasticJob, LocalElasticJob, WorkerFailedError
+    from slurm_elastic.submission.local import DebugElasticExecutor, LocalElasticExecutor
 
-__all__ = ["ElasticExecutor", "ElasticJob", "LocalElasticJob", "WorkerFailedError"]
+__all__ = [
+    "DebugElasticExecutor",
+    "ElasticExecutor",
+    "ElasticJob",
+    "LocalElasticExecutor",
+    "LocalElasticJob",
+    "WorkerFailedError",
+]
 
 _MODULES = {
+    "DebugElasticExecutor": "local",
+    "LocalElasticExecutor": "local",
     "ElasticExecutor": "executor",
     "ElasticJob": "job",
     "LocalElasticJob": "job",

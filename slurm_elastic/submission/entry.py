@@ -14,10 +14,15 @@ from typing import Any
 from slurm_elastic.agent._entry_point import require_entry_point
 from slurm_elastic.errors import UsageError
 
-__all__ = ["WORKER_MODULE", "Script"]
+__all__ = ["WORKER_MODULE", "Script", "job_id_of"]
 
 WORKER_MODULE = "slurm_elastic.submission.worker"
 """What `python -m` runs in the workers of a function, with the job's folder and the pickle's first name."""
+
+
+def job_id_of(run_id: str) -> str:
+    """The id of the job that a run belongs to. On one machine it is a process id, to which the run's id adds a word."""
+    return run_id.partition("-")[0]
 
 
 @dataclass(frozen=True, slots=True)

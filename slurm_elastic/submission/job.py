@@ -134,7 +134,7 @@ class _Run(core.Job[Any]):
     def _what_happened(self, view: RunView) -> str:
         told = self._told()
         usage = [line.removeprefix(_USAGE) for line in told if line.startswith(_USAGE)]
-        how = f"job {self.job_id} ended in state {self.state}"
+        how = f"job {self.job_id} ended in state {self.state}, its run unfinished"
         if usage:
             return f"{how}: {usage[0]}"
         if not told and view.world_size is None:
@@ -142,7 +142,7 @@ class _Run(core.Job[Any]):
                 f"{how} without a word; if it was started at all, then {self.paths.folder} may not be on a disk that "
                 "all nodes share"
             )
-        return "\n".join([f"{how} and the run is not finished; it said last:", *told[-_LINES:]])
+        return "\n".join([f"{how}; it said last:", *told[-_LINES:]])
 
     def _told(self) -> list[str]:
         return (self.stderr() or self.stdout() or "").splitlines()
@@ -207,10 +207,28 @@ class ElasticJob(_Run, slurm.SlurmJob[Any]):
 
 
 class LocalElasticJob(_Run, local.LocalJob[Any]):
-    """A run on this machine."""
+    """A run on this machine.
+
+    Attributes:
+        run_id: of the run; process ids come again, and with them the job's.
+    """
+
+    run_id: str | None = None
+
+    @property
+    def run_dir(self) -> RunDir:
+        """The run's directory; of several runs with this process id, if the job was made from the id, the newest."""
+        base = utils.JobPaths.get_first_id_independent_folder(self.paths._folder)
+        if self.run_id is not None:
+            return RunDir.for_run(base, self.run_id)
+        found = list(RunDir.for_run(base, self.job_id).path.parent.glob(f"{self.job_id}-*"))
+        newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
+        return RunDir.for_run(base, self.job_id if newest is None else newest.name)
 
     def _of_rank(self, rank: int) -> Any:
-        return self.__class__(folder=self.paths._folder, job_id=self.job_id, tasks=(rank,), process=self._process)
+        task = self.__class__(folder=self.paths._folder, job_id=self.job_id, tasks=(rank,), process=self._process)
+        task.run_id = self.run_id
+        return task
 
     def _has_ended(self, force_check: bool) -> bool:
         return local.LocalJob.done(self, force_check)

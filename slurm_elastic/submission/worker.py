@@ -17,6 +17,7 @@ from submitit.core import utils
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from slurm_elastic.rundir import publish_file, read_file
+from slurm_elastic.submission.entry import job_id_of
 
 __all__ = ["main"]
 
@@ -24,9 +25,9 @@ __all__ = ["main"]
 def main() -> None:
     """Load the function, call it, and leave what it returned where submitit's Job looks for it."""
     folder, uid = sys.argv[1:]
-    run_id, rank = os.environ["SLURM_ELASTIC_RUN_ID"], int(os.environ["RANK"])
+    job_id, rank = job_id_of(os.environ["SLURM_ELASTIC_RUN_ID"]), int(os.environ["RANK"])
     os.environ.update(SUBMITIT_EXECUTOR="elastic", SUBMITIT_FOLDER=folder)
-    paths = utils.JobPaths(folder, job_id=run_id, task_id=rank)
+    paths = utils.JobPaths(folder, job_id=job_id, task_id=rank)
     first = utils.JobPaths.get_first_id_independent_folder(folder) / f"{uid}.pkl"
     submission = _load(paths.submitted_pickle, first)
     _call(submission, paths)

@@ -74,6 +74,8 @@ def test_cancel(jobs: Jobs) -> None:
     assert (seen["before"], seen["done"]) == ("RUNNING", True)
     assert seen["state"].startswith("CANCELLED")
     assert "ended in state CANCELLED" in seen["exception"]
+    # Accounting knows before the nodes are free.
+    jobs.cluster.wait_until("still ending", lambda: jobs.running() == "")
 
 
 def test_array_is_one_run(jobs: Jobs) -> None:
