@@ -26,7 +26,17 @@ from slurm_elastic.control import Stop, WorkerControl, attach, is_superseded
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-__all__ = ["StartInfo", "Stop", "checkpointed", "expires", "may_publish", "should_stop", "start_info"]
+__all__ = [
+    "StartInfo",
+    "Stop",
+    "checkpointed",
+    "expires",
+    "may_publish",
+    "should_stop",
+    "start_info",
+    "stopped",
+    "takes_part",
+]
 
 
 class StartInfo(NamedTuple):
@@ -72,6 +82,16 @@ def should_stop(step: int | None = None) -> Stop | None:
             operator.index(step)
         return None
     return control.ask(step)
+
+
+def stopped() -> Stop | None:
+    """Return what `should_stop` has answered last, without asking: None, or why to stop."""
+    return None if _control is None else _control.stopped
+
+
+def takes_part() -> bool:
+    """Return whether an agent counts on this worker to ask."""
+    return _look() is not None
 
 
 def checkpointed(step: int) -> None:

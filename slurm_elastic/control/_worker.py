@@ -122,6 +122,11 @@ class WorkerControl:
         self._fields[CHECKPOINT] = step
 
     @property
+    def stopped(self) -> Stop | None:
+        """The stop that it was told; None before."""
+        return self._stop
+
+    @property
     def fenced(self) -> bool:
         """Whether the agent said that another group of workers may be training."""
         return bool(self._fields[FENCED])

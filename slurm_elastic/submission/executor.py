@@ -158,7 +158,7 @@ class ElasticExecutor(slurm.SlurmExecutor):
         return NodeRange(least, most)
 
     def plan(self, entry: tuple[str, ...]) -> Plan:
-        """Return what a submission is now: parameters, options of the agents, and what the workers run."""
+        """Return what a submission is now, given what the workers run; options of the agents may stand before it."""
         return self._planned(entry, slurm_parameters(self.parameters))
 
     def _planned(self, entry: tuple[str, ...], parameters: SlurmParameters) -> Plan:
@@ -209,7 +209,7 @@ class ElasticExecutor(slurm.SlurmExecutor):
         stored = Stored(delayed, self.folder, uid, self.max_pickle_size_gb)
         file = writable_folder(self.folder) / f".submission_file_{uid}.sh"
         try:
-            file.write_text(self.plan(stored.entry).script(template).text())
+            file.write_text(self.plan((*stored.agent, *stored.entry)).script(template).text())
             self._throttle()
             self._last_job_submitted = time.time()
             job = self.job_class(folder=self.folder, job_id=submit([str(file)]))

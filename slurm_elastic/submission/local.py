@@ -77,7 +77,7 @@ class LocalElasticExecutor(local.LocalExecutor):
         uid = uuid.uuid4().hex
         stored = Stored(delayed, self.folder, uid, self.max_pickle_size_gb)
         base = utils.JobPaths.get_first_id_independent_folder(self.folder)
-        words = (*self.nodes.for_agents, *self.agent.words(Path(base)), *stored.entry)
+        words = (*self.nodes.for_agents, *self.agent.words(Path(base)), *stored.agent, *stored.entry)
         command = shlex.join([sys.executable, "-m", "slurm_elastic.submission.local_agent", uid, *words])
         process = local.start_controller(
             folder=self.folder,

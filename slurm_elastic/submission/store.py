@@ -8,6 +8,7 @@ from pathlib import Path
 from submitit.core import core, utils
 
 from slurm_elastic.errors import UsageError
+from slurm_elastic.submission.checkpointing import SIGNAL, is_checkpointable
 from slurm_elastic.submission.entry import WORKER_MODULE, Script
 from slurm_elastic.submission.job import script_file
 
@@ -45,6 +46,8 @@ class Stored:
 
     def __init__(self, delayed: utils.DelayedSubmission, folder: Path, uid: str, most_gb: float) -> None:
         base = writable_folder(folder)
+        self.agent: tuple[str, ...] = ()
+        """Options of the agents that go with it."""
         if isinstance(delayed.function, Script):
             delayed.function.require_there()
             self.entry = delayed.function.words()
@@ -54,6 +57,8 @@ class Stored:
         else:
             self.entry = ("-m", WORKER_MODULE, str(folder), uid)
             self._file, self._is_script = base / f"{uid}.pkl", False
+            if is_checkpointable(delayed.function):
+                self.agent = (f"--worker-signal={SIGNAL.name}",)
             _dump(delayed, self._file, most_gb)
 
     def keep_for(self, job: core.Job[object]) -> None:

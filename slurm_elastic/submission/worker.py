@@ -1,73 +1,25 @@
 """``python -m slurm_elastic.submission.worker``: one worker of a submitted function.
 
-The submission is a pickle in the job's folder, as with submitit: both belong to the user who submitted it, and nothing
-of it comes from a socket or from the run's records.
+Here is what cannot wait for slow imports: until the function runs, the signal for a planned end is only recorded. There
+is nothing to save then, and dying of it would be a failure.
 """
 
 from __future__ import annotations
 
-import os
-import pickle
+import signal
 import sys
-from pathlib import Path
-from typing import Any, NoReturn
-
-import cloudpickle
-from submitit.core import utils
-from torch.distributed.elastic.multiprocessing.errors import record
-
-from slurm_elastic.rundir import publish_file, read_file
-from slurm_elastic.submission.entry import job_id_of
 
 __all__ = ["main"]
 
 
 def main() -> None:
-    """Load the function, call it, and leave what it returned where submitit's Job looks for it."""
+    """Call the function that the command line names."""
+    signals: list[int] = []
+    signal.signal(signal.SIGUSR2, lambda number, _frame: signals.append(number))
+    from slurm_elastic.submission.calling import call
+
     folder, uid = sys.argv[1:]
-    job_id, rank = job_id_of(os.environ["SLURM_ELASTIC_RUN_ID"]), int(os.environ["RANK"])
-    os.environ.update(SUBMITIT_EXECUTOR="elastic", SUBMITIT_FOLDER=folder)
-    paths = utils.JobPaths(folder, job_id=job_id, task_id=rank)
-    first = utils.JobPaths.get_first_id_independent_folder(folder) / f"{uid}.pkl"
-    submission = _load(paths.submitted_pickle, first)
-    _call(submission, paths)
-
-
-def _load(submitted: Path, first: Path) -> utils.DelayedSubmission:
-    """Load the submission. It has its first name until the submitting process has renamed it to that of the job."""
-    for path in (submitted, first, submitted):
-        content = read_file(path)
-        if content is not None:
-            break
-    else:
-        _give_up(f"{submitted} is not there; give the executor a folder on a disk that all nodes share")
-    try:
-        submission: utils.DelayedSubmission = pickle.loads(content)
-    except (ImportError, AttributeError) as error:
-        _give_up(
-            f"the function cannot be loaded here: {error}; put its module's directory in PYTHONPATH, or submit from "
-            "that directory"
-        )
-    return submission
-
-
-def _give_up(why: str) -> NoReturn:
-    print(f"{os.environ['SLURM_ELASTIC_NODE']}: {why}", file=sys.stderr)
-    sys.exit(1)
-
-
-@record
-def _call(submission: Any, paths: utils.JobPaths) -> None:
-    result = submission.result()
-    content = _pickled(("success", result))
-    publish_file(paths.result_pickle, content)
-
-
-def _pickled(outcome: tuple[str, Any]) -> bytes:
-    try:
-        return bytes(cloudpickle.dumps(outcome))
-    except Exception as error:
-        raise TypeError(f"what the function returned cannot be pickled: {error}") from error
+    call(folder, uid, signals)
 
 
 if __name__ == "__main__":

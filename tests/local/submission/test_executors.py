@@ -12,18 +12,6 @@ import submitit
 
 from slurm_elastic import DebugElasticExecutor, LocalElasticExecutor, UsageError, WorkerFailedError
 from slurm_elastic.submission.environment import ElasticJobEnvironment
-from tests.local.agents import ROOT
-
-
-@pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder; what agents start there has this checkout's package."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    # Of a job that this process may run in: none of it is the agents'.
-    monkeypatch.setenv("SLURM_JOB_ID", "77")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "runs"
 
 
 def _where(word: str) -> Callable[[], dict[str, Any]]:

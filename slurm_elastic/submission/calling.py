@@ -1,0 +1,89 @@
+"""One worker of a submitted function, once its imports are done.
+
+The submission is a pickle in the job's folder, as with submitit: both belong to the user who submitted it, and nothing
+of it comes from a socket or from the run's records.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import cloudpickle
+from submitit.core import utils
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from slurm_elastic.rundir import publish_file, read_file
+from slurm_elastic.submission.checkpointing import SIGNAL, Checkpointing, is_checkpointable, told_to_stop
+from slurm_elastic.submission.entry import job_id_of
+
+__all__ = ["call"]
+
+
+def call(folder: str, uid: str, signals: Sequence[int]) -> None:
+    """Load the function, call it, and leave what it returned where submitit's Job looks for it.
+
+    Args:
+        folder: of the job, perhaps with the job's id to come.
+        uid: first name of the submission's pickle.
+        signals: that came so far.
+    """
+    job_id, rank = job_id_of(os.environ["SLURM_ELASTIC_RUN_ID"]), int(os.environ["RANK"])
+    os.environ.update(SUBMITIT_EXECUTOR="elastic", SUBMITIT_FOLDER=folder)
+    paths = utils.JobPaths(folder, job_id=job_id, task_id=rank)
+    first = utils.JobPaths.get_first_id_independent_folder(folder) / f"{uid}.pkl"
+    submission = _load(paths.submitted_pickle, first)
+    checkpointing = Checkpointing(submission, paths) if is_checkpointable(submission.function) else None
+    signal.signal(SIGNAL, checkpointing.handle if checkpointing is not None else signal.SIG_DFL)
+    for number in signals:
+        if checkpointing is not None:
+            sys.exit(0)
+        # As if it came now.
+        signal.raise_signal(number)
+    _call(submission, paths, checkpointing)
+
+
+def _load(submitted: Path, first: Path) -> utils.DelayedSubmission:
+    """Load the submission. It has its first name until the submitting process has renamed it to that of the job."""
+    for path in (submitted, first, submitted):
+        content = read_file(path)
+        if content is not None:
+            break
+    else:
+        _give_up(f"{submitted} is not there; give the executor a folder on a disk that all nodes share")
+    try:
+        submission: utils.DelayedSubmission = pickle.loads(content)
+    except (ImportError, AttributeError) as error:
+        _give_up(
+            f"the function cannot be loaded here: {error}; put its module's directory in PYTHONPATH, or submit from "
+            "that directory"
+        )
+    return submission
+
+
+def _give_up(why: str) -> NoReturn:
+    print(f"{os.environ['SLURM_ELASTIC_NODE']}: {why}", file=sys.stderr)
+    sys.exit(1)
+
+
+@record
+def _call(submission: utils.DelayedSubmission, paths: utils.JobPaths, checkpointing: Checkpointing | None) -> None:
+    result = submission.result()
+    if checkpointing is not None:
+        signal.signal(SIGNAL, signal.SIG_IGN)
+    if not told_to_stop():
+        publish_file(paths.result_pickle, _pickled(("success", result)))
+    elif checkpointing is not None:
+        checkpointing.save()
+
+
+def _pickled(outcome: tuple[str, Any]) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(outcome))
+    except Exception as error:
+        raise TypeError(f"what the function returned cannot be pickled: {error}") from error

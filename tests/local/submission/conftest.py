@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.local.agents import ROOT
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder; what agents start there has this checkout's package."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    # Of a job that this process may run in: none of it is the agents'.
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs"
+
+
+PATIENCE = 90.0
+"""Seconds. Agents are fresh processes here, which all import torch; elsewhere in this layer they are forked."""
+
+
+def eventually(happened: Callable[[], Any], job: Any) -> Any:
+    """Wait until this is true, and return it; else cancel the job and fail with what it said."""
+    deadline = time.monotonic() + PATIENCE
+    while not (result := happened()):
+        if time.monotonic() > deadline:
+            job.cancel()
+            pytest.fail(f"not within {PATIENCE:g} s: {job.stderr()}")
+        time.sleep(0.05)
+    return result
