@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slurm_elastic.agent.patience import Patience
@@ -37,7 +37,7 @@ _BEGINNING = "round None"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 
 
-def notice_record(signals: tuple[signal.Signals, ...], finding: Finding, progress: int | None) -> dict[str, Any]:
+def notice_record(signals: Sequence[signal.Signals], finding: Finding, progress: int | None) -> dict[str, Any]:
     """What the notice of a job holds: signals, what they were found to mean, and the last checkpoint that is known."""
     return {
         "signals": [number.name for number in signals],
@@ -56,6 +56,7 @@ def settle(
     patience: Patience,
     failed: bool,
     say: Callable[[str], None],
+    others_go_on: bool = False,
     wait: float = _WAIT,
 ) -> bool:
     """Decide whether the job is requeued, and do so.
@@ -68,6 +69,8 @@ def settle(
         patience: what the user said.
         failed: whether the run has failed for good.
         say: takes one line for people.
+        others_go_on: whether other agents of the job may be at work, so that it is requeued only if Slurm ends it
+            anyway, or a person wants it.
         wait: seconds to wait for a slurmctld that does not answer.
 
     Returns:
@@ -79,6 +82,8 @@ def settle(
     restart_count = job.restart_count
     records = JobRecords(run_dir, job.job_id)
     notice = records.notice(restart_count) or {}
+    if others_go_on and not notice:
+        return False
     deadline = time.monotonic() + wait
     view = _ask(controller, job.name, deadline)
     signals = _signals(notice)
@@ -99,6 +104,8 @@ def settle(
         ),
         most=patience.max_requeues,
     )
+    if others_go_on and finding.cause is Cause.SIGNALLED and decision.counted:
+        return False
     if decision.who is Requeue.WE:
         if not records.claim_requeue(restart_count, {"why": decision.why, "counted": decision.counted, "mark": mark}):
             return True
