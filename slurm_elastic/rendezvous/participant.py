@@ -80,7 +80,8 @@ class Participant:
         """
         leaving = Leaving(self.agent, reason, seconds)
         leave_by = None if seconds is None else now + seconds
-        return replace(self, candidate=None, leave_by=leave_by, told=(*self.told, leaving)), leaving
+        told = tuple(message for message in self.told if not isinstance(message, Leaving))
+        return replace(self, candidate=None, leave_by=leave_by, told=(*told, leaving)), leaving
 
     def held(self, round_: int, step: int | None) -> Held:
         """Say at which step the workers of this round can stop, or that they cannot."""

@@ -194,12 +194,19 @@ def _ponged(state: State, event: Ponged, now: float) -> Result:
 
 def _leaving(state: State, event: Leaving, now: float) -> Result:
     known = state.agents.get(event.agent)
-    if known is None or state.phase is Phase.CLOSED or known.leave_reason is not None:
+    if known is None or state.phase is Phase.CLOSED:
         return succession.farewell(state, event), ()
+    margin = state.settings.leave_margin
+    deadline = None if event.seconds is None else now + winding.seconds_to_stop(event.seconds, margin)
+    if known.leave_reason is not None:
+        # It knows more by now.
+        state = succession.farewell(state, event)
+        again = replace(state.agents[event.agent], leave_reason=event.reason, leave_deadline=deadline)
+        return winding.revise(with_agent(state, again), now)
     state = succession.leader_goes(_alive(state, known, now), event)
     if known.status is Status.WAITING:
         return transitions.retire(state, event.agent, event.reason, now)
-    leaving = replace(state.agents[event.agent], leave_reason=event.reason)
+    leaving = replace(state.agents[event.agent], leave_reason=event.reason, leave_deadline=deadline)
     if known.status is Status.FINISHED:
         return with_agent(state, leaving), ()
     if state.phase is not Phase.RUNNING:
@@ -209,8 +216,6 @@ def _leaving(state: State, event: Leaving, now: float) -> Result:
     if state.judgement is not None:
         # Its workers may have been told to go before it was, and the failure is of no more interest.
         return transitions.start_forming(state, Reason.NODE_LEFT, node, now, detail)
-    margin = state.settings.leave_margin
-    deadline = None if event.seconds is None else now + winding.seconds_to_stop(event.seconds, margin)
     return winding.wind(state, Reason.NODE_LEFT, node, detail, deadline, now)
 
 

@@ -125,6 +125,7 @@ class Agent:
         disconnected_at: since when its connection is broken, None while it stands.
         round: the last round it had a place in, None before the first.
         leave_reason: set from the announcement on.
+        leave_deadline: when its workers have to stop, in leader's monotonic time, by its newest announcement.
         departed: it finished its part of the round and went, or was lost afterwards; it counts for this round only.
     """
 
@@ -135,6 +136,7 @@ class Agent:
     disconnected_at: float | None = None
     round: int | None = None
     leave_reason: LeaveReason | None = None
+    leave_deadline: float | None = None
     departed: bool = False
 
 

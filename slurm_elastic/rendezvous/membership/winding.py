@@ -16,7 +16,7 @@ from slurm_elastic.rendezvous.membership.events import Held, Left
 from slurm_elastic.rendezvous.membership.reasons import Reason
 from slurm_elastic.rendezvous.membership.state import State, Status, Winding, without_agent
 
-__all__ = ["advance", "answer", "due", "end", "farewell", "newcomers", "remind", "seconds_to_stop", "wind"]
+__all__ = ["advance", "answer", "due", "end", "farewell", "newcomers", "remind", "revise", "seconds_to_stop", "wind"]
 
 Result = tuple[State, tuple[Decision, ...]]
 
@@ -57,6 +57,26 @@ def wind(state: State, reason: Reason, node: str, detail: str, deadline: float |
     if winding.deadline is not None and deadline > winding.deadline - _MUCH_EARLIER:
         return state, ()
     return state, (_stop_at(merged, tuple(_running(state)), table.round, winding.stop, now),)
+
+
+def revise(state: State, now: float) -> Result:
+    """A member that leaves has said anew why, and how long it has: the newest word counts, also for a longer time."""
+    winding, table = state.winding, state.table
+    if winding is None or table is None:
+        return state, ()
+    members = [state.agents[place.agent] for place in table.places if place.agent in state.agents]
+    leaving = [agent for agent in members if agent.leave_reason is not None]
+    deadline = min((agent.leave_deadline for agent in leaving if agent.leave_deadline is not None), default=None)
+    detail = winding.detail
+    if winding.reason is Reason.NODE_LEFT:
+        detail = ", ".join(
+            dict.fromkeys(agent.leave_reason.value for agent in leaving if agent.leave_reason is not None)
+        )
+    revised = replace(winding, deadline=deadline, detail=detail)
+    state = replace(state, winding=revised)
+    if winding.stop is None or not _differs(deadline, winding.deadline):
+        return state, ()
+    return state, (_stop_at(revised, tuple(_running(state)), table.round, winding.stop, now),)
 
 
 def answer(state: State, event: Held, now: float) -> Result:
@@ -147,6 +167,12 @@ def newcomers(state: State) -> str:
 def _verdict_first(state: State, winding: Winding) -> bool:
     """Whether a worker failure has to be charged before the round ends, as no departure may explain it."""
     return state.judgement is not None and winding.reason is not Reason.NODE_LEFT
+
+
+def _differs(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is not other
+    return abs(one - other) > _MUCH_EARLIER
 
 
 def _running(state: State) -> Iterator[str]:

@@ -353,3 +353,37 @@ def test_new_nodes_wait_for_the_end_that_is_planned_already(run: Scenario) -> No
     run.join("n0", "n1", last_round=0)
     run.on(Left("n2", LeaveReason.PREEMPTED, stopped=True))
     assert run.members == ["n0", "n1", "n3"]
+
+
+def test_who_leaves_may_find_out_that_there_is_more_time(run: Scenario) -> None:
+    # Slurm tells how long a grace is only when it is asked.
+    leave(run, seconds=30.0)
+    agree(run, 7, 9, 8)
+    (told,) = only(StopAt, leave(run, seconds=300.0))
+    assert (told.agents, told.step, told.seconds) == (ALL, 9, 295.0)
+    assert not only(Interrupt, run.wait(200.0))
+    assert only(Interrupt, run.wait(100.0))
+
+
+def test_or_that_there_is_less(run: Scenario) -> None:
+    leave(run, seconds=None)
+    agree(run, 7, 9, 8)
+    (told,) = only(StopAt, leave(run, seconds=15.0))
+    assert told.seconds == 10.0
+    assert only(Interrupt, run.wait(10.5))
+
+
+def test_the_one_with_the_least_time_counts_and_its_newest_word(run: Scenario) -> None:
+    leave(run, "n1", seconds=30.0)
+    leave(run, "n2", seconds=30.0)
+    agree(run, 7, 9, 8)
+    # The same again is no news.
+    assert leave(run, "n2", seconds=30.0) == ()
+    assert leave(run, "n2", seconds=300.0) == ()
+    assert [stop.seconds for stop in only(StopAt, leave(run, "n1", seconds=200.0))] == [195.0]
+
+
+def test_the_round_ends_for_the_reason_that_was_found_last(run: Scenario) -> None:
+    leave(run, seconds=None)
+    run.on(Leaving("n2", LeaveReason.TIME_LIMIT, 60.0))
+    assert agree(run, 7, 9, 8).detail == "time_limit"
