@@ -33,8 +33,10 @@ from slurm_elastic.agent.agreement import StepAgreement
 from slurm_elastic.agent.departure import Departure, depart
 from slurm_elastic.agent.environment import worker_environment
 from slurm_elastic.agent.health import Reporter, Stage
+from slurm_elastic.agent.inquiry import Inquiry
 from slurm_elastic.agent.notices import Notices
 from slurm_elastic.agent.places import place_of, watched
+from slurm_elastic.agent.reasons import leave_reason, wish_of
 from slurm_elastic.agent.root_cause import BY_WATCHDOG, last_words
 from slurm_elastic.agent.warm import StartInterruptedError
 from slurm_elastic.agent.watchdog import Watchdog
@@ -44,6 +46,7 @@ from slurm_elastic.rendezvous.coordination import Coordination, RecordsLost, Sup
 from slurm_elastic.rendezvous.member import LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import LeaveReason, Outcome, Reason, WorkerFailure
 from slurm_elastic.rendezvous.messages import Ended, Holding, Interrupted, Placed, Stopping, Waiting
+from slurm_elastic.rendezvous.requests import LeaveRequested, job_of
 from slurm_elastic.rendezvous.seat import Seat
 from slurm_elastic.rendezvous.worker_store import ReservedPort, open_worker_store
 
@@ -94,6 +97,7 @@ class SlurmElasticAgent(LocalElasticAgent):
         seat: of this agent in the run.
         coordination: in touch with the leader, or about to be.
         notices: the signals that came so far.
+        inquiry: finds out what they mean.
         starter: starts the processes of a round.
         reporter: told what this agent is doing.
         watchdog: finds workers that hang; not started. None for none.
@@ -108,6 +112,7 @@ class SlurmElasticAgent(LocalElasticAgent):
         seat: Seat,
         coordination: Coordination,
         notices: Notices,
+        inquiry: Inquiry,
         starter: Starter,
         reporter: Reporter,
         *,
@@ -116,7 +121,8 @@ class SlurmElasticAgent(LocalElasticAgent):
         worker_signal: signal.Signals | None = None,
     ) -> None:
         super().__init__(spec, logs_specs, shutdown_timeout=shutdown_timeout)
-        self._seat, self._coordination, self._notices, self._starter = seat, coordination, notices, starter
+        self._seat, self._coordination, self._starter = seat, coordination, starter
+        self._notices, self._inquiry = notices, inquiry
         self._reporter, self._watchdog, self._worker_signal = reporter, watchdog, worker_signal
         self._agreement = StepAgreement()
         self._doing = _Doing.JOINING
@@ -130,6 +136,7 @@ class SlurmElasticAgent(LocalElasticAgent):
         self._terminate_at: float | None = None
         self._told_to_go = False
         self._departure: Departure | None = None
+        self._last_checkpoint: int | None = None
         self._signalled = self._as_agreed = self._said_farewell = False
         self.outcome = AgentOutcome(ExitCode.FAILED)
 
@@ -156,6 +163,7 @@ class SlurmElasticAgent(LocalElasticAgent):
             selector.register(self._coordination.fd, selectors.EVENT_READ)
             selector.register(self._notices.fd, selectors.EVENT_READ)
             selector.register(self._reporter.fd, selectors.EVENT_READ)
+            selector.register(self._inquiry.fd, selectors.EVENT_READ)
             timeout, fds = self._time_left(), []
             if self._doing is _Doing.STOPPING:
                 timeout = 0.0 if self._all_ended() else timeout
@@ -179,8 +187,7 @@ class SlurmElasticAgent(LocalElasticAgent):
         self._reporter.answer()
         # Signals first: under proctrack/linuxproc Slurm signals the workers in the same moment, and their end must
         # not be mistaken for a failure.
-        if self._notices.first() is not None and not self._told_to_go:
-            self._leave(LeaveReason.PREEMPTED)
+        self._heed_signals()
         if self._doing is _Doing.STOPPING:
             if self._terminate_at is not None and time.monotonic() >= self._terminate_at:
                 self._terminate()
@@ -211,6 +218,8 @@ class SlurmElasticAgent(LocalElasticAgent):
             case Interrupted(reason=reason):
                 planned = reason not in _UNPLANNED
                 self._stop(self._join, self._shutdown_timeout if planned else _UNPLANNED_STOP_TIMEOUT, gently=planned)
+            case LeaveRequested() as request:
+                self._heed_request(request)
             case Waiting():
                 logger.info("%s waits as a spare", self._seat.node)
                 self._reporter.enter(Stage.SPARE)
@@ -389,7 +398,13 @@ class SlurmElasticAgent(LocalElasticAgent):
         self._close_round()
         return self._after_stop()
 
+    def last_checkpoint(self) -> int | None:
+        """The newest checkpoint that a worker here has reported, None if none did; from any thread."""
+        steps = [worker.checkpoint for worker in self._agreement.progress() if worker.checkpoint is not None]
+        return max(steps, default=self._last_checkpoint)
+
     def _close_round(self) -> None:
+        self._last_checkpoint = self.last_checkpoint()
         if self._processes is not None:
             self._processes.close(signal.SIGKILL)
             self._processes = self._pcontext = None
@@ -398,12 +413,11 @@ class SlurmElasticAgent(LocalElasticAgent):
     # The planned end of a round.
 
     def _leave(self, reason: LeaveReason, seconds: float | None = None, detail: str = "") -> None:
-        """Announce that this agent has to be gone, in so many seconds if that is known."""
+        """Announce that this agent has to be gone, in so many seconds if that is known; again when more is known."""
+        again = self._departure is not None
         self._told_to_go = True
-        received = self._notices.first()
-        detail = detail or (received.signal.name if received is not None else reason.value)
         self._reporter.notice(reason.value)
-        logger.info("%s got %s: leaving round %s", self._seat.node, detail, self._placed.round if self._placed else "-")
+        detail = detail or reason.value
         self._departure = depart(
             reason,
             detail,
@@ -416,8 +430,39 @@ class SlurmElasticAgent(LocalElasticAgent):
         if self._doing is _Doing.TRAINING:
             # The leader asks all workers for a step at which to stop, or ends the round at once.
             self._signal_workers()
-        else:
+        elif not again:
             self._stop_for_departure()
+        elif self._doing is _Doing.STOPPING:
+            self._stop_by = min(self._stop_by, self._departure.gone_by)
+
+    def _heed_signals(self) -> None:
+        """Leave when signalled, and say more about it when more is known."""
+        finding = self._inquiry.look()
+        if finding is not None and not self._told_to_go:
+            round_ = self._placed.round if self._placed else "-"
+            logger.info("%s got %s: leaving round %s", self._seat.node, finding.detail, round_)
+            self._leave(leave_reason(finding.cause), None, finding.detail)
+        while (finding := self._inquiry.news()) is not None:
+            if self._is_leaving():
+                logger.info("%s leaves: %s", self._seat.node, finding)
+                reason, detail = leave_reason(finding.cause), str(finding)
+                self._leave(reason, finding.seconds, detail)
+                if self._inquiry.asks:
+                    self._coordination.request_leave(job_of(self._seat.agent), reason, finding.seconds, detail)
+
+    def _heed_request(self, request: LeaveRequested) -> None:
+        """Leave as the leader asks: a person wants it, or another agent of the job has found out why all have to go."""
+        if self._told_to_go and not self._is_leaving():
+            return
+        self._inquiry.told(None if request.seconds is not None else wish_of(request.reason))
+        if self._departure is not None and request.seconds is None:
+            return
+        logger.info("%s leaves: %s", self._seat.node, request.detail)
+        self._leave(request.reason, request.seconds, request.detail)
+
+    def _is_leaving(self) -> bool:
+        """Whether this agent goes because it was told to, and not because the run has ended."""
+        return self._departure is not None and self._after_stop in (self._join, self._go)
 
     def _hold(self, round_: int) -> None:
         if self._doing is _Doing.TRAINING:

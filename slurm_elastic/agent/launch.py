@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import time
+from collections.abc import Callable, Sequence
 
 import msgspec
 from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -13,7 +15,9 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from slurm_elastic.agent.elastic_agent import AgentOutcome, SlurmElasticAgent
 from slurm_elastic.agent.events import EventLog
 from slurm_elastic.agent.health import Health, Snapshot, health_port
+from slurm_elastic.agent.inquiry import Inquiry
 from slurm_elastic.agent.notices import record_signals
+from slurm_elastic.agent.requeue import VERDICT_VARIABLE, notice_record, settle
 from slurm_elastic.agent.root_cause import root_cause
 from slurm_elastic.agent.settings import AgentSettings
 from slurm_elastic.agent.warm import WarmProcess
@@ -27,12 +31,15 @@ from slurm_elastic.rendezvous.membership import Decision
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records import Records, RecordsError, RecordsInterruptedError
 from slurm_elastic.rendezvous.seat import Seat, connect
-from slurm_elastic.rundir import incarnation
-from slurm_elastic.slurm import Controller, choose_address, gather_facts
+from slurm_elastic.rundir import JobRecords, RunDirError, incarnation
+from slurm_elastic.slurm import Controller, Finding, choose_address, gather_facts
 
 __all__ = ["launch"]
 
 logger = logging.getLogger("slurm_elastic")
+
+_REQUEUE_WAIT = 30.0
+"""Seconds that an agent whose part is over waits for a slurmctld that does not answer."""
 
 
 def launch(settings: AgentSettings, warm: WarmProcess) -> ExitCode:
@@ -102,6 +109,7 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
         virtual_local_rank=config.virtual_local_rank,
     )
     assert config.logs_specs is not None
+    inquiry = _inquiry(settings, lambda: agent.last_checkpoint())
     pipe = make_pipe(os.environ) if settings.watchdog else None
     health.pages.watchdog = watchdog = Watchdog(pipe, hung) if pipe is not None else None
     agent = SlurmElasticAgent(
@@ -110,6 +118,7 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
         seat,
         coordination,
         record_signals(),
+        inquiry,
         worker_starter(warm, config.logs_specs, config.log_line_prefix_template),
         health.reporter,
         watchdog=watchdog,
@@ -120,13 +129,52 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
         outcome = agent.supervise()
     finally:
         health.reporter.over()
+        inquiry.close()
         coordination.stop()
     if outcome.exit_code is ExitCode.LEFT and _is_done(records):
         # The leader recorded the end, and went before it could tell this agent.
         outcome = AgentOutcome(ExitCode.FINISHED)
     _say_goodbye(outcome, seat, coordination.leads, events)
     events.close()
+    if outcome.exit_code is ExitCode.LEFT:
+        _requeue(settings)
     return outcome.exit_code
+
+
+def _inquiry(settings: AgentSettings, checkpoint: Callable[[], int | None]) -> Inquiry:
+    job, meaning = settings.job, settings.patience.meaning
+    if job is None or job.node_rank != 0:
+        return Inquiry(record_signals(), job, meaning)
+    records = JobRecords(settings.run_dir, job.job_id)
+
+    def write(signals: Sequence[signal.Signals], finding: Finding) -> None:
+        try:
+            records.publish_notice(job.restart_count, notice_record(signals, finding, checkpoint()))
+        except RunDirError as error:
+            logger.warning("the notice is not written down: %s", error)
+
+    return Inquiry(record_signals(), job, meaning, Controller(), write)
+
+
+def _requeue(settings: AgentSettings) -> None:
+    """Do at the end of a job what its batch script does not."""
+    job = settings.job
+    if job is None or job.node_rank != 0 or VERDICT_VARIABLE in os.environ:
+        return
+    try:
+        settle(
+            settings.run_dir,
+            job,
+            ExitCode.LEFT,
+            controller=Controller(),
+            patience=settings.patience,
+            failed=False,
+            say=logger.info,
+            others_go_on=True,
+            wait=_REQUEUE_WAIT,
+        )
+    except RunDirError as error:
+        logger.warning("not requeued: %s", error)
 
 
 def _is_done(records: Records) -> bool:

@@ -15,10 +15,12 @@ from types import FrameType
 
 __all__ = ["Notices", "Received", "record_signals"]
 
-_TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""What ends an agent. SIGQUIT is among them because torchrun handles it (torch 2.13, run.py, --signals-to-handle)."""
-_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-"""What ``sbatch --signal`` sends some time before a job ends. Their default action would end the agent at once."""
+_TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""What makes an agent leave: Slurm's own signal, those of terminals and people, the warnings of ``sbatch --signal``.
+SIGQUIT is among them because torchrun handles it (torch 2.13, run.py, --signals-to-handle)."""
+_RECORDED = (*_TO_GO, signal.SIGCONT)
+_MOST = 64
+"""Signals that are remembered; whoever sends more has nothing new to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,14 @@ class Notices:
         """The first signal that asks this agent to go, None while there is none."""
         return next((received for received in self._received if received.signal in _TO_GO), None)
 
+    def all(self) -> tuple[Received, ...]:
+        """Every signal, in the order in which they were noted.
+
+        Python runs the handlers of signals that come together in the order of their numbers (Modules/signalmodule.c,
+        3.11), so the order of two that come within a millisecond means nothing.
+        """
+        return tuple(self._received)
+
     def drain(self) -> None:
         """Make `fd` quiet until the next signal."""
         with contextlib.suppress(BlockingIOError):
@@ -56,7 +66,8 @@ class Notices:
 
     def note(self, number: int, frame: FrameType | None = None) -> None:
         """The signal handler."""
-        self._received.append(Received(signal.Signals(number), time.monotonic()))
+        if len(self._received) < _MOST:
+            self._received.append(Received(signal.Signals(number), time.monotonic()))
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake, b"!")
 
@@ -69,6 +80,6 @@ def record_signals() -> Notices:
     global _notices
     if _notices is None:
         _notices = Notices()
-        for number in (*_TO_GO, *_WARNINGS):
+        for number in _RECORDED:
             signal.signal(number, _notices.note)
     return _notices

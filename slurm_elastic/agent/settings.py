@@ -28,6 +28,7 @@ from slurm_elastic.agent._torchrun import (
 from slurm_elastic.agent.health import HealthSettings, health_settings
 from slurm_elastic.agent.location import base_directory
 from slurm_elastic.agent.logs import RoundLogsSpecs, local_ranks, streams
+from slurm_elastic.agent.patience import Patience, patience
 from slurm_elastic.agent.watchdog import is_enabled
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.etcd.credentials import EtcdConfig
@@ -95,6 +96,8 @@ class AgentSettings:
     """What the user asked for; a worker that cannot start warm starts cold."""
     preload: tuple[str, ...]
     """Modules to import beside torch before workers are forked."""
+    patience: Patience
+    """What the user said about the end of the job."""
     watchdog: bool
     """Whether workers that hang are looked for."""
     worker_signal: signal.Signals | None
@@ -156,6 +159,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
         python_script=entrypoint == sys.executable and not options.no_python,
         start=_start(options),
         preload=tuple(name for name in (options.preload or "").split(",") if name),
+        patience=patience(options.max_requeues, options.grace, options.warning),
         watchdog=not options.no_watchdog and is_enabled(environ),
         worker_signal=_worker_signal(options.worker_signal),
         health=None

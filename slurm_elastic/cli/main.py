@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from slurm_elastic._version import __version__
 from slurm_elastic.cli.agent import Agent
 from slurm_elastic.cli.base import Parser, Verb
+from slurm_elastic.cli.drain import Drain
+from slurm_elastic.cli.requeue import Requeue
 from slurm_elastic.cli.submit import Submit
 from slurm_elastic.cli.template import Template
 from slurm_elastic.cli.verdict import Verdict
@@ -17,7 +19,7 @@ from slurm_elastic.errors import SlurmElasticError, UsageError
 
 __all__ = ["main"]
 
-_VERBS: dict[str, Verb] = {verb.name: verb for verb in (Agent(), Submit(), Template(), Verdict())}
+_VERBS: dict[str, Verb] = {verb.name: verb for verb in (Agent(), Drain(), Requeue(), Submit(), Template(), Verdict())}
 
 _EXAMPLES = """\
 examples:

@@ -104,6 +104,10 @@ class Coordination:
         """See :meth:`Member.finished`."""
         self._post(lambda: self._member.finished())
 
+    def request_leave(self, job: str, reason: LeaveReason, seconds: float | None, detail: str) -> None:
+        """See :meth:`Member.request_leave`."""
+        self._post(lambda: self._member.request_leave(job, reason, seconds, detail))
+
     def close_run(self) -> None:
         """See :meth:`Member.close_run`."""
         self._post(lambda: self._member.close_run())

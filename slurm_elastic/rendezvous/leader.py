@@ -52,6 +52,7 @@ from slurm_elastic.rendezvous.messages import (
     decode_agent_message,
     encode,
 )
+from slurm_elastic.rendezvous.requests import LeaveRequest, LeaveRequested, who_is_meant
 
 __all__ = ["FencedError", "Leader"]
 
@@ -175,8 +176,16 @@ class Leader:
         except MessageError as error:
             self.reject(connection, str(error))
             return
-        if not isinstance(message, Beat):
+        if isinstance(message, LeaveRequest):
+            self._pass_on(connection, message)
+        elif not isinstance(message, Beat):
             self._handle(message)
+
+    def _pass_on(self, connection: AcceptedConnection, request: LeaveRequest) -> None:
+        agents = self._state.agents.items() if self._state.phase is not Phase.CLOSED else ()
+        meant, answer = who_is_meant(request, {name: agent.candidate.node for name, agent in agents})
+        self._send_all(meant, LeaveRequested(request.reason, request.seconds, request.detail))
+        connection.send(encode(answer))
 
     def reject(self, connection: AcceptedConnection, why: str) -> None:
         """Count what was dropped; log each kind once per peer."""

@@ -35,6 +35,7 @@ from slurm_elastic.rendezvous.messages import (
     encode,
 )
 from slurm_elastic.rendezvous.participant import Participant
+from slurm_elastic.rendezvous.requests import LeaveRequest, LeaveRequested
 from slurm_elastic.rendezvous.session import ForeignError, Role, Session, SessionError, VersionError
 
 __all__ = ["LeaderLost", "LeaderRefusedError", "Member", "MemberSettings", "Unreachable", "Word"]
@@ -64,7 +65,7 @@ class Unreachable:
     usage: bool = False
 
 
-Word = Placed | Holding | Stopping | Interrupted | Waiting | Ended | LeaderLost | Unreachable
+Word = Placed | Holding | Stopping | Interrupted | LeaveRequested | Waiting | Ended | LeaderLost | Unreachable
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,10 @@ class Member:
         self._participant, finished = self._participant.finished()
         self._say(finished)
 
+    def request_leave(self, job: str, reason: LeaveReason, seconds: float | None, detail: str) -> None:
+        """Tell all other agents of a job that they have to go; see :class:`~.requests.LeaveRequest`."""
+        self._say(LeaveRequest(self._settings.agent, (), job, reason, seconds, detail))
+
     def close_run(self) -> None:
         """Close the rendezvous for everybody."""
         self._participant, closed = self._participant.closing()
@@ -200,7 +205,7 @@ class Member:
             case Ended():
                 self._over = True
                 self._deliver(message)
-            case Waiting():
+            case Waiting() | LeaveRequested():
                 self._deliver(message)
             case _:
                 pass

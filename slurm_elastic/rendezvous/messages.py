@@ -28,6 +28,7 @@ from slurm_elastic.rendezvous.membership import (
     WorkerFailed,
     WorkerFailure,
 )
+from slurm_elastic.rendezvous.requests import LeaveAnswer, LeaveRequest, LeaveRequested
 
 __all__ = [
     "AgentMessage",
@@ -124,8 +125,12 @@ class Ended:
     detail: str
 
 
-AgentMessage = Beat | Connected | Joined | Ponged | Leaving | Held | Left | WorkerFailed | Finished | Closed
-LeaderMessage = Beat | Placed | Holding | Stopping | Interrupted | Probed | Waiting | Ended
+AgentMessage = (
+    Beat | Connected | Joined | Ponged | Leaving | Held | Left | WorkerFailed | Finished | Closed | LeaveRequest
+)
+LeaderMessage = (
+    Beat | Placed | Holding | Stopping | Interrupted | Probed | Waiting | Ended | LeaveRequested | LeaveAnswer
+)
 
 _AGENT_KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(AgentMessage)}
 _LEADER_KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(LeaderMessage)}

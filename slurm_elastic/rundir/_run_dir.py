@@ -183,6 +183,13 @@ class RunDir:
         """
         return self._record(self._endpoint(scope))
 
+    def scopes(self) -> list[str]:
+        """Return the scopes that have an endpoint, in no order."""
+        directory = self.path / "endpoints"
+        with self._reported(directory):
+            names = _files.list_names(directory)
+        return [name.removesuffix(".json") for name in names if name.endswith(".json") and not name.startswith(".")]
+
     def publish_failure(self, scope: str, content: bytes) -> None:
         """Record why an incarnation of the run failed."""
         path = self._failure(scope)

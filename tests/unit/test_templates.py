@@ -82,6 +82,9 @@ class Job:
     def start(self, *arguments: str, script: Path | None = None) -> subprocess.Popen[str]:
         environ = {
             "PATH": str(self.bin),
+            "SLURM_JOB_ID": "7",
+            "SLURM_ARRAY_JOB_ID": "5",
+            "SLURM_ARRAY_TASK_ID": "2",
             "SLURM_JOB_NUM_NODES": "3",
             "SLURMD_NODENAME": "n1",
             "SLURM_CPUS_PER_TASK": "2",
@@ -120,6 +123,7 @@ def job(tmp_path: Path, template: Path) -> Job:
     directory.mkdir()
     job = Job(directory, template)
     job.stand_in("slurm-elastic", 'exit "$2"')
+    job.stand_in("scancel", "exit 0")
     return job
 
 
@@ -192,7 +196,27 @@ def test_a_signal_neither_ends_the_script_nor_reaches_srun(job: Job, number: sig
             kill(process)
             os.close(opened)
     assert (process.returncode, complaint) == (7, "")
-    assert [call[0] for call in job.calls()] == ["srun", "slurm-elastic"]
+    # Only `sbatch --signal=B:...` sends these to the script, and then to nobody else.
+    passed_on = [call for call in job.calls() if call[0] == "scancel"]
+    if number in (signal.SIGUSR1, signal.SIGUSR2):
+        name = "5_2" if job.script.stem == "array" else "7"
+        assert passed_on
+        assert {tuple(call) for call in passed_on} == {("scancel", f"--signal={number.name[3:]}", name)}
+    else:
+        assert not passed_on
+    assert [call[0] for call in job.calls() if call[0] != "scancel"] == ["srun", "slurm-elastic"]
+
+
+def test_the_exit_code_is_not_lost_to_a_signal_in_the_same_moment(job: Job) -> None:
+    job.stand_in("srun", "kill -USR2 $PPID; kill -USR2 $(ps -o ppid= $PPID); exit 42")
+    (job.bin / "ps").symlink_to(shutil.which("ps") or "ps")
+    for _ in range(20):
+        assert job.run("train.py")[0] == 42
+
+
+def test_agents_know_that_the_script_ends_with_a_verdict(job: Job) -> None:
+    job.stand_in("srun", 'exit "$SLURM_ELASTIC_VERDICT"')
+    assert job.run("train.py")[0] == 1
 
 
 def test_srun_does_not_ignore_what_the_script_ignores(job: Job) -> None:

@@ -25,5 +25,6 @@ class LeaveReason(enum.Enum):
     TIME_LIMIT = "time_limit"
     DRAINED = "drained"
     REQUEUED = "requeued"
+    CANCELLED = "cancelled"
     FINISHED = "finished"
     FAILED = "failed"

@@ -14,6 +14,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from slurm_elastic.agent.health import HealthSettings
 from slurm_elastic.agent.logs import RoundLogsSpecs
+from slurm_elastic.agent.patience import Patience
 from slurm_elastic.agent.settings import AgentSettings, Start, resolve
 from slurm_elastic.cli.agent_parser import agent_parser
 from slurm_elastic.errors import UsageError
@@ -88,6 +89,7 @@ def settings_of_n2(**changes: Any) -> AgentSettings:
         python_script=True,
         start=Start.WARM,
         preload=(),
+        patience=Patience(),
         watchdog=True,
         health=HealthSettings(),
         worker_signal=None,

@@ -24,7 +24,15 @@ print(sorted(slow & {{name.partition(".")[0] for name in sys.modules}}), file=sy
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["submit", "--help"], ["template", "--help"], ["verdict", "--help"]]
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["drain", "--help"],
+        ["submit", "--help"],
+        ["template", "--help"],
+        ["verdict", "--help"],
+    ],
 )
 def test_help_imports_nothing_slow(arguments: list[str]) -> None:
     done = subprocess.run(
@@ -38,7 +46,7 @@ def test_help_names_every_verb_and_gives_examples(capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["--help"])
     text = capsys.readouterr().out
-    for verb in ("agent", "submit", "template", "verdict"):
+    for verb in ("agent", "drain", "requeue", "submit", "template", "verdict"):
         assert f"\n  {verb} " in text
     assert "examples:\n  slurm-elastic template allocation > elastic.sbatch" in text
 
@@ -55,7 +63,7 @@ def test_module_is_the_command() -> None:
     [
         ([], "the following arguments are required: VERB, arguments; see slurm-elastic --help"),
         (["agnt"], "no verb 'agnt'; did you mean agent?"),
-        (["x"], "no verb 'x'; there are agent, submit, template, verdict"),
+        (["x"], "no verb 'x'; there are agent, drain, requeue, submit, template, verdict"),
         (["--bogus", "agent"], "unrecognized arguments: --bogus; see slurm-elastic --help"),
         (["template", "alocation"], "no template 'alocation'; did you mean allocation?"),
         (["template", "--bogus"], "unrecognized arguments: --bogus; see slurm-elastic template --help"),

@@ -37,6 +37,7 @@ from slurm_elastic.rendezvous.messages import (
     decode_leader_message,
     encode,
 )
+from slurm_elastic.rendezvous.requests import LeaveAnswer, LeaveRequest, LeaveRequested
 
 A = "node1/7.0/42"
 CANDIDATE = Candidate(A, "node1", 0, 4, "default", "node1", 30000)
@@ -58,6 +59,8 @@ FROM_AGENTS: list[AgentMessage] = [
     WorkerFailed(A, 3, FAILURE),
     Finished(A, 3),
     Closed(A),
+    LeaveRequest(A, (), "7.0", LeaveReason.PREEMPTED, 14.5, "preempted"),
+    LeaveRequest(A, ("node1", "node2"), "", LeaveReason.DRAINED, None, ""),
 ]
 FROM_LEADERS: list[LeaderMessage] = [
     Beat(),
@@ -68,6 +71,8 @@ FROM_LEADERS: list[LeaderMessage] = [
     Interrupted(3, Reason.WORKER_FAILED, "node1", "rank 3: exit code 1"),
     Probed(7),
     Waiting(),
+    LeaveRequested(LeaveReason.CANCELLED, 4.5, "cancelled"),
+    LeaveAnswer(("node1",), ("node7",)),
     Ended(Outcome.SUCCEEDED, None, ""),
     Ended(Outcome.FAILED, FAILURE, ""),
 ]

@@ -1,0 +1,188 @@
+"""Finds out why this agent was signalled, without holding anybody up: a thread asks Slurm.
+
+One agent of a job asks, that of its first node, so that a preempted job of a thousand nodes does not bring slurmctld
+down; the leader passes the answer on to the job's other agents. Whoever hears nothing takes the configured meaning of
+the signal.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from slurm_elastic.agent.notices import Notices
+from slurm_elastic.slurm import Cause, Controller, Finding, Meaning, NodeState, SlurmJob, classify, presume
+
+__all__ = ["Inquiry"]
+
+logger = logging.getLogger("slurm_elastic")
+
+_HEARSAY = 6.0
+"""Seconds in which the agent that asks has an answer or has given up its first question, and the others know."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
+
+
+class Inquiry:
+    """What is known of the signals of this agent.
+
+    Args:
+        notices: its signals.
+        job: None outside Slurm.
+        meaning: of signals, where Slurm does not tell.
+        controller: to ask; None for an agent that leaves that to another.
+        record: writes down signals and what they mean; may block. Called in the thread. None if another agent does.
+    """
+
+    def __init__(
+        self,
+        notices: Notices,
+        job: SlurmJob | None,
+        meaning: Meaning,
+        controller: Controller | None = None,
+        record: Callable[[Sequence[signal.Signals], Finding], None] | None = None,
+    ) -> None:
+        self._notices, self._job, self._meaning = notices, job, meaning
+        self._controller, self._record = controller, record
+        self._findings: queue.SimpleQueue[Finding] = queue.SimpleQueue()
+        self._new = threading.Event()
+        self._closed = self._told = False
+        self._wish: Finding | None = None
+        self._last: Finding | None = None
+        self._seen = 0
+        self._thread: threading.Thread | None = None
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+        """Readable while findings wait; for use in a selector."""
+
+    @property
+    def asks(self) -> bool:
+        """Whether this is the agent that asks Slurm, and that others rely upon."""
+        return self._controller is not None
+
+    def look(self) -> Finding | None:
+        """Take note of signals that came; to be called after each wake-up.
+
+        Returns:
+            What they mean as far as is known at once, None if there are no new ones. How long is left is not known yet.
+        """
+        received = self._notices.all()
+        if len(received) == self._seen or self._notices.first() is None:
+            return None
+        self._seen = len(received)
+        self._wake()
+        finding = self._presume()
+        return Finding(finding.cause, None, finding.detail)
+
+    def news(self) -> Finding | None:
+        """The next finding of the thread, None if there is none."""
+        try:
+            finding = self._findings.get_nowait()
+        except queue.Empty:
+            return None
+        os.eventfd_read(self.fd)
+        return finding
+
+    def told(self, wish: Cause | None = None) -> None:
+        """Note that somebody else has said why this agent goes and how long is left.
+
+        Args:
+            wish: what a person wants, if it was one.
+        """
+        self._told = True
+        if wish is not None:
+            self._wish = Finding(wish, None, "asked for")
+            self._wake()
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Let what was found be written down, and end."""
+        self._closed = True
+        self._new.set()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def _wake(self) -> None:
+        self._new.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="slurm-elastic-inquiry", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while not self._closed:
+            self._new.wait()
+            self._new.clear()
+            if self._closed:
+                break
+            if self._wish is not None:
+                self._write(self._wish)
+            if self._notices.first() is None:
+                continue
+            if self._controller is None or self._job is None:
+                self._wait_for_hearsay()
+            else:
+                self._ask(self._controller, self._job)
+        # Once more, as the workers may have saved in the meantime.
+        if (last := self._wish or self._last) is not None:
+            self._write(last)
+
+    def _wait_for_hearsay(self) -> None:
+        if self._job is not None:
+            end = time.monotonic() + _HEARSAY
+            while not self._closed and (left := end - time.monotonic()) > 0:
+                self._new.wait(left)
+                self._new.clear()
+            if not self._told and not self._closed:
+                self._report(self._presume())
+
+    def _ask(self, controller: Controller, job: SlurmJob) -> None:
+        self._write(self._presume())
+        pause, presumed = _FIRST_PAUSE, False
+        while not self._closed:
+            signals, elapsed = self._signals()
+            view = controller.job(job.name)
+            if view is not None:
+                clock = controller.clock()
+                # What Slurm said is about the moment of the question.
+                _, elapsed = self._signals()
+                finding = classify(signals, elapsed, view, job.restart_count, clock=clock, meaning=self._meaning)
+                if finding.cause is Cause.SIGNALLED and _is_drained(controller, job.node):
+                    finding = classify(
+                        signals, elapsed, view, job.restart_count, clock=clock, meaning=self._meaning, drained=True
+                    )
+                self._report(finding)
+                self._write(finding)
+                return
+            if not presumed:
+                presumed = True
+                self._report(self._presume())
+            if not controller.is_silent:
+                return
+            self._new.wait(pause)
+            self._new.clear()
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _signals(self) -> tuple[tuple[signal.Signals, ...], float]:
+        """All signals, and the seconds since the newest that asks to go."""
+        received = self._notices.all()
+        asked = [one.at for one in received if one.signal is not signal.SIGCONT]
+        return tuple(one.signal for one in received), time.monotonic() - max(asked, default=time.monotonic())
+
+    def _presume(self) -> Finding:
+        return presume(*self._signals(), self._meaning)
+
+    def _report(self, finding: Finding) -> None:
+        # The reader takes the finding first and counts down then, so the count has to be there before the finding.
+        os.eventfd_write(self.fd, 1)
+        self._findings.put(finding)
+
+    def _write(self, finding: Finding) -> None:
+        self._last = finding
+        if self._record is not None:
+            self._record(self._signals()[0], self._wish or finding)
+
+
+def _is_drained(controller: Controller, node: str) -> bool:
+    return controller.node_states([node]).get(node) is NodeState.DRAINED

@@ -1,0 +1,77 @@
+"""Asking agents to leave: the leader passes it on, and each of them announces its leave as for a signal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from slurm_elastic.rendezvous.membership import LeaveReason
+
+__all__ = ["LeaveAnswer", "LeaveRequest", "LeaveRequested", "job_of", "who_is_meant"]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveRequest:
+    """To the leader: these agents have to go.
+
+    Attributes:
+        agent: who says so; need not be a member.
+        nodes: on which the agents are; empty for all.
+        job: whose agents are meant, as in `job_of`; empty for every job of the run.
+        reason: why.
+        seconds: until they have to be gone, counted from now; None for as many as they want.
+        detail: the same for people.
+    """
+
+    agent: str
+    nodes: tuple[str, ...]
+    job: str
+    reason: LeaveReason
+    seconds: float | None
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveRequested:
+    """To an agent: go. Fields as in LeaveRequest."""
+
+    reason: LeaveReason
+    seconds: float | None
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveAnswer:
+    """To who asked: the nodes of the agents that were told, and those that have none in the run."""
+
+    nodes: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+
+def job_of(agent: str) -> str:
+    """The job in an agent's identity, ``<job id>.<restart count>``."""
+    return agent.split("/")[-2] if agent.count("/") >= 2 else ""
+
+
+def who_is_meant(request: LeaveRequest, agents: Mapping[str, str]) -> tuple[tuple[str, ...], LeaveAnswer]:
+    """Find the agents that a request is about.
+
+    Args:
+        request: to the leader.
+        agents: all that the leader knows, by identity, with their nodes.
+
+    Returns:
+        Their identities, without the one that asks, and the answer.
+    """
+    others = {agent: node for agent, node in agents.items() if agent != request.agent}
+    of_job = {agent: node for agent, node in others.items() if not request.job or job_of(agent) == request.job}
+    meant = {agent: node for agent, node in of_job.items() if not request.nodes or node in request.nodes}
+    found = set(meant.values())
+    answer = LeaveAnswer(
+        nodes=_in_order(agents.values(), found), unknown=tuple(node for node in request.nodes if node not in found)
+    )
+    return tuple(meant), answer
+
+
+def _in_order(nodes: Iterable[str], chosen: set[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(node for node in nodes if node in chosen))

@@ -1,0 +1,218 @@
+"""Finding out why: with a shell script in place of scontrol that prints what a real one did."""
+
+from __future__ import annotations
+
+import re
+import select
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from signal import SIGCONT, SIGINT, SIGTERM, SIGUSR2, Signals
+
+import pytest
+
+from slurm_elastic.agent import inquiry as module
+from slurm_elastic.agent.inquiry import Inquiry
+from slurm_elastic.agent.notices import Notices
+from slurm_elastic.slurm import Cause, Controller, Finding, Meaning, SlurmJob
+
+OUTPUTS = Path(__file__).parents[1] / "slurm" / "outputs"
+
+SCONTROL = """\
+#!/bin/bash
+cd '{directory}'
+echo "$*" >>calls
+case "$1 $2" in
+  'show job') {job} ;;
+  '--oneliner show') echo "NodeName=f1 State=$(<node)" ;;
+  'show config') echo "Configuration data as of $(<now)"; echo 'KillWait                = 30 sec' ;;
+esac
+"""
+DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+
+
+class Told:
+    """An agent on the only node of job 1, and what it finds out."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.notices = Notices()
+        self.records: list[tuple[tuple[Signals, ...], Finding]] = []
+        self.write("now", "1795179300")
+        self.write("node", "ALLOCATED")
+        self.scontrol('echo "$(<job.txt)"')
+
+    def write(self, name: str, text: str) -> None:
+        (self.directory / name).write_text(text)
+
+    def scontrol(self, job: str) -> None:
+        path = self.directory / "scontrol"
+        path.write_text(SCONTROL.format(directory=self.directory, job=job))
+        path.chmod(0o755)
+
+    def shows(self, name: str) -> None:
+        text = re.sub(r"^JobId=\d+", "JobId=1", (OUTPUTS / name).read_text())
+        self.write("job.txt", re.sub(r"Restarts=\d+", "Restarts=0", text))
+
+    def calls(self) -> list[str]:
+        return (self.directory / "calls").read_text().splitlines()
+
+    def inquiry(self, *, asks: bool = True, timeout: float = 5.0) -> Inquiry:
+        environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "f1", "SLURMD_NODENAME": "f1"}
+        return Inquiry(
+            self.notices,
+            SlurmJob.from_environment(environ),
+            Meaning(grace=20.0, warning=120.0),
+            Controller(timeout) if asks else None,
+            self.record,
+        )
+
+    def record(self, signals: Sequence[Signals], finding: Finding) -> None:
+        self.records.append((tuple(signals), finding))
+
+    def signal(self, *numbers: Signals) -> None:
+        for number in numbers:
+            self.notices.note(number)
+
+
+def news(inquiry: Inquiry, timeout: float = 30.0) -> Finding:
+    end = time.monotonic() + timeout
+    while (left := end - time.monotonic()) > 0:
+        select.select([inquiry.fd], [], [], left)
+        if (found := inquiry.news()) is not None:
+            return found
+    raise AssertionError("no news")
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return Told(tmp_path)
+
+
+def test_nothing_is_asked_while_nobody_signals(told: Told) -> None:
+    inquiry = told.inquiry()
+    told.signal(SIGCONT)
+    assert inquiry.look() is None
+    inquiry.close()
+    assert not (told.directory / "calls").exists()
+
+
+def test_a_leave_is_known_at_once_and_explained_soon(told: Told) -> None:
+    told.shows("job_preempted_in_grace.txt")
+    told.write("now", "1795175800")
+    inquiry = told.inquiry()
+    told.signal(SIGCONT, SIGTERM)
+    assert inquiry.look() == Finding(Cause.UNKNOWN, None, "SIGTERM")
+    assert inquiry.look() is None
+    assert news(inquiry) == Finding(Cause.PREEMPTED, 47.0, "grace of 60 s")
+    inquiry.close()
+    assert {signals for signals, _ in told.records} == {(SIGCONT, SIGTERM)}
+    # At first what is known at once, and at last once more, as the workers may have saved in the meantime.
+    assert [found.cause for _, found in told.records] == [Cause.UNKNOWN, Cause.PREEMPTED, Cause.PREEMPTED]
+
+
+def test_another_signal_is_another_question(told: Told) -> None:
+    told.shows("job_running.txt")
+    inquiry = told.inquiry()
+    told.signal(SIGUSR2)
+    assert inquiry.look() is not None
+    assert news(inquiry) == Finding(Cause.TIME_LIMIT_NEAR, 47.0, "SIGUSR2")
+    told.shows("job_time_limit.txt")
+    told.signal(SIGTERM)
+    assert inquiry.look() is not None
+    assert news(inquiry).cause is Cause.TIME_LIMIT_REACHED
+    inquiry.close()
+
+
+def test_a_person_on_a_drained_node(told: Told) -> None:
+    told.shows("job_running.txt")
+    told.write("node", "ALLOCATED+DRAIN")
+    inquiry = told.inquiry()
+    told.signal(SIGTERM)
+    inquiry.look()
+    assert news(inquiry).cause is Cause.DRAINED
+    inquiry.close()
+
+
+def test_without_scontrol_the_configured_meaning_counts(told: Told) -> None:
+    (told.directory / "scontrol").unlink()
+    inquiry = told.inquiry()
+    told.signal(SIGTERM)
+    inquiry.look()
+    found = news(inquiry)
+    assert (found.cause, found.detail) == (Cause.UNKNOWN, "SIGTERM")
+    assert found.seconds == pytest.approx(20.0, abs=5)
+    inquiry.close()
+
+
+def test_a_controller_that_is_down_is_asked_again(told: Told) -> None:
+    told.scontrol(f'[ -e job.txt ] || {{ echo "{DOWN}" >&2; exit 1; }}; echo "$(<job.txt)"')
+    inquiry = told.inquiry()
+    told.signal(SIGUSR2)
+    inquiry.look()
+    found = news(inquiry)
+    assert found.cause is Cause.TIME_LIMIT_NEAR
+    assert found.seconds == pytest.approx(120.0, abs=5)
+    told.shows("job_preempted_in_grace.txt")
+    assert news(inquiry).cause is Cause.PREEMPTED
+    inquiry.close()
+
+
+def test_a_slow_scontrol_holds_nobody_up(told: Told) -> None:
+    told.scontrol("exec /usr/bin/sleep 30")
+    inquiry = told.inquiry(timeout=0.5)
+    told.signal(SIGTERM)
+    begun = time.monotonic()
+    assert inquiry.look() is not None
+    assert time.monotonic() - begun < 0.2
+    assert news(inquiry, 10.0).cause is Cause.UNKNOWN
+    inquiry.close()
+
+
+def test_others_wait_for_the_one_that_asks(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_HEARSAY", 0.3)
+    inquiry = told.inquiry(asks=False)
+    told.signal(SIGTERM)
+    assert inquiry.look() == Finding(Cause.UNKNOWN, None, "SIGTERM")
+    found = news(inquiry)
+    assert found.cause is Cause.UNKNOWN
+    assert found.seconds == pytest.approx(20.0, abs=5)
+    inquiry.close()
+    assert not (told.directory / "calls").exists()
+
+
+def test_but_not_when_they_were_told(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_HEARSAY", 0.3)
+    inquiry = told.inquiry(asks=False)
+    told.signal(SIGTERM)
+    inquiry.look()
+    inquiry.told()
+    assert not select.select([inquiry.fd], [], [], 1.0)[0]
+    inquiry.close()
+
+
+def test_what_a_person_wants_is_written_down(told: Told) -> None:
+    inquiry = told.inquiry()
+    inquiry.told(Cause.REQUEUE_WANTED)
+    inquiry.close()
+    assert told.records[-1][1].cause is Cause.REQUEUE_WANTED
+    assert inquiry.news() is None
+
+
+def test_outside_of_slurm_nobody_is_asked(told: Told) -> None:
+    inquiry = Inquiry(told.notices, None, Meaning())
+    told.signal(SIGINT)
+    assert inquiry.look() == Finding(Cause.SIGNALLED, None, "SIGINT")
+    inquiry.close()
+    assert inquiry.news() is None
+
+
+def test_close_does_not_wait_for_slurm(told: Told) -> None:
+    told.scontrol("exec /usr/bin/sleep 30")
+    inquiry = told.inquiry(timeout=20.0)
+    told.signal(SIGTERM)
+    inquiry.look()
+    begun = time.monotonic()
+    inquiry.close(0.5)
+    assert time.monotonic() - begun < 5
