@@ -85,6 +85,8 @@ def requeue_decision(
         return RequeueDecision(Requeue.SLURM, "Slurm has requeued the job")
     if failed or status in (ExitCode.FINISHED, ExitCode.FAILED, ExitCode.USAGE, ExitCode.FENCED):
         return RequeueDecision(Requeue.NOBODY, "")
+    if view is None:
+        return RequeueDecision(Requeue.NOBODY, "not requeued: Slurm does not answer; submit it again to go on")
     if cause is Cause.CANCELLED:
         return RequeueDecision(Requeue.NOBODY, "not requeued: the job was cancelled")
     by_hand = cause is Cause.SIGNALLED and warned
@@ -95,10 +97,6 @@ def requeue_decision(
     else:
         told = "nobody told the job to go" if cause is Cause.UNKNOWN else f"the job was {cause.value} by hand"
         return RequeueDecision(Requeue.NOBODY, f"not requeued: {told}; submit it again to go on")
-    if view is None:
-        return RequeueDecision(
-            Requeue.NOBODY, f"not requeued ({name}): Slurm does not answer; submit it again to go on"
-        )
     if not view.requeue:
         mend = "submit it with --requeue"
         return RequeueDecision(Requeue.NOBODY, f"not requeued ({name}): the job may not be; {mend}")

@@ -179,7 +179,7 @@ def test_without_scontrol_it_ends_at_once(slurm: Slurm, script: Script) -> None:
     (slurm.directory / "scontrol").unlink()
     script.notice("SIGUSR2")
     assert not script.ends(wait=600)
-    assert script.said == ["job 1: not requeued (time limit near): Slurm does not answer; submit it again to go on"]
+    assert script.said == ["job 1: not requeued: Slurm does not answer; submit it again to go on"]
 
 
 def test_a_controller_that_is_down_is_waited_for(slurm: Slurm, script: Script) -> None:

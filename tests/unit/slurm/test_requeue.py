@@ -86,7 +86,7 @@ def test_slurm_may_not_requeue_it() -> None:
 
 def test_slurm_does_not_answer() -> None:
     decision = decide(Cause.TIME_LIMIT_NEAR, None)
-    assert decision.why == "not requeued (time limit near): Slurm does not answer; submit it again to go on"
+    assert decision.why == "not requeued: Slurm does not answer; submit it again to go on"
 
 
 def test_an_end_to_starts_that_come_to_nothing() -> None:
