@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import logging
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
 __all__ = ["ControlDirectory"]
-
-logger = logging.getLogger("slurm_elastic")
 
 _SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "slurm-elastic-control-"
@@ -24,8 +21,9 @@ class ControlDirectory:
     It is in /dev/shm, where a page is memory and nothing else: on a disk the kernel writes a shared page back every few
     seconds, and whoever writes to it next may wait for the disk. Without /dev/shm it is in TMPDIR or /tmp.
 
-    An agent that was killed leaves its directory behind. The next one of the same user removes it: every agent locks
-    its own (flock(2)), and the kernel unlocks what belongs to the dead.
+    An agent that was killed leaves its directory behind. In /dev/shm the next one of the same user removes it: every
+    agent locks its own (flock(2)), and the kernel unlocks what belongs to the dead. TMPDIR may be shared with nodes
+    whose locks are not seen here, so there it stays.
 
     Attributes:
         path: of the directory.
@@ -40,19 +38,21 @@ class ControlDirectory:
         Raises:
             OSError: it can be made nowhere.
         """
-        bases = [base] if base is not None else [_SHARED_MEMORY, Path(tempfile.gettempdir())]
-        for first in bases[:-1]:
-            with contextlib.suppress(OSError):
-                self._make(first)
-                return
-        self._make(bases[-1])
+        memory = _SHARED_MEMORY if base is None else base
+        try:
+            _remove_abandoned(memory)
+            self._make(memory)
+        except OSError:
+            if base is not None:
+                raise
+            self._make(Path(tempfile.gettempdir()))
 
     def _make(self, base: Path) -> None:
-        _remove_abandoned(base)
         # Locked before it gets a name that others look for.
         hidden = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=base))
         self._fd = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(self._fd, fcntl.LOCK_SH)
+        with contextlib.suppress(OSError):  # not every file system can
+            fcntl.flock(self._fd, fcntl.LOCK_SH)
         self.path = hidden.rename(base / hidden.name[1:])
 
     def close(self) -> None:

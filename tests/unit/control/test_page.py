@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from slurm_elastic.control import ControlDirectory, RoundControl, _page, attach
+from slurm_elastic.control import ControlDirectory, RoundControl, _directory, _page, attach
 
 
 def test_only_one_process_takes_a_page(tmp_path: Path) -> None:
@@ -88,3 +89,16 @@ def test_directory_of_a_dead_agent_is_removed(tmp_path: Path) -> None:
 def test_directory_that_nobody_can_make(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         ControlDirectory(tmp_path / "missing")
+
+
+def test_without_shared_memory_the_directory_is_a_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_directory, "_SHARED_MEMORY", tmp_path / "missing")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    abandoned = tmp_path / f"{_directory._PREFIX}abandoned"
+    abandoned.mkdir()
+    directory = ControlDirectory()
+    assert directory.path.parent == tmp_path
+    assert abandoned.is_dir()
+    directory.close()
