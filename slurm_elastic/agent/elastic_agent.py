@@ -35,12 +35,13 @@ from slurm_elastic.agent.environment import worker_environment
 from slurm_elastic.agent.health import Reporter, Stage
 from slurm_elastic.agent.inquiry import Inquiry
 from slurm_elastic.agent.notices import Notices
-from slurm_elastic.agent.places import place_of, watched
+from slurm_elastic.agent.places import place_of, survivors, watched
 from slurm_elastic.agent.reasons import leave_reason, wish_of
 from slurm_elastic.agent.root_cause import BY_WATCHDOG, last_words
 from slurm_elastic.agent.warm import StartInterruptedError
 from slurm_elastic.agent.watchdog import Watchdog
 from slurm_elastic.agent.workers import Starter, WorkerProcesses
+from slurm_elastic.control import WorkerProgress
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.coordination import Coordination, RecordsLost, Superseded
 from slurm_elastic.rendezvous.member import LeaderLost, Unreachable
@@ -146,6 +147,10 @@ class SlurmElasticAgent(LocalElasticAgent):
             self._watchdog.start(self._log_watchdog_event)
         self.run(self._worker_group.spec.role)
         return self.outcome
+
+    def progress(self) -> tuple[WorkerProgress, ...]:
+        """How far the workers here are, by local rank; from any thread."""
+        return self._agreement.progress()
 
     def _invoke_run(self, role: str = "default") -> RunResult:
         if self._notices.first() is None:
@@ -314,7 +319,7 @@ class SlurmElasticAgent(LocalElasticAgent):
         self._pcontext = cast(PContext, self._processes)
         pids = self._processes.pids()
         if self._watchdog is not None:
-            self._watchdog.watch(watched(pids, envs, self._placed.round))
+            self._watchdog.watch(watched(pids, envs, self._placed.round), self._agreement.progress)
         return pids
 
     def _something_else_came(self) -> bool:
@@ -405,10 +410,20 @@ class SlurmElasticAgent(LocalElasticAgent):
 
     def _close_round(self) -> None:
         self._last_checkpoint = self.last_checkpoint()
+        if self._watchdog is not None:
+            self._watchdog.unwatch()
+        left: tuple[int, ...] = ()
         if self._processes is not None:
             self._processes.close(signal.SIGKILL)
+            left = self._processes.left()
             self._processes = self._pcontext = None
+        self._reporter.count(sum(worker.boundary for worker in self.progress()))
         self._agreement.close_round()
+        if left:
+            # Another round here would train beside them, and nobody is to take this node for a healthy one.
+            self._coordination.left(LeaveReason.FAILED)
+            self.outcome = AgentOutcome(ExitCode.FAILED, detail=survivors(self._seat.node, left))
+            raise RendezvousGracefulExitError(self.outcome.detail)
 
     # The planned end of a round.
 
@@ -488,8 +503,6 @@ class SlurmElasticAgent(LocalElasticAgent):
         assert self._placed is not None
         self._as_agreed = self._agreement.stopped()
         self._close_round()
-        if self._watchdog is not None:
-            self._watchdog.unwatch()
         if self._departure is None:
             return self._join()
         others_stop = self._as_agreed and self._placed.nodes > 1

@@ -111,7 +111,7 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
     assert config.logs_specs is not None
     inquiry = _inquiry(settings, lambda: agent.last_checkpoint())
     pipe = make_pipe(os.environ) if settings.watchdog else None
-    health.pages.watchdog = watchdog = Watchdog(pipe, hung) if pipe is not None else None
+    health.pages.watchdog = watchdog = Watchdog(pipe, hung, settings.hang_timeout) if pipe is not None else None
     agent = SlurmElasticAgent(
         spec,
         config.logs_specs,
@@ -125,6 +125,7 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
         shutdown_timeout=30 if config.shutdown_timeout is None else config.shutdown_timeout,
         worker_signal=settings.worker_signal,
     )
+    health.pages.progress = agent.progress
     try:
         outcome = agent.supervise()
     finally:
@@ -216,6 +217,7 @@ def _hung(node: str, hang: Hang) -> Entry:
         "rank": hang.worker.rank,
         "pid": hang.worker.pid,
         "scope": hang.scope,
+        "steps": hang.steps,
         "seconds": round(hang.seconds, 3),
         "state": hang.state,
         "signal": hang.killed.name if hang.killed is not None else "",

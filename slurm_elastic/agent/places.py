@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from slurm_elastic.agent.health import Place, WorkerPlace
-from slurm_elastic.agent.watchdog import Watched
+from slurm_elastic.agent.watchdog import Watched, process_state
 from slurm_elastic.rendezvous.messages import Placed
 
-__all__ = ["place_of", "watched"]
+__all__ = ["place_of", "survivors", "watched"]
 
 
 def place_of(placed: Placed, pids: dict[int, int]) -> Place:
@@ -31,3 +32,16 @@ def watched(pids: dict[int, int], envs: dict[int, dict[str, str]], round_: int) 
         for rank, pid in pids.items()
         for error in [envs[rank].get("TORCHELASTIC_ERROR_FILE")]
     ]
+
+
+def survivors(node: str, pids: Iterable[int]) -> str:
+    """One line about processes that have survived SIGKILL."""
+    shown = []
+    for pid in pids:
+        process = process_state(pid)
+        # proc_pid_stat(5)
+        waits = process is not None and process.state == "D"
+        shown.append(f"{pid}{' in uninterruptible sleep' if waits else ''}")
+    return (
+        f"{node} has processes that SIGKILL does not end ({', '.join(shown)}), so it leaves the run; look at the node"
+    )

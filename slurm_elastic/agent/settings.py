@@ -29,7 +29,7 @@ from slurm_elastic.agent.health import HealthSettings, health_settings
 from slurm_elastic.agent.location import base_directory
 from slurm_elastic.agent.logs import RoundLogsSpecs, local_ranks, streams
 from slurm_elastic.agent.patience import Patience, patience
-from slurm_elastic.agent.watchdog import is_enabled
+from slurm_elastic.agent.watchdog import HangTimeout, hang_timeout, is_enabled
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.etcd.credentials import EtcdConfig
 from slurm_elastic.rendezvous.keeping import etcd_wanted
@@ -100,6 +100,8 @@ class AgentSettings:
     """What the user said about the end of the job."""
     watchdog: bool
     """Whether workers that hang are looked for."""
+    hang_timeout: HangTimeout | None
+    """How long a worker may go without a step; None for any time."""
     worker_signal: signal.Signals | None
     """Sent to workers when a planned end of their round is announced; None for none."""
     health: HealthSettings | None
@@ -161,6 +163,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
         preload=tuple(name for name in (options.preload or "").split(",") if name),
         patience=patience(options.max_requeues, options.grace, options.warning),
         watchdog=not options.no_watchdog and is_enabled(environ),
+        hang_timeout=_hang_timeout(options),
         worker_signal=_worker_signal(options.worker_signal),
         health=None
         if options.no_health
@@ -235,6 +238,13 @@ def _logs_specs(options: argparse.Namespace, run_dir: RunDir) -> RoundLogsSpecs:
         tee=streams("--tee", tee),
         local_ranks_filter=local_ranks(options.local_ranks_filter),
     )
+
+
+def _hang_timeout(options: argparse.Namespace) -> HangTimeout | None:
+    timeout = hang_timeout(options.hang_timeout)
+    if timeout is not None and options.no_watchdog:
+        raise UsageError("--hang-timeout needs the watchdog: leave out --no-watchdog")
+    return timeout
 
 
 def _start(options: argparse.Namespace) -> Start:

@@ -44,6 +44,9 @@ class WorkerProcesses(Protocol):
     def close(self, death_sig: signals.Signals | None = None, timeout: int = 30) -> None:
         """End whatever is left of the workers and their process groups, and their output."""
 
+    def left(self) -> tuple[int, ...]:
+        """The processes that `close` could not end: the kernel holds them, in uninterruptible sleep."""
+
 
 Starter = Callable[[WorkerSpec, Mapping[int, dict[str, str]], Callable[[], bool]], WorkerProcesses]
 """Starts the workers of a round, given what to add to the environment of each local rank, and a question that is asked

@@ -132,6 +132,14 @@ def agent_parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="from SIGTERM to the end, where Slurm cannot be asked (default: 30)",
     )
+    group.add_argument(
+        "--hang-timeout",
+        "--hang_timeout",
+        action=env,
+        metavar="SECONDS",
+        help="kill a worker that takes no step for so long, if its script uses slurm_elastic.trainer; auto: ten times "
+        "the longest pause so far, at least 5 minutes (default: off)",
+    )
     _add_health(group)
     return parser
 

@@ -7,13 +7,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurm_elastic.agent.health._reporter import Reporter
-from slurm_elastic.agent.health._snapshot import Readings, Stage
+from slurm_elastic.agent.health._snapshot import Readings, Snapshot, Stage
 from slurm_elastic.agent.health._status import status_page
 from slurm_elastic.agent.watchdog import Watchdog, collect_stacks
+from slurm_elastic.control import WorkerProgress
 
 __all__ = ["NodePages"]
 
@@ -31,6 +32,7 @@ class NodePages:
         watchdog: of this node; None while, or if, there is none.
         leadership: where the leader is, and whether that is this agent.
         rejected: how many records of strangers the leader here has dropped.
+        progress: how far the workers here are.
     """
 
     def __init__(self, reporter: Reporter) -> None:
@@ -38,6 +40,7 @@ class NodePages:
         self.watchdog: Watchdog | None = None
         self.leadership: Callable[[], tuple[str, bool]] = lambda: ("", False)
         self.rejected: Callable[[], int] = int
+        self.progress: Callable[[], Sequence[WorkerProgress]] = tuple
         self._closing = False
 
     def last_progress(self) -> int:
@@ -60,14 +63,16 @@ class NodePages:
 
     def status(self) -> bytes:
         """JSON."""
-        return status_page(self._reporter.snapshot, self._readings())
+        snapshot = self._reporter.snapshot
+        return status_page(snapshot, self._readings(snapshot))
 
     def metrics(self) -> tuple[bytes, str]:
         """In Prometheus' format."""
         # prometheus_client takes a tenth of a second to import; most agents are never asked.
         from slurm_elastic.agent.health._metrics import CONTENT_TYPE, metrics_page
 
-        return metrics_page(self._reporter.snapshot, self._readings()), CONTENT_TYPE
+        snapshot = self._reporter.snapshot
+        return metrics_page(snapshot, self._readings(snapshot)), CONTENT_TYPE
 
     def stacks(self) -> bytes:
         """What the threads of the workers and of the agent are doing."""
@@ -83,10 +88,11 @@ class NodePages:
         """Let go of whatever still runs."""
         self._closing = True
 
-    def _readings(self) -> Readings:
+    def _readings(self, snapshot: Snapshot) -> Readings:
         watchdog = self.watchdog
         times = os.times()
         leader, leads = self.leadership()
+        progress = () if snapshot.counted else self.progress()
         return Readings(
             now=time.monotonic(),
             cpu_seconds=times.user + times.system,
@@ -96,6 +102,13 @@ class NodePages:
             watchdog_age=None if watchdog is None else watchdog.age(),
             ignored=0 if watchdog is None else watchdog.dropped,
             rejected=self.rejected(),
+            steps=tuple((one.local_rank, one.step) for one in progress if one.step is not None),
+            step_ages=tuple(
+                (one.local_rank, one.seconds_since_boundary)
+                for one in progress
+                if one.seconds_since_boundary is not None
+            ),
+            steps_here=sum(one.boundary for one in progress),
         )
 
 

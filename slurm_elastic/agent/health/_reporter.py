@@ -65,7 +65,19 @@ class Reporter:
     def train(self, place: Place, restarts: int) -> None:
         """The workers of a round run."""
         now = time.monotonic()
-        self._change(lambda snapshot: enter(replace(snapshot, place=place, restarts=restarts), Stage.TRAINING, now))
+        self._change(
+            lambda snapshot: enter(
+                replace(snapshot, place=place, restarts=restarts, counted=False), Stage.TRAINING, now
+            )
+        )
+
+    def count(self, steps: int) -> None:
+        """The round is over, and its workers here have taken so many steps."""
+        self._change(
+            lambda snapshot: (
+                snapshot if snapshot.counted else replace(snapshot, steps=snapshot.steps + steps, counted=True)
+            )
+        )
 
     def notice(self, reason: str) -> None:
         """It was told that it has to go."""

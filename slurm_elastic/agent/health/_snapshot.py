@@ -84,6 +84,7 @@ class Snapshot:
         changing_since: monotonic time at which the present change began; None while its workers train.
         training, lost: seconds up to `since` in which its workers ran, and in which they should have and did not.
         steps: taken by its workers in rounds that are over.
+        counted: whether the round that was here last is among them.
         hangs, kills: workers that the watchdog found hanging, and those that it killed.
     """
 
@@ -104,6 +105,7 @@ class Snapshot:
     training: float = 0.0
     lost: float = 0.0
     steps: int = 0
+    counted: bool = True
     hangs: int = 0
     kills: int = 0
 

@@ -134,6 +134,7 @@ class WarmContext(PContext):
         self._results: dict[int, int] = {}
         self._return_values: dict[int, Any] = {}
         self._swept = False
+        self._left: tuple[int, ...] = ()
 
     def start(self) -> None:
         """Start the workers. Unlike torch's, leaves the signal handlers of this process alone: they are the agent's."""
@@ -178,6 +179,10 @@ class WarmContext(PContext):
         """Whether no worker runs any more."""
         self.exits()
         return not self.running_fds()
+
+    def left(self) -> tuple[int, ...]:
+        """The processes that `close` could not end: the kernel holds them, in uninterruptible sleep."""
+        return self._left
 
     def stderr_of(self, local_rank: int) -> str:
         """The file that a worker's standard error goes to, empty if to none."""
@@ -263,9 +268,7 @@ class WarmContext(PContext):
             self.signal(death_sig)
             while (running := self.running_fds()) and time.monotonic() < end:
                 _wait_on(running, end - time.monotonic())
-        left = self._warm.sweep(_KILLED_WITHIN)
-        if left:
-            logger.error("processes that do not end after SIGKILL (uninterruptible sleep?): %s", left)
+        self._left = tuple(self._warm.sweep(_KILLED_WITHIN))
         self.exits()
         for descriptor in (*self._results.values(), *self._ends.values()):
             os.close(descriptor)

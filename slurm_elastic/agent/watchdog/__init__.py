@@ -10,9 +10,22 @@ torch's server is not used: it removes whatever is at its path, leaks a thread a
 open() and readline(), believes any process id, and kills its own agent together with the worker.
 """
 
+from slurm_elastic.agent.watchdog._hang import Hang
 from slurm_elastic.agent.watchdog._pipe import Pipe, is_enabled, make_pipe
-from slurm_elastic.agent.watchdog._processes import Watched
+from slurm_elastic.agent.watchdog._processes import Watched, process_state
 from slurm_elastic.agent.watchdog._stacks import collect_stacks
-from slurm_elastic.agent.watchdog._watchdog import Hang, Watchdog
+from slurm_elastic.agent.watchdog._steps import HangTimeout, hang_timeout
+from slurm_elastic.agent.watchdog._watchdog import Watchdog
 
-__all__ = ["Hang", "Pipe", "Watchdog", "Watched", "collect_stacks", "is_enabled", "make_pipe"]
+__all__ = [
+    "Hang",
+    "HangTimeout",
+    "Pipe",
+    "Watchdog",
+    "Watched",
+    "collect_stacks",
+    "hang_timeout",
+    "is_enabled",
+    "make_pipe",
+    "process_state",
+]

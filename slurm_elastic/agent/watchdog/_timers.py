@@ -21,6 +21,7 @@ class Timer:
         worker: process id of the worker that the client is, or descends from.
         started: see `ProcessState`, of the client.
         acquired, expires: own monotonic time in seconds.
+        steps: for the pause after a step, how many the worker has taken in its round; None for what a client asks for.
     """
 
     request: Request
@@ -28,6 +29,7 @@ class Timer:
     started: int
     acquired: float
     expires: float
+    steps: int | None = None
 
 
 class Timers:

@@ -9,18 +9,20 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
 from torch.distributed.elastic.timer.file_based_local_timer import FileTimerRequest
 
+from slurm_elastic.agent.watchdog._hang import Hang, kill, write_stacks
 from slurm_elastic.agent.watchdog._lines import LineReader, Request
 from slurm_elastic.agent.watchdog._pipe import Pipe
 from slurm_elastic.agent.watchdog._processes import Watched, nearest_ancestor, process_state
 from slurm_elastic.agent.watchdog._stacks import collect_stacks, dump_python_stacks
+from slurm_elastic.agent.watchdog._steps import HangTimeout, StepWatch
 from slurm_elastic.agent.watchdog._timers import Timer, Timers
+from slurm_elastic.control import WorkerProgress
 
-__all__ = ["Hang", "Watchdog"]
+__all__ = ["Watchdog"]
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -33,38 +35,11 @@ _SIGNAL_TIMEOUT = 2.0
 """Seconds that a worker gets to end of the client's own signal, before SIGKILL."""
 _MOST_HELD = 1000
 _READ = 1 << 16
+_STEP = "step"
+
+Progress = Callable[[], Sequence[WorkerProgress]]
 
 LogEvent = Callable[[str, FileTimerRequest | None], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Hang:
-    """A worker whose timer expired.
-
-    Attributes:
-        worker: which.
-        scope: the name of its timer.
-        pid: the process that started the timer: the worker, or one that it started.
-        seconds: how long the timer ran.
-        state: the worker's state, see :class:`ProcessState`; D is uninterruptible sleep, which no signal ends.
-        killed: the signal, None if the client wants no kill.
-        stacks: file with the stacks of its threads, empty if none could be written.
-    """
-
-    worker: Watched
-    scope: str
-    pid: int
-    seconds: float
-    state: str
-    killed: signal.Signals | None
-    stacks: str
-
-    def __str__(self) -> str:
-        text = f"timer {self.scope!r} expired after {self.seconds:.1f} s"
-        if self.state == "D":
-            text += ", in uninterruptible sleep"
-        text += f"; killed with {self.killed.name}" if self.killed else "; not killed, as its client asks"
-        return text + (f"; stacks in {self.stacks}" if self.stacks else "")
 
 
 class Watchdog:
@@ -73,12 +48,13 @@ class Watchdog:
     Args:
         pipe: where clients write; closed by `stop`.
         report: told every hang, on a thread of the watchdog.
+        hang_timeout: how long a worker may go without a step; None for any time.
 
     Attributes:
         dropped: how many lines or requests were ignored: no requests, or of processes that are no workers.
     """
 
-    def __init__(self, pipe: Pipe, report: Callable[[Hang], None]) -> None:
+    def __init__(self, pipe: Pipe, report: Callable[[Hang], None], hang_timeout: HangTimeout | None = None) -> None:
         self.path, self.variable = str(pipe.path), pipe.variable
         self._pipe, self._report = pipe, report
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -88,6 +64,8 @@ class Watchdog:
         self._lock = threading.Lock()
         self._round = 0
         self._workers: dict[int, Watched] = {}
+        self._progress: Progress = tuple
+        self._steps = StepWatch(hang_timeout) if hang_timeout is not None else None
         self._held: list[tuple[Request, float]] | None = None
         self._hangs: dict[int, Hang] = {}
         self._hung: set[int] = set()
@@ -121,10 +99,18 @@ class Watchdog:
         with self._lock:
             self._held = []
 
-    def watch(self, workers: Iterable[Watched]) -> None:
-        """These are the workers from now on."""
+    def watch(self, workers: Iterable[Watched], progress: Progress = tuple) -> None:
+        """These are the workers from now on.
+
+        Args:
+            workers: of the round that begins.
+            progress: says how far they are, on the watchdog's thread.
+        """
         with self._lock:
             self._workers = {worker.pid: worker for worker in workers}
+            self._progress = progress
+            if self._steps is not None:
+                self._steps.begin()
             held, self._held = self._held or [], None
             for request, at in held:
                 self._register(request, at)
@@ -169,16 +155,17 @@ class Watchdog:
         poll = select.poll()
         poll.register(self._pipe.fd, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
+        patience = _TICK
         while not self._stopping:
             with self._lock:
                 expiry = self._timers.next_expiry()
-            timeout = _TICK if expiry is None else min(_TICK, max(0.0, expiry - time.monotonic()))
+            timeout = patience if expiry is None else min(patience, max(0.0, expiry - time.monotonic()))
             poll.poll(timeout * 1000)
             self._alive_at = time.monotonic()
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
             self._read()
-            self._look()
+            patience = min(_TICK, self._look())
         self._say("watchdog stopped", None)
 
     def _read(self) -> None:
@@ -215,9 +202,11 @@ class Watchdog:
             if not self._timers.acquire(timer):
                 self._strangers += 1
 
-    def _look(self) -> None:
+    def _look(self) -> float:
+        """Deal with who hangs; returns seconds after which to look again whether workers take steps."""
         with self._lock:
-            expired = self._timers.take_expired(time.monotonic())
+            stuck, patience = self._stuck(time.monotonic())
+            expired = [*self._timers.take_expired(time.monotonic()), *stuck]
             found: dict[int, list[Timer]] = {}
             for timer in expired:
                 process = process_state(timer.request.pid)
@@ -233,15 +222,30 @@ class Watchdog:
             )
             self._reporters.append(reporter)
             reporter.start()
+        return patience
+
+    def _stuck(self, now: float) -> tuple[list[Timer], float]:
+        """Workers that take no step any more, each as a timer that began with its last step."""
+        if self._steps is None or not self._workers:
+            return [], _TICK
+        stuck, patience = self._steps.look(self._progress(), now)
+        workers = {worker.local_rank: worker.pid for worker in self._workers.values()}
+        timers = []
+        for one in stuck:
+            pid = workers.get(one.local_rank)
+            process = process_state(pid) if pid is not None else None
+            if pid is not None and process is not None:
+                request = Request(pid, _STEP, time.time(), signal.SIGKILL)
+                timers.append(Timer(request, pid, process.started, now - one.seconds, now, one.boundary))
+        return timers, patience
 
     # On a thread of its own for each batch of hangs, so that the pipe is read on.
 
     def _deal_with(self, found: dict[int, list[Timer]], workers: dict[int, Watched], round_: int) -> None:
         for timers in found.values():
             for timer in timers:
-                logger.warning(
-                    "rank %s does not go on: timer %r expired", workers[timer.worker].rank, timer.request.scope
-                )
+                why = "it takes no step" if timer.steps is not None else f"timer {timer.request.scope!r} expired"
+                logger.warning("rank %s does not go on: %s", workers[timer.worker].rank, why)
         pids = {timer.request.pid for timers in found.values() for timer in timers} | set(found)
         stacks = collect_stacks(sorted(pids), _STACKS_TIMEOUT, lambda: self._round != round_)
         dealt_with = [self._end(workers[pid], timers, stacks, round_) for pid, timers in found.items()]
@@ -261,17 +265,18 @@ class Watchdog:
         # As torch's server: the first timer that names a signal decides.
         timer = next((timer for timer in timers if timer.request.signal > 0), timers[0])
         killed = signal.Signals(timer.request.signal) if timer.request.signal > 0 else None
-        path = _written(worker, "\n".join(stacks[pid] for pid in dict.fromkeys((timer.request.pid, worker.pid))))
+        path = write_stacks(worker, "\n".join(stacks[pid] for pid in dict.fromkeys((timer.request.pid, worker.pid))))
         with self._lock:
             process = process_state(worker.pid)
             if self._round != round_ or process is None or process.state == "Z":
                 return worker.pid, None
             seconds = timer.expires - timer.acquired
-            hang = Hang(worker, timer.request.scope, timer.request.pid, seconds, process.state, killed, path)
+            request = timer.request
+            hang = Hang(worker, request.scope, request.pid, seconds, process.state, killed, path, timer.steps)
             if killed is not None:
                 self._hangs[worker.pid] = hang
                 if not dump_python_stacks(worker.pid):
-                    _kill(worker.pid, killed)
+                    kill(worker.pid, killed)
         self._report(hang)
         for expired in timers:
             self._say("timer expired", expired)
@@ -289,7 +294,7 @@ class Watchdog:
                 time.sleep(0.02)
             with self._lock:
                 if self._round == round_:
-                    _kill(pid, number)
+                    kill(pid, number)
 
     def _say(self, name: str, timer: Timer | None) -> None:
         request = None
@@ -300,24 +305,3 @@ class Watchdog:
             self._log_event(name, request)
         except Exception:
             logger.exception("a watchdog event was not recorded")
-
-
-def _kill(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except OSError as error:
-        logger.error("process %s cannot be killed: %s", pid, error.strerror)
-
-
-def _written(worker: Watched, text: str) -> str:
-    if worker.logs is None:
-        logger.warning("stacks of rank %s:\n%s", worker.rank, text)
-        return ""
-    path = worker.logs / "stacks.txt"
-    try:
-        with path.open("a") as file:
-            file.write(text + "\n")
-    except OSError as error:
-        logger.warning("the stacks of rank %s are not kept: %s: %s", worker.rank, path, error.strerror)
-        return ""
-    return str(path)

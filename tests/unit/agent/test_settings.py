@@ -91,6 +91,7 @@ def settings_of_n2(**changes: Any) -> AgentSettings:
         preload=(),
         patience=Patience(),
         watchdog=True,
+        hang_timeout=None,
         health=HealthSettings(),
         worker_signal=None,
     )

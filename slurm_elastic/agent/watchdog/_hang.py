@@ -1,0 +1,71 @@
+"""What is known of a worker that hangs, and what is done to it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from dataclasses import dataclass
+
+from slurm_elastic.agent.watchdog._processes import Watched
+
+__all__ = ["Hang", "kill", "write_stacks"]
+
+logger = logging.getLogger("slurm_elastic")
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """A worker whose timer expired, or that takes no step any more.
+
+    Attributes:
+        worker: which.
+        scope: the name of its timer.
+        pid: the process that started the timer: the worker, or one that it started.
+        seconds: how long the timer ran.
+        state: the worker's state, see :class:`ProcessState`; D is uninterruptible sleep, which no signal ends.
+        killed: the signal, None if the client wants no kill.
+        stacks: file with the stacks of its threads, empty if none could be written.
+        steps: how many steps it has taken in its round, if it is for want of another; else None.
+    """
+
+    worker: Watched
+    scope: str
+    pid: int
+    seconds: float
+    state: str
+    killed: signal.Signals | None
+    stacks: str
+    steps: int | None = None
+
+    def __str__(self) -> str:
+        text = f"timer {self.scope!r} expired after {self.seconds:.1f} s"
+        if self.steps is not None:
+            text = f"no step for {self.seconds:.1f} s, after {self.steps} in this round"
+        if self.state == "D":
+            text += ", in uninterruptible sleep"
+        text += f"; killed with {self.killed.name}" if self.killed else "; not killed, as its client asks"
+        return text + (f"; stacks in {self.stacks}" if self.stacks else "")
+
+
+def kill(pid: int, number: signal.Signals) -> None:
+    """Send a signal; what stands against it is said in the log."""
+    try:
+        os.kill(pid, number)
+    except OSError as error:
+        logger.error("process %s cannot be killed: %s", pid, error.strerror)
+
+
+def write_stacks(worker: Watched, text: str) -> str:
+    """Add the stacks to the file beside the worker's logs, and return its name; empty if it cannot be written."""
+    if worker.logs is None:
+        logger.warning("stacks of rank %s:\n%s", worker.rank, text)
+        return ""
+    path = worker.logs / "stacks.txt"
+    try:
+        with path.open("a") as file:
+            file.write(text + "\n")
+    except OSError as error:
+        logger.warning("the stacks of rank %s are not kept: %s: %s", worker.rank, path, error.strerror)
+        return ""
+    return str(path)
