@@ -6,19 +6,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from slurm_elastic.agent.departure import Departure, depart
 from slurm_elastic.rendezvous.membership import (
     Candidate,
     Finish,
     Hold,
     Interrupt,
     LeaveReason,
-    Left,
     Ponged,
+    StopAt,
     WorkerFailure,
 )
 from slurm_elastic.rendezvous.participant import Participant
 from tests.simulation.network import Connection, Hello, Ping, Place, Welcome
 from tests.simulation.process import Process
+from tests.simulation.workers import Workers
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -33,23 +35,29 @@ class SimulatedAgent(Process):
         over: whether it was told that the run has ended.
         workers: the round whose workers exist here, None when there are none. The truth, not what anybody believes.
         done: the last round whose workers ended well here.
+        stepping: these workers, as long as they are neither stopped nor failed.
         leaving: why it goes, once it has announced it.
+        has_failed: whether a worker has failed in the round that it was placed in last.
         answered: the last probe that it answered.
     """
 
-    def __init__(self, world: World, candidate: Candidate) -> None:
+    def __init__(self, world: World, candidate: Candidate, *, takes_part: bool = True) -> None:
         super().__init__(world, candidate.agent)
         self.node = candidate.node
         self.participant = Participant(self.name)
         self.over = False
         self.workers: int | None = None
+        self.stepping: Workers | None = None
         self.done: int | None = None
         self.leaving: LeaveReason | None = None
         self.answered = 0
         self._candidate = candidate
         self._connection: Connection | None = None
         self._pending: Connection | None = None
-        self._failed = self._stopping = False
+        self.has_failed = self._stopping = self._lingering = False
+        self._takes_part = takes_part
+        self._serves_store = False
+        self._departure: Departure | None = None
         self._joins_by_itself = self.rng.random() < 0.5
         self.connect()
         self._join()
@@ -122,7 +130,9 @@ class SimulatedAgent(Process):
                 self._take(message)
             case Hold(round=round_):
                 if self.participant.holding(round_):
-                    self._say(self.participant.held(round_, None))
+                    self._hold(round_)
+            case StopAt(round=round_, step=step):
+                self._stop_at(round_, step)
             case Interrupt(round=round_):
                 self._interrupt(round_)
             case Finish():
@@ -157,29 +167,95 @@ class SimulatedAgent(Process):
         if placed is not None:
             self.participant = placed
             self.workers = message.table.round
-            self._failed = False
+            self.has_failed = False
+            places = message.table.places
+            self._serves_store = len(places) > 1 and places[0].agent == self.name
+            group = self.world.group(message.table)
+            self.stepping = Workers(self, group, takes_part=self._takes_part, stopped=self._have_stopped)
             self.world.checks.after_place(self, message.table)
             if self.world.completing:
                 self.complete_soon()
 
     def _interrupt(self, round_: int) -> None:
         if self.participant.interrupted(round_):
-            self._stop_workers(self._join)
+            if self._lingering:
+                self._vanish()
+            else:
+                self._stop_workers(self._join)
         elif self.participant.candidate is not None:
             self._join()
 
-    def leave(self, reason: LeaveReason) -> None:
-        """Announce it, stop the workers, say goodbye."""
+    # The planned end of a round.
+
+    def leave(self, reason: LeaveReason, seconds: float | None) -> None:
+        """Announce it, stop the workers where all do, or by force before the time is up, and say goodbye."""
         if self.over or self.leaving is not None:
             return
         self.leaving = reason
-        self.participant, leaving = self.participant.leaving(reason, None, self.world.now)
+        patience = 4.0 if seconds is None else seconds
+        margin = self.world.schedule.settings.leave_margin
+        now = self.world.now
+        self._departure = depart(reason, "", seconds, shutdown_timeout=patience, margin=margin, now=now)
+        self.participant, leaving = self.participant.leaving(reason, patience, now)
         self._say(leaving)
-        self.later(self.rng.random() * 0.3, self._stop_workers, self._goodbye)
+        self.world.at(now + max(patience, 2.0) + 1e-6, self.world.checks.after_deadline, self)
+        if self.workers is None or self.has_failed:
+            self.later(self.rng.random() * 0.3, self._stop_workers, self._goodbye)
+        else:
+            self.later(self._departure.stop_by - now, self._force)
+
+    def _hold(self, round_: int) -> None:
+        if self._stopping:
+            self._say(self.participant.held(round_, None))
+        elif self.stepping is not None:
+            step = self.stepping.hold()
+            self.world.checks.after_answer(self, self.stepping, step, takes_part=self._takes_part)
+            self._say(self.participant.held(round_, step))
+
+    def _stop_at(self, round_: int, step: int) -> None:
+        told = self.participant.stop
+        stopping = self.participant.stopping(round_, step)
+        if stopping is not None:
+            self.participant = stopping
+            if told is None and self.stepping is not None and not self._stopping:
+                self.stepping.stop_at(step)
+
+    def _force(self) -> None:
+        if self.workers is not None and not self._stopping and self.participant.last_round is not None:
+            self._say(self.participant.held(self.participant.last_round, None))
+        if not self._lingering:
+            self._stop_workers(self._goodbye)
+        else:
+            self._vanish()
+
+    def _have_stopped(self) -> None:
+        """The workers have saved and ended; the agent takes note unless it hangs."""
+        self._end_workers()
+        self.workers = None
+        self.later(0.0, self._noticed_stop)
+
+    def _noticed_stop(self) -> None:
+        if self._stopping or self.over:
+            return
+        if self.leaving is None:
+            self.participant = self.participant.stopped()
+            self._join()
+            return
+        self.participant, left = self.participant.left(self.leaving, stopped=True)
+        self._say(left)
+        if self._serves_store:
+            self._lingering = True
+        else:
+            self._vanish()
+
+    def _end_workers(self) -> None:
+        if self.stepping is not None:
+            self.stepping.end()
+            self.stepping = None
 
     def _goodbye(self) -> None:
-        self.participant = self.participant.stopped()
-        self._say(Left(self.name, self.leaving or LeaveReason.FINISHED))
+        self.participant, left = self.participant.left(self.leaving or LeaveReason.FINISHED, stopped=False)
+        self._say(left)
         self._vanish()
 
     def close_run(self) -> None:
@@ -191,10 +267,15 @@ class SimulatedAgent(Process):
 
     def fail(self, cause: str, round_: int | None = None) -> None:
         """A worker fails, if there are any (of this round) that still run."""
-        if self.workers is None or self._failed or self._stopping or round_ not in (None, self.workers):
+        if self.workers is None or self.has_failed or self._stopping or round_ not in (None, self.workers):
             return
-        self._failed = True
+        self.has_failed = True
+        self._end_workers()
         self.world.checks.after_failure(self, self.workers, cause)
+        if self.leaving is not None:
+            self.world.break_collectives(self, self.workers, cause)
+            self._force()
+            return
         failure = WorkerFailure(self.name, self._candidate.node, 0, 1, cause)
         self.participant, failed = self.participant.failed(failure)
         self._say(failed)
@@ -204,8 +285,15 @@ class SimulatedAgent(Process):
 
     def complete(self, *, goes: bool) -> None:
         """The workers end well, if there are any and nothing has happened to them."""
-        if self.workers is None or self._failed or self._stopping or self.leaving is not None:
+        if self.workers is None or self.has_failed or self._stopping or self.leaving is not None:
             return
+        if self.stepping is None or self.stepping.waiting or self.stepping.saving:
+            # They have not come to their end yet.
+            if self.world.completing:
+                self.complete_soon()
+            return
+        self.stepping.group.part(self.stepping)
+        self._end_workers()
         self.done, self.workers = self.workers, None
         self.participant, finished = self.participant.finished()
         self._say(finished)
@@ -222,7 +310,11 @@ class SimulatedAgent(Process):
         self._stopping = True
         noise = self.world.noise
         longest = noise.long_stop if self.rng.random() < 0.1 else noise.stop
-        self.later(self.rng.random() * longest if self.workers is not None else 0.0, self._stopped, then)
+        seconds = self.rng.random() * longest if self.workers is not None else 0.0
+        if self._departure is not None:
+            seconds = max(0.0, min(seconds, self._departure.gone_by - self.world.now))
+        self._end_workers()
+        self.later(seconds, self._stopped, then)
         if self.workers is not None:
             self.world.break_collectives(self, self.workers, "a peer stopped")
 
@@ -256,6 +348,7 @@ class SimulatedAgent(Process):
                 connection.go_silent()
             elif connection is not None:
                 connection.break_(noticed=True)
+        self._end_workers()
         if self.workers is not None:
             round_, self.workers = self.workers, None
             self.world.break_collectives(self, round_, "the node died")

@@ -17,6 +17,7 @@ from slurm_elastic.rendezvous.membership import (
     Finish,
     Finished,
     Gone,
+    Held,
     Interrupt,
     Joined,
     Leaving,
@@ -29,6 +30,7 @@ from slurm_elastic.rendezvous.membership import (
     Retire,
     State,
     Status,
+    StopAt,
     Table,
     Tick,
     next_deadline,
@@ -37,6 +39,7 @@ from slurm_elastic.rendezvous.membership import (
 if TYPE_CHECKING:
     from slurm_elastic.rendezvous.membership.state import Agent
     from tests.simulation.agents import SimulatedAgent
+    from tests.simulation.workers import Workers
     from tests.simulation.world import World
 
 __all__ = ["Checks", "Violation"]
@@ -77,6 +80,12 @@ class Checks:
         self._own_failures: set[int] = set()
         self._cut_rounds: set[int] = set()
         self._ragged: dict[int, list[SimulatedAgent]] = {}
+        # Rounds that ended as planned, or otherwise after that was tried.
+        self.planned: set[int] = set()
+        self.broken_off: set[int] = set()
+        # The steps that were agreed on, and who has stopped there.
+        self._stops: dict[int, int] = {}
+        self._stopped: set[tuple[int, str]] = set()
 
     # Moves of agents.
 
@@ -102,6 +111,61 @@ class Checks:
         """An agent's workers have died of the same cause as it will, a moment before it."""
         self._ragged.setdefault(round_, []).append(agent)
 
+    # The planned end of rounds.
+
+    def after_boundary(self, agent: SimulatedAgent, round_: int, step: int) -> None:
+        """Workers have completed a step."""
+        stop = self._stops.get(round_)
+        if stop is not None and agent.name not in self._given_up:
+            require(step <= stop, "nobody passes the agreed step", f"{agent.name} takes step {step} of round {round_}")
+
+    def after_stop(self, agent: SimulatedAgent, round_: int, step: int) -> None:
+        """Workers have come to the step at which they were told to stop."""
+        self._world.tell(agent.name, f"workers of round {round_} stop after step {step}")
+        require(step == self._stops.get(round_), "all stop at one step", f"{agent.name} at {step} of round {round_}")
+        self._stopped.add((round_, agent.name))
+
+    def after_answer(self, agent: SimulatedAgent, workers: Workers, step: int | None, *, takes_part: bool) -> None:
+        """An agent has been asked for a step."""
+        if step is None and takes_part:
+            furthest = workers.group.furthest
+            require(furthest == 0, "workers that are asked take part", f"{agent.name} after {furthest} steps")
+
+    def after_deadline(self, agent: SimulatedAgent) -> None:
+        """An agent that leaves has to be gone."""
+        if not agent.ever_hung:
+            require(agent.workers is None, "who has to go is gone in time", agent.name)
+
+    def _check_planned(self, before: State, event: Event, decisions: tuple[Decision, ...], end: Interrupt) -> None:
+        """A round that was about to end as planned has ended: as planned, or for a reason."""
+        winding, now = before.winding, self._world.now
+        if winding is None:
+            return
+        (self.planned if end.step is not None else self.broken_off).add(end.round)
+        if end.step is not None:
+            members = (place.agent for place in self.tables[end.round].places)
+            missing = [
+                name
+                for name in members
+                if (end.round, name) not in self._stopped
+                and name not in self._finished | self._given_up
+                and not self._world.agents[name].has_failed
+            ]
+            require(not missing, "a round ends when all have stopped", missing)
+            return
+        late = winding.deadline is not None and now >= winding.deadline
+        unanswered = winding.stop is None and now >= winding.since + before.settings.heartbeat_limit
+        away = any(isinstance(decision, Drop | Retire) for decision in decisions)
+        told = isinstance(event, Held) and event.step is None
+        alone = isinstance(event, Joined) and winding.stop is None
+        explained = isinstance(event, Leaving) and before.judgement is not None
+        charged = end.reason is Reason.WORKER_FAILED
+        require(
+            late or unanswered or away or told or alone or explained or charged,
+            "a planned end is not broken off without a reason",
+            end,
+        )
+
     # Steps of the leader.
 
     def after_step(self, before: State, event: Event, after: State, decisions: tuple[Decision, ...]) -> None:
@@ -119,8 +183,13 @@ class Checks:
                 self._check_publish(after, decision.table)
             elif isinstance(decision, Finish) and before.finish is None:
                 self._check_finish(before, after, decision)
+            elif isinstance(decision, StopAt):
+                stop = self._stops.setdefault(decision.round, decision.step)
+                require(stop == decision.step, "all stop at one step", decision)
             elif isinstance(decision, Interrupt):
                 self._over.add(decision.round)
+                if decision.detail != "this round is over":
+                    self._check_planned(before, event, decisions, decision)
                 if decision.reason in (Reason.NODE_LOST, Reason.NODE_LEFT) and after.phase is not before.phase:
                     self._check_cause(before, event, decisions)
         if after.phase is Phase.RUNNING:

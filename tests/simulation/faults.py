@@ -29,6 +29,7 @@ __all__ = [
     "SlurmSays",
     "StallLeader",
     "draw",
+    "draw_planned",
 ]
 
 FAULTS_UNTIL = 6.0
@@ -51,6 +52,7 @@ class Arrive(Action):
     position: int = 0
     workers: int = 1
     role: str = "trainer"
+    takes_part: bool = True
 
     def candidate(self) -> Candidate:
         return Candidate(self.agent, self.node, self.position, self.workers, self.role, self.node, 20000)
@@ -71,7 +73,8 @@ class Hang(Action):
 
 @dataclass(frozen=True, slots=True)
 class Leave(Action):
-    """An agent learns that it has to go; it says so, stops its workers, says goodbye, and is gone."""
+    """An agent learns that it has to go, in so many seconds; 0: nobody knows when. It says so, its workers stop, and it
+    says goodbye."""
 
     reason: LeaveReason = LeaveReason.PREEMPTED
 
@@ -184,6 +187,8 @@ def draw(seed: int) -> Schedule:
         join_timeout=20.0,
         last_call_timeout=rng.choice((2.0, 4.0)),
         heartbeat_limit=rng.choice((1.0, 3.0)),
+        leave_margin=rng.choice((0.5, 2.0)),
+        min_round_time=rng.choice((0.0, 0.0, 1.0)),
     )
     arrivals = _draw_arrivals(rng, names, allocation)
     actions: list[Action] = list(arrivals)
@@ -201,9 +206,30 @@ def draw(seed: int) -> Schedule:
     return Schedule(seed, settings, noise, tuple(sorted(actions, key=lambda action: action.at)))
 
 
+def draw_planned(seed: int) -> Schedule:
+    """Draw a schedule of leaves with enough time, and of nodes that come; nothing goes wrong."""
+    rng = random.Random(seed)
+    names = [f"node{number}" for number in range(1, rng.randint(2, 8))]
+    settings = Settings(min_nodes=1, max_nodes=len(names), leave_margin=1.0)
+    actions: list[Action] = []
+    for name in names:
+        at = rng.choice((rng.uniform(0.0, 0.05), rng.uniform(0.0, 6.0)))
+        for life in range(rng.randint(1, 3)):
+            actions.append(Arrive(at, f"{name}/{life}", node=name))
+            at += rng.choice((2.0, rng.uniform(0.0, 3.0)))
+            actions.append(Leave(at, f"{name}/{life}", rng.uniform(4.0, 8.0)))
+            at += rng.uniform(0.0, 2.0)
+    if rng.random() < 0.8:
+        # Else all go at last.
+        actions.append(Arrive(rng.uniform(0.0, 1.0), "node9/0", node="node9"))
+    noise = rng.choice((CALM, NORMAL))
+    return Schedule(seed, settings, noise, tuple(sorted(actions, key=lambda action: action.at)))
+
+
 def _draw_arrivals(rng: random.Random, names: list[str], allocation: bool) -> list[Arrive]:
     spread = rng.choice((0.01, 0.3, 5.0))
     workers = rng.choice(((1,), (4,), (1, 2, 8)))
+    part = rng.choice((1.0, 1.0, 0.8, 0.0))
     roles = rng.choice((("trainer",), ("trainer",), ("trainer", "evaluator")))
     arrivals = [
         Arrive(
@@ -213,6 +239,7 @@ def _draw_arrivals(rng: random.Random, names: list[str], allocation: bool) -> li
             position=index if allocation else 0,
             workers=rng.choice(workers),
             role=rng.choice(roles),
+            takes_part=rng.random() < part,
         )
         for index, name in enumerate(names)
     ]
@@ -243,7 +270,8 @@ def _draw_fault(rng: random.Random, at: float, arrival: Arrive, settings: Settin
             return [Die(at, agent, seconds, how), *_draw_return(rng, arrival, at)]
         case "leave":
             reason = rng.choice((LeaveReason.PREEMPTED, LeaveReason.TIME_LIMIT, LeaveReason.DRAINED))
-            return [Leave(at, agent, reason=reason), *_draw_return(rng, arrival, at)]
+            seconds = rng.choice((0.0, rng.uniform(0.05, 2.0), rng.uniform(2.0, 8.0)))
+            return [Leave(at, agent, seconds, reason), *_draw_return(rng, arrival, at)]
         case "fail":
             return [Fail(at, agent)]
         case "break":

@@ -18,6 +18,7 @@ class Process:
 
     Attributes:
         alive: whether the process exists.
+        ever_hung: whether it has ever hung.
         cut: whether its link to the leader carries nothing.
         rng: for all that is not in the schedule; of its own, so that nobody else's actions change it.
     """
@@ -28,7 +29,7 @@ class Process:
         self.rng = random.Random(world.schedule.seed * 0x10001 + zlib.crc32(name.encode()))
         self.alive = True
         self.cut = False
-        self._hung = False
+        self._hung = self.ever_hung = False
         self._postponed: list[tuple[Callable[..., None], tuple[object, ...]]] = []
         self._mute_since: float | None = None
         self._heard_again_at = 0.0
@@ -48,7 +49,7 @@ class Process:
 
     def hang(self) -> None:
         """Do nothing more."""
-        self._hung = True
+        self._hung = self.ever_hung = True
         self._fall_mute()
 
     def go_on(self) -> None:

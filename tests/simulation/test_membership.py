@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.rendezvous.membership import Settings, conditions, machine, state, transitions
+from slurm_elastic.rendezvous.membership import Settings, conditions, machine, state, transitions, winding
 from tests.simulation.checks import Violation
-from tests.simulation.faults import CALM, NORMAL, Arrive, Schedule, draw
+from tests.simulation.faults import CALM, NORMAL, Arrive, Schedule, draw, draw_planned
 from tests.simulation.shrink import play, report, shrink
 from tests.simulation.world import World
 
@@ -45,6 +45,27 @@ def test_ten_nodes_that_come_together_cost_one_further_round(seed: int) -> None:
     world = World(Schedule(seed, Settings(min_nodes=1, max_nodes=16), noise, tuple(arrivals)))
     world.settle()
     assert [len(table.places) for table in world.checks.tables.values()] == [1, 11]
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_leaves_and_growth_lose_no_step_when_all_take_part(part: int) -> None:
+    planned = 0
+    for seed in range(part, SEEDS // 6, 2):
+        schedule = draw_planned(seed)
+        world = World(schedule)
+        try:
+            world.run()
+        except Violation as violation:
+            pytest.fail(report(schedule, violation), pytrace=False)
+        planned += len(world.checks.planned)
+        lost = {
+            round_: group.furthest
+            for round_, group in world.groups.items()
+            # A step may end while a node says that its workers have only just started.
+            if round_ in world.checks.broken_off and group.furthest > 1
+        }
+        assert not lost, f"seed {seed}: steps of rounds that were broken off: {lost}"
+    assert planned > SEEDS // 3, "rounds did end as planned"
 
 
 def first_violation(seeds: range) -> tuple[Schedule, Violation]:
@@ -89,8 +110,32 @@ def test_an_agent_that_is_not_interrupted_again_is_found_and_reported(monkeypatc
 
     monkeypatch.setitem(machine._HANDLERS, machine.Connected, forgetful)
     schedule, violation = first_violation(range(600))
-    assert violation.promise == "the run does not settle"
+    assert violation.promise in ("the run does not settle", "the run does not end")
     text = report(schedule, violation)
     assert f"SIMULATION_SEED={schedule.seed}" in text
     assert "the smallest schedule found" in text
     assert re.search(r"\*\*\* (Break|Cut|Hang)", text)
+
+
+def test_stopping_at_the_earliest_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(winding, "max", min, raising=False)
+    _, violation = first_violation(range(200))
+    # Whoever waits at the later step waits for ever.
+    expected = ("nobody passes the agreed step", "all stop at one step", "the run does not settle")
+    assert violation.promise in expected
+
+
+def test_a_round_that_ends_with_the_first_that_has_stopped_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hasty(current: state.State, now: float) -> winding.Result:
+        after, decisions = advance(current, now)
+        stopped = any(
+            agent.status is state.Status.WAITING and after.is_member(agent) for agent in after.agents.values()
+        )
+        if after.winding is None or after.winding.stop is None or not stopped:
+            return after, decisions
+        return winding.end(after, now)
+
+    advance = winding.advance
+    monkeypatch.setattr(winding, "advance", hasty)
+    _, violation = first_violation(range(200))
+    assert violation.promise == "a planned end is not broken off without a reason"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from slurm_elastic.rendezvous.membership import NodesSeen, Phase, Status
+from slurm_elastic.rendezvous.membership import NodesSeen, Phase, Status, Table
 from tests.simulation.agents import SimulatedAgent
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.faults import (
@@ -25,6 +25,7 @@ from tests.simulation.faults import (
     StallLeader,
 )
 from tests.simulation.leader import SimulatedLeader
+from tests.simulation.workers import Group
 
 __all__ = ["World"]
 
@@ -48,12 +49,19 @@ class World:
         self.checks = Checks(self)
         self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._count = 0
+        self.groups: dict[int, Group] = {}
         self.leader = SimulatedLeader(self, schedule.settings)
 
     def at(self, moment: float, action: Callable[..., None], *arguments: object) -> None:
         """Do something at a moment of virtual time."""
         self._count += 1
         heapq.heappush(self._heap, (moment, self._count, action, arguments))
+
+    def group(self, table: Table) -> Group:
+        """The workers of a round, all together."""
+        if table.round not in self.groups:
+            self.groups[table.round] = Group(self, table.round, len(table.places))
+        return self.groups[table.round]
 
     def tell(self, who: str, what: object) -> None:
         """Add a line to the story."""
@@ -125,6 +133,8 @@ class World:
             return "a round is being formed"
         if state.judgement is not None or state.broken:
             return "somebody's fate is open"
+        if state.winding is not None:
+            return "a round comes to its planned end"
         finished = {name for name, agent in state.agents.items() if agent.status is Status.FINISHED}
         living = self._living()
         if {agent.name for agent in living} - finished != set(state.agents) - finished:
@@ -135,6 +145,8 @@ class World:
             agent = self.agents[place.agent]
             if state.table.round not in (agent.workers, agent.done):
                 return f"{place.agent} has a place but no workers"
+            if agent.stepping is not None and (agent.stepping.waiting or agent.stepping.saving):
+                return f"workers of {place.agent} wait before a step"
         return ""
 
     def _unfinished(self) -> str:
@@ -148,7 +160,7 @@ class World:
         match action:
             case Arrive():
                 if action.agent not in self.agents:
-                    self.agents[action.agent] = SimulatedAgent(self, action.candidate())
+                    self.agents[action.agent] = SimulatedAgent(self, action.candidate(), takes_part=action.takes_part)
                 return
             case StallLeader():
                 self.leader.stall(action.seconds, timer_first=action.timer_first)
@@ -172,7 +184,7 @@ class World:
                 agent.hang()
                 self.at(self.now + action.seconds, agent.go_on)
             case Leave():
-                agent.later(0.0, agent.leave, action.reason)
+                agent.later(0.0, agent.leave, action.reason, action.seconds or None)
             case Fail():
                 agent.later(0.0, agent.fail, "by itself")
             case Complete():
