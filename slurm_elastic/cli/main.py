@@ -11,6 +11,7 @@ from slurm_elastic._version import __version__
 from slurm_elastic.cli.agent import Agent
 from slurm_elastic.cli.base import Parser, Verb
 from slurm_elastic.cli.drain import Drain
+from slurm_elastic.cli.etcd import Etcd
 from slurm_elastic.cli.requeue import Requeue
 from slurm_elastic.cli.submit import Submit
 from slurm_elastic.cli.template import Template
@@ -19,7 +20,9 @@ from slurm_elastic.errors import SlurmElasticError, UsageError
 
 __all__ = ["main"]
 
-_VERBS: dict[str, Verb] = {verb.name: verb for verb in (Agent(), Drain(), Requeue(), Submit(), Template(), Verdict())}
+_VERBS: dict[str, Verb] = {
+    verb.name: verb for verb in (Agent(), Drain(), Etcd(), Requeue(), Submit(), Template(), Verdict())
+}
 
 _EXAMPLES = """\
 examples:

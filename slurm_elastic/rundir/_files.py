@@ -37,9 +37,9 @@ def written(target: Path, content: bytes, mode: int = 0o666) -> Iterator[Path]:
             temporary.unlink()
 
 
-def publish(target: Path, content: bytes) -> None:
+def publish(target: Path, content: bytes, mode: int = 0o666) -> None:
     """Put a file in place, replacing one that is there."""
-    with written(target, content) as temporary:
+    with written(target, content, mode=mode) as temporary:
         temporary.replace(target)
     _sync_directory(target.parent)
 

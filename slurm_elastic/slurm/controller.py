@@ -102,6 +102,7 @@ class ControllerClock:
 class _Answer:
     status: int
     output: str
+    complaint: str
 
 
 class Controller:
@@ -136,6 +137,19 @@ class Controller:
             if job_id in (view.job_id, f"{view.array_job_id}_{view.array_task_id}"):
                 return view
         return None
+
+    def is_queued(self, job_id: str) -> bool | None:
+        """Return whether a job, or any element of an array, waits or runs; None if Slurm does not say.
+
+        A job that is put back into the queue is there all the time. Finished jobs are not in squeue's list, and some
+        minutes later (MinJobAge, slurm.conf(5)) their ids are unknown.
+        """
+        answer = self._ask("squeue", "--noheader", "--format=%T", "--jobs", job_id)
+        if answer is None:
+            return None
+        if answer.status == 0:
+            return bool(answer.output.strip())
+        return False if "Invalid job id" in answer.complaint else None
 
     def clock(self) -> ControllerClock | None:
         """Return the controller's time, None if it does not answer.
@@ -191,7 +205,7 @@ class Controller:
         if process.returncode != 0:
             self.is_silent = _SILENCE.search(complaint) is not None
             self._log_once(command, f"failed: {complaint.strip() or f'exit code {process.returncode}'}")
-        return _Answer(process.returncode, output)
+        return _Answer(process.returncode, output, complaint)
 
     def _log_once(self, command: tuple[str, ...], what: str) -> None:
         kind = (" ".join(command[:-1]), what)

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from slurm_elastic.errors import UsageError
+from slurm_elastic.rendezvous.etcd.credentials import ENVIRONMENT_PREFIX
 
 __all__ = ["submit"]
 
@@ -49,4 +50,8 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
         return dict(environ)
     kept = ("SLURM_CONF", "SLURM_ELASTIC_TEMPLATE")
     prefixes = ("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_")
-    return {name: value for name, value in environ.items() if name in kept or not name.startswith(prefixes)}
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in kept or name.startswith(ENVIRONMENT_PREFIX) or not name.startswith(prefixes)
+    }

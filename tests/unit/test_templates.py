@@ -15,6 +15,7 @@ import pytest
 from slurm_elastic import templates
 
 TEMPLATES = Path(__file__).parents[2] / "sbatch_templates"
+ETCD = TEMPLATES / "etcd.sbatch"
 
 STAND_IN = """\
 #!/bin/bash
@@ -117,9 +118,19 @@ def kill(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.fixture(params=sorted(set(TEMPLATES.glob("*.sbatch")) - {ETCD}), ids=lambda path: path.stem)
+def job(tmp_path: Path, request: pytest.FixtureRequest) -> Job:
+    """A run; each of its templates."""
+    return make_job(tmp_path, request.param)
+
+
 @pytest.fixture
-def job(tmp_path: Path, template: Path) -> Job:
-    directory = tmp_path / "a b"
+def etcd_job(tmp_path: Path) -> Job:
+    return make_job(tmp_path, ETCD)
+
+
+def make_job(base: Path, template: Path) -> Job:
+    directory = base / "a b"
     directory.mkdir()
     job = Job(directory, template)
     job.stand_in("slurm-elastic", 'exit "$2"')
@@ -222,3 +233,20 @@ def test_agents_know_that_the_script_ends_with_a_verdict(job: Job) -> None:
 def test_srun_does_not_ignore_what_the_script_ignores(job: Job) -> None:
     job.stand_in("srun", "kill -TERM $$; exit 0")
     assert job.run("train.py")[0] == 128 + signal.SIGTERM
+
+
+def test_the_etcd_job_passes_the_job_of_the_run_on(etcd_job: Job) -> None:
+    etcd_job.stand_in("slurm-elastic", "exit 3")
+    text = etcd_job.script.read_text()
+    assert text.count("\netcd_options=()\n") == 1
+    script = etcd_job.directory / "adapted.sbatch"
+    script.write_text(text.replace("\netcd_options=()\n", '\netcd_options=(--data-dir "my disk")\n'))
+    arguments = ["--nodes=2-8", "elastic.sbatch", "--text", "a  b", "$HOME"]
+    assert etcd_job.run(*arguments, script=script) == (3, "")
+    assert etcd_job.calls() == [["slurm-elastic", "etcd", "--data-dir", "my disk", "--submit", *arguments]]
+
+
+def test_an_etcd_job_without_the_package_says_so_in_one_line(etcd_job: Job) -> None:
+    (etcd_job.bin / "slurm-elastic").unlink()
+    line = "etcd.sbatch: no slurm-elastic on n1; activate its environment in the site block\n"
+    assert etcd_job.run("elastic.sbatch") == (2, line)

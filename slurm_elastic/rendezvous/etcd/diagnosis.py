@@ -162,6 +162,10 @@ def _probe_endpoint(endpoint: Endpoint, config: EtcdConfig) -> str | None:
         if "certificate" in text:
             return f"{endpoint} does not accept our certificate ({text}); give ssl_cert and ssl_cert_key it trusts"
         return f"{endpoint} does not speak TLS ({text}); write etcd:// instead of etcds://, or check the port"
+    except socket.gaierror as error:
+        # EAI_AGAIN is a name server that does not answer, which may do so later.
+        unknown = error.errno in (socket.EAI_NONAME, socket.EAI_NODATA)
+        return f"{endpoint}: there is no host of this name; check the endpoint" if unknown else None
     except OSError:
         return None
 

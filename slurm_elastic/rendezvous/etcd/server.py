@@ -268,12 +268,9 @@ class EtcdServer:
         if self.tls is not None:
             own = self.tls.own
             for side in ("", "peer-"):
-                command += [
-                    f"--{side}cert-file={own.certificate}",
-                    f"--{side}key-file={own.key}",
-                    f"--{side}trusted-ca-file={self.tls.authority}",
-                ]
-            command += ["--peer-client-cert-auth"]
+                command += [f"--{side}cert-file={own.certificate}", f"--{side}key-file={own.key}"]
+            command += [f"--peer-trusted-ca-file={self.tls.authority}", "--peer-client-cert-auth"]
             if self.tls.ask_clients:
-                command += ["--client-cert-auth"]
+                # A trusted authority alone already makes etcd ask (etcd 3.4, pkg/transport/listener.go, ServerConfig).
+                command += [f"--trusted-ca-file={self.tls.authority}", "--client-cert-auth"]
         return command + list(self._arguments)

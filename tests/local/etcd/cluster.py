@@ -19,24 +19,25 @@ _ATTEMPTS = 3
 class Cluster:
     """Members that need a certificate from each client, and know the users root, trainer and other."""
 
-    def __init__(self, directory: Path, binary: Path, size: int = 3) -> None:
+    def __init__(self, directory: Path, binary: Path, size: int = 3, host: str = "127.0.0.1") -> None:
         self.directory = directory
         self.authority = create_authority(directory)
         tls = ServerTls(
             self.authority.own.certificate,
-            self.authority.issue("member", ["127.0.0.1", "localhost"], directory),
+            self.authority.issue("member", [host, "localhost"], directory),
             ask_clients=True,
         )
         client = self.authority.issue("client", [], directory)
         for attempt in range(1, _ATTEMPTS + 1):
-            ports = {f"member{number}": free_port() for number in range(size)}
+            ports = {f"member{number}": free_port(host) for number in range(size)}
             self.members = [
                 EtcdServer(
                     directory / f"{name}-{attempt}",
+                    host=host,
                     binary=binary,
                     tls=tls,
                     name=name,
-                    client_port=free_port(),
+                    client_port=free_port(host),
                     peer_port=port,
                     cluster=ports,
                 )

@@ -15,6 +15,7 @@ from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer
 from slurm_elastic.rendezvous.etcd.machine import find_binary
 from tests.local.agents import WORKER, Allocation, allocation
 from tests.local.etcd.cluster import Cluster
+from tests.local.etcd.test_bad_input import http_server
 
 Allocate = Callable[..., Allocation]
 
@@ -107,6 +108,25 @@ def test_a_signal_ends_the_wait_for_etcd(lone_etcd: EtcdServer, allocate: Alloca
     assert time.monotonic() - told < 1.0
 
 
+def refused(nodes: Allocation, *arguments: str, **variables: str) -> str:
+    """The one line by which an agent says that it cannot even start."""
+    agent = nodes.start(1, *arguments, **variables)
+    assert agent.wait() == 2
+    assert agent.err.count("\n") == 1
+    return agent.err.removeprefix("slurm-elastic: error: ")
+
+
+def test_endpoints_that_are_none(allocate: Allocate) -> None:
+    nodes = allocate(1)
+    assert "there is no host of this name" in refused(nodes, "--rdzv-endpoint=etcd://wrong.invalid:1")
+    assert "is no host:port" in refused(nodes, "--rdzv-endpoint=etcd://host:port")
+    with http_server({"hello": "world"}) as endpoint:
+        line = refused(nodes, SLURM_ELASTIC_ETCD_ENDPOINT=f"etcd://{endpoint}")
+    assert line.startswith(f"cannot use etcd: something else than etcd answers at {endpoint}; give etcd's client port")
+    assert "cannot read the etcd credentials file" in refused(nodes, SLURM_ELASTIC_ETCD_CREDENTIALS="/nonexistent")
+    assert "can be read by every user" in refused(nodes, "--rdzv-endpoint=etcd://host", "--rdzv-conf=password=x")
+
+
 def test_three_members_with_tls_and_passwords(allocate: Allocate, tmp_path_factory: pytest.TempPathFactory) -> None:
     cluster = Cluster(tmp_path_factory.mktemp("members"), find_binary())
     try:
@@ -133,5 +153,10 @@ def test_three_members_with_tls_and_passwords(allocate: Allocate, tmp_path_facto
         lines = [line for line in nodes.story().splitlines() if "etcd" in line]
         assert len(lines) <= 1, lines
         assert str(config.password) not in nodes.story()
+        options = (f"--rdzv-endpoint={config}", f"--rdzv-conf={conf}")
+        assert "does not accept the password" in refused(nodes, *options, SLURM_ELASTIC_ETCD_PASSWORD="wrong")
+        assert "denies user 'trainer'" in refused(
+            nodes, options[0], f"{options[1]},key_prefix=/mine/", SLURM_ELASTIC_ETCD_PASSWORD=str(config.password)
+        )
     finally:
         cluster.stop()

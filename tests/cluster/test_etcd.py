@@ -1,0 +1,125 @@
+"""Runs whose records are in an etcd outside of the job."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.jobs import CHECKOUT, Job, Jobs, on
+from tests.cluster.testbed import network
+from tests.cluster.testbed.settings import CONTROLLER
+
+MEMBERS = Path(__file__).with_name("etcd_members.py")
+CREDENTIALS = "SLURM_ELASTIC_ETCD_CREDENTIALS"
+
+
+class Members:
+    """Three etcd members on the controller's machine."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        settings = jobs.cluster.settings
+        self.directory = jobs.directory / "etcd"
+        self.directory.mkdir(mode=0o700)
+        self._process = subprocess.Popen(
+            [
+                *("nsenter", f"--net={network.NAMESPACES / settings.namespace(CONTROLLER)}", "--"),
+                *(sys.executable, "-m", "tests.cluster.etcd_members"),
+                *(settings.address(CONTROLLER), str(self.directory)),
+            ],
+            cwd=CHECKOUT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._expect("ready")
+        self.credentials = self.directory / "credentials.json"
+        self.password = json.loads(self.credentials.read_text())["password"]
+        # The members run as root; the files that the job needs are its user's.
+        for path in (self.directory, *self.directory.glob("*.pem"), self.credentials):
+            shutil.chown(path, "elastic", "elastic")
+
+    def kill(self, *numbers: int) -> None:
+        for number in numbers:
+            self._order(f"kill {number}")
+
+    def start(self) -> None:
+        """Those that are down."""
+        self._order("start")
+
+    def close(self) -> None:
+        self._process.communicate(timeout=30)
+
+    def _order(self, command: str) -> None:
+        assert self._process.stdin
+        self._process.stdin.write(f"{command}\n")
+        self._process.stdin.flush()
+        self._expect("done")
+
+    def _expect(self, word: str) -> None:
+        assert self._process.stdout
+        assert self._process.stdout.readline() == f"{word}\n"
+
+
+@pytest.fixture
+def members(jobs: Jobs) -> Iterator[Members]:
+    made = Members(jobs)
+    yield made
+    made.close()
+
+
+def wait_for_more_steps(job: Job, number: int) -> None:
+    """Wait until the newest step of all is so many later."""
+
+    def newest() -> int:
+        return max(entry["step"] for entry in job.steps())
+
+    wanted = newest() + number
+    job.wait_until("the training does not go on", lambda: newest() >= wanted)
+
+
+def test_nodes_and_members_of_etcd_are_killed_in_turn(jobs: Jobs, members: Members) -> None:
+    job = jobs.submit("--nodes=4", "elastic.sbatch", "train.py", environ={CREDENTIALS: str(members.credentials)})
+    job.wait_for_steps(0, ["n1", "n2", "n3", "n4"])
+    assert not list(job.run_dir.glob("endpoints/*"))
+
+    members.kill(0)
+    wait_for_more_steps(job, 20)
+    members.kill(1, 2)
+    # 3 s without any member: at the pace of the agents' requests that is as good as the whole outage.
+    wait_for_more_steps(job, 60)
+    assert len(job.rounds()) == 1
+    assert len([line for line in job.lines if "etcd" in line]) <= 2, job.output
+
+    jobs.cluster.kill("n4")
+    job.wait_until("the lost node is not noticed", lambda: bool(job.events("node_lost")))
+    assert len(job.rounds()) == 1
+    members.start()
+    job.wait_for_steps(1, ["n1", "n2", "n3"])
+    job.say_enough()
+    job.wait_for("COMPLETED")
+    assert job.exit_code() == 0
+    assert members.password not in job.output
+
+
+def test_an_etcd_of_its_own_ends_with_the_run(jobs: Jobs) -> None:
+    jobs.place(CHECKOUT / "sbatch_templates/etcd.sbatch")
+    etcd = jobs.submit(*on("n4"), "etcd.sbatch", *on("n1", "n2"), "elastic.sbatch", "train.py")
+    directory = jobs.directory / "elastic-etcd" / str(etcd.id)
+    etcd.wait_until("the run is not submitted", lambda: "submitted job" in etcd.output)
+    found = json.loads((directory / "credentials.json").read_text())
+    assert (directory / "credentials.json").stat().st_mode & 0o777 == 0o600
+    run = Job(jobs.cluster, jobs.directory, etcd.id + 1)
+    run.wait_for_steps(0, ["n1", "n2"])
+    assert not list(run.run_dir.glob("endpoints/*"))
+    assert found["password"] not in etcd.output + run.output
+    run.say_enough()
+    run.wait_for("COMPLETED")
+    etcd.wait_for("COMPLETED")
+    assert etcd.exit_code() == 0
+    assert not (directory / "credentials.json").exists()
