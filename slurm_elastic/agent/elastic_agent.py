@@ -35,7 +35,7 @@ from slurm_elastic.agent.environment import worker_environment
 from slurm_elastic.agent.health import Reporter, Stage
 from slurm_elastic.agent.inquiry import Inquiry
 from slurm_elastic.agent.notices import Notices
-from slurm_elastic.agent.places import place_of, survivors, watched
+from slurm_elastic.agent.places import place_of, slowest, survivors, watched
 from slurm_elastic.agent.reasons import leave_reason, wish_of
 from slurm_elastic.agent.root_cause import BY_WATCHDOG, last_words
 from slurm_elastic.agent.warm import StartInterruptedError
@@ -140,6 +140,7 @@ class SlurmElasticAgent(LocalElasticAgent):
         self._last_checkpoint: int | None = None
         self._signalled = self._as_agreed = self._said_farewell = False
         self.outcome = AgentOutcome(ExitCode.FAILED)
+        coordination.slowest = lambda: slowest(self._placed, self.progress())
 
     def supervise(self) -> AgentOutcome:
         """Take part in the run until it ends or this agent leaves."""
@@ -368,6 +369,7 @@ class SlurmElasticAgent(LocalElasticAgent):
             message=f"{BY_WATCHDOG}{hang}" if hang is not None else last_words(str(failure.error_file), log),
             error_file=str(failure.error_file),
             log=log,
+            hung=hang is not None,
         )
 
     # Stopping and going.

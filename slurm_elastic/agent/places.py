@@ -7,9 +7,11 @@ from pathlib import Path
 
 from slurm_elastic.agent.health import Place, WorkerPlace
 from slurm_elastic.agent.watchdog import Watched, process_state
+from slurm_elastic.control import WorkerProgress
+from slurm_elastic.rendezvous.membership import Slowest
 from slurm_elastic.rendezvous.messages import Placed
 
-__all__ = ["place_of", "survivors", "watched"]
+__all__ = ["place_of", "slowest", "survivors", "watched"]
 
 
 def place_of(placed: Placed, pids: dict[int, int]) -> Place:
@@ -45,3 +47,12 @@ def survivors(node: str, pids: Iterable[int]) -> str:
     return (
         f"{node} has processes that SIGKILL does not end ({', '.join(shown)}), so it leaves the run; look at the node"
     )
+
+
+def slowest(placed: Placed | None, progress: Iterable[WorkerProgress]) -> Slowest | None:
+    """The worker of this node that has taken the fewest steps of its round; None if none tells."""
+    steps = [(worker.boundary, worker.local_rank) for worker in progress if worker.attached]
+    if placed is None or not steps:
+        return None
+    taken, local_rank = min(steps)
+    return Slowest(placed.place.base_rank + local_rank, taken)

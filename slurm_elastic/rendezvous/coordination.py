@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.leader import FencedError, Leader
 from slurm_elastic.rendezvous.member import LeaderLost, Member, MemberSettings, Word
-from slurm_elastic.rendezvous.membership import Candidate, LeaveReason, WorkerFailure
+from slurm_elastic.rendezvous.membership import Candidate, LeaveReason, Slowest, WorkerFailure
 from slurm_elastic.rendezvous.records import RecordsError
 
 __all__ = ["Coordination", "RecordsLost", "Superseded"]
@@ -62,6 +62,8 @@ class Coordination:
         self._words: queue.SimpleQueue[Word | RecordsLost | Superseded] = queue.SimpleQueue()
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
         """Readable while words wait; for use in a selector."""
+        self.slowest: Callable[[], Slowest | None] = lambda: None
+        """Says how far the workers here are, in the thread, when a worker somewhere has failed."""
         self._ready = threading.Event()
         self._stopped = False
         self._thread = threading.Thread(target=self._main, name="slurm-elastic-coordination", daemon=True)
@@ -150,7 +152,7 @@ class Coordination:
     async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stopping: asyncio.Future[float] = self._loop.create_future()
-        self._member = Member(self._settings, self._deliver)
+        self._member = Member(self._settings, self._deliver, lambda: self.slowest())
         leading = asyncio.create_task(self._lead()) if self._leader is not None else None
         await asyncio.sleep(0)
         self._ready.set()

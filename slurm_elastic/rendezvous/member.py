@@ -17,6 +17,7 @@ from slurm_elastic.rendezvous.membership import (
     Candidate,
     LeaveReason,
     Ponged,
+    Slowest,
     WorkerFailure,
 )
 from slurm_elastic.rendezvous.messages import (
@@ -98,8 +99,13 @@ class MemberSettings:
 class Member:
     """One agent's end of the membership protocol. All methods are called in the loop's thread."""
 
-    def __init__(self, settings: MemberSettings, deliver: Callable[[Word], None]) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: MemberSettings,
+        deliver: Callable[[Word], None],
+        slowest: Callable[[], Slowest | None] = lambda: None,
+    ) -> None:
+        self._settings, self._slowest = settings, slowest
         self._deliver = deliver
         self._participant = Participant(settings.agent)
         self._link: _Link | None = None
@@ -179,7 +185,7 @@ class Member:
             case Beat():
                 self._say(message)
             case Probed(probe):
-                self._say(Ponged(self._settings.agent, probe))
+                self._say(Ponged(self._settings.agent, probe, self._slowest()))
             case Placed(attempt=attempt, round=round_):
                 placed = self._participant.placed(attempt, round_)
                 if placed is not None:

@@ -4,6 +4,7 @@
 done. Everything that the leader decides is decided here; everything that it does is done elsewhere.
 """
 
+from slurm_elastic.rendezvous.membership.blame import Slowest
 from slurm_elastic.rendezvous.membership.conditions import next_deadline
 from slurm_elastic.rendezvous.membership.decisions import (
     Claim,
@@ -90,6 +91,7 @@ __all__ = [
     "Resign",
     "Retire",
     "Settings",
+    "Slowest",
     "Spare",
     "State",
     "Status",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slurm_elastic.rendezvous.membership import succession, transitions, winding
+from slurm_elastic.rendezvous.membership.blame import who_is_behind
 from slurm_elastic.rendezvous.membership.decisions import Decision, Outcome
 from slurm_elastic.rendezvous.membership.state import Phase, Reason, State, Status
 
@@ -151,6 +152,9 @@ def _charge(state: State, now: float) -> Result:
     if judgement is None:
         raise ValueError("no worker failure is being judged")
     failure = judgement.failure
+    behind = who_is_behind(judgement.slowest) if failure.hung else ""
+    if behind:
+        failure = replace(failure, message=f"{failure.message}; {behind}")
     if state.restarts >= state.settings.max_restarts:
         return transitions.finish(state, Outcome.FAILED, failure)
     state = replace(state, restarts=state.restarts + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slurm_elastic.rendezvous.membership.blame import Slowest
 from slurm_elastic.rendezvous.membership.state import Candidate, LeaveReason, WorkerFailure
 
 __all__ = [
@@ -65,10 +66,17 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Ponged:
-    """The answer to a probe."""
+    """The answer to a probe.
+
+    Attributes:
+        agent: who answers.
+        probe: what it answers.
+        slowest: the worker of this agent that has taken the fewest steps of the round; None if none tells.
+    """
 
     agent: str
     probe: int
+    slowest: Slowest | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,10 @@ def _ponged(state: State, event: Ponged, now: float) -> Result:
     state = _alive(state, known, now)
     judgement = state.judgement
     if judgement is not None and judgement.probe == event.probe:
-        judgement = replace(judgement, unanswered=judgement.unanswered - {event.agent})
+        told = (*judgement.slowest, event.slowest) if event.slowest is not None else judgement.slowest
+        first = event.agent in judgement.unanswered
+        unanswered = judgement.unanswered - {event.agent}
+        judgement = replace(judgement, unanswered=unanswered, slowest=told if first else judgement.slowest)
         state = replace(state, judgement=judgement)
     return state, ()
 

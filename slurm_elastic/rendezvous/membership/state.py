@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from slurm_elastic.rendezvous.membership.blame import Slowest
 from slurm_elastic.rendezvous.membership.quorum import Base
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
 from slurm_elastic.rendezvous.membership.settings import Settings
@@ -96,7 +97,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
-    """The first worker of an agent that failed by itself, for the root cause that is printed last."""
+    """The first worker of an agent that failed by itself, for the root cause that is printed last.
+
+    Attributes:
+        agent, node, rank, exit_code: who, and how it ended.
+        message: its last words.
+        error_file, log: where the rest is.
+        hung: whether it did not end by itself, but was killed because it did not go on.
+    """
 
     agent: str
     node: str
@@ -105,6 +113,7 @@ class WorkerFailure:
     message: str = ""
     error_file: str = ""
     log: str = ""
+    hung: bool = False
 
     @property
     def summary(self) -> str:
@@ -148,6 +157,7 @@ class Judgement:
     since: float
     probe: int
     unanswered: frozenset[str]
+    slowest: tuple[Slowest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

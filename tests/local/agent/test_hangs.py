@@ -41,6 +41,17 @@ def test_a_worker_without_steps_hangs_and_no_other_does(allocate: Allocate, tmp_
     assert float(steps.split()[-1]) > 5
 
 
+def test_a_hang_names_the_rank_on_another_node_that_is_behind(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    agents = nodes.start_all("--max-restarts=1", script=[STEPPING, "together"])
+    eventually(lambda: nodes.rounds() == 2, nodes.story)
+    nodes.touch("finish")
+    assert [agent.wait() for agent in agents] == [0, 0], nodes.story()
+    (ended,) = [event for event in nodes.events() if event["event"] == "round_ended" and event["round"] == 0]
+    assert "rank 0: by the watchdog: timer 'all_reduce' expired" in ended["text"]
+    assert "; rank 1 is behind: 5 steps in this round, others" in ended["text"]
+
+
 def test_a_time_without_a_watchdog_is_a_contradiction(allocate: Allocate) -> None:
     agent = allocate(1).start(1, "--hang-timeout=1", "--no-watchdog")
     assert agent.wait() == 2
