@@ -26,6 +26,8 @@ class Family:
 
     def __init__(self) -> None:
         self.workers: set[int] = set()
+        self.successor: int | None = None
+        """A child that is none of the workers', and not killed with what they leave."""
         self._ended: set[int] = set()
         self._unreported: list[tuple[int, int]] = []
         self._bell, self._ring = -1, -1
@@ -112,9 +114,8 @@ class Family:
                     break
                 if pid in self.workers - self._ended:
                     self._unreported.append((pid, os.waitstatus_to_exitcode(status)))
-                self.workers.discard(pid)
-                self._ended.discard(pid)
-            living = children(os.getpid())
+                self._forget_child(pid)
+            living = [pid for pid in children(os.getpid()) if pid != self.successor]
             for pid in living:
                 with contextlib.suppress(PermissionError, ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -125,7 +126,14 @@ class Family:
         for pid in children(os.getpid()):
             if pid not in self.workers:
                 with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
+                    if os.waitpid(pid, os.WNOHANG)[0]:
+                        self._forget_child(pid)
+
+    def _forget_child(self, pid: int) -> None:
+        self.workers.discard(pid)
+        self._ended.discard(pid)
+        if pid == self.successor:
+            self.successor = None
 
     def _drain(self) -> bool:
         try:

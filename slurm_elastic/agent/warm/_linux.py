@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
-import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 __all__ = [
     "become_subreaper",
     "children",
     "flush_c_streams",
-    "initial_environment",
-    "kill_children",
     "session_of",
     "set_parent_death_signal",
     "set_task_name",
@@ -71,35 +65,6 @@ def children(parent: int) -> list[int]:
 def session_of(pid: int) -> int | None:
     """The session of a process, also of a zombie; None if it is gone."""
     return _stat_field(pid, 3)
-
-
-def initial_environment(pid: int) -> list[bytes]:
-    """The environment that a process, or the one it was forked from, was executed with; empty if that is not shown."""
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
-
-
-def kill_children(which: Callable[[int], bool], timeout: float) -> dict[int, int]:
-    """Kill and reap the children of this process for which this is true, and what they leave behind in turn.
-
-    Returns:
-        Their exit codes, or minus signal numbers, by pid.
-    """
-    codes: dict[int, int] = {}
-    end = time.monotonic() + timeout
-    while left := [pid for pid in children(os.getpid()) if which(pid)]:
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-            reaped, status = os.waitpid(pid, os.WNOHANG)
-            if reaped:
-                codes[pid] = os.waitstatus_to_exitcode(status)
-        if time.monotonic() > end:
-            break
-        time.sleep(0.005)
-    return codes
 
 
 def _stat_field(pid: int, index: int) -> int | None:

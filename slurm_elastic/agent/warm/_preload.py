@@ -23,8 +23,8 @@ LATER = (
     "torch._dynamo",
     "torch.distributed.checkpoint",
 )
-"""Imported when there is nothing else to do: what torch 2.13 imports by itself in a worker that makes an optimizer or
-a DistributedDataParallel (800 modules, longer than `import torch` itself), in pieces, so that none delays an order."""
+"""Imported when there is nothing else to do, by the successor of the warm process: what torch 2.13 imports by itself in
+a worker that makes an optimizer or a DistributedDataParallel (800 modules, longer than `import torch` itself)."""
 
 
 class BrokenPreloadError(Exception):
@@ -66,10 +66,8 @@ def script_directory(options: list[str]) -> list[str]:
     return [str(target.resolve() if target.is_dir() else target.resolve().parent)]
 
 
-def obstacle_to_forking(*, alone: bool = True) -> str | None:
+def obstacle_to_forking() -> str | None:
     """Why a fork of this process would not be like a fresh interpreter; None if nothing speaks against it.
-
-    `alone` says that no child of this process is known.
 
     Forks once to find out. Pools that know about fork end their threads at that moment (OpenBLAS does, under numpy),
     and start them anew where they are needed; what is still there afterwards would be missing in a worker.
@@ -81,7 +79,7 @@ def obstacle_to_forking(*, alone: bool = True) -> str | None:
     if threads:
         names = sorted({_text(f"/proc/self/task/{task}/comm") for task in threads})
         return f"threads are running: {len(threads)} named {', '.join(names)}"
-    if alone and children(os.getpid()):
+    if children(os.getpid()):
         return "child processes are running"
     if _torch_says("is_initialized"):
         return "CUDA is initialized"

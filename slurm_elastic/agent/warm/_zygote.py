@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import gc
 import json
 import os
@@ -26,6 +27,13 @@ _IDLE_BEFORE_LATER_IMPORTS = 2.0
 """Seconds without an order before imports that can wait: the moments around a start belong to the workers."""
 _SWEEP_AFTER_AGENT = 5.0
 """Seconds to kill what the agent left, before this process goes too."""
+
+
+class _Fork(enum.Enum):
+    """What a forked process is to become."""
+
+    WORKER = enum.auto()
+    SUCCESSOR = enum.auto()
 
 
 class Zygote:
@@ -54,6 +62,11 @@ class Zygote:
         else:
             self._tell(state="cold")
         set_task_name(b"slurm-elastic-w")
+        while self._work() is _Fork.SUCCESSOR:
+            self._import_later()
+
+    def _work(self) -> _Fork:
+        """Return in forked processes only."""
         self._family.watch()
         # From here on the agent's end is seen at once, and there is something to do about it before going.
         set_parent_death_signal(0)
@@ -69,13 +82,13 @@ class Zygote:
                 self._report_exits()
             if self._channel.fileno() in ready:
                 if self._obey():
-                    return
+                    return _Fork.WORKER
             else:
                 self._confirm()
             if ready:
                 idle_since = time.monotonic()
-            elif self._later and time.monotonic() - idle_since >= _IDLE_BEFORE_LATER_IMPORTS:
-                self._import_later()
+            elif self._later and time.monotonic() - idle_since >= _IDLE_BEFORE_LATER_IMPORTS and self._bear():
+                return _Fork.SUCCESSOR
 
     def _patience(self, idle_since: float) -> float | None:
         """How long to wait for something to happen, in ms; None for ever."""
@@ -124,19 +137,58 @@ class Zygote:
                     return f"after importing {name} {obstacle}"
         return None
 
-    def _import_later(self) -> None:
-        name = self._later.pop(0)
+    # The successor
+
+    def _bear(self) -> bool:
+        """Fork the process that will start the workers of later rounds, while this one keeps those that run.
+
+        It imports what can wait, which takes longer than a round change may: meanwhile this process is there for that.
+        True in the successor.
+        """
+        names, self._later = self._later, []
+        near_end, far_end = Channel.pair()
+        me = os.getpid()
         try:
-            preload.import_module(name)
-            obstacle = preload.obstacle_to_forking(alone=not self._family.workers)
+            pid = os.fork()
+        except OSError:
+            # Whoever is short of processes needs them for something else.
+            return False
+        if pid == 0:
+            os.setsid()
+            set_parent_death_signal(signal.SIGKILL)
+            if os.getppid() != me:
+                os._exit(0)
+            become_subreaper()
+            self._family.forget()
+            self._family = Family()
+            self._channel.close()
+            near_end.close()
+            self._channel, self._later = far_end, names
+            return True
+        self._family.successor = pid
+        handle = os.pidfd_open(pid)
+        with contextlib.suppress(OSError):
+            self._channel.send({"state": "successor", "pid": pid}, [near_end.fileno(), handle])
+        os.close(handle)
+        near_end.close()
+        far_end.close()
+        return False
+
+    def _import_later(self) -> None:
+        """In the successor: get ready, or go if no workers could be forked from it then."""
+        try:
+            for name in self._later:
+                preload.import_module(name)
+            obstacle = preload.obstacle_to_forking()
         except preload.BrokenPreloadError:
-            self._later.clear()
-            return
+            os._exit(0)
         if obstacle is not None:
-            self._tell(state="cold", reason=f"after importing {name} {obstacle}")
+            os._exit(0)
+        self._later = []
         gc.freeze()
-        if not self._later:
-            self._tell(state="complete")
+        # From now on it outlives the process that it was forked from.
+        set_parent_death_signal(0)
+        self._tell(state="complete")
 
     # Orders
 

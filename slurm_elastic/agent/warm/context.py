@@ -204,6 +204,7 @@ class WarmContext(PContext):
     def _start(self) -> None:
         self._warm.wait_ready(float("inf"), self._should_stop)
         self._warm.check_preload()
+        self._warm.renew()
         environments = {rank: {**os.environ, **self.envs[rank]} for rank in range(self.nprocs)}
         orders: list[Order] = []
         try:

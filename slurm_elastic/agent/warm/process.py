@@ -15,8 +15,10 @@ from typing import Any
 
 from slurm_elastic.agent.warm._channel import Channel, memory_file
 from slurm_elastic.agent.warm._conditions import Launch, obstacle_to_warm_start
-from slurm_elastic.agent.warm._linux import become_subreaper, initial_environment, kill_children, session_of
+from slurm_elastic.agent.warm._linux import become_subreaper
 from slurm_elastic.agent.warm._orders import Order, StartInterruptedError, State
+from slurm_elastic.agent.warm._orphans import kill_orphans
+from slurm_elastic.agent.warm._successor import Successor
 from slurm_elastic.agent.warm.program import FUNCTION, Program
 from slurm_elastic.errors import UsageError
 
@@ -24,8 +26,6 @@ __all__ = ["SWITCHED_OFF", "WarmProcess"]
 
 SWITCHED_OFF = "warm start is switched off"
 
-_MARKS = ("SLURM_ELASTIC_WARM", "SLURM_ELASTIC_ROUND")
-"""Variables that a process has only if it was forked from the warm process, or executed by a worker."""
 _BOOT = Path(__file__).parent / "_boot"
 _LAST_STEPS = 10.0
 """Seconds that the warm process is given to kill what is left and go, once the agent has hung up."""
@@ -43,11 +43,14 @@ class WarmProcess:
         self.exit_codes: dict[int, int] = {}
         """Exit codes, or minus signal numbers, of workers by pid; a caller takes out what it has seen."""
         self.complete = False
-        """Whether it has imported also what can wait until there is nothing else to do."""
+        """Whether workers are started with also that imported what can wait until there is nothing else to do."""
         self.reason = ""
         """Why the state is what it is, where that is not plain."""
         self.state = State.IMPORTING
         self._given_up = ""
+        self._process: subprocess.Popen[bytes] | Successor
+        self._successor: Successor | None = None
+        self._former: list[subprocess.Popen[bytes] | Successor] = []
         if not warm:
             self._given_up = SWITCHED_OFF
         elif program is None:
@@ -94,7 +97,10 @@ class WarmProcess:
         return self._process.pid
 
     def fileno(self) -> int:
-        """Readable when `read` would learn something: progress, a worker's exit, its own death. Changes in `revive`."""
+        """Readable when `read` would learn something: progress, a worker's exit, its own death.
+
+        Changes in `renew` and `revive`.
+        """
         return self._channel.fileno()
 
     def read(self) -> None:
@@ -132,6 +138,23 @@ class WarmProcess:
             return self.reason or "the warm process is not ready"
         return obstacle_to_warm_start(self._program, self._launch, command, Launch(environment, str(Path.cwd())))
 
+    def renew(self) -> None:
+        """Go over to the successor if that has imported everything, and no workers are left of a round before."""
+        self.read()
+        successor = self._successor
+        if successor is None or self._sessions or self.state is not State.WARM or not _readable(successor.channel, 0):
+            return
+        self._successor = None
+        if successor.channel.receive() is None:
+            # It cannot be forked with all that it has imported. The one that can stays.
+            successor.channel.close()
+            self._former.append(successor)
+            return
+        self._channel.close()
+        self._former.append(self._process)
+        self._channel, self._process = successor.channel, successor
+        self.complete = True
+
     def revive(self) -> None:
         """Replace it, if it died, by one that starts workers cold."""
         self.read()
@@ -156,6 +179,7 @@ class WarmProcess:
         self._wait(lambda: self._refused != "" or len(self._pids) == len(orders), None, should_stop)
         if self._refused or self.state is State.DEAD:
             raise OSError(self._refused or self.reason)
+        self._reap()
         return self._pids
 
     def sweep(self, timeout: float) -> list[int]:
@@ -172,11 +196,9 @@ class WarmProcess:
     def close(self) -> None:
         """End it with everything that it started."""
         self._channel.close()
-        try:
-            self._process.wait(_LAST_STEPS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._drop_successor()
+        self._former.insert(0, self._process)
+        self._reap()
         self.state = State.DEAD
 
     def _spawn(self) -> tuple[Channel, subprocess.Popen[bytes]]:
@@ -244,15 +266,15 @@ class WarmProcess:
         if received is None:
             self._bury()
             return
-        message, _descriptors = received
+        message, descriptors = received
         match message["state"]:
             case "importing":
                 self._module = message["module"]
             case "warm" | "cold" | "broken" as state:
                 self.state = State(state)
                 self.reason = message.get("reason", "")
-            case "complete":
-                self.complete = True
+            case "successor":
+                self._successor = Successor(message["pid"], *descriptors)
             case "started":
                 self._pids[message["rank"]] = message["pid"]
                 self._sessions.add(message["pid"])
@@ -266,25 +288,31 @@ class WarmProcess:
 
     def _bury(self) -> None:
         """It died, and by its death the kernel killed its workers; kill what those left, which is ours to reap now."""
+        self._drop_successor()
         code = self._process.wait()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         while_importing = f" while it imported {self._module}" if self.state is State.IMPORTING else ""
         self.state = State.DEAD
         self.reason = f"the warm process died ({how}){while_importing}"
-        codes = kill_children(lambda pid: session_of(pid) in self._sessions or _is_of_a_worker(pid), _LAST_STEPS)
+        codes = kill_orphans(self._sessions, _LAST_STEPS)
         for pid in self._sessions:
             self.exit_codes[pid] = codes.get(pid, self.exit_codes.get(pid, -signal.SIGKILL))
 
+    def _drop_successor(self) -> None:
+        if self._successor is not None:
+            self._successor.channel.close()
+            self._former.append(self._successor)
+            self._successor = None
 
-def _is_of_a_worker(pid: int) -> bool:
-    """Whether this process carries the mark of a worker's environment, as even one does that took an own session.
-
-    The agent's own children, which ask Slurm or show stacks, do not. When the agent runs in a worker itself, they do;
-    then only sessions count.
-    """
-    if any(name in os.environ for name in _MARKS):
-        return False
-    return any(os.fsdecode(entry.partition(b"=")[0]) in _MARKS for entry in initial_environment(pid))
+    def _reap(self) -> None:
+        """Wait for those that were told to end."""
+        for process in self._former:
+            try:
+                process.wait(_LAST_STEPS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._former.clear()
 
 
 def _readable(channel: Channel, seconds: float) -> bool:

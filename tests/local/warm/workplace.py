@@ -15,6 +15,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, RunProcsResult, Std, start_processes
 
 from slurm_elastic.agent.warm import Program, WarmProcess
+from slurm_elastic.agent.warm._linux import children
 from slurm_elastic.agent.warm.context import WarmContext, start_warm_processes
 
 HANG = 60.0
@@ -52,6 +53,13 @@ class Workplace:
 
     def close(self) -> None:
         self.warm.close()
+
+    def left(self) -> list[int]:
+        """The children of the warm process, without the one that is to take its place."""
+        found = children(self.warm.pid)
+        self.warm.read()
+        successor = self.warm._successor
+        return [pid for pid in found if successor is None or pid != successor.pid]
 
     def context(
         self, arguments: Sequence[Any] = (), environment: Mapping[str, str] | None = None, workers: int = 1
