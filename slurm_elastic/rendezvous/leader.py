@@ -216,11 +216,14 @@ class Leader:
 
     def _tick(self) -> None:
         self._timer = None
+        self._take_in_signs()
+        self._handle(Tick())
+        self._send_beats()
+
+    def _take_in_signs(self) -> None:
         if self._signs:
             signs, self._signs = tuple(self._signs.items()), {}
             self._handle(Heard(signs))
-        self._handle(Tick())
-        self._send_beats()
 
     # Carrying out.
 
@@ -291,6 +294,7 @@ class Leader:
             if state.phase is Phase.FORMING and missing:
                 down = await asyncio.to_thread(self._nodes_down, missing)
                 if down:
+                    self._take_in_signs()
                     self._handle(NodesSeen(down))
                 await asyncio.sleep(4.0)
 

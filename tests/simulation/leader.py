@@ -145,6 +145,11 @@ class SimulatedLeader:
     def _tick(self) -> None:
         self._timer = None
         self._timer_missed = False
+        self.take_in_signs()
+        self.handle(Tick())
+
+    def take_in_signs(self) -> None:
+        """Let the machine know who has given a sign of life."""
         for name, connection in self._connections.items():
             beat = connection.agent.last_beat(connection)
             if beat > self._signs.get(name, 0.0):
@@ -152,7 +157,6 @@ class SimulatedLeader:
         if self._signs:
             signs, self._signs = tuple(self._signs.items()), {}
             self.handle(Heard(signs))
-        self.handle(Tick())
 
     # Carrying out.
 

@@ -208,4 +208,5 @@ class World:
         down = dead - {agent.node for agent in self.agents.values() if agent.alive}
         if wrongly in self.agents:
             down.add(self.agents[wrongly].node)
+        self.leader.take_in_signs()
         self.leader.handle(NodesSeen(frozenset(down)))

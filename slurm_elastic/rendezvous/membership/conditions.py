@@ -45,7 +45,7 @@ def next_deadline(state: State) -> float:
     It may lie in the past: then something became possible that only waits for a tick.
     """
     moments = (
-        state.ticked_at + state.settings.tick_interval,
+        state.ticked_at + (state.settings.calm_tick_interval if state.calm else state.settings.tick_interval),
         _loss_due(state),
         _verdict_due(state),
         winding.due(state),

@@ -64,3 +64,8 @@ class Settings:
     def tick_interval(self) -> float:
         """The leader looks at its clock at least this often; a silent agent is found at most so much late."""
         return self.heartbeat_limit / 6
+
+    @property
+    def calm_tick_interval(self) -> float:
+        """While nobody is silent it wakes up only as often as signs of life are due."""
+        return self.heartbeat_limit / 3

@@ -204,6 +204,7 @@ class State:
             its way and must not bring them back.
         seen_until: when the last event was processed; a long gap means that the leader itself was paused.
         ticked_at: when the last tick was processed.
+        calm: whether by then everybody had given the last sign of life that was due, and the agents are few.
         winding: the planned end of this running round, None while nobody knows of any.
         probe: number of the last probe.
         base: the last published round, whoever published it.
@@ -221,6 +222,7 @@ class State:
     forming_since: float
     seen_until: float
     ticked_at: float
+    calm: bool = False
     agents: Mapping[str, Agent] = field(default_factory=lambda: MappingProxyType({}))
     blocking: int = 0
     broken: frozenset[str] = frozenset()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from slurm_elastic.rendezvous.membership import (
     Connected,
     Disconnected,
@@ -30,6 +32,15 @@ def test_a_silent_agent_is_lost_after_the_heartbeat_limit() -> None:
     decisions = run.wait(0.6, "n1")
     assert only(Drop, decisions)[0].why == "silent"
     assert only(Interrupt, decisions) == [Interrupt(("n0",), 0, Reason.NODE_LOST, "n1", "silent")]
+
+
+def test_a_leader_wakes_up_more_often_while_somebody_is_silent() -> None:
+    run = Scenario(min_nodes=2, heartbeat_limit=3.0)
+    run.join("n0", "n1")
+    run.wait(5.0)
+    assert next_deadline(run.state) - run.state.ticked_at == pytest.approx(1.0)
+    run.wait(2.5, "n1")
+    assert next_deadline(run.state) - run.state.ticked_at == pytest.approx(0.5)
 
 
 def test_an_agent_that_does_not_connect_again_is_lost_after_the_grace() -> None:
