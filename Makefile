@@ -30,6 +30,7 @@ bench: setup ## the benchmarks behind docs/benchmarks.md
 	-@$(PYTHON) -m benchmarks.launch --json build/launch.json
 	-@$(PYTHON) -m benchmarks.store_names --json build/store_names.json
 	-@$(PYTHON) -m benchmarks.trainer --json build/trainer.json
+	-@$(PYTHON) -m benchmarks.submission --json build/submission.json
 	@$(MAKE) --no-print-directory docs
 
 docs: ## put what was measured last into docs/benchmarks.md

@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from slurm_elastic.rundir import publish_file, read_file
 from slurm_elastic.submission.checkpointing import SIGNAL, Checkpointing, is_checkpointable, told_to_stop
-from slurm_elastic.submission.entry import job_id_of
+from slurm_elastic.submission.entry import job_id_of, write_ranks
 
 __all__ = ["call"]
 
@@ -78,6 +78,8 @@ def _call(submission: utils.DelayedSubmission, paths: utils.JobPaths, checkpoint
         signal.signal(SIGNAL, signal.SIG_IGN)
     if not told_to_stop():
         publish_file(paths.result_pickle, _pickled(("success", result)))
+        if paths.task_id == 0:
+            write_ranks(paths, int(os.environ["WORLD_SIZE"]))
     elif checkpointing is not None:
         checkpointing.save()
 

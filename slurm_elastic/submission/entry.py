@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from submitit.core import utils
+
 from slurm_elastic.agent._entry_point import require_entry_point
 from slurm_elastic.errors import UsageError
+from slurm_elastic.rundir import publish_file, read_file
 
-__all__ = ["WORKER_MODULE", "Script", "job_id_of"]
+__all__ = ["WORKER_MODULE", "Script", "job_id_of", "read_ranks", "write_ranks"]
 
 WORKER_MODULE = "slurm_elastic.submission.worker"
 """What `python -m` runs in the workers of a function, with the job's folder and the pickle's first name."""
@@ -23,6 +26,21 @@ WORKER_MODULE = "slurm_elastic.submission.worker"
 def job_id_of(run_id: str) -> str:
     """The id of the job that a run belongs to. On one machine it is a process id, to which the run's id adds a word."""
     return run_id.partition("-")[0]
+
+
+def write_ranks(paths: utils.JobPaths, world_size: int) -> None:
+    """Say of how many ranks there are results."""
+    publish_file(_ranks(paths), json.dumps({"world_size": world_size}).encode())
+
+
+def read_ranks(paths: utils.JobPaths) -> int | None:
+    """Return what `write_ranks` said; None if it did not."""
+    content = read_file(_ranks(paths))
+    return None if content is None else int(json.loads(content)["world_size"])
+
+
+def _ranks(paths: utils.JobPaths) -> Path:
+    return Path(paths.folder) / f"{paths.job_id}_ranks.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from submitit.slurm import slurm
 from slurm_elastic.agent.root_cause import recorded, root_cause
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rundir import RunDir
-from slurm_elastic.submission.entry import Script
+from slurm_elastic.submission.entry import Script, read_ranks
 from slurm_elastic.submission.run_view import RunView, latest_log, look
 from slurm_elastic.submission.states import is_final, state_of_array
 
@@ -66,7 +66,10 @@ class _Run(core.Job[Any]):
     @property
     def num_tasks(self) -> int:
         """Workers of the newest round; 1 before the first one."""
-        return 1 if self._rank is not None else look(self.run_dir).world_size or 1
+        if self._rank is not None:
+            return 1
+        # Records in etcd are out of reach here; what is known then is how many have returned something.
+        return look(self.run_dir).world_size or read_ranks(self.paths) or 1
 
     def task(self, task_id: int) -> Any:
         """Return the worker with this rank in the newest round."""
@@ -93,6 +96,10 @@ class _Run(core.Job[Any]):
 
     def _has_ended(self, force_check: bool) -> bool:
         raise NotImplementedError
+
+    def _is_completed(self) -> bool:
+        """Whether the exit code says that the run is finished, for records that are out of reach here."""
+        return False
 
     def result(self) -> Any:
         """Wait for the end and return what the function returned on rank 0; None for a script."""
@@ -125,7 +132,7 @@ class _Run(core.Job[Any]):
         """Wait for the end and return why there are no results, None if there are."""
         self.wait()
         view = look(self.run_dir)
-        if view.done:
+        if view.done or self._is_completed():
             return None
         if view.failure is not None:
             return WorkerFailedError.of(self.job_id, view.failure)
@@ -194,6 +201,9 @@ class ElasticJob(_Run, slurm.SlurmJob[Any]):
 
     def _has_ended(self, force_check: bool) -> bool:
         return self.watcher.is_done(self.job_id, mode="force" if force_check else "standard")
+
+    def _is_completed(self) -> bool:
+        return self.state == "COMPLETED"
 
     @property
     def state(self) -> str:

@@ -31,12 +31,6 @@ def train(word: str) -> dict[str, Any]:
     return {"word": word, "rank": rank, "total": total.item(), "node": os.environ["SLURM_ELASTIC_NODE"]}
 
 
-def where() -> dict[str, Any]:
-    rank = int(os.environ["RANK"])
-    print(f"rank {rank} was there", flush=True)
-    return {"rank": rank, "node": os.environ["SLURM_ELASTIC_NODE"]}
-
-
 def fail_on_last(word: str) -> None:
     if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
         raise ValueError(f"told to {word}")
@@ -47,6 +41,7 @@ def count(steps: int) -> dict[str, Any]:
     path, enough = Path("count.json"), Path("enough")
     state = json.loads(path.read_text()) if path.exists() else {"steps": 0, "starts": 0}
     state["starts"] += 1
+    print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} counts", flush=True)
     while state["steps"] < steps and not enough.exists():
         state["steps"] += 1
         if os.environ["RANK"] == "0":
@@ -54,7 +49,8 @@ def count(steps: int) -> dict[str, Any]:
             part.write_text(json.dumps(state))
             part.replace(path)
         time.sleep(0.1)
-    return {**state, "world_size": int(os.environ["WORLD_SIZE"]), "reason": os.environ["SLURM_ELASTIC_REASON"]}
+    names = ("RANK", "WORLD_SIZE", "SLURM_ELASTIC_NODE", "SLURM_ELASTIC_REASON")
+    return {**state, **{name: os.environ[name] for name in names}}
 
 
 def results() -> dict[str, Any]:
@@ -110,10 +106,13 @@ def cancel() -> dict[str, Any]:
 
 
 def array() -> dict[str, Any]:
-    """An array is one run with one set of results."""
-    executor = slurm_elastic.ElasticExecutor(FOLDER, min_nodes=2, max_nodes=2, shape="array")
-    job = executor.submit(where)
-    return {"results": job.results(), "state": _final_state(job), "job_id": job.job_id, "output": job.stdout()}
+    """An array is one run; one of its elements is preempted."""
+    executor = slurm_elastic.ElasticExecutor(FOLDER, min_nodes=2, max_nodes=3, shape="array")
+    job = executor.submit(count, 10**6)
+    Path("job_id").write_text(job.job_id)
+    _wait_for(Path("enough").exists)
+    state = job.get_info("force")["State"]
+    return {"before": state, "results": job.results(), "state": _final_state(job), "output": job.stdout()}
 
 
 def preempted() -> dict[str, Any]:
@@ -122,7 +121,7 @@ def preempted() -> dict[str, Any]:
     job = executor.submit(count, 10**6)
     Path("job_id").write_text(job.job_id)
     result = job.result()
-    return {"result": result, "state": _final_state(job), "rounds": job.num_tasks}
+    return {"result": result, "state": _final_state(job)}
 
 
 def _final_state(job: Any) -> str:

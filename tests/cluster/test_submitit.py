@@ -43,6 +43,13 @@ class Submitting:
         return found
 
 
+def _submitted(jobs: Jobs) -> Job:
+    """The job that the scenario has submitted; its run lives in the executor's folder."""
+    note = jobs.directory / "job_id"
+    jobs.cluster.wait_until("not submitted", lambda: note.exists() and note.read_text() != "")
+    return Job(jobs.cluster, jobs.directory / "runs", int(note.read_text()))
+
+
 def test_results_of_functions_and_scripts(jobs: Jobs) -> None:
     seen = Submitting(jobs, "results").outcome()
     values = seen["function"]
@@ -78,18 +85,31 @@ def test_cancel(jobs: Jobs) -> None:
     jobs.cluster.wait_until("still ending", lambda: jobs.running() == "")
 
 
-def test_array_is_one_run(jobs: Jobs) -> None:
-    seen = Submitting(jobs, "array").outcome()
-    assert [value["rank"] for value in seen["results"]] == [0, 1]
-    assert len({value["node"] for value in seen["results"]}) == 2
+def test_array_is_one_run_and_goes_on_without_a_preempted_element(jobs: Jobs) -> None:
+    submitting = Submitting(jobs, "array")
+    job = _submitted(jobs)
+    jobs.cluster.wait_until("no round of three", lambda: [len(table) for table in job.tables()][-1:] == [3])
+    before = len(job.tables())
+    jobs.cluster.wait_until("not counting", (jobs.directory / "count.json").exists)
+    endpoints = sorted((job.run_dir / "endpoints").glob("*.json"))
+    leader = json.loads(endpoints[-1].read_text())["agent"].split("/")[0]
+    victim = next(node for node in reversed(job.tables()[-1]) if node != leader)
+    preemptor = jobs.submit("--partition=high", "--exclusive", *on(victim), "--wrap=sleep 3")
+    jobs.cluster.wait_until("no smaller round", lambda: [len(table) for table in job.tables()][before:][:1] == [2])
+    (jobs.directory / "enough").touch()
+    seen = submitting.outcome()
+    assert seen["before"] == "RUNNING"
+    assert [value["RANK"] for value in seen["results"]] == ["0", "1"]
+    assert victim not in {value["SLURM_ELASTIC_NODE"] for value in seen["results"]}
+    # The element that was preempted starts again and finds the run finished.
     assert seen["state"] == "COMPLETED"
-    assert "rank 1 was there" in seen["output"]
+    assert "rank 1 of 2 counts" in seen["output"]
+    preemptor.wait_for("COMPLETED")
 
 
 def test_preempted_run_comes_back_with_its_result(jobs: Jobs) -> None:
     submitting = Submitting(jobs, "preempted")
-    jobs.cluster.wait_until("not submitted", (jobs.directory / "job_id").exists)
-    job = Job(jobs.cluster, jobs.directory / "runs", int((jobs.directory / "job_id").read_text()))
+    job = _submitted(jobs)
     jobs.cluster.wait_until("no round of four", lambda: [len(table) for table in job.tables()] == [4])
     jobs.cluster.wait_until("not counting", (jobs.directory / "count.json").exists)
     preemptor = jobs.submit("--partition=high", *on("n2"), "--wrap=sleep 3")
@@ -99,4 +119,4 @@ def test_preempted_run_comes_back_with_its_result(jobs: Jobs) -> None:
     seen = submitting.outcome()
     assert seen["state"] == "COMPLETED"
     assert seen["result"]["starts"] == 2
-    assert seen["result"]["reason"] == "requeued"
+    assert seen["result"]["SLURM_ELASTIC_REASON"] == "requeued"
