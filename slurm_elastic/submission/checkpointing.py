@@ -22,8 +22,9 @@ from slurm_elastic.rundir import publish_file
 
 __all__ = ["SIGNAL", "Checkpointing", "is_checkpointable", "told_to_stop"]
 
-SIGNAL = signal.SIGUSR2
-"""What the agents send; NCCL may catch SIGUSR1 (submitit/core/job_environment.py, 1.5.4)."""
+SIGNAL = signal.SIGHUP
+"""What the agents send. Nothing else sends it to a worker: Slurm warns of the time limit by SIGUSR2, under
+proctrack/linuxproc also the workers themselves, and then it is not yet decided whether the round ends."""
 
 
 def is_checkpointable(function: object) -> bool:

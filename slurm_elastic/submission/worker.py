@@ -1,7 +1,8 @@
 """``python -m slurm_elastic.submission.worker``: one worker of a submitted function.
 
-Here is what cannot wait for slow imports: until the function runs, the signal for a planned end is only recorded. There
-is nothing to save then, and dying of it would be a failure.
+Here is what cannot wait for slow imports. Until the function runs, the signal for a planned end is only recorded: there
+is nothing to save then, and dying of it would be a failure. Slurm's warning before the time limit is for the agent,
+though proctrack/linuxproc gives it to every process of the job.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ __all__ = ["main"]
 def main() -> None:
     """Call the function that the command line names."""
     signals: list[int] = []
-    signal.signal(signal.SIGUSR2, lambda number, _frame: signals.append(number))
+    signal.signal(signal.SIGHUP, lambda number, _frame: signals.append(number))
+    # Not SIG_IGN, which programs that the function starts would inherit.
+    signal.signal(signal.SIGUSR2, lambda _number, _frame: None)
     from slurm_elastic.submission.calling import call
 
     folder, uid = sys.argv[1:]
