@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.membership import LeaveReason
+from slurm_elastic.slurm import natural_key
 
 __all__ = ["LeaveAnswer", "LeaveRequest", "LeaveRequested", "job_of", "who_is_meant"]
 
@@ -42,7 +43,7 @@ class LeaveRequested:
 
 @dataclass(frozen=True, slots=True)
 class LeaveAnswer:
-    """To who asked: the nodes of the agents that were told, and those that have none in the run."""
+    """To who asked: the nodes of the agents that were told, in natural order, and those that have no agent."""
 
     nodes: tuple[str, ...]
     unknown: tuple[str, ...]
@@ -68,10 +69,7 @@ def who_is_meant(request: LeaveRequest, agents: Mapping[str, str]) -> tuple[tupl
     meant = {agent: node for agent, node in of_job.items() if not request.nodes or node in request.nodes}
     found = set(meant.values())
     answer = LeaveAnswer(
-        nodes=_in_order(agents.values(), found), unknown=tuple(node for node in request.nodes if node not in found)
+        nodes=tuple(sorted(found, key=natural_key)),
+        unknown=tuple(node for node in request.nodes if node not in found),
     )
     return tuple(meant), answer
-
-
-def _in_order(nodes: Iterable[str], chosen: set[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(node for node in nodes if node in chosen))

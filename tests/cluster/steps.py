@@ -1,6 +1,6 @@
 """A training for tests: a step is one all-reduce of the whole group, and leaves a line in the file of its rank.
 
-    steps.py [--steps N] [--fail RANK [--fail-times N]] [--alone] [WORD ...]
+    steps.py [--steps N] [--fail RANK [--fail-times N]] [--alone] [--asks] [WORD ...]
 
 Everything is in the current directory: `steps/rank_<N>.jsonl` with one object per step, `step`, the checkpoint, and
 `enough`, a file whose appearance ends the training. Times are of one machine, which all nodes of a test cluster share.
@@ -31,6 +31,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--alone", action="store_true", help="no group: every worker takes its own steps, without torch"
     )
+    parser.add_argument("--asks", action="store_true", help="ask before each step whether to save and stop")
     parser.add_argument("words", nargs="*", help="written down with every step")
     return parser.parse_args()
 
@@ -116,6 +117,8 @@ def main() -> None:
         sys.exit(0)
 
     signal.signal(signal.SIGTERM, end)
+    if args.asks:
+        from slurm_elastic import trainer
     group = Alone() if args.alone else Group()
     rank = int(os.environ["RANK"])
     first = step = group.resume()
@@ -127,8 +130,12 @@ def main() -> None:
             raise RuntimeError(f"rank {rank} fails as it was told to")
         enough = group.step(step == args.steps or (not args.steps and ENOUGH.exists()))
         diary.write(step=step)
-        if rank == 0 and (enough or step % CHECKPOINT_EVERY == 0):
+        stop = trainer.should_stop(step) if args.asks else None
+        if rank == 0 and (enough or stop or step % CHECKPOINT_EVERY == 0):
             save(step)
+        if stop:
+            diary.write(stop=stop.reason, seconds=stop.seconds_left)
+            break
         if not enough:
             time.sleep(args.step_time)
     group.leave()

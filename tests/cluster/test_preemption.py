@@ -1,0 +1,114 @@
+"""Jobs that Slurm ends: announced, saved, requeued once, gone on with."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.cluster.jobs import Job, Jobs
+
+HOLD = "#!/bin/bash\nuntil [ -e release ]; do sleep 0.2; done\n"
+ALL = ["n1", "n2", "n3", "n4"]
+
+
+def preempt(jobs: Jobs) -> None:
+    """Take one node for a job with a higher priority, until `release` is called."""
+    jobs.write("hold.sh", HOLD)
+    jobs.cluster.submit(["--partition=high", "--nodes=1", "--exclusive", "hold.sh"], jobs.directory)
+
+
+def release(jobs: Jobs) -> None:
+    (jobs.directory / "release").touch()
+
+
+def comes_back(job: Job) -> list[str]:
+    """Wait until the job trains again, and return its nodes."""
+    job.wait_until("it does not train again", lambda: len(job.trained_on(1)) > 0)
+    nodes = job.nodes()
+    job.wait_for_steps(1, nodes)
+    return nodes
+
+
+def assert_no_step_is_lost(job: Job) -> None:
+    """Every rank ended round 0 at one step, and round 1 began with the next."""
+    last = {max(e["step"] for e in job.steps(0) if e["rank"] == rank) for rank in {e["rank"] for e in job.steps(0)}}
+    first = {min(e["step"] for e in job.steps(1) if e["rank"] == rank) for rank in {e["rank"] for e in job.steps(1)}}
+    assert len(last) == 1
+    assert first == {last.pop() + 1}
+
+
+@pytest.mark.proctrack("cgroup", "linuxproc")
+def test_a_preempted_allocation_saves_and_comes_back_smaller(jobs, proctrack):
+    job = jobs.submit("--nodes=2-4", "elastic.sbatch", "train.py", "--asks")
+    job.wait_for_steps(0, ALL)
+
+    preempt(jobs)
+
+    nodes = comes_back(job)
+    assert len(nodes) == 3
+    assert re.search(r"n1 leaves: preempted, \d+ s left \(grace of 15 s\)", job.output)
+    assert job.output.count("requeued: preempted") == 1
+    # Long before the grace was over, so that the other job could begin.
+    assert "DUE TO PREEMPTION" not in job.output
+    assert {round_["reason"] for round_ in job.rounds()[1:]} == {"requeued"}
+    if proctrack == "cgroup":
+        assert {e["stop"] for e in job.diary() if "stop" in e} == {"preempted"}
+        assert_no_step_is_lost(job)
+    release(jobs)
+    job.say_enough()
+    # Slurm 24.11 runs it once more after its success, because it was preempted once; that ends at once.
+    jobs.cluster.wait_until("it does not end well", lambda: job.state() == "COMPLETED")
+    assert job.exit_code() == 0
+    assert len(job.rounds()) == 2
+
+
+def test_a_job_at_its_time_limit_saves_and_comes_back(jobs):
+    job = jobs.submit(
+        "--time=1", "--signal=USR2@45", "--nodes=2", "elastic.sbatch", "--warning=45", "train.py", "--asks"
+    )
+    job.wait_until("no training", lambda: len(job.trained_on(0)) == 2)
+
+    comes_back(job)
+
+    assert re.search(r"n1 leaves: time limit near, \d+ s left \(SIGUSR2\)", job.output)
+    assert "requeued: time limit near" in job.output
+    assert {e["stop"] for e in job.diary() if "stop" in e} == {"time_limit"}
+    assert_no_step_is_lost(job)
+    job.say_enough()
+    job.wait_for("COMPLETED")
+
+
+def test_a_controller_that_is_down_when_the_agents_go_requeues_later(jobs):
+    job = jobs.submit("--nodes=4", "elastic.sbatch", "train.py", "--asks")
+    job.wait_for_steps(0, ALL)
+
+    preempt(jobs)
+    job.wait_until("nobody is told", lambda: "got SIGTERM" in job.output)
+    jobs.cluster.kill("ctl")
+    jobs.cluster.wait_until("agents stay", lambda: job.output.count("ends: left after") == 4)
+    jobs.cluster.start("ctl")
+
+    release(jobs)
+    assert comes_back(job) == ALL
+    assert_no_step_is_lost(job)
+    job.say_enough()
+    jobs.cluster.wait_until("it does not end well", lambda: job.state() == "COMPLETED")
+
+
+def test_a_signal_for_the_batch_script_alone_and_a_wish_to_requeue_reach_all_agents(jobs):
+    job = jobs.submit("--nodes=2", "elastic.sbatch", "train.py", "--asks")
+    job.wait_until("no training", lambda: len(job.trained_on(0)) == 2)
+
+    # As `sbatch --signal=B:USR2@120` does.
+    jobs.cluster.command(["scancel", "--batch", "--signal=USR2", str(job.id)])
+    comes_back(job)
+    assert_no_step_is_lost(job)
+    assert "requeued: signalled" in job.output
+
+    said = jobs.cluster.command(["slurm-elastic", "requeue", str(job.id)], cwd=jobs.directory, env=jobs.environ).stdout
+    assert said == f"asked to leave and come back: {', '.join(job.nodes())}\n"
+    job.wait_until("it does not train again", lambda: len(job.trained_on(2)) == 2)
+    assert "requeued: requeue wanted" in job.output
+    job.say_enough()
+    job.wait_for("COMPLETED")

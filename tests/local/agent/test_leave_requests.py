@@ -1,0 +1,72 @@
+"""slurm-elastic drain and requeue, spoken to real agents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from slurm_elastic.cli import main
+from slurm_elastic.rundir import RunDir
+from tests.local.agents import Allocation, eventually
+
+Allocate = Callable[..., Allocation]
+
+
+def test_drained_nodes_leave_and_the_others_go_on(allocate: Allocate, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = allocate(3)
+    leader, second, third = nodes.start_all()
+    nodes.seen(0)
+    assert main(["drain", "7", "127.0.0.[2-3]", "--run-dir", str(nodes.directory)]) == 0
+    assert capsys.readouterr().out == "asked to leave: 127.0.0.2, 127.0.0.3\n"
+    assert (second.wait(), third.wait()) == (75, 75)
+    assert "127.0.0.2 leaves: drained by " in second.err
+    eventually(lambda: nodes.rounds() >= 2)
+    left = {node for event in nodes.events() if event["event"] == "node_left" for node in event["nodes"]}
+    assert left == {"127.0.0.2", "127.0.0.3"}
+    nodes.touch("finish")
+    assert leader.wait() == 0
+
+
+def test_a_requeue_reaches_every_agent_and_is_written_down(
+    allocate: Allocate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = allocate(2)
+    agents = nodes.start_all()
+    nodes.seen(0)
+    assert main(["requeue", "7", "--run-dir", str(nodes.directory)]) == 0
+    assert capsys.readouterr().out == "asked to leave and come back: 127.0.0.1, 127.0.0.2\n"
+    assert [agent.wait() for agent in agents] == [75, 75]
+    notice = json.loads((nodes.run_dir / "notices" / "7.0.json").read_text())
+    assert notice["cause"] == "REQUEUE_WANTED"
+    # Nobody leads any more.
+    assert main(["requeue", "7", "--run-dir", str(nodes.directory)]) == 2
+    assert "run 7 is not running: the leader at " in capsys.readouterr().err
+
+
+def test_wrong_names_are_told(allocate: Allocate, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = allocate(1)
+    agent = nodes.start(1)
+    nodes.seen(0)
+    base = str(nodes.directory)
+    for arguments, line in (
+        (["drain", "7", "n9", "--run-dir", base], "n9 is not in run 7"),
+        (["drain", "8", "n9", "--run-dir", base], f"no run 8 in {base}/elastic-runs; go where sbatch was called"),
+        (["drain", "7", "--run-dir", base], "name the nodes that have to leave, or say --all"),
+        (["drain", "7", "127.0.0.1", "--all", "--run-dir", base], "name the nodes that have to leave, or say --all"),
+        (["drain", "a/b", "--all", "--run-dir", base], "run id 'a/b' is no safe file name"),
+    ):
+        assert main(arguments) == 2
+        assert capsys.readouterr().err.startswith(f"slurm-elastic: error: {line}")
+    nodes.touch("finish")
+    assert agent.wait() == 0
+    assert main(["drain", "7", "--all", "--run-dir", base]) == 2
+    assert capsys.readouterr().err == "slurm-elastic: error: run 7 is finished\n"
+
+
+def test_a_run_that_was_never_led(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]) -> None:
+    base = tmp_path_factory.mktemp("base")
+    RunDir.for_run(base, "7").open()
+    assert main(["requeue", "7", "--run-dir", str(base)]) == 2
+    assert "run 7 is not running: no leader has ever been there" in capsys.readouterr().err
