@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.cluster.jobs import Job, Jobs
+from tests.cluster.jobs import SRUN, Job, Jobs
 
 HOLD = "#!/bin/bash\nuntil [ -e release ]; do sleep 0.2; done\n"
 ALL = ["n1", "n2", "n3", "n4"]
@@ -63,10 +63,10 @@ def test_a_preempted_allocation_saves_and_comes_back_smaller(jobs, proctrack):
     assert len(job.rounds()) == 2
 
 
-def test_a_job_at_its_time_limit_saves_and_comes_back(jobs):
-    job = jobs.submit(
-        "--time=1", "--signal=USR2@45", "--nodes=2", "elastic.sbatch", "--warning=45", "train.py", "--asks"
-    )
+def test_a_job_with_a_script_of_its_own_comes_back_from_its_time_limit(jobs):
+    jobs.write("own.sh", f"#!/bin/bash\n{SRUN} slurm-elastic agent --warning=45 train.py --asks\n")
+    options = ("--time=1", "--signal=USR2@45", "--nodes=2", "--requeue", "--open-mode=append")
+    job = jobs.submit(*options, "own.sh")
     job.wait_until("no training", lambda: len(job.trained_on(0)) == 2)
 
     comes_back(job)
