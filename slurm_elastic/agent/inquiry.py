@@ -52,7 +52,7 @@ class Inquiry:
         self._new = threading.Event()
         self._closed = self._told = False
         self._wish: Finding | None = None
-        self._last: Finding | None = None
+        self._known: Finding | None = None
         self._seen = 0
         self._thread: threading.Thread | None = None
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
@@ -69,10 +69,10 @@ class Inquiry:
         Returns:
             What they mean as far as is known at once, None if there are no new ones. How long is left is not known yet.
         """
-        received = self._notices.all()
-        if len(received) == self._seen or self._notices.first() is None:
+        asked = sum(received.signal is not signal.SIGCONT for received in self._notices.all())
+        if asked == self._seen:
             return None
-        self._seen = len(received)
+        self._seen = asked
         self._wake()
         finding = self._presume()
         return Finding(finding.cause, None, finding.detail)
@@ -125,8 +125,8 @@ class Inquiry:
             else:
                 self._ask(self._controller, self._job)
         # Once more, as the workers may have saved in the meantime.
-        if (last := self._wish or self._last) is not None:
-            self._write(last)
+        if self._wish is not None or self._notices.first() is not None:
+            self._write(self._presume())
 
     def _wait_for_hearsay(self) -> None:
         if self._job is not None:
@@ -139,7 +139,7 @@ class Inquiry:
 
     def _ask(self, controller: Controller, job: SlurmJob) -> None:
         self._write(self._presume())
-        pause, presumed = _FIRST_PAUSE, False
+        pause, presumed = _FIRST_PAUSE, self._known is not None
         while not self._closed:
             signals, elapsed = self._signals()
             view = controller.job(job.name)
@@ -152,6 +152,7 @@ class Inquiry:
                     finding = classify(
                         signals, elapsed, view, job.restart_count, clock=clock, meaning=self._meaning, drained=True
                     )
+                self._known = finding
                 self._report(finding)
                 self._write(finding)
                 return
@@ -179,9 +180,8 @@ class Inquiry:
         self._findings.put(finding)
 
     def _write(self, finding: Finding) -> None:
-        self._last = finding
         if self._record is not None:
-            self._record(self._signals()[0], self._wish or finding)
+            self._record(self._signals()[0], self._wish or self._known or finding)
 
 
 def _is_drained(controller: Controller, node: str) -> bool:

@@ -34,6 +34,7 @@ VERDICT_VARIABLE = "SLURM_ELASTIC_VERDICT"
 _WAIT = 600.0
 """Seconds to wait for a slurmctld that does not answer. Meanwhile it gives the nodes to nobody else either."""
 _BEGINNING = "round None"
+_HEARD = (Cause.REQUEUE_WANTED, Cause.DRAINED, Cause.PREEMPTED)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 
 
@@ -116,10 +117,12 @@ def settle(
 
 
 def _cause(notice: Mapping[str, Any], finding: Finding) -> Cause:
-    """Take a person's wish, as the agents heard it, where Slurm itself has no part in the end."""
-    wishes = {cause.name: cause for cause in (Cause.REQUEUE_WANTED, Cause.DRAINED)}
-    wish = wishes.get(notice.get("cause", ""))
-    return wish if wish is not None and finding.cause in (Cause.SIGNALLED, Cause.UNKNOWN) else finding.cause
+    """Take what the agents heard from a person, or from Slurm, where Slurm says that the job could go on.
+
+    A slurmctld that was killed in the meantime does not know any more that it has preempted the job.
+    """
+    heard = {cause.name: cause for cause in _HEARD}.get(notice.get("cause", ""))
+    return heard if heard is not None and finding.cause in (Cause.SIGNALLED, Cause.UNKNOWN) else finding.cause
 
 
 def _requeue(controller: Controller, job: SlurmJob, decision: RequeueDecision, deadline: float) -> RequeueDecision:

@@ -84,7 +84,7 @@ def test_a_controller_that_is_down_when_the_agents_go_requeues_later(jobs):
     job.wait_for_steps(0, ALL)
 
     preempt(jobs)
-    job.wait_until("nobody is told", lambda: "got SIGTERM" in job.output)
+    job.wait_until("nobody is told", lambda: "leaves: preempted" in job.output)
     jobs.cluster.kill("ctl")
     jobs.cluster.wait_until("agents stay", lambda: job.output.count("ends: left after") == 4)
     jobs.cluster.start("ctl")

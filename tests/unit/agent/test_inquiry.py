@@ -125,6 +125,23 @@ def test_another_signal_is_another_question(told: Told) -> None:
     inquiry.close()
 
 
+def test_what_slurm_said_is_not_replaced_by_a_guess(told: Told) -> None:
+    told.shows("job_preempted_in_grace.txt")
+    inquiry = told.inquiry()
+    told.signal(SIGTERM)
+    inquiry.look()
+    assert news(inquiry).cause is Cause.PREEMPTED
+    told.scontrol(f'echo "{DOWN}" >&2; exit 1')
+    # A signal that says nothing new is no question either.
+    told.signal(SIGCONT)
+    assert inquiry.look() is None
+    told.signal(SIGTERM)
+    inquiry.look()
+    assert not select.select([inquiry.fd], [], [], 1.0)[0]
+    inquiry.close()
+    assert told.records[-1][1].cause is Cause.PREEMPTED
+
+
 def test_a_person_on_a_drained_node(told: Told) -> None:
     told.shows("job_running.txt")
     told.write("node", "ALLOCATED+DRAIN")

@@ -167,6 +167,13 @@ def test_a_wish_of_a_person(slurm: Slurm, script: Script, cause: str, requeued: 
     assert script.ends() == requeued
 
 
+def test_a_controller_that_has_forgotten_the_preemption(slurm: Slurm, script: Script) -> None:
+    slurm.shows("job_running.txt")
+    script.notice("SIGCONT", "SIGTERM", cause="PREEMPTED")
+    assert script.ends()
+    assert script.said == ["job 1: requeued: preempted"]
+
+
 def test_a_cancelled_job_stays_so_whatever_was_wanted(slurm: Slurm, script: Script) -> None:
     slurm.shows("job_cancelled.txt")
     script.notice("SIGUSR2", "SIGTERM", cause="REQUEUE_WANTED")
