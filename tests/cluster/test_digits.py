@@ -1,0 +1,54 @@
+"""The training example on a real Slurm that takes nodes away from it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from tests.cluster.jobs import CHECKOUT, Job
+
+HOLD = "#!/bin/bash\nuntil [ -e release ]; do sleep 0.2; done\n"
+EPOCHS, STEPS_PER_EPOCH = 4, 45
+
+
+def steps_of_rank_0(job: Job) -> list[int]:
+    records = job.directory / "records.rank0.jsonl"
+    lines = records.read_text().splitlines() if records.exists() else []
+    return [entry["step"] for entry in map(json.loads, filter(None, lines)) if "step" in entry]
+
+
+def leading(job: Job) -> str:
+    (endpoint,) = job.run_dir.glob("endpoints/*.json")
+    return json.loads(endpoint.read_text())["agent"].split("/")[0]
+
+
+def test_no_step_is_lost_and_every_sample_comes_once_through_three_preemptions(jobs):
+    jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
+    for name in ("digits.py", "count_samples.py"):
+        jobs.place(CHECKOUT / "docs/examples" / name)
+    jobs.write("hold.sh", HOLD)
+    training = (
+        f"digits.py --epochs {EPOCHS} --step-time 0.15 --checkpoint-every 10000 --checkpoint-dir . --record records"
+    )
+    job = jobs.submit("--array=0-3", "array.sbatch", "--nnodes=1:4", *training.split())
+    job.wait_until("not all four train", lambda: bool(job.tables()) and len(job.tables()[-1]) == 4)
+
+    for node in [node for node in job.tables()[-1] if node != leading(job)]:
+        before = len(steps_of_rank_0(job))
+        jobs.cluster.submit(["--partition=high", f"--nodelist={node}", "--exclusive", "hold.sh"], jobs.directory)
+        job.wait_until(f"{node} stays", lambda node=node: node not in job.tables()[-1])
+        job.wait_until("the others stop", lambda before=before: len(steps_of_rank_0(job)) > before + 2)
+    job.wait_until("it does not end", (job.run_dir / "done.json").exists)
+    (jobs.directory / "release").touch()
+
+    jobs.wait_until_all_ended()
+    assert [round_["reason"] for round_ in job.rounds()][-3:] == ["node_left"] * 3
+    assert {round_["restarts"] for round_ in job.rounds()} == {0}
+    assert steps_of_rank_0(job) == list(range(1, EPOCHS * STEPS_PER_EPOCH + 1))
+    command = [sys.executable, "count_samples.py", "records", "checkpoint.pt"]
+    counted = subprocess.run(command, cwd=job.directory, capture_output=True, text=True)
+    assert counted.stdout.splitlines() == [
+        f"epoch {epoch}: 1437 of 1437 samples once, exactly once" for epoch in range(EPOCHS)
+    ], counted.stderr
+    assert {state for state, _ in jobs.elements(job)} == {"COMPLETED"}
