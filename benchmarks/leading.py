@@ -97,7 +97,8 @@ async def _live(pipe: Connection, nodes: int, min_nodes: int, directory: str) ->
         expected_nodes=tuple(f"n{index}" for index in range(nodes)),
     )
     run_dir = RunDir.for_run(Path(directory), "benchmark").open()
-    ledger = Ledger(RunDirRecords(run_dir, RUN), 1)
+    ledger = Ledger(RunDirRecords(run_dir, RUN), RUN, 1, {"agent": "leader"}, None)
+    ledger.claim()
     leader = _CountingLeader(RUN, SECRET, 1, settings, ledger, lambda decision: None)
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     serving = asyncio.create_task(leader.serve(listener))

@@ -43,7 +43,7 @@ from slurm_elastic.agent.watchdog import Watchdog
 from slurm_elastic.agent.workers import Starter, WorkerProcesses
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.errors import ExitCode
-from slurm_elastic.rendezvous.coordination import Coordination, RecordsLost, Superseded
+from slurm_elastic.rendezvous.coordination import Coordination, RecordsLost
 from slurm_elastic.rendezvous.member import LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import LeaveReason, Outcome, Reason, WorkerFailure
 from slurm_elastic.rendezvous.messages import Ended, Holding, Interrupted, Placed, Stopping, Waiting
@@ -56,7 +56,7 @@ __all__ = ["AgentOutcome", "SlurmElasticAgent"]
 logger = logging.getLogger("slurm_elastic")
 
 _UNPLANNED = frozenset({Reason.NODE_LOST, Reason.WORKER_FAILED})
-_UNPLANNED_STOP_TIMEOUT = 2.0
+_UNPLANNED_STOP_TIMEOUT = 0.5
 """Seconds for workers whose group is broken: they block in a collective with a peer that is gone, and a Python signal
 handler does not run while they do. What they hold in memory is of no use to anybody any more."""
 
@@ -238,8 +238,6 @@ class SlurmElasticAgent(LocalElasticAgent):
                 return self._give_up(code, f"no leader of run {self._seat.run_id} on {self._seat.leader_host}: {why}")
             case RecordsLost(why):
                 return self._give_up(ExitCode.LEFT, why)
-            case Superseded(why):
-                return self._give_up(ExitCode.FENCED, why)
             case _:
                 pass
         return None

@@ -41,6 +41,8 @@ def worker_environment(
         "SLURM_ELASTIC_ROUND": str(placed.round),
         "SLURM_ELASTIC_REASON": placed.reason.value,
         "SLURM_ELASTIC_NODE": seat.node,
+        "SLURM_ELASTIC_EPOCH": str(placed.epoch),
+        "SLURM_ELASTIC_SCOPE": seat.incarnation,
     }
     if "OMP_NUM_THREADS" in environ:
         environment["OMP_NUM_THREADS"] = environ["OMP_NUM_THREADS"]

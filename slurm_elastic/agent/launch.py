@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
+from slurm_elastic.agent.abandoned import end_abandoned_job
 from slurm_elastic.agent.elastic_agent import AgentOutcome, SlurmElasticAgent
 from slurm_elastic.agent.events import EventLog
 from slurm_elastic.agent.health import Health, Snapshot, health_port
@@ -53,7 +54,8 @@ def launch(settings: AgentSettings, warm: WarmProcess) -> ExitCode:
         UsageError: something that a person has to mend; nothing was started.
         RecordsError: the records of the run cannot be read; nothing was started.
     """
-    scope = incarnation(settings.run_id, settings.restart_count)
+    # A requeued element of an array joins the living run; a requeued allocation reads nothing of its predecessor.
+    scope = incarnation(settings.run_id, 0 if settings.shared else settings.restart_count)
     limit = RendezvousOptions.from_config(settings.launch_config.rdzv_configs).etcd_limit
     told_to_go = record_signals().first
     try:
@@ -139,6 +141,9 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
     events.close()
     if outcome.exit_code is ExitCode.LEFT:
         _requeue(settings)
+    elif coordination.leads and settings.job is not None:
+        # The leader goes last.
+        end_abandoned_job(settings.job, os.environ, Controller(), record_signals().fd, logger.info)
     return outcome.exit_code
 
 
@@ -239,6 +244,7 @@ def _seat(settings: AgentSettings, records: Records) -> Seat:
         run_dir=settings.run_dir,
         records=records,
         restart_count=settings.restart_count,
+        shared=settings.shared,
         agent=settings.agent,
         node=settings.node,
         position=settings.position,

@@ -106,6 +106,8 @@ class AgentSettings:
     """Sent to workers when a planned end of their round is announced; None for none."""
     health: HealthSettings | None
     """The health port; None for none."""
+    shared: bool = False
+    """Whether agents of other jobs may belong to the run too, also of such that start later."""
 
 
 def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSettings:
@@ -150,6 +152,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
         position=job.position if job else 0,
         expected_nodes=() if job and job.shape is Shape.ARRAY else nodes,
         restart_count=restart_count,
+        shared=_is_shared(options, job),
         leader_node=nodes[0],
         ports=ports,
         endpoint_host=host,

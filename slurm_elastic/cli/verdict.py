@@ -15,7 +15,7 @@ from slurm_elastic.cli.agent_scan import Glance, glance
 from slurm_elastic.cli.base import Verb
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
 from slurm_elastic.rundir import RunDir, incarnation
-from slurm_elastic.slurm import Controller, SlurmJob
+from slurm_elastic.slurm import Controller, Shape, SlurmJob
 
 __all__ = ["Verdict"]
 
@@ -54,7 +54,9 @@ def _verdict(status: int, arguments: Sequence[str]) -> int:
     run_dir, job, seen = _run(arguments)
     if run_dir.is_done():
         return ExitCode.FINISHED
-    failure = run_dir.failure(incarnation(run_dir.run_id, job.restart_count if job else 0))
+    shared = seen.run_id is not None or (job is not None and job.shape is Shape.ARRAY)
+    scope = incarnation(run_dir.run_id, job.restart_count if job is not None and not shared else 0)
+    failure = run_dir.failure(scope)
     if failure is not None and status == ExitCode.FAILED:
         _repeat(failure)
     if job is not None and status != ExitCode.FINISHED:

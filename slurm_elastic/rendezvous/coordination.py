@@ -7,6 +7,7 @@ waiting for :attr:`Coordination.fd`, so it never blocks on the network.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import queue
@@ -15,22 +16,15 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from slurm_elastic.errors import SlurmElasticError
-from slurm_elastic.rendezvous.leader import FencedError, Leader
+from slurm_elastic.rendezvous.chair import Chair, Follow
+from slurm_elastic.rendezvous.leader import Leader
 from slurm_elastic.rendezvous.member import LeaderLost, Member, MemberSettings, Word
 from slurm_elastic.rendezvous.membership import Candidate, LeaveReason, Slowest, WorkerFailure
 from slurm_elastic.rendezvous.records import RecordsError
 
-__all__ = ["Coordination", "RecordsLost", "Superseded"]
+__all__ = ["Coordination", "RecordsLost"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Superseded:
-    """This agent led the run, and somebody else does now with a newer epoch."""
-
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +39,25 @@ class Coordination:
 
     Args:
         settings: of the link to the leader.
-        leader: on the agent that leads: what to run, and the listening socket to run it on.
+        listener: bound and listening, where this agent leads if it does.
+        follow: makes the leader that follows another one, if this agent has to be it.
+        leader: the one to begin with, on the agent that leads the first epoch.
         release: ends all waits in other threads that would hold up the end of this one.
     """
 
     def __init__(
         self,
         settings: MemberSettings,
-        leader: tuple[Leader, socket.socket] | None = None,
+        listener: socket.socket,
+        follow: Follow,
+        leader: Leader | None = None,
         release: Callable[[], None] = lambda: None,
     ) -> None:
-        self.leads = leader is not None
         self._settings = settings
-        self._leader = leader
+        self._listener, self._follow, self._leader = listener, follow, leader
         self._release = release
-        self._words: queue.SimpleQueue[Word | RecordsLost | Superseded] = queue.SimpleQueue()
+        self._standby_port: int = listener.getsockname()[1]
+        self._words: queue.SimpleQueue[Word | RecordsLost] = queue.SimpleQueue()
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
         """Readable while words wait; for use in a selector."""
         self.slowest: Callable[[], Slowest | None] = lambda: None
@@ -73,7 +71,7 @@ class Coordination:
         self._thread.start()
         self._ready.wait()
 
-    def next_word(self, timeout: float | None = None) -> Word | RecordsLost | Superseded | None:
+    def next_word(self, timeout: float | None = None) -> Word | RecordsLost | None:
         """The leader's next word, or None if none came within `timeout` seconds (0: do not wait, None: for ever)."""
         try:
             word = self._words.get(block=timeout != 0, timeout=timeout or None)
@@ -82,8 +80,14 @@ class Coordination:
         os.eventfd_read(self.fd)
         return word
 
+    @property
+    def leads(self) -> bool:
+        """Whether this agent leads the run, or did until it stopped."""
+        return self._led if self._stopped else self._chair.leads()
+
     def join(self, candidate: Candidate) -> None:
         """See :meth:`Member.join`."""
+        candidate = dataclasses.replace(candidate, standby_port=self._standby_port)
         self._post(lambda: self._member.join(candidate))
 
     def leaving(self, reason: LeaveReason, seconds: float | None = None) -> None:
@@ -120,7 +124,8 @@ class Coordination:
 
     def rejected(self) -> int:
         """How many records of strangers the leader here has dropped; 0 where none leads."""
-        return sum(self._leader[0].rejected.values()) if self._leader is not None else 0
+        leader = self._chair.leader
+        return sum(leader.rejected.values()) if leader is not None else 0
 
     def stop(self, timeout: float = 5.0) -> None:
         """Let what was said go out; on the leader's agent, let the others go first; then end the thread.
@@ -129,6 +134,7 @@ class Coordination:
         """
         if self._stopped:
             return
+        self._led = self._chair.leads()
         self._stopped = True
         self._post(lambda: self._stopping.set_result(timeout))
         self._thread.join(2 * timeout + 1)
@@ -141,7 +147,7 @@ class Coordination:
         except RuntimeError:
             logger.debug("the coordination thread has ended")
 
-    def _deliver(self, word: Word | RecordsLost | Superseded) -> None:
+    def _deliver(self, word: Word | RecordsLost) -> None:
         # The reader takes the word first and counts down then, so the count has to be there before the word.
         os.eventfd_write(self.fd, 1)
         self._words.put(word)
@@ -152,36 +158,24 @@ class Coordination:
     async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stopping: asyncio.Future[float] = self._loop.create_future()
-        self._member = Member(self._settings, self._deliver, lambda: self.slowest())
-        leading = asyncio.create_task(self._lead()) if self._leader is not None else None
-        await asyncio.sleep(0)
+        chair = self._chair = Chair(self._listener, self._follow, lambda why: self._deliver(LeaderLost(why)))
+        settings = dataclasses.replace(
+            self._settings,
+            own=lambda: chair.endpoint,
+            stand=chair.stand,
+            standing=chair.stands,
+            stand_down=chair.stand_down,
+        )
+        self._member = Member(settings, self._deliver, lambda: self.slowest())
+        await chair.open(self._leader)
         self._ready.set()
         following = asyncio.create_task(self._member.run())
         following.add_done_callback(self._report)
         timeout = await self._stopping
         await self._member.close(timeout)
         following.cancel()
-        if leading is not None and self._leader is not None:
-            told = asyncio.create_task(self._leader[0].everybody_told())
-            await asyncio.wait([told, leading], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            told.cancel()
-            leading.cancel()
-            await asyncio.gather(told, leading, return_exceptions=True)
+        await chair.close(timeout)
         self._release()
-
-    async def _lead(self) -> None:
-        assert self._leader is not None
-        leader, listener = self._leader
-        try:
-            await leader.serve(listener)
-        except FencedError as error:
-            self._deliver(Superseded(str(error)))
-        except SlurmElasticError as error:
-            # Such as a full disk: something for a person to mend, and no fault in here.
-            self._deliver(LeaderLost(str(error)))
-        except Exception as error:
-            logger.exception("the leader failed")
-            self._deliver(LeaderLost(f"it failed: {error}"))
 
     def _report(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:

@@ -22,12 +22,11 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
-    RendezvousStateError,
     RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
 
-from slurm_elastic.rendezvous.coordination import Coordination, RecordsLost, Superseded
+from slurm_elastic.rendezvous.coordination import Coordination, RecordsLost
 from slurm_elastic.rendezvous.journal import describe
 from slurm_elastic.rendezvous.keeping import etcd_wanted, open_records
 from slurm_elastic.rendezvous.member import LeaderLost, Unreachable, Word
@@ -149,7 +148,7 @@ class SlurmRendezvousHandler(RendezvousHandler):
         while (word := self._coordination.next_word(timeout=0)) is not None:
             self._note(word)
 
-    def _note(self, word: Word | RecordsLost | Superseded) -> None:
+    def _note(self, word: Word | RecordsLost) -> None:
         match word:
             case Interrupted():
                 logger.info("round %d ends: %s %s", word.round, word.reason.value, word.node)
@@ -167,8 +166,6 @@ class SlurmRendezvousHandler(RendezvousHandler):
                 self._end = RendezvousConnectionError(f"no leader on {self._seat.leader_host}: {why}")
             case RecordsLost(why):
                 self._end = RendezvousConnectionError(why)
-            case Superseded(why):
-                self._end = RendezvousStateError(why)
             case Waiting():
                 logger.info("waiting as a spare")
             case _:
@@ -207,8 +204,9 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
     restart_count = job.restart_count if job is not None else 0
     options = RendezvousOptions.from_config(params.config)
     etcd = etcd_wanted(params.endpoint, params.config, {**os.environ, **take_private(os.environ)})
+    shared = bool(given) or (job is not None and not is_allocation)
     run_dir = RunDir.for_run(base, run_id).open()
-    records = open_records(run_dir, incarnation(run_id, restart_count), etcd, limit=options.etcd_limit)
+    records = open_records(run_dir, incarnation(run_id, 0 if shared else restart_count), etcd, limit=options.etcd_limit)
     seat = Seat(
         run_id=run_id,
         run_dir=run_dir,
@@ -229,6 +227,7 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
         leader_host=leader if job is not None else "127.0.0.1",
         ports=ports,
         options=options,
+        shared=shared,
     )
     return SlurmRendezvousHandler(seat, connect(seat, _log))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slurm_elastic.rendezvous.membership import (
+    Claim,
     Decision,
     Drop,
     Finish,
@@ -12,6 +13,7 @@ from slurm_elastic.rendezvous.membership import (
     Outcome,
     Publish,
     Reason,
+    Resign,
     Retire,
     Spare,
     StopAt,
@@ -57,6 +59,11 @@ def describe(decision: Decision) -> Entry | None:
             return Entry("node_left", f"{node} left: {leave.value}", {"nodes": [node], "why": leave.value})
         case Spare(_, node):
             return Entry("node_spare", f"{node} waits as a spare", {"nodes": [node]})
+        case Claim(lost):
+            text = "this agent leads the run from here on" + (f", and no more the one on {lost}" if lost else "")
+            return Entry("leader_changed", text, {"nodes": [lost]})
+        case Resign(agents) if agents:
+            return Entry("leader_resigned", "this agent goes, and leads the run no more", {})
         case Finish():
             return _finished(decision)
         case _:

@@ -11,13 +11,17 @@ import logging
 import resource
 import socket
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 
 from slurm_elastic.rendezvous import membership
 from slurm_elastic.rendezvous.beats import Beats
 from slurm_elastic.rendezvous.connection import AcceptedConnection
+from slurm_elastic.rendezvous.enquiries import Enquiries, FencedError
 from slurm_elastic.rendezvous.ledger import Ledger
+from slurm_elastic.rendezvous.link import Endpoint
 from slurm_elastic.rendezvous.membership import (
+    Claim,
+    Claimed,
     Decision,
     Disconnected,
     Drop,
@@ -26,11 +30,12 @@ from slurm_elastic.rendezvous.membership import (
     Heard,
     Hold,
     Interrupt,
-    NodesSeen,
+    Joined,
     Phase,
     Probe,
     Publish,
     Resend,
+    Resign,
     Settings,
     Spare,
     State,
@@ -47,24 +52,24 @@ from slurm_elastic.rendezvous.messages import (
     MessageError,
     Placed,
     Probed,
+    Resigned,
     Stopping,
     Waiting,
     decode_agent_message,
     encode,
 )
 from slurm_elastic.rendezvous.requests import LeaveRequest, LeaveRequested, who_is_meant
+from slurm_elastic.rendezvous.succession import Successor
 
 __all__ = ["FencedError", "Leader"]
 
 logger = logging.getLogger(__name__)
 
 _BEAT = encode(Beat())
+_SUCCESSORS = 8
+"""How many of those that may follow a leader each member is told."""
 _BACKLOG, _AT_ONCE = 4096, 16
 """Connections that may wait to be accepted, and that are accepted together."""
-
-
-class FencedError(Exception):
-    """Somebody else leads this run with a newer epoch."""
 
 
 class Leader:
@@ -78,6 +83,8 @@ class Leader:
         ledger: where rounds are written down before they are published.
         journal: told every decision, after it was carried out.
         nodes_down: asks Slurm which of these nodes are down; called in a thread while nodes are missing.
+        agents_gone: asks Slurm which of these agents are gone; called in a thread while a majority is missing.
+        places: where members of the last round listen.
     """
 
     def __init__(
@@ -89,34 +96,44 @@ class Leader:
         ledger: Ledger,
         journal: Callable[[Decision], None],
         nodes_down: Callable[[Sequence[str]], frozenset[str]] | None = None,
+        agents_gone: Callable[[Sequence[str]], frozenset[str]] | None = None,
+        places: Mapping[str, Endpoint] | None = None,
     ) -> None:
         self.run, self.secret, self.epoch = run, secret, epoch
         self.rejected: Counter[str] = Counter()
         self._settings = settings
         self._ledger = ledger
         self._journal = journal
-        self._nodes_down = nodes_down
+        self._nodes_down, self._agents_gone = nodes_down, agents_gone
+        self._places: dict[str, Endpoint] = dict(places or {})
+        self.claimed = asyncio.Event()
+        """Set once the epoch is this leader's own."""
         self._connections: dict[str, AcceptedConnection] = {}
         self._anonymous: dict[AcceptedConnection, None] = {}
         self._room = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
         self._signs: dict[str, float] = {}
         self._decisions: asyncio.Queue[tuple[State, Decision]] = asyncio.Queue()
         self._timer: asyncio.TimerHandle | None = None
-        self._forming = asyncio.Event()
         self._beats = Beats(settings.heartbeat_limit / 3, settings.tick_interval)
 
     async def serve(self, listener: socket.socket) -> None:
-        """Lead until cancelled.
+        """Lead until cancelled, or until this leader has resigned.
 
         Args:
             listener: bound and listening; closed at the end.
 
         Raises:
-            FencedError: another leader has published a round of this run.
+            FencedError: another agent leads this run.
+            RecordsError: what has to be written down cannot be.
         """
         self._loop = asyncio.get_running_loop()
         self._state = membership.initial_state(self._settings, self._loop.time())
-        self._forming.set()
+        enquiries = self._enquiries = Enquiries(
+            lambda: self._state, self._found_out, self._ledger, self._places, self._nodes_down, self._agents_gone
+        )
+        enquiries.note(self._state)
+        if self._state.claimed:
+            self.claimed.set()
         server = await self._loop.create_server(
             lambda: AcceptedConnection(self, self.secret, self.run, self.epoch), sock=listener, backlog=_AT_ONCE
         )
@@ -125,7 +142,14 @@ class Leader:
         self._schedule()
         try:
             async with server:
-                await _until_first_error(self._carry_out(), self._ask_slurm())
+                # A leader that has nobody to wait for asks for its epoch at once.
+                self._handle(Tick())
+                await _until_first(
+                    self._carry_out(),
+                    enquiries.look_for_members(),
+                    enquiries.look_for_leaders(),
+                    _for_ever(enquiries.ask_about_nodes()),
+                )
         finally:
             if self._timer is not None:
                 self._timer.cancel()
@@ -176,6 +200,9 @@ class Leader:
         except MessageError as error:
             self.reject(connection, str(error))
             return
+        if isinstance(message, Joined):
+            candidate = message.candidate
+            self._places[candidate.agent] = (candidate.address, candidate.standby_port)
         if isinstance(message, LeaveRequest):
             self._pass_on(connection, message)
         elif not isinstance(message, Beat):
@@ -198,13 +225,15 @@ class Leader:
     def _handle(self, event: Event) -> None:
         state, decisions = membership.step(self._state, event, self._loop.time())
         self._state = state
-        if state.phase is Phase.FORMING:
-            self._forming.set()
-        else:
-            self._forming.clear()
+        self._enquiries.note(state)
         for decision in decisions:
             self._decisions.put_nowait((state, decision))
         self._schedule()
+
+    def _found_out(self, event: Event) -> None:
+        # What Slurm or a node says is compared with the newest signs of life.
+        self._take_in_signs()
+        self._handle(event)
 
     def _schedule(self) -> None:
         deadline = membership.next_deadline(self._state)
@@ -228,26 +257,41 @@ class Leader:
     # Carrying out.
 
     async def _carry_out(self) -> None:
-        while True:
+        resigned = False
+        while not resigned:
             state, decision = await self._decisions.get()
-            if isinstance(decision, Publish):
-                claimed = await asyncio.to_thread(self._ledger.claim_round, decision.table)
-                if not claimed:
-                    raise FencedError(f"round {decision.table.round} was published by another leader")
-            elif isinstance(decision, Finish):
-                await asyncio.to_thread(self._ledger.finish, decision)
+            await self._write_down(state, decision)
             self._tell(state, decision)
             self._journal(decision)
             self._decisions.task_done()
+            resigned = isinstance(decision, Resign)
+
+    async def _write_down(self, state: State, decision: Decision) -> None:
+        match decision:
+            case Claim():
+                if not await asyncio.to_thread(self._ledger.claim):
+                    raise FencedError(f"somebody else has taken epoch {self.epoch}")
+                self.claimed.set()
+                self._handle(Claimed())
+            case Publish(table):
+                if not await asyncio.to_thread(self._ledger.claim_round, table):
+                    raise FencedError(f"round {table.round} was published by another leader")
+            case Finish() if state.claimed:
+                if not await asyncio.to_thread(self._ledger.finish, decision):
+                    raise FencedError("somebody else leads with a newer epoch")
+            case _:
+                pass
 
     def _tell(self, state: State, decision: Decision) -> None:
         match decision:
             case Publish(table):
                 for rank, place in enumerate(table.places):
-                    self._send(place.agent, _placed(state, table, rank))
+                    self._send(place.agent, self._placed(state, table, rank))
             case Resend(agent, table):
                 ranks = [place.rank for place in table.places if place.agent == agent]
-                self._send(agent, _placed(state, table, ranks[0]))
+                self._send(agent, self._placed(state, table, ranks[0]))
+            case Resign(agents):
+                self._send_all(agents, Resigned(self._settings.agent))
             case Hold(agents, round_):
                 self._send_all(agents, Holding(round_))
             case StopAt(agents, round_, step, reason, node, seconds, detail):
@@ -275,49 +319,46 @@ class Leader:
     def _send(self, agent: str, message: LeaderMessage) -> None:
         self._send_all((agent,), message)
 
+    def _placed(self, state: State, table: Table, rank: int) -> Placed:
+        place, own = table.places[rank], self._settings.agent
+        # Whoever finds none of these alive reads the others from the records.
+        successors = [
+            Successor(each.agent, each.address, each.standby_port) for each in table.places if each.agent != own
+        ]
+        mine = Successor(place.agent, place.address, place.standby_port)
+        return Placed(
+            attempt=state.agents[place.agent].attempt,
+            place=place,
+            round=table.round,
+            reason=table.reason,
+            nodes=len(table.places),
+            world_size=table.world_size,
+            store_address=table.store_address,
+            store_port=table.store_port,
+            restarts=table.restarts,
+            epoch=self.epoch,
+            leader=own,
+            leader_node=own.split("/")[0],
+            successors=tuple(successors[:_SUCCESSORS])
+            if mine in successors[:_SUCCESSORS] or place.agent == own
+            else (*successors[:_SUCCESSORS], mine),
+        )
+
     def _send_beats(self) -> None:
         # Every agent answers with a sign of its own.
         for agent in self._beats.due(self._connections, self._loop.time()):
             self._connections[agent].send(_BEAT)
 
-    async def _ask_slurm(self) -> None:
-        """While nodes are missing, ask Slurm whether they are down: known dead nodes are not waited for."""
-        expected = self._settings.expected_nodes
-        if self._nodes_down is None or not expected:
-            return
-        while True:
-            await self._forming.wait()
-            await asyncio.sleep(1.0)
-            state = self._state
-            present = {agent.candidate.node for agent in state.agents.values()}
-            missing = [node for node in expected if node not in present and node not in state.gone_nodes]
-            if state.phase is Phase.FORMING and missing:
-                down = await asyncio.to_thread(self._nodes_down, missing)
-                if down:
-                    self._take_in_signs()
-                    self._handle(NodesSeen(down))
-                await asyncio.sleep(4.0)
+
+async def _for_ever(task: Coroutine[None, None, None]) -> None:
+    await task
+    await asyncio.Event().wait()
 
 
-def _placed(state: State, table: Table, rank: int) -> Placed:
-    place = table.places[rank]
-    return Placed(
-        attempt=state.agents[place.agent].attempt,
-        place=place,
-        round=table.round,
-        reason=table.reason,
-        nodes=len(table.places),
-        world_size=table.world_size,
-        store_address=table.store_address,
-        store_port=table.store_port,
-        restarts=table.restarts,
-    )
-
-
-async def _until_first_error(*coroutines: Coroutine[None, None, None]) -> None:
+async def _until_first(*coroutines: Coroutine[None, None, None]) -> None:
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:

@@ -6,20 +6,12 @@ Runs in an asyncio loop. What the leader says that concerns this agent is handed
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
-from slurm_elastic.rendezvous.membership import (
-    Candidate,
-    LeaveReason,
-    Ponged,
-    Slowest,
-    WorkerFailure,
-)
+from slurm_elastic.rendezvous.link import Endpoint, Link
+from slurm_elastic.rendezvous.membership import Candidate, LeaveReason, Ponged, Reason, Slowest, WorkerFailure
 from slurm_elastic.rendezvous.messages import (
     AgentMessage,
     Beat,
@@ -27,24 +19,29 @@ from slurm_elastic.rendezvous.messages import (
     Holding,
     Interrupted,
     LeaderMessage,
-    MessageError,
     Placed,
     Probed,
+    Resigned,
     Stopping,
     Waiting,
-    decode_leader_message,
-    encode,
 )
 from slurm_elastic.rendezvous.participant import Participant
 from slurm_elastic.rendezvous.requests import LeaveRequest, LeaveRequested
+from slurm_elastic.rendezvous.search import Answer, Search
 from slurm_elastic.rendezvous.session import ForeignError, Role, Session, SessionError, VersionError
+from slurm_elastic.rendezvous.succession import FENCE, Successor, patience
 
-__all__ = ["LeaderLost", "LeaderRefusedError", "Member", "MemberSettings", "Unreachable", "Word"]
+__all__ = ["LeaderLost", "LeaderRefusedError", "Member", "MemberSettings", "Unreachable", "Whereabouts", "Word"]
 
 logger = logging.getLogger(__name__)
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 _ATTEMPT_TIMEOUT = 3.0
+_READ_AGAIN = 0.5
+"""Seconds between two looks at the records while no leader is found."""
+_RESTORE = 0.1
+"""Seconds in which a broken link may be restored; as long as a leader waits for it."""
+_UNLED = 10.0
+"""Seconds after which a run that nobody has ever led is led by whoever is there."""
 
 
 class LeaderRefusedError(Exception):
@@ -70,6 +67,21 @@ Word = Placed | Holding | Stopping | Interrupted | LeaveRequested | Waiting | En
 
 
 @dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where a leader may be.
+
+    Attributes:
+        places: in the order in which to try.
+        published: whether a leader has said so, and not just where one is expected.
+        successors: the members of the last round on record, by rank.
+    """
+
+    places: tuple[Endpoint, ...] = ()
+    published: bool = False
+    successors: tuple[Successor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class MemberSettings:
     """How to find and keep the leader.
 
@@ -77,23 +89,33 @@ class MemberSettings:
         run: run id and incarnation.
         secret: the run's secret.
         agent: own identity.
-        locate: says where the leader may be, in the order in which to try; may block, and is asked again while nobody
-            is found. Raises LeaderRefusedError if there will be none.
-        connect_timeout: seconds until the first connection must stand.
-        heartbeat_limit: seconds of silence after which another connection is tried.
-        leader_limit: seconds of silence, or without connection, after which the leader is lost.
-        can_hold: whether there is somebody who answers :class:`~.messages.Holding`; else the link says at once that the
-            workers take no part.
+        locate: says where the leader may be; may block, and is asked again while nobody is found. Raises
+            LeaderRefusedError if there will be none.
+        own: where this very agent leads or stands, None while it does not.
+        addresses: all places that are this very agent.
+        stand: stands up to lead, told which agents are gone for certain, and why the last leader is followed; returns
+            whether that worked. None for an agent that never leads.
+        standing: whether this agent stands without having taken an epoch yet.
+        stand_down: ends that.
+        can_hold: whether the workers here can be asked for a step to stop at.
+        connect_timeout: seconds until a leader must be found.
+        heartbeat_limit: seconds of silence after which the leader gives up an agent.
+        leader_limit: seconds of silence after which the leader is lost.
     """
 
     run: str
     secret: bytes
     agent: str
-    locate: Callable[[], Sequence[tuple[str, int]]]
+    locate: Callable[[], Whereabouts]
+    own: Callable[[], Endpoint | None] = lambda: None
+    addresses: Callable[[], Collection[Endpoint]] = lambda: ()
+    stand: Callable[[frozenset[str], Reason], Awaitable[bool]] | None = None
+    standing: Callable[[], bool] | None = None
+    stand_down: Callable[[], Awaitable[None]] | None = None
+    can_hold: bool = False
     connect_timeout: float = 600.0
     heartbeat_limit: float = 3.0
-    leader_limit: float = 30.0
-    can_hold: bool = False
+    leader_limit: float = 4.25
 
 
 class Member:
@@ -108,25 +130,33 @@ class Member:
         self._settings, self._slowest = settings, slowest
         self._deliver = deliver
         self._participant = Participant(settings.agent)
-        self._link: _Link | None = None
+        self._link: Link | None = None
         self._over = False
+        # What is known of who leads, and who may next.
+        self._epoch = 0
+        self._leader = self._leader_node = ""
+        self._successors: tuple[Successor, ...] = ()
+        self._resigned = False
+        self._left: Endpoint | None = None
+        self._fenced: int | None = None
+        self._stand_again_at = 0.0
+        self._rivals: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Connect and stay connected until the run has ended or :meth:`close` was called."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settings.connect_timeout
-        link = await self._find(deadline, again=False)
+        link = await self._find(again=False)
         while link is not None:
             self._use(link)
             await self._watch(link)
             if self._over:
                 return
-            deadline = loop.time() + self._settings.leader_limit
-            link = await self._find(deadline, again=True)
+            link = await self._find(again=True)
 
     async def close(self, timeout: float) -> None:
         """Send out what was said, then end the connection."""
         self._over = True
+        if self._rivals is not None:
+            self._rivals.cancel()
         if self._link is not None:
             await self._link.finish(timeout)
 
@@ -178,7 +208,7 @@ class Member:
 
     # What the leader says.
 
-    def _heard(self, link: _Link, message: LeaderMessage) -> None:
+    def _heard(self, link: Link, message: LeaderMessage) -> None:
         if link is not self._link:
             return
         match message:
@@ -190,7 +220,13 @@ class Member:
                 placed = self._participant.placed(attempt, round_)
                 if placed is not None:
                     self._participant = placed
+                    self._epoch, self._leader, self._leader_node = message.epoch, message.leader, message.leader_node
+                    self._successors = message.successors
                     self._deliver(message)
+            case Resigned(agent):
+                self._resigned = True
+                self._leader = agent
+                self._left = link.endpoint
             case Holding(round_):
                 if self._participant.holding(round_):
                     if self._settings.can_hold:
@@ -218,159 +254,179 @@ class Member:
 
     # Finding and keeping.
 
-    def _use(self, link: _Link) -> None:
+    def _use(self, link: Link) -> None:
         self._link = link
         self._participant, greeting = self._participant.greet(asyncio.get_running_loop().time())
         for message in greeting:
             link.send(message)
 
-    async def _watch(self, link: _Link) -> None:
-        """Return when this link is broken, after having tried another one beside it if it was merely silent."""
+    def _fence(self, why: str) -> None:
+        """Stop the workers here: the leader gives up this agent about now, and goes on without it."""
+        round_ = self._participant.last_round
+        if self._participant.running and round_ is not None and self._fenced != round_:
+            self._fenced = round_
+            self._deliver(Interrupted(round_, Reason.NODE_LOST, self._leader_node, why))
+
+    async def _watch(self, link: Link) -> None:
+        """Return when this link is broken, or its leader lost.
+
+        While the leader is merely silent another link is tried beside it: either the leader is paused, then this one
+        will go on; or the network was cut, and TCP would take many seconds to notice that it is whole again. The first
+        of two links that answers is kept.
+        """
         loop = asyncio.get_running_loop()
         limit = self._settings.heartbeat_limit
-        patience = min(limit, self._settings.leader_limit)
+        suspicious = limit / 2
         while not link.closed.done():
             # A living leader is heard several times in this time, so an idle agent rarely wakes up for its own clock.
-            await asyncio.wait([link.closed], timeout=max(link.heard_at + patience - loop.time(), patience / 3))
+            await asyncio.wait([link.closed], timeout=max(link.heard_at + suspicious - loop.time(), limit / 20))
             silence = loop.time() - link.heard_at
+            if link.closed.done() or silence < suspicious:
+                continue
             if silence > self._settings.leader_limit:
                 link.abort()
-                self._over = True
-                self._deliver(LeaderLost(f"silent for {silence:.1f} s"))
                 return
-            if silence > limit and not link.closed.done():
-                # Either the leader is paused, then this link will go on; or the network was cut, and TCP would take
-                # many seconds to notice that it is whole again. The first of two links that answers is kept.
-                other = await self._try(link.endpoint)
-                if other is not None:
-                    link.abort()
-                    self._use(other)
-                    link = other
+            if silence >= limit * FENCE:
+                self._fence("the leader is silent")
+            other = await self._try(link.endpoint, limit / 10)
+            if other is not None and not link.closed.done():
+                link.abort()
+                self._use(other)
+                link = other
 
-    async def _find(self, deadline: float, *, again: bool) -> _Link | None:
+    async def _find(self, *, again: bool) -> Link | None:
+        """Look for a leader until there is one, be it this agent; None if there will be none."""
         loop = asyncio.get_running_loop()
-        pause = _FIRST_PAUSE
-        problem = "nobody listens"
+        began = loop.time()
+        deadline = began + self._settings.connect_timeout
+        search = Search(self._attempt)
+        seen = Whereabouts()
+        reading: asyncio.Future[Whereabouts] | None = None
+        read_at = 0.0
+        lost_at = began if self._resigned else None
         while not self._over:
-            try:
-                endpoints = await asyncio.to_thread(self._settings.locate)
-            except LeaderRefusedError as error:
-                self._give_up(Unreachable(str(error), usage=True))
-                return None
-            for endpoint in endpoints:
+            now = loop.time()
+            if reading is None and now >= read_at:
+                reading = asyncio.ensure_future(asyncio.to_thread(self._settings.locate))
+            if reading is not None and not seen.places:
+                # At first there is nothing to do but to read; later on a slow file system holds up nothing.
+                await asyncio.wait([reading], timeout=_RESTORE)
+            if reading is not None and reading.done():
                 try:
-                    return await self._attempt(endpoint)
-                except VersionError as error:
+                    seen = reading.result()
+                except LeaderRefusedError as error:
                     self._give_up(Unreachable(str(error), usage=True))
-                    return None
-                except ConnectionRefusedError:
-                    # Nobody listens where the leader was. That nobody does at another port of the list means nothing.
-                    if again and self._link is not None and endpoint == self._link.endpoint:
-                        self._give_up(LeaderLost("its process has ended"))
-                        return None
-                except ForeignError as error:
-                    problem = f"{endpoint[0]}:{endpoint[1]} is {error}"
-                except (OSError, SessionError, asyncio.TimeoutError) as error:
-                    problem = f"{endpoint[0]}:{endpoint[1]}: {error or 'no answer'}"
-            if loop.time() > deadline:
-                self._give_up(LeaderLost(problem) if again else Unreachable(problem))
-                return None
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+                    break
+                reading, read_at = None, now + _READ_AGAIN
+            old = self._link.endpoint if again and self._link is not None else None
+            if again and now >= began + _RESTORE:
+                self._fence("the link to the leader is broken")
+            order = self._successors or seen.successors
+            ended = {place for place, answer in search.answers.items() if answer is Answer.ENDED}
+            idle = {place for place, answer in search.answers.items() if answer is Answer.IDLE}
+            if lost_at is None:
+                lost_at = self._lost_at(again, began, old, seen, ended | idle)
+            try:
+                link = await search.look(self._places(old, seen, order, lost_at is not None or now > began + _RESTORE))
+            except VersionError as error:
+                self._give_up(Unreachable(str(error), usage=True))
+                break
+            if link is not None:
+                await search.close()
+                self._resigned = False
+                return link
+            gone = {each.agent for each in order if (each.address, each.port) in ended}
+            names = [each.agent for each in order]
+            if lost_at is not None and now >= lost_at + patience(names, self._settings.agent, gone):
+                if old in ended or self._resigned:
+                    gone.add(self._leader)
+                await self._stand(frozenset(gone), now)
+            if now > deadline:
+                self._give_up(LeaderLost(search.problem) if again else Unreachable(search.problem))
+        await search.close()
         return None
+
+    def _lost_at(
+        self, again: bool, began: float, old: Endpoint | None, seen: Whereabouts, ended: Collection[Endpoint]
+    ) -> float | None:
+        """Since when it is certain that there is no leader where there was one; None as long as it is not."""
+        now = asyncio.get_running_loop().time()
+        if again and self._link is not None:
+            silent = now > self._link.heard_at + self._settings.leader_limit
+            return now if old in ended or silent else None
+        if not seen.published:
+            return now if self._settings.stand is not None and now > began + _UNLED else None
+        gone = all(place in ended for place in seen.places)
+        return now if gone or now > began + self._settings.leader_limit else None
+
+    def _places(
+        self, old: Endpoint | None, seen: Whereabouts, order: Sequence[Successor], lost: bool
+    ) -> list[Endpoint]:
+        own = self._settings.own()
+        if own is not None:
+            return [own]
+        places = [place for place in seen.places if place != self._left]
+        if old is not None and old != self._left:
+            places.insert(0, old)
+        if lost:
+            places += [(each.address, each.port) for each in order if each.agent != self._settings.agent]
+        return places
+
+    async def _stand(self, gone: frozenset[str], now: float) -> None:
+        stand = self._settings.stand
+        if stand is None or now < self._stand_again_at:
+            return
+        self._stand_again_at = now + 1.0
+        reason = Reason.NODE_LEFT if self._resigned else Reason.NODE_LOST
+        if await stand(gone, reason):
+            self._rivals = asyncio.create_task(self._look_for_rivals())
+
+    async def _look_for_rivals(self) -> None:
+        """While this agent stands without an epoch of its own, find out whether somebody else leads, or should."""
+        search = Search(self._attempt)
+        try:
+            while (standing := self._settings.standing) is not None and standing():
+                seen = await asyncio.to_thread(self._settings.locate)
+                order = self._successors or seen.successors
+                names = [each.agent for each in order]
+                own = self._settings.agent
+                ahead = order[: names.index(own)] if own in names else order
+                places = [*seen.places, *((each.address, each.port) for each in ahead)]
+                until = asyncio.get_running_loop().time() + _READ_AGAIN
+                while standing() and asyncio.get_running_loop().time() < until:
+                    others = {self._left, *self._settings.addresses()}
+                    link = await search.look(place for place in places if place not in others)
+                    if link is not None:
+                        link.abort()
+                        if self._settings.stand_down is not None and standing():
+                            await self._settings.stand_down()
+                        return
+        except (SessionError, LeaderRefusedError):
+            logger.debug("looking for another leader ended", exc_info=True)
+        finally:
+            await search.close()
 
     def _give_up(self, word: LeaderLost | Unreachable) -> None:
         self._over = True
         self._deliver(word)
 
-    async def _try(self, endpoint: tuple[str, int]) -> _Link | None:
+    async def _try(self, endpoint: Endpoint, timeout: float) -> Link | None:
         try:
-            return await self._attempt(endpoint)
+            return await asyncio.wait_for(self._attempt(endpoint), timeout)
         except (OSError, SessionError, asyncio.TimeoutError):
             return None
 
-    async def _attempt(self, endpoint: tuple[str, int]) -> _Link:
+    async def _attempt(self, endpoint: Endpoint) -> Link:
         loop = asyncio.get_running_loop()
         session = Session(Role.AGENT, self._settings.secret, self._settings.run, agent=self._settings.agent)
         host, port = endpoint
-        link = _Link(endpoint, session, self._heard)
-        await asyncio.wait_for(loop.create_connection(lambda: link, host, port), _ATTEMPT_TIMEOUT)
+        link = Link(endpoint, session, self._heard)
         try:
+            await asyncio.wait_for(loop.create_connection(lambda: link, host, port), _ATTEMPT_TIMEOUT)
             await asyncio.wait_for(asyncio.shield(link.established), _ATTEMPT_TIMEOUT)
+            if link.epoch < self._epoch:
+                raise ForeignError("a leader that has been followed by another")
         except BaseException:
             link.abort()
             raise
         return link
-
-
-class _Link(asyncio.Protocol):
-    """One connection to what should be the leader."""
-
-    def __init__(
-        self, endpoint: tuple[str, int], session: Session, heard: Callable[[_Link, LeaderMessage], None]
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        self.endpoint = endpoint
-        self.heard_at = loop.time()
-        self.established: asyncio.Future[None] = loop.create_future()
-        self.closed: asyncio.Future[None] = loop.create_future()
-        self._session = session
-        self._heard = heard
-        self._loop = loop
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
-        self._transport = cast(asyncio.Transport, transport)
-        stream = transport.get_extra_info("socket")
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._transport.write(self._session.start())
-
-    def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
-        self.heard_at = self._loop.time()
-        try:
-            messages, answer = self._session.receive(data)
-        except SessionError as error:
-            self._fail(error)
-            self._transport.abort()
-            return
-        if answer:
-            self._transport.write(answer)
-        if self._session.established and not self.established.done():
-            self.established.set_result(None)
-        for content in messages:
-            self._receive(content)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
-        self._fail(ForeignError("something that closes the connection"))
-        if not self.closed.done():
-            self.closed.set_result(None)
-
-    def send(self, message: AgentMessage) -> None:
-        """Send one message, if the connection still stands."""
-        if not self._transport.is_closing():
-            self._transport.write(self._session.seal(encode(message)))
-
-    def abort(self) -> None:
-        """End the connection at once."""
-        with contextlib.suppress(AttributeError):
-            self._transport.abort()
-
-    async def finish(self, timeout: float) -> None:
-        """Send out what is buffered and end the connection."""
-        self._transport.close()
-        await asyncio.wait([self.closed], timeout=timeout)
-
-    def _receive(self, content: dict[str, Any]) -> None:
-        try:
-            message = decode_leader_message(content)
-        except MessageError as error:
-            logger.warning("dropped %s", error)
-            return
-        self._heard(self, message)
-
-    def _fail(self, error: SessionError) -> None:
-        if not self.established.done():
-            self.established.set_exception(error)
-            self.established.exception()  # asked for once, so that an attempt given up leaves no warning behind

@@ -29,6 +29,7 @@ from slurm_elastic.rendezvous.membership import (
     WorkerFailure,
 )
 from slurm_elastic.rendezvous.requests import LeaveAnswer, LeaveRequest, LeaveRequested
+from slurm_elastic.rendezvous.succession import Successor
 
 __all__ = [
     "AgentMessage",
@@ -40,6 +41,7 @@ __all__ = [
     "MessageError",
     "Placed",
     "Probed",
+    "Resigned",
     "Stopping",
     "Waiting",
     "decode_agent_message",
@@ -59,7 +61,11 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A place in a round: all that an agent needs to start its workers. Fields as in Place and Table."""
+    """A place in a round: all that an agent needs to start its workers, and to find or be the next leader.
+
+    Fields as in Place and Table, and beside them the leader's epoch, its agent and node, and the first of those that
+    may follow it.
+    """
 
     attempt: int
     place: Place
@@ -70,6 +76,10 @@ class Placed:
     store_address: str
     store_port: int
     restarts: int
+    epoch: int = 0
+    leader: str = ""
+    leader_node: str = ""
+    successors: tuple[Successor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +127,13 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
+class Resigned:
+    """This agent led until now, and goes; nobody has workers. Somebody else has to lead."""
+
+    agent: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The run has ended for everybody."""
 
@@ -129,7 +146,17 @@ AgentMessage = (
     Beat | Connected | Joined | Ponged | Leaving | Held | Left | WorkerFailed | Finished | Closed | LeaveRequest
 )
 LeaderMessage = (
-    Beat | Placed | Holding | Stopping | Interrupted | Probed | Waiting | Ended | LeaveRequested | LeaveAnswer
+    Beat
+    | Placed
+    | Holding
+    | Stopping
+    | Interrupted
+    | Probed
+    | Waiting
+    | Resigned
+    | Ended
+    | LeaveRequested
+    | LeaveAnswer
 )
 
 _AGENT_KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(AgentMessage)}

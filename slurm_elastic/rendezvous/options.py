@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.etcd.credentials import OPTIONS as ETCD_OPTIONS
+from slurm_elastic.rendezvous.succession import default_leader_limit
 
 __all__ = ["RendezvousOptions"]
 
@@ -26,7 +27,7 @@ class RendezvousOptions:
         last_call_timeout: how long to wait for nodes whose fate is unknown once the minimum is there.
         heartbeat_limit: silence after which an agent is lost; torch's keep_alive_interval times
             keep_alive_max_attempt sets it, too.
-        leader_limit: silence after which the leader is lost.
+        leader_limit: silence after which the leader is lost, at least the default that follows from heartbeat_limit.
         leave_margin: how long before its deadline the workers of a leaving agent are stopped by force, if they have not
             stopped at an agreed step by then.
         min_round_time: a round is not ended for new nodes before it has lasted so long.
@@ -36,7 +37,7 @@ class RendezvousOptions:
     join_timeout: float = 600.0
     last_call_timeout: float = 30.0
     heartbeat_limit: float = 3.0
-    leader_limit: float = 30.0
+    leader_limit: float = default_leader_limit(3.0)
     leave_margin: float = 5.0
     min_round_time: float = 0.0
     etcd_limit: float = 600.0
@@ -56,6 +57,12 @@ class RendezvousOptions:
         interval, attempts = (values.pop(name, default) for name, default in zip(_KEEP_ALIVE, (1.0, 3.0), strict=True))
         if any(name in config for name in _KEEP_ALIVE):
             values.setdefault("heartbeat_limit", interval * attempts)
+        least = default_leader_limit(values.get("heartbeat_limit", 3.0))
+        if values.setdefault("leader_limit", least) < least:
+            raise UsageError(
+                f"--rdzv-conf: leader_limit={values['leader_limit']:g} is too short: a leader that is cut off needs "
+                f"{least:g} s to notice and to stop its workers; give at least that, or a shorter heartbeat_limit"
+            )
         return cls(**values)
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_elastic.errors import UsageError
+from slurm_elastic.rendezvous.chair import PatienceError
 from slurm_elastic.rendezvous.coordination import Coordination
 from slurm_elastic.rendezvous.leader import Leader
-from slurm_elastic.rendezvous.ledger import Ledger
-from slurm_elastic.rendezvous.member import LeaderRefusedError, MemberSettings
+from slurm_elastic.rendezvous.ledger import Ledger, read_last_round
+from slurm_elastic.rendezvous.link import Endpoint
+from slurm_elastic.rendezvous.member import LeaderRefusedError, MemberSettings, Whereabouts
 from slurm_elastic.rendezvous.membership import Candidate, Decision, Reason, Settings
+from slurm_elastic.rendezvous.missing import agents_gone
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records import Records, RecordsError
+from slurm_elastic.rendezvous.succession import Successor
 from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import Controller, NodeState, ports_exhausted
 
@@ -42,6 +46,8 @@ class Seat:
         leader_host: where the leader is expected, until the records tell.
         ports: of the leader, in the order to try.
         options: times.
+        shared: whether jobs that start at different times belong to the run, such as elements of an array: then one
+            that was requeued joins the living run.
     """
 
     run_id: str
@@ -62,11 +68,12 @@ class Seat:
     leader_host: str
     ports: tuple[int, ...]
     options: RendezvousOptions
+    shared: bool = False
 
     @property
     def incarnation(self) -> str:
         """Name of this incarnation of the run; agents of another one are strangers."""
-        return incarnation(self.run_id, self.restart_count)
+        return incarnation(self.run_id, 0 if self.shared else self.restart_count)
 
     def candidate(self, store_port: int) -> Candidate:
         """What this agent says of itself when it joins."""
@@ -97,21 +104,24 @@ def connect(seat: Seat, journal: Callable[[Decision], None], *, can_hold: bool =
         RecordsError: the records of the run cannot be used.
     """
     secret = seat.run_dir.secret()
-    leader = _lead(seat, secret, journal) if seat.may_lead else None
-    # The leader's own link takes the loopback: it must stand whatever the network does.
-    own = [(_LOOPBACK, leader[1].getsockname()[1])] if leader is not None else None
+    founder = seat.may_lead and seat.records.newest_epoch() is None
+    listener = _listen(seat, founder=founder)
+    tried: set[int] = set()
     coordination = Coordination(
         MemberSettings(
             run=seat.incarnation,
             secret=secret,
             agent=seat.agent,
-            locate=lambda: own or _whereabouts(seat),
+            locate=lambda: _whereabouts(seat),
+            addresses=lambda: ((seat.address, listener.getsockname()[1]), (_LOOPBACK, listener.getsockname()[1])),
             connect_timeout=seat.options.join_timeout,
             heartbeat_limit=seat.options.heartbeat_limit,
             leader_limit=seat.options.leader_limit,
             can_hold=can_hold,
         ),
-        leader,
+        listener,
+        lambda gone, reason: _follow(seat, secret, listener, journal, gone, reason, tried),
+        _found(seat, secret, listener, journal) if founder else None,
         seat.records.stop_waiting,
     )
     seat.records.on_loss(coordination.records_lost)
@@ -119,41 +129,83 @@ def connect(seat: Seat, journal: Callable[[Decision], None], *, can_hold: bool =
     return coordination
 
 
-def _whereabouts(seat: Seat) -> list[tuple[str, int]]:
+def _whereabouts(seat: Seat) -> Whereabouts:
+    successors: tuple[Successor, ...] = ()
     with contextlib.suppress(RecordsError, ValueError, KeyError, TypeError):
         endpoint = seat.records.endpoint()
+        if endpoint is not None and "refusal" in endpoint:
+            raise LeaderRefusedError(str(endpoint["refusal"]))
         if endpoint is not None:
-            if "refusal" in endpoint:
-                raise LeaderRefusedError(str(endpoint["refusal"]))
-            return [(str(endpoint["address"]), int(endpoint["port"]))]
-    return [(seat.leader_host, port) for port in seat.ports]
+            place = (str(endpoint["address"]), int(endpoint["port"]))
+            last = read_last_round(seat.records, seat.incarnation)
+            successors = last.successors if last is not None else ()
+            return Whereabouts((place,), published=True, successors=successors)
+    return Whereabouts(tuple((seat.leader_host, port) for port in seat.ports))
 
 
-def _lead(seat: Seat, secret: bytes, journal: Callable[[Decision], None]) -> tuple[Leader, socket.socket] | None:
-    if seat.records.newest_epoch() is not None:
+def _found(seat: Seat, secret: bytes, listener: socket.socket, journal: Callable[[Decision], None]) -> Leader | None:
+    """The leader of the first epoch, if nobody else is."""
+    last = seat.records.last_round()
+    ledger = _ledger(seat, listener, 1, last)
+    if not ledger.claim():
         return None
-    try:
-        listener = _listen(seat)
-    except UsageError as error:
-        if seat.expected_nodes:
-            # The others of the allocation expect the leader here and nowhere else, and would wait for it in vain.
-            seat.records.publish_endpoint({"refusal": str(error)})
-        raise
-    epoch = 1
-    if not seat.records.claim_epoch(epoch, {"agent": seat.agent}):
-        listener.close()
-        return None
-    endpoint = {"address": seat.address, "port": listener.getsockname()[1], "epoch": epoch, "agent": seat.agent}
-    seat.records.publish_endpoint(endpoint)
-    options, controller = seat.options, Controller()
-    last_round = seat.records.last_round()
-    settings = Settings(
+    settings = dataclasses.replace(
+        _settings(seat),
+        expected_nodes=seat.expected_nodes,
+        first_round=0 if last is None else last + 1,
+        first_reason=Reason.REQUEUED if seat.restart_count else Reason.START,
+    )
+    return _leader(seat, secret, 1, settings, ledger, journal, {})
+
+
+def _follow(
+    seat: Seat,
+    secret: bytes,
+    listener: socket.socket,
+    journal: Callable[[Decision], None],
+    gone: frozenset[str],
+    reason: Reason,
+    tried: set[int],
+) -> Leader:
+    """The leader that follows the last one, without an epoch of its own yet."""
+    newest = seat.records.newest_epoch() or 0
+    published = seat.records.endpoint()
+    if published is not None and newest != published.get("epoch") and newest not in tried:
+        # Somebody has just claimed it, and says in a moment where it is; unless it has died in between.
+        tried.add(newest)
+        raise PatienceError
+    before = seat.records.epoch(newest) if newest else None
+    last = read_last_round(seat.records, seat.incarnation)
+    base = last.base if last is not None else None
+    lost = str(before["agent"]) if before is not None else ""
+    survives = base is not None and seat.agent in base.members
+    if base is None:
+        reason = Reason.REQUEUED if seat.restart_count else Reason.START
+    settings = dataclasses.replace(
+        _settings(seat),
+        # Nobody is waited for but members of the last round; in the very first, the nodes that were there.
+        expected_nodes=seat.expected_nodes if base is None else (),
+        first_round=0 if last is None else last.round + 1,
+        first_reason=reason,
+        first_node=lost.split("/")[0] if base is not None else "",
+        # Whoever finds nobody left of a run begins it anew.
+        first_restarts=last.restarts if last is not None and survives else 0,
+        base=base,
+        gone=gone,
+        claimed=False,
+    )
+    places = {each.agent: (each.address, each.port) for each in (last.successors if last is not None else ())}
+    ledger = _ledger(seat, listener, newest + 1, last.round if last is not None else None)
+    return _leader(seat, secret, newest + 1, settings, ledger, journal, places)
+
+
+def _settings(seat: Seat) -> Settings:
+    options = seat.options
+    return Settings(
         min_nodes=seat.min_nodes,
         max_nodes=seat.max_nodes,
         max_restarts=seat.max_restarts,
-        expected_nodes=seat.expected_nodes,
-        first_round=0 if last_round is None else last_round + 1,
-        first_reason=Reason.REQUEUED if seat.restart_count else Reason.START,
+        agent=seat.agent,
         join_timeout=options.join_timeout,
         last_call_timeout=options.last_call_timeout,
         heartbeat_limit=options.heartbeat_limit,
@@ -161,18 +213,45 @@ def _lead(seat: Seat, secret: bytes, journal: Callable[[Decision], None]) -> tup
         min_round_time=options.min_round_time,
     )
 
+
+def _ledger(seat: Seat, listener: socket.socket, epoch: int, last: int | None) -> Ledger:
+    endpoint = {"address": seat.address, "port": listener.getsockname()[1], "epoch": epoch, "agent": seat.agent}
+    return Ledger(seat.records, seat.incarnation, epoch, endpoint, last)
+
+
+def _leader(
+    seat: Seat,
+    secret: bytes,
+    epoch: int,
+    settings: Settings,
+    ledger: Ledger,
+    journal: Callable[[Decision], None],
+    places: Mapping[str, Endpoint],
+) -> Leader:
+    controller = Controller()
+
     def nodes_down(nodes: Sequence[str]) -> frozenset[str]:
         states = controller.node_states(nodes)
         return frozenset(node for node, state in states.items() if state is NodeState.DOWN)
 
-    ledger = Ledger(seat.records, epoch)
-    return Leader(seat.incarnation, secret, epoch, settings, ledger, journal, nodes_down), listener
+    def gone(agents: Sequence[str]) -> frozenset[str]:
+        return agents_gone(agents, controller)
+
+    return Leader(seat.incarnation, secret, epoch, settings, ledger, journal, nodes_down, gone, places)
 
 
-def _listen(seat: Seat) -> socket.socket:
+def _listen(seat: Seat, *, founder: bool) -> socket.socket:
+    """Listen on one of the run's ports; for an agent that may never lead any other will do as well.
+
+    Raises:
+        UsageError: no port is free, for the leader that others expect here.
+    """
     alone = seat.expected_nodes == (seat.node,) and seat.leader_host == _LOOPBACK
     dual = not alone and socket.has_dualstack_ipv6()
-    for port in seat.ports:
+    # A port that nobody had before: whoever listens where a lost agent did would be taken for it. Unless a person has
+    # chosen one.
+    others = (*seat.ports, 0) if len(seat.ports) == 1 else (0,)
+    for port in seat.ports if founder else others:
         try:
             return socket.create_server(
                 (_LOOPBACK if alone else "", port),
@@ -182,4 +261,8 @@ def _listen(seat: Seat) -> socket.socket:
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
-    raise ports_exhausted(seat.node, seat.ports)
+    refusal = ports_exhausted(seat.node, seat.ports)
+    if seat.expected_nodes:
+        # The others of the allocation expect the leader here and nowhere else, and would wait for it in vain.
+        seat.records.publish_endpoint({"refusal": str(refusal)})
+    raise refusal

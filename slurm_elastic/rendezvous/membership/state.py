@@ -77,6 +77,7 @@ class Candidate:
         role: torch's role name.
         address: host name or address at which other nodes reach it.
         store_port: port that is bound already, on which the workers' store listens if this agent becomes rank 0.
+        standby_port: port on which this agent listens, and on which it leads if it has to; 0 if it never does.
     """
 
     agent: str
@@ -86,6 +87,7 @@ class Candidate:
     role: str
     address: str
     store_port: int
+    standby_port: int = 0
 
     @property
     def order(self) -> tuple[object, ...]:

@@ -22,6 +22,7 @@ class Place:
         rank: rank of the agent (torch: group rank).
         base_rank: global rank of its first worker.
         role_base_rank, role_world_size: the same within its role.
+        address, standby_port: where the agent listens when it stands to lead.
         local_world_size: number of its workers.
     """
 
@@ -33,6 +34,8 @@ class Place:
     role: str
     role_base_rank: int
     role_world_size: int
+    address: str = ""
+    standby_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,8 @@ def build_table(round_: int, reason: Reason, candidates: Iterable[Candidate], ma
                 role=candidate.role,
                 role_base_rank=role_base[candidate.role],
                 role_world_size=role_world[candidate.role],
+                address=candidate.address,
+                standby_port=candidate.standby_port,
             )
         )
         base_rank += candidate.local_world_size

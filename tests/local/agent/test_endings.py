@@ -108,19 +108,21 @@ def test_an_agent_of_another_protocol_is_2_with_one_line(allocate: Allocate) -> 
     assert member.wait() == 2
     lines = [line for line in member.err.splitlines() if "protocol" in line]
     assert len(lines) == 1
-    assert "speaks protocol 1, 0.0.1 here speaks 0; install the same version on all nodes" in lines[0]
+    assert "speaks protocol 2, 0.0.1 here speaks 0; install the same version on all nodes" in lines[0]
     leader.expect("slurm_elastic 0.0.1 there speaks protocol 0")
 
 
-def test_a_leader_that_somebody_has_superseded_is_76_and_the_others_75(allocate: Allocate) -> None:
+def test_a_leader_that_somebody_has_superseded_lets_go_and_the_run_trains_on(allocate: Allocate) -> None:
     nodes = allocate(2)
     agents = nodes.start_all("--max-restarts=1")
     nodes.seen(0)
-    (nodes.run_dir / "rounds" / "000001.json").write_text("{}")
+    # Somebody took the next epoch, and is gone.
+    (nodes.run_dir / "epochs" / "7.0" / "000002.json").write_text('{"agent": "127.0.0.9/7.0/9"}')
     nodes.touch("fail.0.0", "1")
-    assert [agent.wait() for agent in agents] == [76, 75]
-    assert "error: 127.0.0.1 ends: round 1 was published by another leader" in agents[0].err
-    assert not nodes.processes()
+    assert nodes.nodes_of(1) == ["127.0.0.1", "127.0.0.2"]
+    assert "leads no more" in agents[0].err
+    nodes.touch("finish")
+    assert [agent.wait() for agent in agents] == [0, 0]
 
 
 def test_too_few_nodes_fail(allocate: Allocate) -> None:

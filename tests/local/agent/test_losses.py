@@ -57,11 +57,11 @@ def test_a_silent_member_is_given_up_and_joins_again_when_it_goes_on(allocate: A
 
 def test_a_paused_leader_loses_nobody(allocate: Allocate) -> None:
     nodes = allocate(3)
-    agents = nodes.start_all("--rdzv-conf=heartbeat_limit=1")
+    agents = nodes.start_all("--rdzv-conf=heartbeat_limit=6")
     nodes.seen(0)
     members = [_sockets(agent.pid) for agent in agents[1:]]
     agents[0].signal(signal.SIGSTOP)
-    # The members miss it: each tries another connection beside its own after the heartbeat limit.
+    # The members miss it: each tries another connection beside its own after half of the heartbeat limit.
     eventually(lambda: all(_sockets(agent.pid) - old for agent, old in zip(agents[1:], members, strict=True)))
     agents[0].signal(signal.SIGCONT)
     nodes.touch("finish")
@@ -70,26 +70,61 @@ def test_a_paused_leader_loses_nobody(allocate: Allocate) -> None:
     assert {event["event"] for event in nodes.events()} == {"round_formed", "run_ended"}
 
 
-def test_a_leader_paused_beyond_the_patience_of_members_is_lost_to_them(allocate: Allocate) -> None:
-    nodes = allocate(2)
-    leader, member = nodes.start_all("--rdzv-conf=heartbeat_limit=1,leader_limit=2")
-    nodes.seen(0)
-    leader.signal(signal.SIGSTOP)
-    assert member.wait() == 75
-    assert "the leader on 127.0.0.1 is lost: silent for " in member.err
-
-
-def test_a_killed_leader_ends_the_others_cleanly(allocate: Allocate) -> None:
+def test_a_leader_paused_for_long_is_followed_and_joins_its_successor_when_it_goes_on(allocate: Allocate) -> None:
     nodes = allocate(3)
-    agents = nodes.start_all("--nnodes=1:2")
+    agents = nodes.start_all(QUICK)
+    seen = nodes.seen(0)
+    agents[0].signal(signal.SIGSTOP)
+    assert nodes.nodes_of(1) == ["127.0.0.2", "127.0.0.3"]
+    env = nodes.seen(1)[0]["env"]
+    assert (env["SLURM_ELASTIC_REASON"], env["SLURM_ELASTIC_EPOCH"]) == ("node_lost", "2")
+    agents[0].signal(signal.SIGCONT)
+    assert nodes.nodes_of(2) == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    assert not Path(f"/proc/{seen[0]['pid']}").exists()
+    nodes.touch("finish")
+    assert [agent.wait() for agent in agents] == [0, 0, 0]
+
+
+def test_of_two_the_one_that_does_not_lead_waits_for_the_other(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    leader, member = nodes.start_all(QUICK)
+    seen = nodes.seen(0)
+    leader.signal(signal.SIGSTOP)
+    # It cannot know whether the other side trains, and stops.
+    eventually(lambda: not Path(f"/proc/{seen[1]['pid']}").exists())
+    assert member.running()
+    assert nodes.rounds() == 1
+    leader.signal(signal.SIGCONT)
+    assert nodes.nodes_of(1) == ["127.0.0.1", "127.0.0.2"]
+    nodes.touch("finish")
+    assert [leader.wait(), member.wait()] == [0, 0]
+
+
+def test_killed_leaders_are_followed_until_one_agent_is_left(allocate: Allocate) -> None:
+    nodes = allocate(3)
+    agents = nodes.start_all()
     nodes.seen(0)
-    # Any of them may be the spare.
-    eventually(lambda: "waits as a spare" in nodes.story())
     agents[0].kill()
-    for agent in agents[1:]:
-        assert agent.wait() == 75
-        assert agent.err.count("the leader on 127.0.0.1 is lost: its process has ended") == 1
+    assert nodes.nodes_of(1) == ["127.0.0.2", "127.0.0.3"]
+    agents[1].kill()
+    assert nodes.nodes_of(2) == ["127.0.0.3"]
+    nodes.touch("finish")
+    assert agents[2].wait() == 0
     eventually(lambda: not nodes.processes(), lambda: str(nodes.processes()))
+    changes = [event["nodes"] for event in nodes.events() if event["event"] == "leader_changed"]
+    assert changes == [["127.0.0.1"], ["127.0.0.2"]]
+
+
+def test_a_leader_that_is_told_to_go_hands_over(allocate: Allocate) -> None:
+    nodes = allocate(3)
+    agents = nodes.start_all()
+    nodes.seen(0)
+    agents[0].signal(signal.SIGTERM)
+    assert nodes.nodes_of(1) == ["127.0.0.2", "127.0.0.3"]
+    assert nodes.seen(1)[0]["env"]["SLURM_ELASTIC_REASON"] == "node_left"
+    assert agents[0].wait() == 75
+    nodes.touch("finish")
+    assert [agent.wait() for agent in agents[1:]] == [0, 0]
 
 
 def test_two_runs_with_one_id_on_the_same_machine(tmp_path: Path) -> None:

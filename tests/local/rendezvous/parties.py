@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from slurm_elastic.rendezvous.coordination import Coordination, Superseded
+from slurm_elastic.rendezvous.coordination import Coordination
 from slurm_elastic.rendezvous.member import Word
 from slurm_elastic.rendezvous.membership import Decision, Reason, WorkerFailure
 from slurm_elastic.rendezvous.messages import Interrupted, Placed
@@ -20,7 +20,7 @@ from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import port_sequence
 from tests.local.agents import PATIENCE
 
-_Word = TypeVar("_Word", bound=Word | Superseded)
+_Word = TypeVar("_Word", bound=Word)
 
 
 class Party:
@@ -43,6 +43,10 @@ class Party:
 
     def silent(self) -> bool:
         return self.link.next_word(timeout=0) is None
+
+    def die(self) -> None:
+        """End as a killed process does: nobody is told, and nobody listens any more."""
+        self.link.stop(timeout=0)
 
     def fail(self, exit_code: int = 1) -> WorkerFailure:
         failure = WorkerFailure(self.seat.agent, self.seat.node, self.seat.position, exit_code)

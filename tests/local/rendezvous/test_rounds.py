@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.rendezvous.coordination import Superseded
 from slurm_elastic.rendezvous.leader import Leader
 from slurm_elastic.rendezvous.ledger import Ledger
 from slurm_elastic.rendezvous.member import LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import Drop, Finish, LeaveReason, Outcome, Publish, Reason
-from slurm_elastic.rendezvous.messages import Ended, Waiting
+from slurm_elastic.rendezvous.messages import Ended, Placed, Waiting
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from tests.local.agents import eventually
 from tests.local.rendezvous.parties import Run, form, interrupted, placed
@@ -219,12 +218,15 @@ def test_a_requeued_job_is_a_run_of_its_own_that_counts_rounds_on(start_run: Sta
     assert new.silent()
 
 
-def test_a_leader_whose_round_was_published_by_another_is_superseded(start_run: StartRun) -> None:
+def test_a_leader_whose_round_was_published_by_another_begins_anew_with_an_epoch_of_its_own(
+    start_run: StartRun,
+) -> None:
     run = start_run()
     leader = run.party(0)
     assert run.run_dir.claim_round(0, b"{}")
     leader.join()
-    assert "round 0 was published by another leader" in leader.hear(Superseded).why
+    place = leader.hear(Placed)
+    assert (place.round, place.epoch) == (1, 2)
 
 
 def test_a_leader_that_cannot_write_a_round_down_publishes_none(
@@ -282,9 +284,9 @@ def test_a_leader_that_stops_first_tells_the_end_however_slow_the_disk(
 ) -> None:
     finish = Ledger.finish
 
-    def slowly(self: Ledger, decision: Finish) -> None:
+    def slowly(self: Ledger, decision: Finish) -> bool:
         time.sleep(0.2)
-        finish(self, decision)
+        return finish(self, decision)
 
     monkeypatch.setattr(Ledger, "finish", slowly)
     run = start_run()

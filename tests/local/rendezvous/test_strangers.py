@@ -15,7 +15,7 @@ import pytest
 from slurm_elastic.rendezvous import session
 from slurm_elastic.rendezvous.coordination import Coordination
 from slurm_elastic.rendezvous.leader import Leader
-from slurm_elastic.rendezvous.member import MemberSettings, Unreachable
+from slurm_elastic.rendezvous.member import MemberSettings, Unreachable, Whereabouts
 from slurm_elastic.rendezvous.membership import Finished, Reason
 from slurm_elastic.rendezvous.messages import encode
 from slurm_elastic.rendezvous.session import Role, Session
@@ -124,9 +124,11 @@ def test_records_of_another_run_are_dropped(
             run="run.0",
             secret=other.run_dir.secret(),
             agent="node2/7.0/1",
-            locate=lambda: [("127.0.0.1", port)],
+            locate=lambda: Whereabouts((("127.0.0.1", port),), published=True),
             connect_timeout=0.2,
-        )
+        ),
+        socket.create_server(("127.0.0.1", 0)),
+        lambda gone, reason: pytest.fail("it stands up to lead"),
     )
     misled.start()
     misled.join(party.seat.candidate(1))

@@ -185,6 +185,7 @@ def test_an_array_element_expects_nobody_and_has_the_ports_of_all() -> None:
         position=0,
         expected_nodes=(),
         restart_count=4,
+        shared=True,
         leader_node="n5",
         ports=ports("10"),
         launch_config=launch_config(

@@ -31,6 +31,7 @@ from slurm_elastic.rendezvous.messages import (
     MessageError,
     Placed,
     Probed,
+    Resigned,
     Stopping,
     Waiting,
     decode_agent_message,
@@ -38,6 +39,7 @@ from slurm_elastic.rendezvous.messages import (
     encode,
 )
 from slurm_elastic.rendezvous.requests import LeaveAnswer, LeaveRequest, LeaveRequested
+from slurm_elastic.rendezvous.succession import Successor
 
 A = "node1/7.0/42"
 CANDIDATE = Candidate(A, "node1", 0, 4, "default", "node1", 30000)
@@ -65,11 +67,18 @@ FROM_AGENTS: list[AgentMessage] = [
 FROM_LEADERS: list[LeaderMessage] = [
     Beat(),
     Placed(2, Place(A, "node1", 0, 4, 0, "default", 0, 8), 3, Reason.NODE_LOST, 2, 8, "node1", 30000, 1),
+    Placed(
+        2,
+        Place(A, "node1", 0, 4, 0, "default", 0, 8, "10.0.0.1", 31000),
+        *(3, Reason.NODE_LOST, 2, 8, "node1", 30000, 1, 2, A, "node1"),
+        (Successor("node2/7.0/43", "10.0.0.2", 31001),),
+    ),
     Holding(3),
     Stopping(3, 17, Reason.NODE_LEFT, "node1", "preempted", 25.0),
     Stopping(3, 17, Reason.NODE_JOINED, "node1, node2", "", None),
     Interrupted(3, Reason.WORKER_FAILED, "node1", "rank 3: exit code 1"),
     Probed(7),
+    Resigned(A),
     Waiting(),
     LeaveRequested(LeaveReason.CANCELLED, 4.5, "cancelled"),
     LeaveAnswer(("node1",), ("node7",)),

@@ -7,7 +7,7 @@ from slurm_elastic.rendezvous.options import RendezvousOptions
 
 
 def test_defaults() -> None:
-    assert RendezvousOptions.from_config({}) == RendezvousOptions(600.0, 30.0, 3.0, 30.0, 5.0, 0.0)
+    assert RendezvousOptions.from_config({}) == RendezvousOptions(600.0, 30.0, 3.0, 4.25, 5.0, 0.0)
 
 
 def test_torch_launch_configuration_adds_a_timeout_that_means_nothing() -> None:
@@ -30,6 +30,12 @@ def test_values_come_as_text_or_numbers() -> None:
 )
 def test_torch_names_set_the_heartbeat_limit(config: dict[str, object], limit: float) -> None:
     assert RendezvousOptions.from_config(config).heartbeat_limit == limit
+
+
+def test_the_leader_is_lost_to_members_after_it_has_noticed_that_it_lost_them() -> None:
+    assert RendezvousOptions.from_config({"heartbeat_limit": "12"}).leader_limit == 14.75
+    with pytest.raises(UsageError, match=r"leader_limit=14 is too short: .* give at least that, or a shorter"):
+        RendezvousOptions.from_config({"heartbeat_limit": "12", "leader_limit": "14"})
 
 
 @pytest.mark.parametrize("key", ["close_timeout", "read_timeout", "join_timout"])

@@ -1,0 +1,74 @@
+"""A job whose batch script is gone with the first node: its last agent ends it.
+
+Slurm lets such a job run on, and with its last task gone it still does, with nothing in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections.abc import Callable, Mapping
+
+from slurm_elastic.slurm import Context, Controller, NodeState, SlurmJob
+
+__all__ = ["end_abandoned_job"]
+
+_CONNECT_TIMEOUT = 2.0
+_AGAIN = 5.0
+_TURNS = 120
+"""How often to ask: ten minutes, twice Slurm's own default of SlurmdTimeout."""
+
+
+def end_abandoned_job(
+    job: SlurmJob,
+    environ: Mapping[str, str],
+    controller: Controller,
+    signalled: int,
+    say: Callable[[str], None],
+) -> None:
+    """End the job if nobody else will; to be called by the last of its agents, when the run has ended.
+
+    What became of the run is on record; Slurm will call the job cancelled.
+
+    srun tells its tasks where it listens (SLURM_SRUN_COMM_HOST, SLURM_SRUN_COMM_PORT). As long as it does, it ends with
+    the last task, and the batch script after it. If nobody listens there, it has ended; if there is no answer at all,
+    Slurm is asked for the node until it knows.
+
+    Args:
+        job: of this agent.
+        environ: of this agent.
+        controller: to ask.
+        signalled: a descriptor that is readable once a signal came: then Slurm ends the job by itself.
+        say: takes one line for people.
+    """
+    if job.context is not Context.STEP or job.node == job.job_nodes[0]:
+        return
+    for _ in range(_TURNS):
+        alive = _listens(environ)
+        if alive is None:
+            state = controller.node_states((job.job_nodes[0],))[job.job_nodes[0]]
+            alive = False if state is NodeState.DOWN else None
+        if alive:
+            return
+        if alive is False:
+            say(f"the batch script of job {job.name} is gone with {job.job_nodes[0]}: this agent ends the job")
+            controller.cancel(job.name)
+            return
+        with contextlib.suppress(OSError):
+            if select.select([signalled], [], [], _AGAIN)[0]:
+                return
+
+
+def _listens(environ: Mapping[str, str]) -> bool | None:
+    """Whether this step's srun is there; None if nobody can tell."""
+    host, port = environ.get("SLURM_SRUN_COMM_HOST"), environ.get("SLURM_SRUN_COMM_PORT", "")
+    if not host or not port.isdigit():
+        return None
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return None
+    return True

@@ -1,0 +1,109 @@
+"""One connection from an agent to what should be the leader."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any, cast
+
+from slurm_elastic.rendezvous.messages import (
+    AgentMessage,
+    LeaderMessage,
+    MessageError,
+    decode_leader_message,
+    encode,
+)
+from slurm_elastic.rendezvous.session import ForeignError, Session, SessionError
+
+__all__ = ["ClosedError", "Endpoint", "Link"]
+
+logger = logging.getLogger(__name__)
+
+
+class ClosedError(ForeignError):
+    """The other side closed the connection without a word, as an agent does that leads nobody."""
+
+
+Endpoint = tuple[str, int]
+"""Address and port."""
+
+
+class Link(asyncio.Protocol):
+    """One connection to what should be the leader."""
+
+    def __init__(
+        self, endpoint: tuple[str, int], session: Session, heard: Callable[[Link, LeaderMessage], None]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.endpoint = endpoint
+        self.heard_at = loop.time()
+        self.established: asyncio.Future[None] = loop.create_future()
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self._session = session
+        self._heard = heard
+        self._loop = loop
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the other side leads in, or would; known once established."""
+        return self._session.epoch
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._transport = cast(asyncio.Transport, transport)
+        stream = transport.get_extra_info("socket")
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._transport.write(self._session.start())
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        self.heard_at = self._loop.time()
+        try:
+            messages, answer = self._session.receive(data)
+        except SessionError as error:
+            self._fail(error)
+            self._transport.abort()
+            return
+        if answer:
+            self._transport.write(answer)
+        if self._session.established and not self.established.done():
+            self.established.set_result(None)
+        for content in messages:
+            self._receive(content)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._fail(ClosedError("something that closes the connection"))
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def send(self, message: AgentMessage) -> None:
+        """Send one message, if the connection still stands."""
+        if not self._transport.is_closing():
+            self._transport.write(self._session.seal(encode(message)))
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        with contextlib.suppress(AttributeError):
+            self._transport.abort()
+
+    async def finish(self, timeout: float) -> None:
+        """Send out what is buffered and end the connection."""
+        self._transport.close()
+        await asyncio.wait([self.closed], timeout=timeout)
+
+    def _receive(self, content: dict[str, Any]) -> None:
+        try:
+            message = decode_leader_message(content)
+        except MessageError as error:
+            logger.warning("dropped %s", error)
+            return
+        self._heard(self, message)
+
+    def _fail(self, error: SessionError) -> None:
+        if not self.established.done():
+            self.established.set_exception(error)
+            self.established.exception()  # asked for once, so that an attempt given up leaves no warning behind

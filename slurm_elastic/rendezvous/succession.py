@@ -1,0 +1,56 @@
+"""Who stands up to lead when the leader is lost, and when: pure, so that the simulation runs the agents' own rules.
+
+Standing up is harmless. Whoever does collects joins, and may claim the next epoch only with a majority of the last
+round (:mod:`~slurm_elastic.rendezvous.membership.quorum`). The rules here only make it likely that just one stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+__all__ = ["FENCE", "Successor", "default_leader_limit", "patience"]
+
+FENCE = 5 / 6
+"""Of the heartbeat limit: after so much silence of its leader an agent stops its workers. The leader gives it up after
+the whole limit, when they have stopped."""
+
+_STOP = 0.75
+"""Seconds in which a leader that has lost its majority notices that and stops its own workers; see UNPLANNED_STOP."""
+
+_TURN, _FIRST_TURN = 0.25, 1.0
+"""Seconds by which a later successor waits longer than the one before, and that the second waits for the first."""
+_STRANGER = 2.0
+"""Seconds that an agent waits which was no member of the last round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Successor:
+    """A member of the last round, and where it listens when it stands."""
+
+    agent: str
+    address: str
+    port: int
+
+
+def default_leader_limit(heartbeat_limit: float) -> float:
+    """Seconds of silence after which a leader is lost to its members.
+
+    Longer than the leader takes to find out that it has no majority any more (the heartbeat limit, and the sixth part
+    of it between two looks at its clock) and to stop its own workers.
+    """
+    return heartbeat_limit * 7 / 6 + _STOP
+
+
+def patience(order: Sequence[str], own: str, ended: Collection[str]) -> float:
+    """How long an agent looks for a new leader, from the moment it knows that the old one is lost, before it stands.
+
+    Args:
+        order: the members of the last round, the first to stand first; empty if nobody knows.
+        own: this agent.
+        ended: agents whose process is known to have ended.
+    """
+    if own not in order:
+        return _STRANGER if order else 0.0
+    ahead = sum(name not in ended for name in order[: order.index(own)])
+    return _FIRST_TURN + _TURN * ahead if ahead else 0.0

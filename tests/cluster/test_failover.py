@@ -1,0 +1,78 @@
+"""The node of the leader is lost: the first node of an allocation, the next one, that of an array's first element."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cluster.jobs import CHECKOUT, Job, on
+from tests.cluster.test_node_loss import assert_nothing_is_lost, assert_one_group_at_a_time, formed
+
+
+def gap(job: Job, round_number: int) -> float:
+    """Seconds without a step between a round and the one before."""
+    last = max(entry["monotonic"] for entry in job.steps(round_number - 1))
+    return min(entry["monotonic"] for entry in job.steps(round_number)) - last
+
+
+def test_the_first_node_is_killed_and_then_the_new_leaders(jobs):
+    job = jobs.submit("--nodes=4", "elastic.sbatch", "train.py")
+    job.wait_for_steps(0, ["n1", "n2", "n3", "n4"])
+
+    # The batch script and srun go with it, and nobody reads any more what agents and workers print.
+    jobs.cluster.kill("n1")
+    job.wait_for_steps(1, ["n2", "n3", "n4"])
+    jobs.cluster.kill("n2")
+    job.wait_for_steps(2, ["n3", "n4"])
+    job.say_enough()
+
+    # Slurm would let the job run on with nothing in it.
+    job.wait_for("CANCELLED")
+    assert json.loads((job.run_dir / "done.json").read_text())["outcome"] == "succeeded"
+    assert formed(job) == [
+        (["n1", "n2", "n3", "n4"], "start", 0),
+        (["n2", "n3", "n4"], "node_lost", 0),
+        (["n3", "n4"], "node_lost", 0),
+    ]
+    assert [round_["epoch"] for round_ in job.rounds()] == [1, 2, 3]
+    assert_one_group_at_a_time(job.steps())
+    assert_nothing_is_lost(job.steps())
+    print(f"seconds without a step: {gap(job, 1):.2f}, {gap(job, 2):.2f}")
+
+
+def test_the_leader_is_cut_off_and_joins_its_successor_when_healed(jobs):
+    job = jobs.submit(*on("n1", "n2", "n3"), "elastic.sbatch", "train.py")
+    job.wait_for_steps(0, ["n1", "n2", "n3"])
+
+    jobs.cluster.cut("n1")
+
+    job.wait_for_steps(1, ["n2", "n3"])
+    jobs.cluster.heal("n1")
+    job.wait_for_steps(2, ["n1", "n2", "n3"])
+    job.say_enough()
+    job.wait_for("COMPLETED")
+    assert [(nodes, reason) for nodes, reason, _ in formed(job)] == [
+        (["n1", "n2", "n3"], "start"),
+        (["n2", "n3"], "node_lost"),
+        (["n1", "n2", "n3"], "node_joined"),
+    ]
+    assert_one_group_at_a_time(job.steps())
+
+
+def test_the_first_element_of_an_array_loses_its_node(jobs):
+    jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
+    job = jobs.submit("--array=0-2", "array.sbatch", "--nnodes=2:3", "train.py")
+    job.wait_until("not all train", lambda: any(len(round_["places"]) == 3 for round_ in job.rounds()))
+    before = job.rounds()[-1]
+    leader = str(before["leader"]).split("/")[0]
+    others = [place["node"] for place in before["places"] if place["node"] != leader]
+    job.wait_for_steps(before["round"], [place["node"] for place in before["places"]])
+
+    jobs.cluster.kill(leader)
+
+    job.wait_for_steps(before["round"] + 1, others)
+    assert job.rounds()[-1]["epoch"] == before["epoch"] + 1
+    # Slurm starts the element again on another node, and it joins the living run.
+    job.wait_until("the element does not come back", lambda: len(job.rounds()[-1]["places"]) == 3, timeout=120.0)
+    job.say_enough()
+    jobs.wait_until_all_ended()
+    assert_one_group_at_a_time(job.steps())

@@ -1,0 +1,125 @@
+"""Leaders that end, resign or are cut off, and who follows them: agents in one process that talk by real sockets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from slurm_elastic.rendezvous.membership import Claim, LeaveReason, Reason
+from slurm_elastic.rendezvous.messages import Interrupted, Placed
+from tests.local.agents import eventually
+from tests.local.rendezvous.parties import Party, Run, form
+
+StartRun = Callable[..., Run]
+
+
+def places_after(parties: list[Party]) -> list[Placed]:
+    """All stop and join as agents do when they are told to, until each has a place."""
+    places: dict[str, Placed] = {}
+
+    def all_placed() -> bool:
+        for party in parties:
+            while (word := party.link.next_word(timeout=0)) is not None:
+                if isinstance(word, Placed):
+                    places[party.seat.agent] = word
+                elif isinstance(word, Interrupted):
+                    places.pop(party.seat.agent, None)
+                    party.join()
+                else:
+                    pytest.fail(f"{party.seat.node} heard {word}")
+        return len({place.round for place in places.values()}) == 1 and len(places) == len(parties)
+
+    eventually(all_placed, lambda: str(places))
+    return [places[party.seat.agent] for party in parties]
+
+
+def test_the_next_in_line_follows_a_leader_that_has_ended(start_run: StartRun) -> None:
+    run = start_run()
+    parties = run.all_of(4)
+    before = form(parties)
+    assert {place.epoch for place in before} == {1}
+    parties[0].die()
+
+    began = time.monotonic()
+    for party in parties[1:]:
+        assert party.hear(Interrupted).reason is Reason.NODE_LOST
+        party.join()
+    places = places_after(parties[1:])
+    assert time.monotonic() - began < 2.0
+    assert {(place.round, place.epoch, place.nodes, place.reason) for place in places} == {(1, 2, 3, Reason.NODE_LOST)}
+    assert [place.place.rank for place in places] == [0, 1, 2]
+    assert [party.link.leads for party in parties[1:]] == [True, False, False]
+    assert [each for each in parties[1].decisions if isinstance(each, Claim)] == [Claim("node1")]
+
+
+def test_leaders_fall_one_after_the_other_until_one_agent_is_left(start_run: StartRun) -> None:
+    run = start_run()
+    parties = run.all_of(4)
+    form(parties)
+    for number in range(3):
+        parties[number].die()
+        rest = parties[number + 1 :]
+        places = places_after(rest)
+        assert {(place.round, place.epoch, place.nodes) for place in places} == {(number + 1, number + 2, len(rest))}
+
+
+def test_a_leader_that_leaves_hands_over(start_run: StartRun) -> None:
+    run = start_run()
+    parties = run.all_of(3)
+    form(parties)
+    parties[0].link.leaving(LeaveReason.PREEMPTED)
+    for party in parties[1:]:
+        assert party.hear(Interrupted).reason is Reason.NODE_LEFT
+        party.join()
+    parties[0].link.left(LeaveReason.PREEMPTED)
+    began = time.monotonic()
+    places = [party.hear(Placed) for party in parties[1:]]
+    assert time.monotonic() - began < 1.0
+    assert {(place.round, place.epoch, place.nodes, place.reason) for place in places} == {(1, 2, 2, Reason.NODE_LEFT)}
+
+
+def test_an_agent_that_comes_later_finds_the_new_leader(start_run: StartRun) -> None:
+    run = start_run()
+    parties = run.all_of(3)
+    form(parties)
+    parties[0].die()
+    places_after(parties[1:])
+    late = run.party(0)
+    late.join()
+    for party in parties[1:]:
+        assert party.hear(Interrupted).reason is Reason.NODE_JOINED
+        party.join()
+    places = [late.hear(Placed), *(party.hear(Placed) for party in parties[1:])]
+    assert {(place.round, place.nodes, place.epoch) for place in places} == {(2, 3, 2)}
+
+
+def test_a_run_whose_agents_have_all_ended_is_begun_again_by_whoever_comes(start_run: StartRun) -> None:
+    run = start_run()
+    parties = run.all_of(2)
+    form(parties)
+    for party in parties:
+        party.die()
+    again = [run.party(0), run.party(1)]
+    for party in again:
+        party.join()
+    places = places_after(again)
+    eventually(lambda: sum(party.link.leads for party in again) == 1)
+    # Both may have stood up, and one of them in vain.
+    assert len({place.epoch for place in places}) == 1
+    assert {place.nodes for place in places} == {2}
+
+
+def test_a_leader_that_was_followed_joins_the_new_one(start_run: StartRun) -> None:
+    run = start_run()
+    parties = run.all_of(3)
+    form(parties)
+    # As if it had slept through it: another one has the next epoch, and waits for the others.
+    assert run.seat.records.claim_epoch(2, {"agent": "node9/7.0/9"})
+    # The leader finds out when it has to form another round.
+    parties[2].link.leaving(LeaveReason.DRAINED)
+    parties[2].link.left(LeaveReason.DRAINED)
+    parties[2].link.stop(timeout=1)
+    places = places_after(parties[:2])
+    assert {(place.epoch, place.nodes) for place in places} == {(3, 2)}

@@ -1,0 +1,132 @@
+"""Connections between agents on a network that can fall apart, and the records that all of them reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from slurm_elastic.rendezvous.records import Record
+
+if TYPE_CHECKING:
+    from tests.simulation.succession.party import Party
+    from tests.simulation.succession.world import World
+
+__all__ = ["Closed", "Records", "Wire"]
+
+
+class Closed:
+    """Comes last over a wire: the other end has closed it, or its process has ended."""
+
+
+class Wire:
+    """One connection from a member to a leader. Nothing overtakes; what cannot be carried now is carried later.
+
+    Its ends are named: an agent that leads is a member of its own, with both ends in one process.
+    """
+
+    def __init__(self, world: World, member: Party, leader: Party, epoch: int) -> None:
+        self.world, self.member, self.leader, self.epoch = world, member, leader, epoch
+        self.served_by = leader.leading
+        self._closed = {"up": False, "down": False}
+        self._held: dict[str, list[object]] = {"up": [], "down": []}
+        self._last = {"up": 0.0, "down": 0.0}
+
+    def send_up(self, message: object) -> None:
+        """From the member to the leader."""
+        if not self._closed["up"]:
+            self._carry("up", message)
+
+    def send_down(self, message: object) -> None:
+        """From the leader to the member."""
+        if not self._closed["down"]:
+            self._carry("down", message)
+
+    def close_by_member(self, *, told: bool = True) -> None:
+        """The member closes its end; the leader hears of it when the network lets it, or never."""
+        self._close("up", told)
+
+    def close_by_leader(self, *, told: bool = True) -> None:
+        """The same the other way."""
+        self._close("down", told)
+
+    def carry_on(self) -> None:
+        """Deliver what was held back, as far as that is possible now."""
+        for way, held in self._held.items():
+            waiting, held[:] = held[:], []
+            for message in waiting:
+                self._carry(way, message)
+
+    def _close(self, way: str, told: bool) -> None:
+        if not self._closed[way]:
+            self._closed[way] = True
+            if told:
+                self._carry(way, Closed())
+
+    def _carry(self, way: str, message: object) -> None:
+        self._last[way] = max(self._last[way], self.world.now + self.world.delay())
+        self.world.at(self._last[way], self._arrive, way, message)
+
+    def _arrive(self, way: str, message: object) -> None:
+        receiver = self.leader if way == "up" else self.member
+        if not receiver.alive or self._closed["down" if way == "up" else "up"]:
+            return
+        if receiver.paused or not self.world.connected(self.member, self.leader) or self._held[way]:
+            self._held[way].append(message)
+        elif way == "up":
+            receiver.hear_member(self, message)
+        else:
+            receiver.hear_leader(self, message)
+
+
+class Records:
+    """The records of one scope, each operation atomic: what the run directory and etcd promise."""
+
+    def __init__(self) -> None:
+        self.epochs: dict[int, Record] = {}
+        self.rounds: dict[int, Record] = {}
+        self.published: Record | None = None
+
+    def newest_epoch(self) -> int | None:
+        return max(self.epochs, default=None)
+
+    def claim_epoch(self, number: int, record: Record) -> bool:
+        return self.epochs.setdefault(number, record) is record
+
+    def epoch(self, number: int) -> Record | None:
+        return self.epochs.get(number)
+
+    def publish_endpoint(self, record: Record) -> None:
+        self.published = record
+
+    def endpoint(self) -> Record | None:
+        return self.published
+
+    def claim_round(self, number: int, record: Record) -> bool:
+        return self.rounds.setdefault(number, record) is record
+
+    def last_round(self) -> int | None:
+        return max(self.rounds, default=None)
+
+    def round(self, number: int) -> Record | None:
+        return self.rounds.get(number)
+
+    def mark_done(self, record: Record) -> bool:
+        raise NotImplementedError
+
+    def is_done(self) -> bool:
+        return False
+
+    def publish_failure(self, record: Record) -> None:
+        raise NotImplementedError
+
+    def failure(self) -> Record | None:
+        return None
+
+    def on_loss(self, tell: Callable[[Any], None]) -> None:
+        pass
+
+    def stop_waiting(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

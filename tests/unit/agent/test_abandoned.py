@@ -1,0 +1,82 @@
+"""Who ends a job whose batch script is gone."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from slurm_elastic.agent.abandoned import end_abandoned_job
+from slurm_elastic.slurm import Controller, NodeState, SlurmJob
+
+
+class Asked(Controller):
+    """Knows one node's state, and notes what it is told to do."""
+
+    def __init__(self, state: NodeState) -> None:
+        super().__init__()
+        self.state, self.cancelled = state, list[str]()
+
+    def node_states(self, names: object) -> dict[str, NodeState]:
+        return {"n1": self.state}
+
+    def cancel(self, job_id: str) -> bool:
+        self.cancelled.append(job_id)
+        return True
+
+
+@pytest.fixture
+def signalled() -> Iterator[int]:
+    """A descriptor that says that a signal came, so that nobody waits."""
+    reading, writing = os.pipe()
+    os.write(writing, b"!")
+    yield reading
+    os.close(reading)
+    os.close(writing)
+
+
+def job(rank: int) -> SlurmJob:
+    found = SlurmJob.from_environment(
+        {
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NODELIST": "n[1-2]",
+            "SLURM_STEP_ID": "0",
+            "SLURM_STEP_NODELIST": "n[1-2]",
+            "SLURM_NODEID": str(rank),
+            "SLURMD_NODENAME": f"n{rank + 1}",
+        }
+    )
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def srun() -> Iterator[tuple[dict[str, str], socket.socket]]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        yield {"SLURM_SRUN_COMM_HOST": "127.0.0.1", "SLURM_SRUN_COMM_PORT": str(port)}, listener
+
+
+def ended(environ: dict[str, str], signalled: int, state: NodeState, *, rank: int = 1) -> bool:
+    controller = Asked(state)
+    end_abandoned_job(job(rank), environ, controller, signalled, lambda line: None)
+    return controller.cancelled == ["7"]
+
+
+def test_a_job_with_its_srun_ends_by_itself(srun: tuple[dict[str, str], socket.socket], signalled: int) -> None:
+    assert not ended(srun[0], signalled, NodeState.DOWN)
+
+
+def test_a_job_without_its_srun_is_ended(srun: tuple[dict[str, str], socket.socket], signalled: int) -> None:
+    environ, listener = srun
+    listener.close()
+    assert ended(environ, signalled, NodeState.UP)
+    # The agent of the first node is srun's neighbour.
+    assert not ended(environ, signalled, NodeState.UP, rank=0)
+
+
+@pytest.mark.parametrize(("state", "expected"), [(NodeState.DOWN, True), (NodeState.UNKNOWN, False)])
+def test_without_an_answer_slurm_decides(signalled: int, state: NodeState, *, expected: bool) -> None:
+    assert ended({}, signalled, state) is expected

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from slurm_elastic.rendezvous.membership import Settings
+from slurm_elastic.rendezvous.succession import FENCE, default_leader_limit, patience
+
+ORDER = ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("own", "ended", "seconds"),
+    [
+        ("a", (), 0.0),
+        # The others wait for those ahead of them, unless these have ended.
+        ("b", (), 1.25),
+        ("b", ("a",), 0.0),
+        ("c", (), 1.5),
+        ("c", ("b",), 1.25),
+        ("c", ("a", "b"), 0.0),
+        # Whoever was no member waits longest.
+        ("x", ("a", "b", "c"), 2.0),
+    ],
+)
+def test_how_long_an_agent_looks_for_another_leader_before_it_stands(
+    own: str, ended: tuple[str, ...], seconds: float
+) -> None:
+    assert patience(ORDER, own, ended) == seconds
+
+
+def test_nobody_is_waited_for_where_nobody_was() -> None:
+    assert patience((), "x", ()) == 0.0
+
+
+@pytest.mark.parametrize("limit", [1.0, 3.0, 30.0])
+def test_the_times_follow_each_other(limit: float) -> None:
+    stop, tick = 0.5, Settings(min_nodes=1, max_nodes=1, heartbeat_limit=limit).tick_interval
+    # A member has no workers any more when its leader gives it up, and a leader none when its members give it up.
+    assert limit * FENCE < limit
+    assert limit + tick + stop < default_leader_limit(limit)
