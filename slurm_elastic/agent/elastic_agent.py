@@ -331,14 +331,14 @@ class SlurmElasticAgent(LocalElasticAgent):
         result = self._monitor_workers(self._worker_group)
         if result.state is WorkerState.SUCCEEDED and (self._agreement.stopped() or self._signalled):
             return self._stopped_as_agreed()
+        if result.state is not WorkerState.HEALTHY and self._departure is not None:
+            # Whoever told this agent to go may have told its workers, too: that they end is no failure, and no success.
+            self._stop_for_departure()
+            return None
         if result.state is WorkerState.SUCCEEDED:
             logger.debug("the workers of %s have ended well; it waits for the others", self._seat.node)
             self._coordination.finished()
             self._reporter.enter(Stage.DONE)
-        elif result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY) and self._departure is not None:
-            # Whoever told this agent to go may have told its workers, too.
-            self._stop_for_departure()
-            return None
         elif result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
             self._coordination.worker_failed(self._first_failure(result))
             self._reporter.enter(Stage.FAILED)
@@ -347,8 +347,6 @@ class SlurmElasticAgent(LocalElasticAgent):
         self._worker_group.state = result.state
         self._result = result
         self._doing = _Doing.DONE
-        if self._departure is not None:
-            self._stop_for_departure()
         return None
 
     def _first_failure(self, result: RunResult) -> WorkerFailure:

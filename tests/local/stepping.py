@@ -3,7 +3,8 @@
 ``steps.<rank>`` gets a line for every step: round, step, rank, monotonic time. Ranks wait for each other after every
 step by files, as in a collective. A step takes the seconds in the file ``pace``.
 
-Arguments: ``silent`` makes the ranks take no part; ``on-signal`` makes them save and end well on SIGUSR1 instead.
+Arguments: ``silent`` makes the ranks take no part; ``on-signal`` makes them save and end well on SIGUSR1 instead;
+``on-term`` makes them end well on SIGTERM.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ def save(step: int) -> None:
 def main() -> int:
     if "on-signal" in sys.argv:
         signal.signal(signal.SIGUSR1, lambda number, frame: told.append(number))
+    if "on-term" in sys.argv:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     asks = not {"silent", "on-signal"} & set(sys.argv)
     if asks:
         from slurm_elastic import trainer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -130,6 +131,19 @@ def test_workers_that_end_well_on_a_signal_have_not_finished_the_run(allocate: A
     assert "the run succeeded" not in nodes.story()
     nodes.touch("finish")
     assert agents[0].wait() == 0
+
+
+def test_workers_that_slurm_itself_signals_have_not_finished_the_run(allocate: Allocate) -> None:
+    nodes = allocate(1)
+    (agent,) = training(nodes, words=("on-term",))
+    nodes.touch("pace", "300")
+    time.sleep(0.5)  # into a step that takes five minutes
+    agent.signal(signal.SIGTERM)
+    agent.expect("leaving round 0")
+    for pid in nodes.processes("stepping.py"):
+        os.kill(pid, signal.SIGTERM)
+    assert agent.wait() == 75
+    assert not (nodes.run_dir / "done.json").exists()
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "9", "usr"])
