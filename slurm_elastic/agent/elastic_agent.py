@@ -36,7 +36,7 @@ from slurm_elastic.agent.health import Reporter, Stage
 from slurm_elastic.agent.inquiry import Inquiry
 from slurm_elastic.agent.notices import Notices
 from slurm_elastic.agent.places import place_of, slowest, survivors, watched
-from slurm_elastic.agent.reasons import leave_reason, wish_of
+from slurm_elastic.agent.reasons import concerns_job, leave_reason, wish_of
 from slurm_elastic.agent.root_cause import BY_WATCHDOG, last_words
 from slurm_elastic.agent.warm import StartInterruptedError
 from slurm_elastic.agent.watchdog import Watchdog
@@ -460,7 +460,7 @@ class SlurmElasticAgent(LocalElasticAgent):
                 logger.info("%s leaves: %s", self._seat.node, finding)
                 reason, detail = leave_reason(finding.cause), str(finding)
                 self._leave(reason, finding.seconds, detail)
-                if self._inquiry.asks:
+                if self._inquiry.asks and concerns_job(finding.cause):
                     self._coordination.request_leave(job_of(self._seat.agent), reason, finding.seconds, detail)
 
     def _heed_request(self, request: LeaveRequested) -> None:

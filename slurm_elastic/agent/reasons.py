@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_elastic.rendezvous.membership import LeaveReason
 from slurm_elastic.slurm import Cause
 
-__all__ = ["leave_reason", "wish_of"]
+__all__ = ["concerns_job", "leave_reason", "wish_of"]
 
 _REASONS = {
     Cause.PREEMPTED: LeaveReason.PREEMPTED,
@@ -20,12 +20,18 @@ _REASONS = {
     # What a SIGTERM that nobody explains means most of the time.
     Cause.UNKNOWN: LeaveReason.PREEMPTED,
 }
+_OWN = frozenset({Cause.SIGNALLED, Cause.DRAINED, Cause.UNKNOWN})
 _WISHES = {LeaveReason.DRAINED: Cause.DRAINED, LeaveReason.REQUEUED: Cause.REQUEUE_WANTED}
 
 
 def leave_reason(cause: Cause) -> LeaveReason:
     """Why an agent leaves that was signalled for this cause."""
     return _REASONS[cause]
+
+
+def concerns_job(cause: Cause) -> bool:
+    """Whether all agents of the job have to go, and not only the one that was signalled."""
+    return cause not in _OWN
 
 
 def wish_of(reason: LeaveReason) -> Cause | None:
