@@ -66,6 +66,7 @@ class Cabinet:
         self._written: dict[str, bytes] = {}
         self._foreign: set[str] = set()
         self._lost: Callable[[RecordsError], None] = lambda error: None
+        self._leads: Callable[[], bool] = lambda: True
         ttl = int(min(LEASE_SECONDS, max(5.0, limit)))
         self._lease = self._ask(lambda etcd: etcd.shared_lease(prefix, ttl))
         self._interval = ttl / _LOOKS_PER_LEASE
@@ -130,10 +131,15 @@ class Cabinet:
         """Tell about members of etcd that are lost; one agent of the run does."""
         self._client.quiet = False
 
-    def forget(self) -> None:
-        """Leave what was written so far to others, who lead now."""
+    def begin(self, leads: Callable[[], bool]) -> None:
+        """Leave what was written so far to others, and look after what is written from now on.
+
+        Args:
+            leads: asked before lost records are written again; False: somebody else leads, and does that.
+        """
         with self._lock:
             self._written.clear()
+        self._leads = leads
 
     def _swap(self, key: str, revision: int, sealed: bytes, *, patient: bool = True) -> bool:
         name = self.prefix + key
@@ -211,6 +217,10 @@ class Cabinet:
         try:
             present = self._ask(lambda etcd: etcd.get_present([self.prefix + key for key in written]))
             lost = [key for key in written if (self.prefix + key).encode() not in present]
+            if lost and not self._leads():
+                with self._lock:
+                    self._written.clear()
+                return
             for key in lost:
                 self._swap(key, 0, written[key])
         except RecordsError as error:

@@ -106,7 +106,7 @@ class EtcdRecords:
 
     def claim_epoch(self, number: int, record: Record) -> bool:
         """See Records."""
-        self._cabinet.forget()
+        self._cabinet.begin(lambda: (self.newest_epoch() or number) <= number)
         won = self._cabinet.create(f"{self._epochs}{number:06d}", record)
         if won and self._copied(lambda: self._copy.claim_epoch(number, record), True):
             self._cabinet.speak()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer
+from slurm_elastic.rendezvous.etcd.machine import free_port
 from tests.local.etcd.proxy import Proxy
 
 _SECOND_ETCD = Path("/opt/slurm-elastic/trixie/usr/bin/etcd")
@@ -50,6 +51,13 @@ def first_etcd() -> Iterator[EtcdServer]:
 def own_etcd(binary: Path) -> Iterator[EtcdServer]:
     """An etcd that the test may stop, fill up, or lock."""
     with EtcdServer(binary=binary) as server:
+        yield server
+
+
+@pytest.fixture
+def lone_etcd() -> Iterator[EtcdServer]:
+    """The same for tests of what lies above the API. It comes back where it was."""
+    with EtcdServer(client_port=free_port(), peer_port=free_port()) as server:
         yield server
 
 

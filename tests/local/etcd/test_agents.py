@@ -31,19 +31,6 @@ def allocate(tmp_path: Path) -> Iterator[Allocate]:
         yield make
 
 
-@pytest.fixture
-def lone_etcd() -> Iterator[EtcdServer]:
-    """An etcd that a test may stop."""
-    with EtcdServer() as server:
-        yield server
-
-
-def restart(etcd: EtcdServer) -> None:
-    """Start it again where it was."""
-    etcd._wanted_ports = (etcd.client_port, etcd.peer_port)
-    etcd.start()
-
-
 def test_a_run_over_etcd(lone_etcd: EtcdServer, allocate: Allocate) -> None:
     nodes = allocate(3)
     agents = nodes.start_all(f"--rdzv-endpoint={lone_etcd.config}")
@@ -78,7 +65,7 @@ def test_an_outage_disturbs_nobody_and_a_change_of_membership_waits_for_its_end(
     agents[0].expect("lost 127.0.0.3")
     agents[0].expect("no etcd member answers")
     assert nodes.rounds() == 1
-    restart(lone_etcd)
+    lone_etcd.start()
     assert nodes.nodes_of(1) == ["127.0.0.1", "127.0.0.2"]
     nodes.touch("finish")
     assert [agent.wait() for agent in agents[:2]] == [0, 0]

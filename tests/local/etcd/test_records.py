@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -127,6 +128,23 @@ def test_records_that_etcd_lost_are_written_again_by_who_wrote_them(
     assert warnings == ["etcd had lost 3 records of the run; they are written again"]
 
 
+def test_a_leader_that_was_followed_leaves_lost_records_to_the_next(
+    first_etcd: EtcdServer, open_records: OpenRecords, run_dir: RunDir
+) -> None:
+    old, new = open_records(first_etcd, limit=5.0), open_records(first_etcd, limit=5.0)
+    old.claim_epoch(1, {})
+    old.publish_endpoint({"port": 1})
+    with EtcdClient(first_etcd.config) as client:
+        new.claim_epoch(2, {})
+        client.delete(run_prefix(first_etcd, run_dir), prefix=True)
+        new.publish_endpoint({"port": 2})
+        client.delete(run_prefix(first_etcd, run_dir), prefix=True)
+        eventually(lambda: not old._cabinet._written)
+        eventually(lambda: client.count_prefix(run_prefix(first_etcd, run_dir)) == 2)
+    assert old.endpoint() == {"port": 2}
+    assert old.newest_epoch() == 2
+
+
 def test_what_was_not_written_with_the_secret_is_dropped_and_told_once(
     first_etcd: EtcdServer, open_records: OpenRecords, run_dir: RunDir, warnings: list[str]
 ) -> None:
@@ -148,43 +166,37 @@ def test_what_was_not_written_with_the_secret_is_dropped_and_told_once(
         records.claim_round(0, {})
 
 
-def test_an_outage_is_waited_through(own_etcd: EtcdServer, open_records: OpenRecords) -> None:
-    records = open_records(own_etcd, limit=30.0)
+def test_an_outage_is_waited_through(lone_etcd: EtcdServer, open_records: OpenRecords) -> None:
+    records = open_records(lone_etcd, limit=30.0)
     records.claim_epoch(1, {})
-    own_etcd.kill()
+    lone_etcd.kill()
     claimed: list[bool] = []
     thread = threading.Thread(target=lambda: claimed.append(records.claim_round(0, {"places": []})))
     thread.start()
     thread.join(0.5)
     assert thread.is_alive()
-    restart(own_etcd)
+    lone_etcd.start()
     thread.join(20.0)
     assert claimed == [True]
     assert records.newest_epoch() == 1
     assert records.round(0) == {"places": []}
 
 
-def restart(etcd: EtcdServer) -> None:
-    """Start it again where it was."""
-    etcd._wanted_ports = (etcd.client_port, etcd.peer_port)
-    etcd.start()
-
-
-def test_an_etcd_lost_for_good_is_told_without_being_asked(own_etcd: EtcdServer, open_records: OpenRecords) -> None:
-    records = open_records(own_etcd, limit=1.0)
+def test_an_etcd_lost_for_good_is_told_without_being_asked(lone_etcd: EtcdServer, open_records: OpenRecords) -> None:
+    records = open_records(lone_etcd, limit=1.0)
     lost: list[RecordsError] = []
     records.on_loss(lost.append)
-    own_etcd.kill()
+    lone_etcd.kill()
     eventually(lambda: bool(lost))
     assert lost[0].exit_code is ExitCode.LEFT
-    assert f"etcd at {own_etcd.config} is silent" in str(lost[0])
+    assert f"etcd at {lone_etcd.config} is silent" in str(lost[0])
     with pytest.raises(RecordsUnreachableError, match="no etcd member"):
         records.newest_epoch()
 
 
-def test_done_is_recorded_though_etcd_is_gone(own_etcd: EtcdServer, open_records: OpenRecords, run_dir: RunDir) -> None:
-    records = open_records(own_etcd, limit=60.0)
-    own_etcd.kill()
+def test_done_is_recorded_without_etcd(lone_etcd: EtcdServer, open_records: OpenRecords, run_dir: RunDir) -> None:
+    records = open_records(lone_etcd, limit=60.0)
+    lone_etcd.kill()
     began = time.monotonic()
     assert records.mark_done({"outcome": "succeeded"})
     assert records.is_done()
@@ -192,9 +204,9 @@ def test_done_is_recorded_though_etcd_is_gone(own_etcd: EtcdServer, open_records
     assert time.monotonic() - began < 10
 
 
-def test_a_wait_ends_when_it_is_told_to(own_etcd: EtcdServer, open_records: OpenRecords) -> None:
-    records = open_records(own_etcd, limit=600.0)
-    own_etcd.kill()
+def test_a_wait_ends_when_it_is_told_to(lone_etcd: EtcdServer, open_records: OpenRecords) -> None:
+    records = open_records(lone_etcd, limit=600.0)
+    lone_etcd.kill()
     threading.Timer(0.3, records.stop_waiting).start()
     with pytest.raises(RecordsInterruptedError):
         records.endpoint()
@@ -217,31 +229,43 @@ def test_a_run_directory_that_fails_is_told_once_and_not_needed(
     assert warnings[0].endswith("the run goes on with etcd alone")
 
 
+def last_round_of(records: Records) -> None:
+    with contextlib.suppress(RecordsError):
+        records.last_round()
+
+
 def test_only_the_leader_tells_about_lost_members(
-    own_etcd: EtcdServer, open_records: OpenRecords, warnings: list[str]
+    lone_etcd: EtcdServer, open_records: OpenRecords, warnings: list[str]
 ) -> None:
-    leader, other = open_records(own_etcd, limit=4.0), open_records(own_etcd, limit=4.0)
+    leader, other = open_records(lone_etcd), open_records(lone_etcd)
     leader.claim_epoch(1, {})
-    own_etcd.kill()
-    for records in (other, leader):
-        with pytest.raises(RecordsUnreachableError):
-            records.endpoint()
+    lone_etcd.kill()
+    # Both wait long enough for a line.
+    threads = [threading.Thread(target=last_round_of, args=(records,)) for records in (leader, other)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: bool(warnings))
+    time.sleep(1.0)
+    for records in (leader, other):
+        records.stop_waiting()
+    for thread in threads:
+        thread.join()
     assert [line.partition("(")[0] for line in warnings] == ["no etcd member answers "]
 
 
-def test_a_start_that_is_interrupted_ends_at_once(own_etcd: EtcdServer, run_dir: RunDir) -> None:
-    own_etcd.kill()
+def test_a_start_that_is_interrupted_ends_at_once(lone_etcd: EtcdServer, run_dir: RunDir) -> None:
+    lone_etcd.kill()
     began = time.monotonic()
     with pytest.raises(RecordsInterruptedError):
         open_etcd_records(
-            own_etcd.config, run_dir, "7.0", limit=60.0, interrupted=lambda: time.monotonic() > began + 0.3
+            lone_etcd.config, run_dir, "7.0", limit=60.0, interrupted=lambda: time.monotonic() > began + 0.3
         )
     assert time.monotonic() - began < 2
 
 
-def test_an_etcd_that_is_not_there_at_the_start(own_etcd: EtcdServer, run_dir: RunDir) -> None:
-    own_etcd.kill()
+def test_an_etcd_that_is_not_there_at_the_start(lone_etcd: EtcdServer, run_dir: RunDir) -> None:
+    lone_etcd.kill()
     with pytest.raises(RecordsUnreachableError, match="check that etcd runs") as caught:
-        open_etcd_records(own_etcd.config, run_dir, "7.0", limit=1.0)
+        open_etcd_records(lone_etcd.config, run_dir, "7.0", limit=1.0)
     assert caught.value.exit_code is ExitCode.LEFT
     assert not isinstance(caught.value, UsageError)
