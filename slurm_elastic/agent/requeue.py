@@ -128,10 +128,11 @@ def _cause(notice: Mapping[str, Any], finding: Finding) -> Cause:
 def _requeue(controller: Controller, job: SlurmJob, decision: RequeueDecision, deadline: float) -> RequeueDecision:
     pause = _FIRST_PAUSE
     while not controller.requeue(job.name):
+        silent = controller.is_silent
         view = controller.job(job.name)
         if view is not None and (view.restarts > job.restart_count or view.state == "PENDING"):
             break
-        if view is not None or not controller.is_silent or time.monotonic() > deadline:
+        if not silent or time.monotonic() > deadline:
             return RequeueDecision(Requeue.NOBODY, f"not {decision.why}: scontrol requeue failed")
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)

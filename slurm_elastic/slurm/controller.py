@@ -203,7 +203,8 @@ class Controller:
             self._log_once(command, f"gave no answer within {self._timeout:g} s")
             return None
         if process.returncode != 0:
-            self.is_silent = _SILENCE.search(complaint) is not None
+            # Under proctrack/linuxproc a signal for the job hits what it has started, too.
+            self.is_silent = process.returncode < 0 or _SILENCE.search(complaint) is not None
             self._log_once(command, f"failed: {complaint.strip() or f'exit code {process.returncode}'}")
         return _Answer(process.returncode, output, complaint)
 

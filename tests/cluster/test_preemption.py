@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import pytest
 
 from tests.cluster.jobs import SRUN, Job, Jobs
+from tests.cluster.testbed import Cluster
 
 HOLD = "#!/bin/bash\nuntil [ -e release ]; do sleep 0.2; done\n"
 ALL = ["n1", "n2", "n3", "n4"]
@@ -38,7 +40,17 @@ def assert_no_step_is_lost(job: Job) -> None:
     assert first == {last.pop() + 1}
 
 
+@pytest.fixture
+def preempt_mode(cluster: Cluster, proctrack: str) -> Iterator[str]:
+    """What Slurm does with preempted jobs: it requeues them, or, where the process tracking is harsh, cancels them."""
+    mode = "REQUEUE" if proctrack == "cgroup" else "CANCEL"
+    cluster.command(["scontrol", "update", "PartitionName=low", f"PreemptMode={mode}"], user="root")
+    yield mode
+    cluster.command(["scontrol", "update", "PartitionName=low", "PreemptMode=REQUEUE"], user="root")
+
+
 @pytest.mark.proctrack("cgroup", "linuxproc")
+@pytest.mark.usefixtures("preempt_mode")
 def test_a_preempted_allocation_saves_and_comes_back_smaller(jobs, proctrack):
     job = jobs.submit("--nodes=2-4", "elastic.sbatch", "train.py", "--asks")
     job.wait_for_steps(0, ALL)

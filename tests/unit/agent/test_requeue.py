@@ -206,6 +206,16 @@ def test_a_requeue_that_fails_is_said(slurm: Slurm, script: Script) -> None:
     assert script.said == ["job 1: not requeued: preempted: scontrol requeue failed"]
 
 
+def test_a_requeue_without_an_answer_is_tried_again(slurm: Slurm, script: Script) -> None:
+    # As when a signal for the whole job ends scontrol, too.
+    slurm.shows("job_preempted_in_grace.txt")
+    path = slurm.directory / "scontrol"
+    path.write_text(path.read_text().replace("exit $(<requeue)", "[ $(grep -c requeue calls) -ge 3 ] || kill -KILL $$"))
+    (slurm.directory / "grep").symlink_to("/usr/bin/grep")
+    assert script.ends(wait=60)
+    assert slurm.requeues() == ["requeue 1"] * 3
+
+
 def test_options() -> None:
     assert patience(None, None, None) == Patience(10, Meaning(30.0, 120.0))
     assert patience("0", "5", "7.5") == Patience(0, Meaning(5.0, 7.5))
