@@ -121,6 +121,8 @@ class EtcdRecords:
     def publish_endpoint(self, record: Record) -> None:
         """See Records."""
         self._cabinet.put(f"{self._scope}endpoint", record)
+        # For `slurm-elastic drain` and the like, which know the run directory only.
+        self._copied(lambda: self._copy.publish_endpoint(record), None)
 
     def endpoint(self) -> Record | None:
         """See Records."""
