@@ -10,6 +10,7 @@ from submitit.core import core, utils
 from slurm_elastic.errors import UsageError
 from slurm_elastic.submission.checkpointing import SIGNAL, is_checkpointable
 from slurm_elastic.submission.entry import WORKER_MODULE, Script
+from slurm_elastic.submission.importable import require_importable
 from slurm_elastic.submission.job import script_file
 
 __all__ = ["Stored", "writable_folder"]
@@ -57,6 +58,7 @@ class Stored:
         else:
             self.entry = ("-m", WORKER_MODULE, str(folder), uid)
             self._file, self._is_script = base / f"{uid}.pkl", False
+            require_importable(delayed.function)
             if is_checkpointable(delayed.function):
                 self.agent = (f"--worker-signal={SIGNAL.name}",)
             _dump(delayed, self._file, most_gb)
