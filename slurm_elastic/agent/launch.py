@@ -13,11 +13,12 @@ import msgspec
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from slurm_elastic.agent.abandoned import end_abandoned_job
-from slurm_elastic.agent.elastic_agent import AgentOutcome, SlurmElasticAgent
+from slurm_elastic.agent.elastic_agent import SlurmElasticAgent
 from slurm_elastic.agent.events import EventLog
 from slurm_elastic.agent.health import Health, Snapshot, health_port
 from slurm_elastic.agent.inquiry import Inquiry
 from slurm_elastic.agent.notices import record_signals
+from slurm_elastic.agent.outcome import AgentOutcome
 from slurm_elastic.agent.requeue import VERDICT_VARIABLE, notice_record, settle
 from slurm_elastic.agent.root_cause import root_cause
 from slurm_elastic.agent.settings import AgentSettings

@@ -179,18 +179,22 @@ def test_what_an_agent_knows() -> None:
     assert {"run_id", "global_rank", "worker_id", "agent_restarts", "metadata"} <= set(event.metadata)
 
 
+_OURS = [cls for cls in SlurmElasticAgent.__mro__ if issubclass(cls, LocalElasticAgent)][:-1]
+_NAMES = {name for cls in _OURS for name in vars(cls)}
+
+
 def test_the_agent_of_ours_overrides_what_is_there() -> None:
     for name in ("_invoke_run", "_start_workers", "_shutdown"):
-        assert name in vars(SlurmElasticAgent)
+        assert name in _NAMES
         assert hasattr(LocalElasticAgent, name)
         assert _parameters(getattr(SlurmElasticAgent, name)) == _parameters(getattr(LocalElasticAgent, name))
     for name in ("start", "_start", "_poll", "_close", "pids", "wait"):
         assert name in vars(WarmContext)
         assert _parameters(getattr(WarmContext, name)) == _parameters(getattr(PContext, name))
     # Names of ours that would hide one of torch's.
-    hidden = {name for name in vars(SlurmElasticAgent) if not name.startswith("__")} & set(dir(LocalElasticAgent))
+    hidden = {name for name in _NAMES if not name.startswith("__")} & set(dir(LocalElasticAgent))
     assert hidden <= {"_invoke_run", "_start_workers", "_shutdown", "_abc_impl"}
-    assert not (set(_instance_names(SlurmElasticAgent)) & set(vars(_agent()))) - {
+    assert not ({name for cls in _OURS for name in _instance_names(cls)} & set(vars(_agent()))) - {
         "_remaining_restarts",
         "_pcontext",
     }
