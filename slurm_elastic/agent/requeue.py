@@ -20,7 +20,6 @@ from slurm_elastic.slurm import (
     History,
     JobView,
     Requeue,
-    RequeueDecision,
     SlurmJob,
     classify,
     requeue_decision,
@@ -110,10 +109,15 @@ def settle(
     if decision.who is Requeue.WE:
         if not records.claim_requeue(restart_count, {"why": decision.why, "counted": decision.counted, "mark": mark}):
             return True
-        decision = _requeue(controller, job, decision, deadline)
+        # Said before, as it ends whoever says it.
+        say(f"job {job.name}: {decision.why}")
+        if _requeue(controller, job, deadline):
+            return True
+        say(f"job {job.name}: not requeued: scontrol requeue failed; submit it again to go on")
+        return False
     if decision.why:
         say(f"job {job.name}: {decision.why}")
-    return decision.who is not Requeue.NOBODY
+    return decision.who is Requeue.SLURM
 
 
 def _cause(notice: Mapping[str, Any], finding: Finding) -> Cause:
@@ -125,7 +129,7 @@ def _cause(notice: Mapping[str, Any], finding: Finding) -> Cause:
     return heard if heard is not None and finding.cause in (Cause.SIGNALLED, Cause.UNKNOWN) else finding.cause
 
 
-def _requeue(controller: Controller, job: SlurmJob, decision: RequeueDecision, deadline: float) -> RequeueDecision:
+def _requeue(controller: Controller, job: SlurmJob, deadline: float) -> bool:
     pause = _FIRST_PAUSE
     while not controller.requeue(job.name):
         silent = controller.is_silent
@@ -133,10 +137,10 @@ def _requeue(controller: Controller, job: SlurmJob, decision: RequeueDecision, d
         if view is not None and (view.restarts > job.restart_count or view.state == "PENDING"):
             break
         if not silent or time.monotonic() > deadline:
-            return RequeueDecision(Requeue.NOBODY, f"not {decision.why}: scontrol requeue failed")
+            return False
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
-    return decision
+    return True
 
 
 def _ask(controller: Controller, name: str, deadline: float) -> JobView | None:

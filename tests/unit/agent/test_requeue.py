@@ -203,7 +203,10 @@ def test_a_requeue_that_fails_is_said(slurm: Slurm, script: Script) -> None:
     slurm.shows("job_preempted_in_grace.txt")
     slurm.write("requeue", "1")
     assert not script.ends()
-    assert script.said == ["job 1: not requeued: preempted: scontrol requeue failed"]
+    assert script.said == [
+        "job 1: requeued: preempted",
+        "job 1: not requeued: scontrol requeue failed; submit it again to go on",
+    ]
 
 
 def test_a_requeue_without_an_answer_is_tried_again(slurm: Slurm, script: Script) -> None:
