@@ -93,7 +93,10 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
         events.add(_hung(settings.node, hang), logging.WARNING)
 
     coordination = connect(seat, journal, can_hold=True)
-    health.pages.leadership = lambda: (seat.leader_host, coordination.leads)
+    health.pages.leadership = lambda: (
+        settings.node if coordination.leads else coordination.leader_address(),
+        coordination.leads,
+    )
     health.pages.rejected = coordination.rejected
     handler = SlurmRendezvousHandler(seat, coordination)
     spec = WorkerSpec(

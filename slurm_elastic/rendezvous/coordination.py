@@ -122,6 +122,10 @@ class Coordination:
         """The store of the records is given up for lost. May be called from any thread."""
         self._deliver(RecordsLost(str(error)))
 
+    def leader_address(self) -> str:
+        """See :meth:`Member.leader_address`."""
+        return self._member.leader_address()
+
     def rejected(self) -> int:
         """How many records of strangers the leader here has dropped; 0 where none leads."""
         leader = self._chair.leader

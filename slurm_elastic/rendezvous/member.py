@@ -152,6 +152,11 @@ class Member:
                 return
             link = await self._find(again=True)
 
+    def leader_address(self) -> str:
+        """Address or name at which the leader was found last, empty before; from any thread."""
+        link = self._link
+        return link.endpoint[0] if link is not None else ""
+
     async def close(self, timeout: float) -> None:
         """Send out what was said, then end the connection."""
         self._over = True

@@ -74,6 +74,8 @@ def test_it_answers_before_the_first_round_through_a_change_and_to_the_end(alloc
     assert found["round"]["ranks"] == [0, 1]
     assert [worker["pid"] for worker in found["workers"]] == [seen[rank]["pid"] for rank in (0, 1)]
     assert (found["leads"], found["restarts_left"]) == (True, 2)
+    found = status(target(nodes, 2))
+    assert (found["leads"], found["leader"], found["round"]["ranks"]) == (False, nodes.nodes[0], [2, 3])
     stacks = ask(where, "/stacks", (nodes.run_dir / "health-token").read_text().strip())[1]
     assert all(f"process {seen[rank]['pid']}," in stacks for rank in (0, 1)), stacks
     assert ask(where, "/stacks")[0] == 401
