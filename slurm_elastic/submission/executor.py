@@ -126,11 +126,6 @@ class ElasticExecutor(slurm.SlurmExecutor):
         """Submit a script that every worker runs, as with torchrun; it is taken from where it lies when it starts."""
         return self.submit(Script(str(path), arguments))
 
-    @classmethod
-    def affinity(cls) -> int:
-        """Below that of SlurmExecutor: submitit's AutoExecutor takes this one only if asked for it."""
-        return -1 if shutil.which("srun") is None else 1
-
     def _internal_update_parameters(self, **kwargs: Any) -> None:
         if kwargs.get("mem_gb") is not None:
             kwargs["mem_gb"] = slurm._convert_mem(kwargs["mem_gb"])
