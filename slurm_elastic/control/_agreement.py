@@ -13,7 +13,6 @@ from slurm_elastic.control._page import (
     BOUNDARY_TIME,
     CHECKPOINT,
     DEADLINE,
-    EPOCH,
     FENCED,
     HOLD,
     NONE,
@@ -142,14 +141,6 @@ class Agreement:
         """From now on no worker may publish a checkpoint: another group may be training."""
         for page in self._pages:
             page[FENCED] = 1
-
-    def follow(self, epoch: int) -> None:
-        """Let workers publish checkpoints under this epoch, too: a planned hand-over during their round.
-
-        To be called before the epoch is taken, as a worker that finds an epoch that is newer than its own is fenced.
-        """
-        for page in self._pages:
-            page[EPOCH] = epoch
 
     def progress(self) -> tuple[WorkerProgress, ...]:
         """How far the workers have come, by local rank; from any thread."""

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 __all__ = ["is_superseded"]
 
 
-def is_superseded(environ: Mapping[str, str], epoch: int | None = None) -> bool:
+def is_superseded(environ: Mapping[str, str]) -> bool:
     """Look in the run directory for a newer round, or a newer epoch, than that of this worker.
 
-    What its environment does not tell is not looked at.
+    A leader that hands over as planned does so when nobody has workers, so no worker of a living group finds a newer
+    epoch. What the environment does not tell is not looked at.
 
     Args:
         environ: with SLURM_ELASTIC_RUN_DIR, _ROUND, _SCOPE and _EPOCH.
-        epoch: that the worker's agent obeys by now, if it has told.
 
     Returns:
         True also if the run directory cannot be read, with a line in the log: then nobody knows.
@@ -34,7 +34,7 @@ def is_superseded(environ: Mapping[str, str], epoch: int | None = None) -> bool:
             return True
         if not scope or own is None:
             return False
-        return _newer(directory.newest_epoch(scope), own if epoch is None else max(own, epoch))
+        return _newer(directory.newest_epoch(scope), own)
     except RunDirError as error:
         import logging
 

@@ -18,7 +18,6 @@ __all__ = [
     "BOUNDARY_TIME",
     "CHECKPOINT",
     "DEADLINE",
-    "EPOCH",
     "FENCED",
     "HOLD",
     "NONE",
@@ -52,8 +51,6 @@ DEADLINE = 4
 """When the worker has to be gone, in nanoseconds of the node's monotonic clock; NONE for no such time."""
 FENCED = 5
 """1: another group of workers may be training; publish nothing."""
-EPOCH = 6
-"""The newest epoch that the agent obeys; NONE for that of the worker's environment."""
 REASON = 8
 """Why to stop: text, in this field and the seven that follow."""
 _REASON_FIELDS = 8
@@ -98,7 +95,7 @@ def new_page(descriptor: int) -> Fields:
     while view:
         view = view[os.write(descriptor, view) :]
     fields = _map(descriptor)
-    for field in (DEADLINE, EPOCH, STEP, CHECKPOINT):
+    for field in (DEADLINE, STEP, CHECKPOINT):
         fields[field] = NONE
     fields[_VERSION] = _VERSION_VALUE
     fields[_MAGIC] = _MAGIC_VALUE

@@ -13,7 +13,6 @@ from slurm_elastic.control._page import (
     BOUNDARY_TIME,
     CHECKPOINT,
     DEADLINE,
-    EPOCH,
     FENCED,
     HOLD,
     NONE,
@@ -130,12 +129,6 @@ class WorkerControl:
     def fenced(self) -> bool:
         """Whether the agent said that another group of workers may be training."""
         return bool(self._fields[FENCED])
-
-    @property
-    def epoch(self) -> int | None:
-        """The newest epoch that the agent obeys, if it has told since this worker was started."""
-        epoch = self._fields[EPOCH]
-        return None if epoch == NONE else epoch
 
 
 def attach(environ: Mapping[str, str]) -> WorkerControl | None:

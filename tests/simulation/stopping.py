@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from slurm_elastic.control import Agreement, Stop, WorkerControl
-from slurm_elastic.control._page import ATTACHED, DEADLINE, EPOCH, HOLD, NONE, STEP, STOP
+from slurm_elastic.control._page import ATTACHED, DEADLINE, HOLD, NONE, STEP, STOP
 from tests.simulation.interleaving import Interleaving, Memory, Processor, View
 
 __all__ = ["StopSchedule"]
@@ -50,7 +50,7 @@ class StopSchedule:
         self.orders: list[list[str | int]] = [[] for _ in range(nodes)]
         self.answers: list[list[int | None]] = [[] for _ in range(nodes)]
         self.leaders_gone = False
-        for cell in ((rank, field) for rank in self.ranks for field in (DEADLINE, EPOCH, STEP)):
+        for cell in ((rank, field) for rank in self.ranks for field in (DEADLINE, STEP)):
             self.memory.cells[cell] = NONE
         self.agents: list[Agreement] = []
         for node in range(nodes):

@@ -62,7 +62,7 @@ def test_reason(tmp_path: Path, text: str) -> None:
 
 
 def test_fields_lie_apart_and_on_the_page() -> None:
-    names = ("HOLD", "STOP", "DEADLINE", "FENCED", "EPOCH", "REASON")
+    names = ("HOLD", "STOP", "DEADLINE", "FENCED", "REASON")
     agent = [getattr(_page, name) for name in names] + list(range(_page.REASON, _page.REASON + 8))
     names = ("ATTACHED", "REGISTERED", "BOUNDARY", "BOUNDARY_TIME", "STEP", "CHECKPOINT", "STOPPED")
     worker = [getattr(_page, name) for name in names]
