@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import importlib
 import io
 import os
@@ -71,9 +69,6 @@ def become_fresh_interpreter(
     sys.orig_argv[:] = order["command"]
     importlib.invalidate_caches()
     _seed_anew(torch_seed)
-    # Everything imported so far is frozen, so that collections leave its memory shared (gc.freeze). Among it is the
-    # namespace of __main__, which would keep the script's objects from being finalized at exit.
-    atexit.register(gc.unfreeze)
     if "threading" in sys.modules:
         # Not done after a fork (Lib/threading.py, _after_fork, Python 3.11).
         sys.modules["threading"].main_thread()._set_native_id()

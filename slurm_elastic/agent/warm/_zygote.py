@@ -19,6 +19,7 @@ from slurm_elastic.agent.warm import _preload as preload
 from slurm_elastic.agent.warm import _worker as worker
 from slurm_elastic.agent.warm._channel import Channel, read_memory_file
 from slurm_elastic.agent.warm._family import Family
+from slurm_elastic.agent.warm._finalization import Finalization
 from slurm_elastic.agent.warm._linux import become_subreaper, flush_c_streams, set_parent_death_signal, set_task_name
 
 __all__ = ["Zygote"]
@@ -49,6 +50,7 @@ class Zygote:
         self._agent = os.pidfd_open(settings["agent"])
         self._task_name = Path("/proc/self/comm").read_bytes().strip()
         self._family = Family()
+        self._finalization = Finalization()
         self._torch_seed: int | None = None
         self._unconfirmed: list[tuple[int, int, int]] = []
         self._later: list[str] = []
@@ -256,6 +258,7 @@ class Zygote:
             elif environment.get(name) == before:
                 environment.pop(name, None)
         worker.become_fresh_interpreter(order, environment, streams, self._task_name, self._torch_seed)
+        self._finalization.inherit()
         signal.pthread_sigmask(signal.SIG_SETMASK, self._settings["signal_mask"])
 
     # What becomes of workers

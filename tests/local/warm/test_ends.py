@@ -281,3 +281,41 @@ def test_torn_error_file_is_no_error_of_the_agent(workplace: Make) -> None:
         assert result.failures[0].exitcode == 5
     finally:
         context.close()
+
+
+ENDING = """\
+import sys, torch
+
+class Thing:
+    def __init__(self, name):
+        self.name = name
+
+    def __del__(self):
+        try:
+            import torch
+        except ImportError:
+            print(self.name, "cannot import")
+        else:
+            print(self.name, "finds", torch.__name__)
+
+torch.of_an_inherited_module = Thing("inherited")
+in_a_cycle = Thing("cycle")
+in_a_cycle.itself = in_a_cycle
+del in_a_cycle
+unflushed = open(sys.argv[1], "w")
+unflushed.write("flushed")
+"""
+
+
+def test_a_worker_ends_its_own_modules_and_not_those_of_the_warm_process(workplace: Make, tmp_path: Path) -> None:
+    place = workplace()
+    place.script.write_text(ENDING)
+    file = tmp_path / "file"
+
+    assert place.run_plain([str(file)]).stdout == "cycle finds torch\ninherited cannot import\n"
+    file.unlink()
+
+    ended = place.run_warm([str(file)])
+
+    assert ended.stdout == "cycle finds torch\n"
+    assert (ended.code, ended.stderr, file.read_text()) == (0, "", "flushed")
