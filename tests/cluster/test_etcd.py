@@ -101,9 +101,15 @@ def test_nodes_and_members_of_etcd_are_killed_in_turn(jobs: Jobs, members: Membe
     assert len(job.rounds()) == 1
     members.start()
     job.wait_for_steps(1, ["n1", "n2", "n3"])
+
+    members.kill(1)
+    jobs.cluster.kill("n1")
+    job.wait_for_steps(2, ["n2", "n3"])
+    assert job.rounds()[-1]["epoch"] > job.rounds()[0]["epoch"]
     job.say_enough()
-    job.wait_for("COMPLETED")
-    assert job.exit_code() == 0
+    # The batch script went with the first node.
+    job.wait_for("CANCELLED")
+    assert json.loads((job.run_dir / "done.json").read_text())["outcome"] == "succeeded"
     assert members.password not in job.output
 
 
