@@ -6,7 +6,7 @@ import asyncio
 from collections import defaultdict
 
 from benchmarks.leading import RUN, SECRET, LeaderProcess
-from slurm_elastic.rendezvous.member import LeaderLost, Member, MemberSettings, Unreachable, Word
+from slurm_elastic.rendezvous.member import LeaderLost, Member, MemberSettings, Unreachable, Whereabouts, Word
 from slurm_elastic.rendezvous.membership import Candidate, LeaveReason
 from slurm_elastic.rendezvous.messages import Ended, Interrupted, Placed
 
@@ -16,13 +16,12 @@ __all__ = ["Crowd", "SimulatedAgent"]
 class SimulatedAgent:
     """One agent: joins again at once when a round ends, as one does whose workers end quickly."""
 
-    def __init__(self, crowd: Crowd, leader: LeaderProcess, index: int, generation: int) -> None:
+    def __init__(self, crowd: Crowd, index: int, generation: int) -> None:
         self._crowd = crowd
         self._going = False
         agent = f"n{index}/1.0/{generation}"
         self._candidate = Candidate(agent, f"n{index}", index, 8, "default", f"10.0.{index >> 8}.{index & 255}", 29400)
-        endpoint = leader.endpoint
-        settings = MemberSettings(run=RUN, secret=SECRET, agent=agent, locate=lambda: [endpoint])
+        settings = MemberSettings(run=RUN, secret=SECRET, agent=agent, locate=lambda: crowd.whereabouts)
         self._member = Member(settings, self._hear)
         self._task: asyncio.Task[None] | None = None
 
@@ -61,10 +60,10 @@ class SimulatedAgent:
 
 
 class Crowd:
-    """The agents of one run."""
+    """The agents of one run, who know where their leader is."""
 
     def __init__(self, leader: LeaderProcess) -> None:
-        self._leader = leader
+        self.whereabouts = Whereabouts((leader.endpoint,), published=True)
         self._generation = 0
         self._ranks: dict[int, set[int]] = defaultdict(set)
         self._complete: asyncio.Queue[tuple[int, float] | str] = asyncio.Queue()
@@ -73,7 +72,7 @@ class Crowd:
     def add(self, index: int) -> SimulatedAgent:
         """A new agent on node n<index>."""
         self._generation += 1
-        self.agents[index] = SimulatedAgent(self, self._leader, index, self._generation)
+        self.agents[index] = SimulatedAgent(self, index, self._generation)
         return self.agents[index]
 
     def placed(self, placed: Placed) -> None:

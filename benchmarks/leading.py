@@ -15,10 +15,11 @@ from typing import Any
 from benchmarks.sandbox import raise_descriptor_limit
 from benchmarks.usage import Usage, usage
 from slurm_elastic.rendezvous.connection import AcceptedConnection
+from slurm_elastic.rendezvous.etcd import load_config
+from slurm_elastic.rendezvous.keeping import open_records
 from slurm_elastic.rendezvous.leader import Leader
 from slurm_elastic.rendezvous.ledger import Ledger
 from slurm_elastic.rendezvous.membership import Settings
-from slurm_elastic.rendezvous.records import RunDirRecords
 from slurm_elastic.rundir import RunDir
 
 __all__ = ["RUN", "SECRET", "LeaderProcess"]
@@ -28,13 +29,15 @@ SECRET = b"0123456789abcdef0123456789abcdef"
 
 
 class LeaderProcess:
-    """A leader that expects the nodes n0 to n<nodes - 1>, and writes its rounds to a run directory."""
+    """A leader that expects the nodes n0 to n<nodes - 1>, and writes its rounds to a run directory, or to etcd."""
 
-    def __init__(self, nodes: int, min_nodes: int) -> None:
+    def __init__(self, nodes: int, min_nodes: int, etcd: str = "") -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
         self._directory = tempfile.TemporaryDirectory(prefix="benchmark-")
-        self._process = context.Process(target=_main, args=(other, nodes, min_nodes, self._directory.name), daemon=True)
+        self.run_dir = RunDir.for_run(Path(self._directory.name), "benchmark").open()
+        arguments = (other, nodes, min_nodes, self.run_dir, etcd)
+        self._process = context.Process(target=_main, args=arguments, daemon=True)
 
     def __enter__(self) -> LeaderProcess:
         self._process.start()
@@ -84,26 +87,27 @@ class _CountingLeader(Leader):
             await self._awaited[1].wait()
 
 
-def _main(pipe: Connection, nodes: int, min_nodes: int, directory: str) -> None:
+def _main(pipe: Connection, nodes: int, min_nodes: int, run_dir: RunDir, etcd: str) -> None:
     logging.basicConfig(level=logging.WARNING, format="leader: %(message)s")
     raise_descriptor_limit()
-    asyncio.run(_live(pipe, nodes, min_nodes, directory))
+    asyncio.run(_live(pipe, nodes, min_nodes, run_dir, etcd))
 
 
-async def _live(pipe: Connection, nodes: int, min_nodes: int, directory: str) -> None:
+async def _live(pipe: Connection, nodes: int, min_nodes: int, run_dir: RunDir, etcd: str) -> None:
     settings = Settings(
         min_nodes=min_nodes,
         max_nodes=nodes,
         expected_nodes=tuple(f"n{index}" for index in range(nodes)),
     )
-    run_dir = RunDir.for_run(Path(directory), "benchmark").open()
-    ledger = Ledger(RunDirRecords(run_dir, RUN), RUN, 1, {"agent": "leader"}, None)
+    records = open_records(run_dir, RUN, load_config(etcd) if etcd else None, limit=60.0)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    port = listener.getsockname()[1]
+    ledger = Ledger(records, RUN, 1, {"agent": "leader", "address": "127.0.0.1", "port": port, "epoch": 1}, None)
     ledger.claim()
     leader = _CountingLeader(RUN, SECRET, 1, settings, ledger, lambda decision: None)
-    listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     serving = asyncio.create_task(leader.serve(listener))
     serving.add_done_callback(lambda task: task.result())
-    pipe.send(listener.getsockname()[1])
+    pipe.send(port)
     while True:
         question = await asyncio.to_thread(pipe.recv)
         if isinstance(question, int):

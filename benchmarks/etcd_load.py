@@ -1,0 +1,64 @@
+"""What a run asks of etcd: when many agents start at once, and while nothing happens."""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+from contextlib import ExitStack
+
+from slurm_elastic.rendezvous.etcd import EtcdServer
+from slurm_elastic.rendezvous.etcd.records import EtcdRecords, open_etcd_records
+from slurm_elastic.rundir import RunDir
+
+__all__ = ["Newcomers", "steady_rate"]
+
+_CONNECTIONS = 16
+_STARTED = re.compile(r"^grpc_server_started_total\{.*\} ([0-9.e+]+)$", re.MULTILINE)
+_LIMIT = 60.0
+
+
+class Newcomers:
+    """The etcd clients of agents that start, few for all: one process cannot bear a thousand.
+
+    Each agent asks three times, as agents do: to be let in, for the run's lease, for the leader's place.
+    """
+
+    def __init__(self, etcd: EtcdServer, run_dir: RunDir, scope: str) -> None:
+        self._stack = ExitStack()
+        self._records = [_open(self._stack, etcd, run_dir, scope) for _ in range(_CONNECTIONS)]
+
+    def ask(self, index: int) -> int:
+        """The port of the leader, for the agent of this number."""
+        records = self._records[index % _CONNECTIONS]
+        records.newest_epoch()
+        records.last_round()
+        place = records.endpoint()
+        return 0 if place is None else int(place["port"])
+
+    def close(self) -> None:
+        """End the clients."""
+        self._stack.close()
+
+
+def steady_rate(etcd: EtcdServer, run_dir: RunDir, scope: str, agents: int, seconds: float) -> float:
+    """Requests that reach etcd per agent and second while nothing happens; one of the agents has led and writes."""
+    with ExitStack() as stack:
+        everybody = [_open(stack, etcd, run_dir, scope) for _ in range(agents)]
+        everybody[0].claim_epoch(1, {})
+        everybody[0].publish_endpoint({"address": "127.0.0.1", "port": 1})
+        before = _requests(etcd)
+        time.sleep(seconds)
+        return (_requests(etcd) - before) / agents / seconds
+
+
+def _open(stack: ExitStack, etcd: EtcdServer, run_dir: RunDir, scope: str) -> EtcdRecords:
+    records = open_etcd_records(etcd.config, run_dir, scope, limit=_LIMIT)
+    stack.callback(records.close)
+    return records
+
+
+def _requests(etcd: EtcdServer) -> float:
+    """How many calls etcd has been asked for, by its own count."""
+    with urllib.request.urlopen(f"http://{etcd.config.endpoints[0]}/metrics", timeout=10) as answer:
+        return sum(map(float, _STARTED.findall(answer.read().decode())))
