@@ -40,6 +40,8 @@ _READ_AGAIN = 0.5
 """Seconds between two looks at the records while no leader is found."""
 _RESTORE = 0.1
 """Seconds in which a broken link may be restored; as long as a leader waits for it."""
+_STAND_BACK = 3.0
+"""Seconds in which an agent does not stand up again after it found somebody else."""
 _UNLED = 10.0
 """Seconds after which a run that nobody has ever led is led by whoever is there."""
 
@@ -403,6 +405,8 @@ class Member:
                     link = await search.look(place for place in places if place not in others)
                     if link is not None:
                         link.abort()
+                        # Time to get there before this agent thinks of itself again.
+                        self._stand_again_at = asyncio.get_running_loop().time() + _STAND_BACK
                         if self._settings.stand_down is not None and standing():
                             await self._settings.stand_down()
                         return
