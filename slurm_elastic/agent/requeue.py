@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slurm_elastic.agent.patience import Patience
+from slurm_elastic.errors import ExitCode
 from slurm_elastic.rundir import JobRecords, RunDir
 from slurm_elastic.slurm import (
     Cause,
@@ -33,6 +34,7 @@ VERDICT_VARIABLE = "SLURM_ELASTIC_VERDICT"
 _WAIT = 600.0
 """Seconds to wait for a slurmctld that does not answer. Meanwhile it gives the nodes to nobody else either."""
 _BEGINNING = "round None"
+_FINAL = (ExitCode.FINISHED, ExitCode.FAILED, ExitCode.USAGE, ExitCode.FENCED)
 _HEARD = (Cause.REQUEUE_WANTED, Cause.DRAINED, Cause.PREEMPTED)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 
@@ -82,7 +84,8 @@ def settle(
     restart_count = job.restart_count
     records = JobRecords(run_dir, job.job_id)
     notice = records.notice(restart_count) or {}
-    if others_go_on and not notice:
+    if failed or status in _FINAL or (others_go_on and not notice):
+        # Nothing to ask Slurm about.
         return False
     deadline = time.monotonic() + wait
     view = _ask(controller, job.name, deadline)

@@ -111,6 +111,14 @@ def test_preempted_in_grace(slurm: Slurm, script: Script) -> None:
     assert script.said == ["job 1: requeued: preempted"]
 
 
+@pytest.mark.parametrize("status", [1, 2, 76])
+def test_slurm_is_not_asked_about_a_failure(slurm: Slurm, script: Script, status: int) -> None:
+    slurm.shows("job_preempted_in_grace.txt")
+    assert not script.ends(status=status)
+    assert not (slurm.directory / "calls").exists()
+    assert script.said == []
+
+
 def test_only_once(slurm: Slurm, script: Script) -> None:
     slurm.shows("job_preempted_in_grace.txt")
     assert script.ends()
