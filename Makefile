@@ -31,6 +31,7 @@ bench: setup ## the benchmarks behind docs/benchmarks.md
 	-@$(PYTHON) -m benchmarks.store_names --json build/store_names.json
 	-@$(PYTHON) -m benchmarks.trainer --json build/trainer.json
 	-@$(PYTHON) -m benchmarks.submission --json build/submission.json
+	-@$(PYTHON) -m benchmarks.health --json build/health.json
 	@$(MAKE) --no-print-directory docs
 
 docs: ## put what was measured last into docs/benchmarks.md

@@ -22,12 +22,14 @@ class Limits:
 
     Attributes:
         connections: open at a time, of all clients; the one that was silent longest makes room for another.
+        requests_per_second: of one client; whoever asks more waits, so that the training does not.
         request_seconds: from the first byte of a request, or the connection's beginning, to the request's end.
         idle_seconds: between two requests.
         answer_seconds: for the client to take an answer, and to close the connection after the last one.
     """
 
     connections: int = 64
+    requests_per_second: int = 100
     request_seconds: float = 5.0
     idle_seconds: float = 75.0
     answer_seconds: float = 10.0
@@ -64,8 +66,11 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._by = float("inf")
         self._full = self._said_all = self._ending = False
+        self._second, self._asked = 0.0, 0
         self.busy = False
-        """Whether an answer is being made or taken."""
+        """Whether an answer is being made or taken, or the client has to wait."""
+        self.waits = False
+        """Whether it has to wait because it has asked too much."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client is there."""
@@ -115,6 +120,8 @@ class Connection(asyncio.Protocol):
         for _ in range(_TURN):
             if self.busy or self._ending or self._transport.is_closing():
                 return
+            if self._received and self._too_many():
+                return
             try:
                 request = next_request(self._received)
             except HTTPError as error:
@@ -126,6 +133,7 @@ class Connection(asyncio.Protocol):
                 elif not self._received:
                     self._expect(self._server.limits.idle_seconds)
                 return
+            self._asked += 1
             self._server.served(self)
             self._expect(self._server.limits.request_seconds)
             answer = self._server.answer(request)
@@ -136,6 +144,18 @@ class Connection(asyncio.Protocol):
         if not self.busy:
             self._pause()
             self._loop.call_soon(self._resume)
+
+    def _too_many(self) -> bool:
+        now = self._loop.time()
+        if now >= self._second + 1.0:
+            self._second, self._asked = now, 0
+        if self._asked < self._server.limits.requests_per_second:
+            return False
+        self._pause()
+        self._expect(None)
+        self.waits = True
+        self._loop.call_at(self._second + 1.0, self._resume)
+        return True
 
     def _wait_for(self, answer: Slow, request: Request) -> None:
         self._pause()
@@ -165,7 +185,7 @@ class Connection(asyncio.Protocol):
     def _resume(self) -> None:
         if self._full or self._transport.is_closing():
             return
-        self.busy = False
+        self.busy = self.waits = False
         self._transport.resume_reading()
         if not self._ending:
             self._expect(self._server.limits.request_seconds)

@@ -87,7 +87,7 @@ class HealthServer(HealthCheckServer):
         self._connections[connection] = None
         if len(self._connections) > self.limits.connections:
             # A stranger that holds many does not lock out whoever comes next.
-            victim = next((one for one in self._connections if not one.busy), connection)
+            victim = next((one for one in self._connections if not one.busy or one.waits), connection)
             del self._connections[victim]
             victim.abort()
 

@@ -116,6 +116,18 @@ def test_one_connection_asks_many_times(make: Callable[..., Port]) -> None:
     assert answers.count(b"200 OK") == 100
 
 
+def test_whoever_asks_too_much_waits_and_nobody_else_does(make: Callable[..., Port]) -> None:
+    port = make()
+    begin = time.monotonic()
+    with port.connect() as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n" * 149 + b"GET /metrics HTTP/1.0\r\n\r\n")
+        eventually(lambda: any(connection.waits for connection in port.server._connections))
+        assert port.get("/healthz")[0] == 200
+        assert time.monotonic() - begin < 1.0
+        assert everything(client).count(b"200 OK") == 150
+    assert time.monotonic() - begin >= 1.0
+
+
 def test_whoever_says_no_more_is_still_answered(make: Callable[..., Port]) -> None:
     port = make()
     with port.connect() as client:
