@@ -19,13 +19,15 @@ FOLDER = "runs"
 
 def train(word: str) -> dict[str, Any]:
     """A function of the submitting script itself: it reaches the workers by value."""
+    import submitit
     import torch
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
     total = torch.tensor([float(dist.get_rank())])
     dist.all_reduce(total)
-    rank = dist.get_rank()
+    rank = submitit.JobEnvironment().global_rank
+    assert rank == dist.get_rank()
     print(f"rank {rank} trained", flush=True)
     dist.destroy_process_group()
     return {"word": word, "rank": rank, "total": total.item(), "node": os.environ["SLURM_ELASTIC_NODE"]}
