@@ -298,6 +298,13 @@ def _held(state: State, event: Held, now: float) -> Result:
 
 
 def _tick(state: State, event: Tick, now: float) -> Result:
+    overdue = now - state.settings.heartbeat_limit
+    if state.calm and any(agent.last_heard < overdue for agent in state.agents.values()):
+        # Nobody was missed at the last look, so it was the leader that was away; whoever lives is heard by the next.
+        agents = {
+            name: replace(agent, last_heard=max(agent.last_heard, overdue)) for name, agent in state.agents.items()
+        }
+        state = replace(state, agents=agents)
     missed = now - state.settings.heartbeat_limit / 2
     # The signs of very many come in turns.
     calm = len(state.agents) <= _FEW and all(agent.last_heard >= missed for agent in state.agents.values())

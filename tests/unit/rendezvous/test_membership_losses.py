@@ -103,6 +103,18 @@ def test_a_pause_of_the_leader_is_forgiven_to_one_that_was_overdue_before() -> N
     assert not only(Drop, run.wait(1.0))
 
 
+def test_a_short_pause_of_a_leader_that_missed_nobody_is_nobodys_silence() -> None:
+    run = Scenario(min_nodes=2, heartbeat_limit=1.0)
+    run.join("n0", "n1")
+    run.wait(1.0)
+    assert run.state.calm
+    run.pause(0.33)
+    run.on(Tick())
+    run.pause(0.49)
+    run.on(Heard((("n0", run.now),)))
+    assert not only(Drop, run.on(Tick()))
+
+
 def test_a_pause_of_the_leader_leaves_time_to_connect_again() -> None:
     run = Scenario(min_nodes=2, reconnect_grace=0.1)
     run.join("n0", "n1")
