@@ -12,7 +12,9 @@ import atexit
 import ctypes
 import gc
 import sys
+import weakref
 from types import ModuleType
+from typing import Any
 
 __all__ = ["Finalization"]
 
@@ -65,3 +67,37 @@ class Finalization:
                 _keep_for_ever(module)
                 # Not removed: an import from here on must fail, as it does at the end of Python, and not begin anew.
                 sys.modules[name] = None  # type: ignore[assignment]
+        own = [vars(module) for module in sys.modules.values() if isinstance(module, ModuleType)]
+        vars(sys)[_LAST] = _Last([namespace for namespace in own if namespace is not vars(sys)])
+
+
+_LAST = "_slurm_elastic_last"
+
+
+class _Namespace:
+    """Lies in the namespace of a module and is gone with it."""
+
+    __slots__ = ("__weakref__", "content")
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        self.content = content
+        content[_LAST] = self
+
+
+class _Last:
+    """Takes down the script's modules that a module which is spared refers to, such as by a function put into it.
+
+    Python takes `sys` down when all other modules are done with.
+    """
+
+    __slots__ = ("_namespaces",)
+
+    def __init__(self, namespaces: list[dict[str, Any]]) -> None:
+        self._namespaces = [weakref.ref(_Namespace(namespace)) for namespace in namespaces]
+
+    def __del__(self) -> None:
+        for reference in self._namespaces:
+            namespace = reference()
+            if namespace is not None:
+                for name in [name for name in namespace.content if name != "__builtins__"]:
+                    namespace.content[name] = None

@@ -284,7 +284,7 @@ def test_torn_error_file_is_no_error_of_the_agent(workplace: Make) -> None:
 
 
 ENDING = """\
-import sys, torch
+import sys, helper, torch
 
 class Thing:
     def __init__(self, name):
@@ -304,18 +304,31 @@ in_a_cycle.itself = in_a_cycle
 del in_a_cycle
 unflushed = open(sys.argv[1], "w")
 unflushed.write("flushed")
+torch.function_of_a_module_of_the_script = helper.function
+"""
+HELPER = """\
+import sys
+
+unflushed = open(sys.argv[1] + ".helper", "w")
+unflushed.write("flushed, too")
+
+def function():
+    return unflushed
 """
 
 
 def test_a_worker_ends_its_own_modules_and_not_those_of_the_warm_process(workplace: Make, tmp_path: Path) -> None:
     place = workplace()
     place.script.write_text(ENDING)
-    file = tmp_path / "file"
+    place.script.with_name("helper.py").write_text(HELPER)
+    file, helpers = tmp_path / "file", tmp_path / "file.helper"
 
     assert place.run_plain([str(file)]).stdout == "cycle finds torch\ninherited cannot import\n"
     file.unlink()
+    helpers.unlink()
 
     ended = place.run_warm([str(file)])
 
     assert ended.stdout == "cycle finds torch\n"
     assert (ended.code, ended.stderr, file.read_text()) == (0, "", "flushed")
+    assert helpers.read_text() == "flushed, too"
