@@ -9,7 +9,8 @@ Under the run's prefix::
     scopes/<scope>/failure             why the run failed in that scope
 
 All keys live under one lease of the run and are gone within a minute after its end. What has to be known later, DONE
-and the numbers of rounds and epochs, is also in the run directory. etcd decides while the run lives.
+and the numbers of rounds and epochs, is also in the run directory; so is the leader's place, for the commands of
+operators. etcd decides while the run lives.
 """
 
 from __future__ import annotations
