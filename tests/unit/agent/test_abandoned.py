@@ -79,4 +79,8 @@ def test_a_job_without_its_srun_is_ended(srun: tuple[dict[str, str], socket.sock
 
 @pytest.mark.parametrize(("state", "expected"), [(NodeState.DOWN, True), (NodeState.UNKNOWN, False)])
 def test_without_an_answer_slurm_decides(signalled: int, state: NodeState, *, expected: bool) -> None:
-    assert ended({}, signalled, state) is expected
+    assert ended({"SLURM_SRUN_COMM_HOST": "127.0.0.1"}, signalled, state) is expected
+
+
+def test_an_agent_that_knows_no_srun_does_nothing(signalled: int) -> None:
+    assert not ended({}, signalled, NodeState.DOWN)
