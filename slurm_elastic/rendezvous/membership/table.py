@@ -60,12 +60,12 @@ class Table:
     restarts: int
 
 
-def build_table(round_: int, reason: Reason, candidates: Iterable[Candidate], max_nodes: int, restarts: int) -> Table:
-    """Rank the candidates in Slurm's node order and cut at `max_nodes`.
+def build_table(round_: int, reason: Reason, candidates: Iterable[Candidate], restarts: int) -> Table:
+    """Rank the candidates in Slurm's node order.
 
     The order depends on the candidates alone, so agents that stay keep their relative order from round to round.
     """
-    chosen = sorted(candidates, key=lambda candidate: candidate.order)[:max_nodes]
+    chosen = sorted(candidates, key=lambda candidate: candidate.order)
     role_world = Counter[str]()
     for candidate in chosen:
         role_world[candidate.role] += candidate.local_world_size

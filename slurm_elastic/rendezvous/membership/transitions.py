@@ -111,16 +111,15 @@ def start_forming(
 
 
 def publish(state: State, now: float) -> Result:
-    """Close the round: all waiting agents, up to the maximum, get a place; the others are spares."""
+    """Close the round: all waiting agents, up to the maximum, get a place; the others are spares.
+
+    A member of the last round keeps its place, so that a spare displaces nobody.
+    """
     settings = state.settings
-    waiting = [agent for agent in state.agents.values() if agent.status is Status.WAITING]
-    table = build_table(
-        state.round,
-        state.reason,
-        (agent.candidate for agent in waiting),
-        settings.max_nodes,
-        state.restarts,
-    )
+    members = frozenset(state.base.members if state.base is not None else ())
+    waiting = [agent.candidate for agent in state.agents.values() if agent.status is Status.WAITING]
+    waiting.sort(key=lambda candidate: (candidate.agent not in members, candidate.order))
+    table = build_table(state.round, state.reason, waiting[: settings.max_nodes], state.restarts)
     agents = dict(state.agents)
     for place in table.places:
         agents[place.agent] = replace(agents[place.agent], status=Status.RUNNING, round=table.round)

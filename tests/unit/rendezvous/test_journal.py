@@ -29,7 +29,7 @@ def table(nodes: int, *, workers: int = 1, reason: Reason = Reason.START, restar
         Candidate(f"n{number}/7.0/1", f"n{number}", number, workers, "default", f"n{number}", 30000)
         for number in range(1, nodes + 1)
     ]
-    return build_table(4, reason, candidates, nodes, restarts)
+    return build_table(4, reason, candidates, restarts)
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,16 @@ def test_an_array_starts_with_its_minimum_and_what_is_above_the_maximum_is_spare
     assert [place.agent for place in published.table.places] == ["n1", "n5"]
 
 
+def test_a_spare_displaces_no_member() -> None:
+    run = Scenario(min_nodes=2, max_nodes=2)
+    run.join("n2", "n3")
+    assert run.members == ["n2", "n3"]
+    run.join("n0", "n1")
+    run.on(Left("n3", LeaveReason.PREEMPTED))
+    (published,) = only(Publish, run.join("n2", last_round=0))
+    assert [place.agent for place in published.table.places] == ["n0", "n2"]
+
+
 def test_a_round_waits_until_the_workers_of_the_last_one_are_gone() -> None:
     run = Scenario()
     run.join("n0")

@@ -8,14 +8,14 @@ from tests.unit.rendezvous.scenario import candidate
 
 def test_agents_are_ranked_in_slurms_order_whatever_order_they_joined_in() -> None:
     joined = [candidate("b", position=1), candidate("c", position=0), candidate("a", position=2)]
-    table = build_table(0, Reason.START, joined, 8, 0)
+    table = build_table(0, Reason.START, joined, 0)
     assert [place.agent for place in table.places] == ["c", "b", "a"]
     assert [place.rank for place in table.places] == [0, 1, 2]
 
 
 def test_without_positions_numbers_in_node_names_count_by_value() -> None:
     names = ["rack2-node10", "rack10-node1", "rack2-node9", "login"]
-    table = build_table(0, Reason.START, map(candidate, names), 8, 0)
+    table = build_table(0, Reason.START, map(candidate, names), 0)
     assert [place.agent for place in table.places] == ["login", "rack2-node9", "rack2-node10", "rack10-node1"]
 
 
@@ -25,15 +25,10 @@ def test_workers_are_counted_over_all_and_within_their_role() -> None:
         candidate("n1", workers=1, role="evaluator"),
         candidate("n2", workers=4),
     ]
-    table = build_table(3, Reason.NODE_JOINED, joined, 8, 1)
+    table = build_table(3, Reason.NODE_JOINED, joined, 1)
     assert table.world_size == 7
     assert [place.base_rank for place in table.places] == [0, 2, 3]
     assert [place.role_base_rank for place in table.places] == [0, 0, 2]
     assert [place.role_world_size for place in table.places] == [6, 1, 6]
     assert (table.store_address, table.store_port) == ("n0.cluster", 20000)
     assert (table.round, table.restarts) == (3, 1)
-
-
-def test_what_is_above_the_maximum_is_cut() -> None:
-    table = build_table(0, Reason.START, map(candidate, ["n2", "n1", "n0"]), 2, 0)
-    assert [place.agent for place in table.places] == ["n0", "n1"]
