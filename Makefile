@@ -2,7 +2,7 @@
 
 PYTHON := /opt/slurm-elastic/venv/bin/python
 
-.PHONY: help setup demo test test-all lint bench docs shell
+.PHONY: help setup demo test test-all soak lint bench docs shell
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,9 @@ test: lint ## every test, the cluster layer on Slurm 22.05
 test-all: test ## the cluster layer on Slurm 24.11, too
 	@.ci/setup --release 24.11
 	@SLURM_ELASTIC_TEST_RELEASE=24.11 $(PYTHON) -m pytest tests/cluster $(PYTEST)
+
+soak: setup ## an hour of random mishaps to one run on a real cluster; SOAK="--minutes 5 --seed 7"
+	@$(PYTHON) -m tests.cluster.soak $(SOAK)
 
 bench: setup ## the benchmarks behind docs/benchmarks.md
 	@mkdir -p build
