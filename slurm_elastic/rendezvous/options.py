@@ -39,7 +39,7 @@ class RendezvousOptions:
     heartbeat_limit: float = 3.0
     leader_limit: float = default_leader_limit(3.0)
     leave_margin: float = 5.0
-    min_round_time: float = 0.0
+    min_round_time: float = 2.0
     etcd_limit: float = 600.0
 
     @classmethod

@@ -7,7 +7,7 @@ from slurm_elastic.rendezvous.options import RendezvousOptions
 
 
 def test_defaults() -> None:
-    assert RendezvousOptions.from_config({}) == RendezvousOptions(600.0, 30.0, 3.0, 4.25, 5.0, 0.0)
+    assert RendezvousOptions.from_config({}) == RendezvousOptions(600.0, 30.0, 3.0, 4.25, 5.0, 2.0)
 
 
 def test_torch_launch_configuration_adds_a_timeout_that_means_nothing() -> None:
