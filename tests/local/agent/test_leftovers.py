@@ -12,7 +12,7 @@ from tests.local.agent.test_health import ask, status, target
 from tests.local.agents import Agent, Allocation, eventually
 
 Allocate = Callable[..., Allocation]
-FIRST, LAST = 3, 43
+FIRST, LAST = 3, 203
 """Rounds in which the agent is looked at. Whatever leaks leaks in every round."""
 
 
