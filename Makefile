@@ -17,7 +17,7 @@ lint: setup ## formatting, lint, types, shell scripts
 	@.ci/lint
 
 test: lint ## every test, the cluster layer on Slurm 22.05
-	@$(PYTHON) -m pytest tests $(PYTEST)
+	@$(PYTHON) -m pytest tests/unit tests/simulation tests/local tests/cluster $(PYTEST)
 
 test-all: test ## the cluster layer on Slurm 24.11, too
 	@.ci/setup --release 24.11
