@@ -27,6 +27,15 @@ mv "codes/.$SLURMD_NODENAME" "codes/$SLURMD_NODENAME"
 SRUN = "srun --overlap --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0"
 """As in the batch script of an allocation, for steps of a test's own."""
 
+TAKE = """\
+#!/bin/bash
+#SBATCH --partition=high
+#SBATCH --exclusive
+#SBATCH --nodes=1
+exec sleep "$1"
+"""
+"""A job for which Slurm preempts another one."""
+
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"})
 
 
@@ -77,6 +86,11 @@ class Job:
         found = [event for path in self.run_dir.glob("events/*.jsonl") for event in _objects(path)]
         return sorted((event for event in found if kind in ("", event["event"])), key=lambda event: event["time"])
 
+    def leader(self) -> str:
+        """The node of the run's leader, or of the one that was the last to lead."""
+        newest = max(self.run_dir.glob("endpoints/*.json"), key=lambda path: int(path.stem.rpartition(".")[2]))
+        return str(json.loads(newest.read_text())["agent"]).split("/")[0]
+
     def diary(self) -> list[dict[str, Any]]:
         """What the workers of steps.py wrote down, in the order of time."""
         found = [entry for path in self.directory.glob("steps/rank_*.jsonl") for entry in _objects(path)]
@@ -126,6 +140,10 @@ class Job:
         """End the training."""
         (self.directory / "enough").touch()
 
+    def cancel(self) -> None:
+        """`scancel`."""
+        self.cluster.command(["scancel", str(self.id)])
+
     def wait_for(self, *states: str, timeout: float = 60.0) -> None:
         """Wait until the job is in one of the states; in a final one its processes are gone."""
         try:
@@ -145,6 +163,7 @@ class Jobs:
         for source, name in ((TRAINING, "train.py"), (TEMPLATE, "elastic.sbatch")):
             self.place(source, name)
         self.write("agent.sh", AGENT)
+        self.write("take.sh", TAKE)
 
     def place(self, source: Path, name: str = "") -> Path:
         """Copy a file into the directory; the checkout may lie where the ordinary user cannot read."""
@@ -165,6 +184,11 @@ class Jobs:
         directory = cwd or self.directory
         job_id = self.cluster.submit(argv, directory, env={**self.environ, **(environ or {})})
         return Job(self.cluster, directory, job_id)
+
+    def take(self, node: str = "", seconds: float | None = None) -> Job:
+        """Have Slurm preempt whoever uses this node, or some node, for so long or until the new job is cancelled."""
+        where = [f"--nodelist={node}"] if node else []
+        return self.submit(*where, "take.sh", "infinity" if seconds is None else f"{seconds:.1f}")
 
     def processes(self) -> dict[str, list[Process]]:
         """All processes of the ordinary user, by the node that has some."""

@@ -24,7 +24,6 @@ from tests.cluster.jobs import Job, Jobs
 from tests.cluster.testbed import Cluster, Settings
 
 MISHAPS = ("preempt", "kill", "cut", "pause", "preempt two")
-HOLD = "#!/bin/bash\nsleep $1\n"
 SECONDS_PER_EPOCH = 3.0
 """With four workers on an idle machine of two cores."""
 
@@ -59,7 +58,6 @@ class Soak:
         self._jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
         for name in ("digits.py", "count_samples.py"):
             self._jobs.place(CHECKOUT / "docs/examples" / name)
-        self._jobs.write("hold.sh", HOLD)
         training = f"digits.py --epochs {self._epochs} --step-time 0.03 --checkpoint-every 20 --checkpoint-dir ."
         return self._jobs.submit("--array=0-3", "array.sbatch", "--nnodes=1:4", *training.split(), "--record=records")
 
@@ -70,8 +68,7 @@ class Soak:
         match mishap:
             case "preempt" | "preempt two":
                 for node in nodes[: 1 if mishap == "preempt" else 2]:
-                    where = ("--partition=high", f"--nodelist={node}", "--exclusive")
-                    self._cluster.submit([*where, "hold.sh", f"{seconds:.0f}"], self._jobs.directory)
+                    self._jobs.take(node, seconds)
             case "kill":
                 self._cluster.kill(nodes[0])
                 time.sleep(seconds)

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import json
-
 from tests.cluster.jobs import CHECKOUT
 
-HOLD = "#!/bin/bash\nuntil [ -e release ]; do sleep 0.2; done\n"
 ALL = ["n1", "n2", "n3", "n4"]
 
 
 def test_a_preempted_element_costs_no_step_and_joins_again(jobs):
     jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
-    jobs.write("hold.sh", HOLD)
     job = jobs.submit("--array=0-3", "array.sbatch", "--nnodes=3:4", "train.py", "--asks")
     wait_until = jobs.cluster.wait_until
     wait_until("no training", lambda: len(job.rounds()) > 0 and job.trained_on(len(job.rounds()) - 1) == ALL)
     first = len(job.rounds()) - 1
-    (endpoint,) = (job.run_dir / "endpoints").glob("*.json")
-    leader = json.loads(endpoint.read_text())["agent"].split("/")[0]
-    victim = next(node for node in reversed(ALL) if node != leader)
+    victim = next(node for node in reversed(ALL) if node != job.leader())
     others = [node for node in ALL if node != victim]
 
-    jobs.cluster.submit(["--partition=high", f"--nodelist={victim}", "--exclusive", "hold.sh"], jobs.directory)
+    high = jobs.take(victim)
     wait_until("the others do not go on", lambda: job.trained_on(first + 1) == others)
-    (jobs.directory / "release").touch()
+    high.cancel()
     wait_until("it does not come back", lambda: job.trained_on(first + 2) == ALL)
 
     job.say_enough()

@@ -13,7 +13,7 @@ def test_a_cancelled_job_leaves_nothing_behind(jobs, proctrack, start):
     job = jobs.submit(*on("n1", "n2", "n3"), "elastic.sbatch", f"--start={start}", "train.py")
     job.wait_for_steps(0, ["n1", "n2", "n3"])
 
-    jobs.cluster.command(["scancel", str(job.id)])
+    job.cancel()
 
     job.wait_for("CANCELLED")
     assert not (job.run_dir / "done.json").exists()

@@ -8,7 +8,6 @@ import sys
 
 from tests.cluster.jobs import CHECKOUT, Job
 
-HOLD = "#!/bin/bash\nuntil [ -e release ]; do sleep 0.2; done\n"
 EPOCHS, STEPS_PER_EPOCH = 4, 45
 
 
@@ -18,30 +17,26 @@ def steps_of_rank_0(job: Job) -> list[int]:
     return [entry["step"] for entry in map(json.loads, filter(None, lines)) if "step" in entry]
 
 
-def leading(job: Job) -> str:
-    (endpoint,) = job.run_dir.glob("endpoints/*.json")
-    return json.loads(endpoint.read_text())["agent"].split("/")[0]
-
-
 def test_no_step_is_lost_and_every_sample_comes_once_through_three_preemptions(jobs):
     jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
     for name in ("digits.py", "count_samples.py"):
         jobs.place(CHECKOUT / "docs/examples" / name)
-    jobs.write("hold.sh", HOLD)
     training = (
         f"digits.py --epochs {EPOCHS} --step-time 0.15 --checkpoint-every 10000 --checkpoint-dir . --record records"
     )
     job = jobs.submit("--array=0-3", "array.sbatch", "--nnodes=1:4", *training.split())
     job.wait_until("not all four train", lambda: bool(job.tables()) and len(job.tables()[-1]) == 4)
 
+    takers = []
     # The leader's node first.
-    for node in sorted(job.tables()[-1], key=lambda node: node != leading(job))[:3]:
+    for node in sorted(job.tables()[-1], key=lambda node: node != job.leader())[:3]:
         before = len(steps_of_rank_0(job))
-        jobs.cluster.submit(["--partition=high", f"--nodelist={node}", "--exclusive", "hold.sh"], jobs.directory)
+        takers.append(jobs.take(node))
         job.wait_until(f"{node} stays", lambda node=node: node not in job.tables()[-1])
         job.wait_until("the others stop", lambda before=before: len(steps_of_rank_0(job)) > before + 2)
     job.wait_until("it does not end", (job.run_dir / "done.json").exists)
-    (jobs.directory / "release").touch()
+    for taker in takers:
+        taker.cancel()
 
     jobs.wait_until_all_ended()
     assert [round_["reason"] for round_ in job.rounds()][-3:] == ["node_left"] * 3

@@ -7,21 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.jobs import SRUN, Job, Jobs
+from tests.cluster.jobs import SRUN, Job
 from tests.cluster.testbed import Cluster
 
-HOLD = "#!/bin/bash\nuntil [ -e release ]; do sleep 0.2; done\n"
 ALL = ["n1", "n2", "n3", "n4"]
-
-
-def preempt(jobs: Jobs) -> None:
-    """Take one node for a job with a higher priority, until `let_go` is called."""
-    jobs.write("hold.sh", HOLD)
-    jobs.cluster.submit(["--partition=high", "--nodes=1", "--exclusive", "hold.sh"], jobs.directory)
-
-
-def let_go(jobs: Jobs) -> None:
-    (jobs.directory / "release").touch()
 
 
 def comes_back(job: Job, timeout: float = 60.0) -> list[str]:
@@ -54,7 +43,7 @@ def test_a_preempted_allocation_saves_and_comes_back_smaller(jobs, proctrack, pr
     job = jobs.submit("--nodes=2-4", "elastic.sbatch", "train.py", "--asks")
     job.wait_for_steps(0, ALL)
 
-    preempt(jobs)
+    high = jobs.take()
 
     nodes = comes_back(job)
     assert len(nodes) == 3
@@ -66,7 +55,7 @@ def test_a_preempted_allocation_saves_and_comes_back_smaller(jobs, proctrack, pr
     if proctrack == "cgroup":
         assert {e["stop"] for e in job.diary() if "stop" in e} == {"preempted"}
         assert_no_step_is_lost(job)
-    let_go(jobs)
+    high.cancel()
     job.say_enough()
     # Slurm 24.11 takes its success for the end of another preemption, because it was preempted once. Where it requeues,
     # the job runs once more, which ends at once.
@@ -98,13 +87,13 @@ def test_a_controller_that_is_down_when_the_agents_go_requeues_later(jobs):
     job = jobs.submit("--nodes=4", "elastic.sbatch", "train.py", "--asks")
     job.wait_for_steps(0, ALL)
 
-    preempt(jobs)
+    high = jobs.take()
     job.wait_until("nobody is told", lambda: "leaves: preempted" in job.output)
     jobs.cluster.kill("ctl")
     jobs.cluster.wait_until("agents stay", lambda: job.output.count("ends: left after") == 4)
     jobs.cluster.start("ctl")
 
-    let_go(jobs)
+    high.cancel()
     assert comes_back(job) == ALL
     assert_no_step_is_lost(job)
     job.say_enough()

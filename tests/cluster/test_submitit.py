@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.jobs import CHECKOUT, Job, Jobs, on
+from tests.cluster.jobs import CHECKOUT, Job, Jobs
 
 pytestmark = pytest.mark.accounting
 
@@ -91,10 +91,8 @@ def test_array_is_one_run_and_goes_on_without_a_preempted_element(jobs: Jobs) ->
     jobs.cluster.wait_until("no round of three", lambda: [len(table) for table in job.tables()][-1:] == [3])
     before = len(job.tables())
     jobs.cluster.wait_until("not counting", (jobs.directory / "count.json").exists)
-    endpoints = sorted((job.run_dir / "endpoints").glob("*.json"))
-    leader = json.loads(endpoints[-1].read_text())["agent"].split("/")[0]
-    victim = next(node for node in reversed(job.tables()[-1]) if node != leader)
-    preemptor = jobs.submit("--partition=high", "--exclusive", *on(victim), "--wrap=sleep 3")
+    victim = next(node for node in reversed(job.tables()[-1]) if node != job.leader())
+    preemptor = jobs.take(victim, 3)
     jobs.cluster.wait_until("no smaller round", lambda: [len(table) for table in job.tables()][before:][:1] == [2])
     (jobs.directory / "enough").touch()
     seen = submitting.outcome()
@@ -112,7 +110,7 @@ def test_preempted_run_comes_back_with_its_result(jobs: Jobs) -> None:
     job = _submitted(jobs)
     jobs.cluster.wait_until("no round of four", lambda: [len(table) for table in job.tables()] == [4])
     jobs.cluster.wait_until("not counting", (jobs.directory / "count.json").exists)
-    preemptor = jobs.submit("--partition=high", *on("n2"), "--wrap=sleep 3")
+    preemptor = jobs.take("n2", 3)
     preemptor.wait_for("COMPLETED", timeout=90)
     job.wait_until("no second start", lambda: len(job.tables()) == 2, timeout=90)
     (jobs.directory / "enough").touch()
