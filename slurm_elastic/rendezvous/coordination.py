@@ -18,9 +18,11 @@ from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.chair import Chair, Follow
 from slurm_elastic.rendezvous.leader import Leader
-from slurm_elastic.rendezvous.member import LeaderLost, Member, MemberSettings, Word
+from slurm_elastic.rendezvous.member import Member
 from slurm_elastic.rendezvous.membership import Candidate, LeaveReason, Slowest, WorkerFailure
 from slurm_elastic.rendezvous.records import RecordsError
+from slurm_elastic.rendezvous.whereabouts import MemberSettings
+from slurm_elastic.rendezvous.words import LeaderLost, Word
 
 __all__ = ["Coordination", "RecordsLost"]
 

@@ -29,12 +29,12 @@ from torch.distributed.elastic.rendezvous import (
 from slurm_elastic.rendezvous.coordination import Coordination, RecordsLost
 from slurm_elastic.rendezvous.journal import describe
 from slurm_elastic.rendezvous.keeping import etcd_wanted, open_records
-from slurm_elastic.rendezvous.member import LeaderLost, Unreachable, Word
 from slurm_elastic.rendezvous.membership import Decision, LeaveReason, Outcome
 from slurm_elastic.rendezvous.messages import Ended, Interrupted, Placed, Waiting
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.private import take_private
 from slurm_elastic.rendezvous.seat import Seat, connect
+from slurm_elastic.rendezvous.words import LeaderLost, Unreachable, Word
 from slurm_elastic.rendezvous.worker_store import ReservedPort, open_worker_store
 from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import (

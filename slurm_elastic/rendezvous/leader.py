@@ -7,10 +7,7 @@ take as long as the shared file system likes, while signs of life have to be not
 from __future__ import annotations
 
 import asyncio
-import logging
-import resource
 import socket
-from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 
 from slurm_elastic.rendezvous import membership
@@ -24,50 +21,24 @@ from slurm_elastic.rendezvous.membership import (
     Claimed,
     Decision,
     Disconnected,
-    Drop,
     Event,
     Finish,
     Heard,
-    Hold,
-    Interrupt,
     Joined,
     Phase,
-    Probe,
     Publish,
-    Resend,
     Resign,
     Settings,
-    Spare,
     State,
-    StopAt,
-    Table,
     Tick,
 )
-from slurm_elastic.rendezvous.messages import (
-    Beat,
-    Ended,
-    Holding,
-    Interrupted,
-    LeaderMessage,
-    MessageError,
-    Placed,
-    Probed,
-    Resigned,
-    Stopping,
-    Waiting,
-    decode_agent_message,
-    encode,
-)
+from slurm_elastic.rendezvous.messages import Beat, MessageError, decode_agent_message
+from slurm_elastic.rendezvous.peers import Peers
 from slurm_elastic.rendezvous.requests import LeaveRequest, LeaveRequested, who_is_meant
-from slurm_elastic.rendezvous.succession import Successor
+from slurm_elastic.rendezvous.telling import tell
 
 __all__ = ["FencedError", "Leader"]
 
-logger = logging.getLogger(__name__)
-
-_BEAT = encode(Beat())
-_SUCCESSORS = 8
-"""How many of those that may follow a leader each member is told."""
 _BACKLOG, _AT_ONCE = 4096, 16
 """Connections that may wait to be accepted, and that are accepted together."""
 
@@ -100,7 +71,6 @@ class Leader:
         places: Mapping[str, Endpoint] | None = None,
     ) -> None:
         self.run, self.secret, self.epoch = run, secret, epoch
-        self.rejected: Counter[str] = Counter()
         self._settings = settings
         self._ledger = ledger
         self._journal = journal
@@ -108,13 +78,11 @@ class Leader:
         self._places: dict[str, Endpoint] = dict(places or {})
         self.claimed = asyncio.Event()
         """Set once the epoch is this leader's own."""
-        self._connections: dict[str, AcceptedConnection] = {}
-        self._anonymous: dict[AcceptedConnection, None] = {}
-        self._room = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+        self._peers = Peers(Beats(settings.heartbeat_limit / 3, settings.tick_interval))
+        self.rejected = self._peers.rejected
         self._signs: dict[str, float] = {}
         self._decisions: asyncio.Queue[tuple[State, Decision]] = asyncio.Queue()
         self._timer: asyncio.TimerHandle | None = None
-        self._beats = Beats(settings.heartbeat_limit / 3, settings.tick_interval)
 
     async def serve(self, listener: socket.socket) -> None:
         """Lead until cancelled, or until this leader has resigned.
@@ -153,52 +121,43 @@ class Leader:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            for connection in [*self._connections.values(), *self._anonymous]:
-                connection.close()
+            self._peers.close()
 
     async def everybody_told(self) -> None:
         """Return when every decision is carried out and every agent has gone."""
         await self._decisions.join()
-        while self._connections:
+        while len(self._peers):
             await asyncio.sleep(0.02)
             await self._decisions.join()
 
     # What the connections report.
 
     def opened(self, connection: AcceptedConnection) -> None:
-        """A connection was made by somebody who has proved nothing yet."""
-        self._anonymous[connection] = None
-        if len(self._anonymous) > self._room:
-            # The process needs descriptors for itself and its workers, whoever holds how many connections open.
-            oldest = next(iter(self._anonymous))
-            self.reject(oldest, "one of too many connections of nobody known")
-            del self._anonymous[oldest]
-            oldest.close()
+        """See :class:`~.connection.Host`."""
+        self._peers.opened(connection)
 
     def authenticated(self, connection: AcceptedConnection) -> None:
-        """A connection has proved whose it is; an older one of the same agent is of no more use."""
-        self._anonymous.pop(connection, None)
-        older = self._connections.get(connection.agent)
-        self._connections[connection.agent] = connection
-        if older is not None:
-            older.close()
+        """See :class:`~.connection.Host`."""
+        self._peers.authenticated(connection)
+
+    def reject(self, connection: AcceptedConnection, why: str) -> None:
+        """See :class:`~.connection.Host`."""
+        self._peers.reject(connection, why)
 
     def closed(self, connection: AcceptedConnection) -> None:
-        """A connection has ended."""
-        self._anonymous.pop(connection, None)
-        if self._connections.get(connection.agent) is connection:
-            del self._connections[connection.agent]
+        """See :class:`~.connection.Host`."""
+        if self._peers.closed(connection):
             self._handle(Disconnected(connection.agent))
 
     def received(self, connection: AcceptedConnection, content: dict[str, object]) -> None:
-        """An agent said something."""
-        if self._connections.get(connection.agent) is not connection:
+        """See :class:`~.connection.Host`."""
+        if not self._peers.current(connection):
             return
         self._signs[connection.agent] = self._loop.time()
         try:
             message = decode_agent_message(content, connection.agent)
         except MessageError as error:
-            self.reject(connection, str(error))
+            self._peers.reject(connection, str(error))
             return
         if isinstance(message, Joined):
             candidate = message.candidate
@@ -211,14 +170,8 @@ class Leader:
     def _pass_on(self, connection: AcceptedConnection, request: LeaveRequest) -> None:
         agents = self._state.agents.items() if self._state.phase is not Phase.CLOSED else ()
         meant, answer = who_is_meant(request, {name: agent.candidate.node for name, agent in agents})
-        self._send_all(meant, LeaveRequested(request.reason, request.seconds, request.detail))
-        connection.send(encode(answer))
-
-    def reject(self, connection: AcceptedConnection, why: str) -> None:
-        """Count what was dropped; log each kind once per peer."""
-        self.rejected[connection.peer] += 1
-        if self.rejected[connection.peer] == 1:
-            logger.warning("dropped %s from %s (logged once)", why, connection.peer)
+        self._peers.send(meant, LeaveRequested(request.reason, request.seconds, request.detail))
+        self._peers.send((connection.agent,), answer)
 
     # The machine.
 
@@ -247,7 +200,7 @@ class Leader:
         self._timer = None
         self._take_in_signs()
         self._handle(Tick())
-        self._send_beats()
+        self._peers.beat(self._loop.time())
 
     def _take_in_signs(self) -> None:
         if self._signs:
@@ -261,7 +214,7 @@ class Leader:
         while not resigned:
             state, decision = await self._decisions.get()
             await self._write_down(state, decision)
-            self._tell(state, decision)
+            tell(self._peers, self.epoch, state, decision)
             self._journal(decision)
             self._decisions.task_done()
             resigned = isinstance(decision, Resign)
@@ -281,73 +234,6 @@ class Leader:
                     raise FencedError("somebody else leads with a newer epoch")
             case _:
                 pass
-
-    def _tell(self, state: State, decision: Decision) -> None:
-        match decision:
-            case Publish(table):
-                for rank, place in enumerate(table.places):
-                    self._send(place.agent, self._placed(state, table, rank))
-            case Resend(agent, table):
-                ranks = [place.rank for place in table.places if place.agent == agent]
-                self._send(agent, self._placed(state, table, ranks[0]))
-            case Resign(agents):
-                self._send_all(agents, Resigned(self._settings.agent))
-            case Hold(agents, round_):
-                self._send_all(agents, Holding(round_))
-            case StopAt(agents, round_, step, reason, node, seconds, detail):
-                self._send_all(agents, Stopping(round_, step, reason, node, detail, seconds))
-            case Interrupt(agents, round_, reason, node, detail):
-                self._send_all(agents, Interrupted(round_, reason, node, detail))
-            case Probe(agents, probe):
-                self._send_all(agents, Probed(probe))
-            case Spare(agent):
-                self._send(agent, Waiting())
-            case Finish(outcome, agents, failure, detail):
-                self._send_all(agents, Ended(outcome, failure, detail))
-            case Drop(agent) if agent in self._connections:
-                # If it lives, it connects again, is told that its round is over, and joins as a new one.
-                self._connections.pop(agent).close()
-            case _:
-                pass
-
-    def _send_all(self, agents: Sequence[str], message: LeaderMessage) -> None:
-        content = encode(message)
-        for agent in agents:
-            if agent in self._connections:
-                self._connections[agent].send(content)
-
-    def _send(self, agent: str, message: LeaderMessage) -> None:
-        self._send_all((agent,), message)
-
-    def _placed(self, state: State, table: Table, rank: int) -> Placed:
-        place, own = table.places[rank], self._settings.agent
-        # Whoever finds none of these alive reads the others from the records.
-        successors = [
-            Successor(each.agent, each.address, each.standby_port) for each in table.places if each.agent != own
-        ]
-        mine = Successor(place.agent, place.address, place.standby_port)
-        return Placed(
-            attempt=state.agents[place.agent].attempt,
-            place=place,
-            round=table.round,
-            reason=table.reason,
-            nodes=len(table.places),
-            world_size=table.world_size,
-            store_address=table.store_address,
-            store_port=table.store_port,
-            restarts=table.restarts,
-            epoch=self.epoch,
-            leader=own,
-            leader_node=own.split("/")[0],
-            successors=tuple(successors[:_SUCCESSORS])
-            if mine in successors[:_SUCCESSORS] or place.agent == own
-            else (*successors[:_SUCCESSORS], mine),
-        )
-
-    def _send_beats(self) -> None:
-        # Every agent answers with a sign of its own.
-        for agent in self._beats.due(self._connections, self._loop.time()):
-            self._connections[agent].send(_BEAT)
 
 
 async def _for_ever(task: Coroutine[None, None, None]) -> None:

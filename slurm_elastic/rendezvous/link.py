@@ -18,9 +18,11 @@ from slurm_elastic.rendezvous.messages import (
 )
 from slurm_elastic.rendezvous.session import ForeignError, Session, SessionError
 
-__all__ = ["ClosedError", "Endpoint", "Link"]
+__all__ = ["ClosedError", "Endpoint", "Link", "open_link"]
 
 logger = logging.getLogger(__name__)
+
+_ATTEMPT_TIMEOUT = 3.0
 
 
 class ClosedError(ForeignError):
@@ -107,3 +109,34 @@ class Link(asyncio.Protocol):
         if not self.established.done():
             self.established.set_exception(error)
             self.established.exception()  # asked for once, so that an attempt given up leaves no warning behind
+
+
+async def open_link(
+    endpoint: Endpoint, session: Session, heard: Callable[[Link, LeaderMessage], None], epoch: int
+) -> Link:
+    """Connect, and prove to each other whose this run is.
+
+    Args:
+        endpoint: where a leader may be.
+        session: new, of this agent.
+        heard: told what the leader says.
+        epoch: a leader of an earlier one does not count.
+
+    Raises:
+        ForeignError: it leads nobody, or not this run, or not any more.
+        VersionError: it speaks another protocol.
+        OSError: nobody listens, or nobody answers.
+        TimeoutError: it takes too long.
+    """
+    link = Link(endpoint, session, heard)
+    host, port = endpoint
+    try:
+        loop = asyncio.get_running_loop()
+        await asyncio.wait_for(loop.create_connection(lambda: link, host, port), _ATTEMPT_TIMEOUT)
+        await asyncio.wait_for(asyncio.shield(link.established), _ATTEMPT_TIMEOUT)
+        if link.epoch < epoch:
+            raise ForeignError("a leader that has been followed by another")
+    except BaseException:
+        link.abort()
+        raise
+    return link

@@ -10,7 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from slurm_elastic.rendezvous.link import ClosedError, Endpoint, Link
 from slurm_elastic.rendezvous.session import ForeignError, SessionError, VersionError
 
-__all__ = ["Answer", "Search"]
+__all__ = ["READ_AGAIN", "Answer", "Search"]
+
+READ_AGAIN = 0.5
+"""Seconds between two looks at the records while no leader is found."""
 
 _SOON, _LATER = 0.03, 0.5
 _TURN = 0.02

@@ -14,12 +14,12 @@ from slurm_elastic.rendezvous.coordination import Coordination
 from slurm_elastic.rendezvous.leader import Leader
 from slurm_elastic.rendezvous.ledger import Ledger, read_last_round
 from slurm_elastic.rendezvous.link import Endpoint
-from slurm_elastic.rendezvous.member import LeaderRefusedError, MemberSettings, Whereabouts
 from slurm_elastic.rendezvous.membership import Candidate, Decision, Reason, Settings
 from slurm_elastic.rendezvous.missing import agents_gone
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records import Records, RecordsError
 from slurm_elastic.rendezvous.succession import Successor
+from slurm_elastic.rendezvous.whereabouts import LeaderRefusedError, MemberSettings, Whereabouts
 from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import Controller, NodeState, ports_exhausted
 
@@ -97,7 +97,7 @@ def connect(seat: Seat, journal: Callable[[Decision], None], *, can_hold: bool =
     Args:
         seat: of this agent.
         journal: told every decision of the leader, on the leading agent.
-        can_hold: see :class:`~slurm_elastic.rendezvous.member.MemberSettings`.
+        can_hold: see :class:`~slurm_elastic.rendezvous.whereabouts.MemberSettings`.
 
     Raises:
         UsageError: no port is free for the leader, or the run's secret cannot be used.

@@ -10,12 +10,12 @@ from typing import TypeVar
 import pytest
 
 from slurm_elastic.rendezvous.coordination import Coordination
-from slurm_elastic.rendezvous.member import Word
 from slurm_elastic.rendezvous.membership import Decision, Reason, WorkerFailure
 from slurm_elastic.rendezvous.messages import Interrupted, Placed
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records import RunDirRecords
 from slurm_elastic.rendezvous.seat import Seat, connect
+from slurm_elastic.rendezvous.words import Word
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import port_sequence
 from tests.local.agents import PATIENCE

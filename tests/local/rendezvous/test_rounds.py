@@ -12,10 +12,10 @@ import pytest
 
 from slurm_elastic.rendezvous.leader import Leader
 from slurm_elastic.rendezvous.ledger import Ledger
-from slurm_elastic.rendezvous.member import LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import Drop, Finish, LeaveReason, Outcome, Publish, Reason
 from slurm_elastic.rendezvous.messages import Ended, Placed, Waiting
 from slurm_elastic.rendezvous.options import RendezvousOptions
+from slurm_elastic.rendezvous.words import LeaderLost, Unreachable
 from tests.local.agents import eventually
 from tests.local.rendezvous.parties import Run, form, interrupted, placed
 
@@ -311,10 +311,10 @@ def test_a_connection_that_breaks_is_made_again_and_nothing_changes(start_run: S
     member = run.party(1)
     leader.join()
     member.join()
-    eventually(lambda: len(leaders[0]._connections) == 2)
-    before = leaders[0]._connections[member.seat.agent]
+    eventually(lambda: len(leaders[0]._peers._connections) == 2)
+    before = leaders[0]._peers._connections[member.seat.agent]
     leader.link._loop.call_soon_threadsafe(before.close)
-    eventually(lambda: leaders[0]._connections.get(member.seat.agent) not in (None, before))
+    eventually(lambda: leaders[0]._peers._connections.get(member.seat.agent) not in (None, before))
     assert not any(isinstance(decision, Drop) for decision in leader.decisions)
 
 

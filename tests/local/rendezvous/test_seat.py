@@ -11,8 +11,8 @@ import pytest
 
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.leader import Leader
-from slurm_elastic.rendezvous.member import Unreachable
 from slurm_elastic.rendezvous.membership import Reason
+from slurm_elastic.rendezvous.words import Unreachable
 from tests.local.rendezvous.parties import Run, form
 
 StartRun = Callable[..., Run]

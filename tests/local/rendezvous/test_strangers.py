@@ -15,10 +15,11 @@ import pytest
 from slurm_elastic.rendezvous import session
 from slurm_elastic.rendezvous.coordination import Coordination
 from slurm_elastic.rendezvous.leader import Leader
-from slurm_elastic.rendezvous.member import MemberSettings, Unreachable, Whereabouts
 from slurm_elastic.rendezvous.membership import Finished, Reason
 from slurm_elastic.rendezvous.messages import encode
 from slurm_elastic.rendezvous.session import Role, Session
+from slurm_elastic.rendezvous.whereabouts import MemberSettings, Whereabouts
+from slurm_elastic.rendezvous.words import Unreachable
 from tests.local.agents import PATIENCE, eventually
 from tests.local.rendezvous.parties import Party, Run, form, interrupted
 

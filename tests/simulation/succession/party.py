@@ -211,7 +211,7 @@ class Party:
         for message in greeting:
             self._say(message)
 
-    # Time, and the search for a leader: as in slurm_elastic/rendezvous/member.py.
+    # Time, and the search for a leader: as in slurm_elastic/rendezvous/finder.py.
 
     def _tick(self) -> None:
         if self.leading is not None:

@@ -1,0 +1,51 @@
+"""An agent that stands to lead looks for somebody who leads, or who should rather."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from slurm_elastic.rendezvous.link import Endpoint, Link
+from slurm_elastic.rendezvous.search import READ_AGAIN, Search
+from slurm_elastic.rendezvous.session import SessionError
+from slurm_elastic.rendezvous.whereabouts import LeaderRefusedError, Leadership, MemberSettings
+
+__all__ = ["look_for_rivals"]
+
+logger = logging.getLogger(__name__)
+
+
+async def look_for_rivals(
+    settings: MemberSettings, known: Leadership, connect: Callable[[Endpoint], Awaitable[Link]]
+) -> bool:
+    """While this agent stands without an epoch of its own, find out whether somebody else leads, or is ahead of it.
+
+    Args:
+        settings: of this agent.
+        known: what it was told of who leads.
+        connect: tries one place.
+
+    Returns:
+        Whether somebody was found; then it is this agent that stands back.
+    """
+    search = Search(connect)
+    try:
+        while (standing := settings.standing) is not None and standing():
+            seen = await asyncio.to_thread(settings.locate)
+            order = known.successors or seen.successors
+            names = [each.agent for each in order]
+            ahead = order[: names.index(settings.agent)] if settings.agent in names else order
+            places = [*seen.places, *((each.address, each.port) for each in ahead)]
+            until = asyncio.get_running_loop().time() + READ_AGAIN
+            while standing() and asyncio.get_running_loop().time() < until:
+                others = {known.left, *settings.addresses()}
+                link = await search.look(place for place in places if place not in others)
+                if link is not None:
+                    link.abort()
+                    return True
+    except (SessionError, LeaderRefusedError):
+        logger.debug("looking for another leader ended", exc_info=True)
+    finally:
+        await search.close()
+    return False

@@ -1,0 +1,96 @@
+"""What agents are told of a leader's decisions."""
+
+from __future__ import annotations
+
+from slurm_elastic.rendezvous.membership import (
+    Decision,
+    Drop,
+    Finish,
+    Hold,
+    Interrupt,
+    Probe,
+    Publish,
+    Resend,
+    Resign,
+    Spare,
+    State,
+    StopAt,
+    Table,
+)
+from slurm_elastic.rendezvous.messages import (
+    Ended,
+    Holding,
+    Interrupted,
+    Placed,
+    Probed,
+    Resigned,
+    Stopping,
+    Waiting,
+)
+from slurm_elastic.rendezvous.peers import Peers
+from slurm_elastic.rendezvous.succession import Successor
+
+__all__ = ["tell"]
+
+_SUCCESSORS = 8
+"""How many of those that may follow a leader each member is told."""
+
+
+def tell(peers: Peers, epoch: int, state: State, decision: Decision) -> None:
+    """Tell those whom a decision concerns.
+
+    Args:
+        peers: who is connected.
+        epoch: of the leader.
+        state: of the leader after the decision.
+        decision: written down already, where that has to be.
+    """
+    match decision:
+        case Publish(table):
+            for rank, place in enumerate(table.places):
+                peers.send((place.agent,), _placed(epoch, state, table, rank))
+        case Resend(agent, table):
+            ranks = [place.rank for place in table.places if place.agent == agent]
+            peers.send((agent,), _placed(epoch, state, table, ranks[0]))
+        case Resign(agents):
+            peers.send(agents, Resigned(state.settings.agent))
+        case Hold(agents, round_):
+            peers.send(agents, Holding(round_))
+        case StopAt(agents, round_, step, reason, node, seconds, detail):
+            peers.send(agents, Stopping(round_, step, reason, node, detail, seconds))
+        case Interrupt(agents, round_, reason, node, detail):
+            peers.send(agents, Interrupted(round_, reason, node, detail))
+        case Probe(agents, probe):
+            peers.send(agents, Probed(probe))
+        case Spare(agent):
+            peers.send((agent,), Waiting())
+        case Finish(outcome, agents, failure, detail):
+            peers.send(agents, Ended(outcome, failure, detail))
+        case Drop(agent):
+            peers.drop(agent)
+        case _:
+            pass
+
+
+def _placed(epoch: int, state: State, table: Table, rank: int) -> Placed:
+    place, own = table.places[rank], state.settings.agent
+    # Whoever finds none of these alive reads the others from the records.
+    successors = [Successor(each.agent, each.address, each.standby_port) for each in table.places if each.agent != own]
+    mine = Successor(place.agent, place.address, place.standby_port)
+    return Placed(
+        attempt=state.agents[place.agent].attempt,
+        place=place,
+        round=table.round,
+        reason=table.reason,
+        nodes=len(table.places),
+        world_size=table.world_size,
+        store_address=table.store_address,
+        store_port=table.store_port,
+        restarts=table.restarts,
+        epoch=epoch,
+        leader=own,
+        leader_node=own.split("/")[0],
+        successors=tuple(successors[:_SUCCESSORS])
+        if mine in successors[:_SUCCESSORS] or place.agent == own
+        else (*successors[:_SUCCESSORS], mine),
+    )

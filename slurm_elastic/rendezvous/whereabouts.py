@@ -1,0 +1,98 @@
+"""What an agent is given, and what it learns, to find the leader of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+
+from slurm_elastic.rendezvous.link import Endpoint
+from slurm_elastic.rendezvous.membership import Reason
+from slurm_elastic.rendezvous.messages import Placed
+from slurm_elastic.rendezvous.succession import Successor
+
+__all__ = ["Leadership", "LeaderRefusedError", "MemberSettings", "Whereabouts"]
+
+
+class LeaderRefusedError(Exception):
+    """The agent that should lead cannot, for a reason that a person has to mend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where a leader may be.
+
+    Attributes:
+        places: in the order in which to try.
+        published: whether a leader has said so, and not just where one is expected.
+        successors: the members of the last round on record, by rank.
+    """
+
+    places: tuple[Endpoint, ...] = ()
+    published: bool = False
+    successors: tuple[Successor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSettings:
+    """How to find and keep the leader.
+
+    Attributes:
+        run: run id and incarnation.
+        secret: the run's secret.
+        agent: own identity.
+        locate: says where the leader may be; may block, and is asked again while nobody is found. Raises
+            LeaderRefusedError if there will be none.
+        own: where this very agent leads or stands, None while it does not.
+        addresses: all places that are this very agent.
+        stand: stands up to lead, told which agents are gone for certain, and why the last leader is followed; returns
+            whether that worked. None for an agent that never leads.
+        standing: whether this agent stands without having taken an epoch yet.
+        stand_down: ends that.
+        can_hold: whether the workers here can be asked for a step to stop at.
+        connect_timeout: seconds until a leader must be found.
+        heartbeat_limit: seconds of silence after which the leader gives up an agent.
+        leader_limit: seconds of silence after which the leader is lost.
+    """
+
+    run: str
+    secret: bytes
+    agent: str
+    locate: Callable[[], Whereabouts]
+    own: Callable[[], Endpoint | None] = lambda: None
+    addresses: Callable[[], Collection[Endpoint]] = lambda: ()
+    stand: Callable[[frozenset[str], Reason], Awaitable[bool]] | None = None
+    standing: Callable[[], bool] | None = None
+    stand_down: Callable[[], Awaitable[None]] | None = None
+    can_hold: bool = False
+    connect_timeout: float = 600.0
+    heartbeat_limit: float = 3.0
+    leader_limit: float = 4.25
+
+
+@dataclass(slots=True)
+class Leadership:
+    """What a member was told of who leads, and who may next.
+
+    Attributes:
+        epoch: of the leader that gave the last place, 0 before the first; no earlier one counts any more.
+        leader, node: that leader's agent and node.
+        successors: who may follow it, the first first.
+        resigned: whether it has said that it goes, and nobody has been found since.
+        left: where the last one was that said so.
+    """
+
+    epoch: int = 0
+    leader: str = ""
+    node: str = ""
+    successors: tuple[Successor, ...] = ()
+    resigned: bool = False
+    left: Endpoint | None = None
+
+    def placed(self, place: Placed) -> None:
+        """Its leader has given a place."""
+        self.epoch, self.leader, self.node = place.epoch, place.leader, place.leader_node
+        self.successors = place.successors
+
+    def resigns(self, agent: str, endpoint: Endpoint) -> None:
+        """This leader, which was there, goes."""
+        self.resigned, self.leader, self.left = True, agent, endpoint

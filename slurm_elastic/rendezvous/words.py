@@ -1,0 +1,28 @@
+"""What an agent's main thread is told by its link to the leader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slurm_elastic.rendezvous.messages import Ended, Holding, Interrupted, Placed, Stopping, Waiting
+from slurm_elastic.rendezvous.requests import LeaveRequested
+
+__all__ = ["LeaderLost", "Unreachable", "Word"]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderLost:
+    """The leader is gone; until somebody takes over, this run cannot change its membership."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """No leader of this run was found, or it cannot be spoken with. `usage` if a person has to mend something."""
+
+    why: str
+    usage: bool = False
+
+
+Word = Placed | Holding | Stopping | Interrupted | LeaveRequested | Waiting | Ended | LeaderLost | Unreachable
