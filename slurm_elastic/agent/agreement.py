@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from slurm_elastic.control import ControlDirectory, RoundControl, WorkerProgress
+from slurm_elastic.control import RoundControl, WorkerProgress
+from slurm_elastic.node_directory import NodeDirectory
 from slurm_elastic.rendezvous.membership import Reason
 from slurm_elastic.rendezvous.messages import Stopping
 
@@ -24,9 +25,9 @@ class StepAgreement:
     def __init__(self) -> None:
         self.control: RoundControl | None = None
         self.step: int | None = None
-        self._directory: ControlDirectory | None = None
+        self._directory: NodeDirectory | None = None
         try:
-            self._directory = ControlDirectory()
+            self._directory = NodeDirectory("control")
         except OSError as error:
             logger.warning("workers cannot be asked to stop at a step: no directory for control pages: %s", error)
 

@@ -14,12 +14,10 @@ from slurm_elastic.control._worker import Stop, WorkerControl, attach
 
 if TYPE_CHECKING:
     from slurm_elastic.control._agreement import Agreement, WorkerProgress
-    from slurm_elastic.control._directory import ControlDirectory
     from slurm_elastic.control._round import RoundControl
 
 __all__ = [
     "Agreement",
-    "ControlDirectory",
     "RoundControl",
     "Stop",
     "WorkerControl",
@@ -31,7 +29,6 @@ __all__ = [
 _OF_AGENTS = {
     "Agreement": "_agreement",
     "WorkerProgress": "_agreement",
-    "ControlDirectory": "_directory",
     "RoundControl": "_round",
 }
 

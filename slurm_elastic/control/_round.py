@@ -24,7 +24,7 @@ class RoundControl(Agreement):
     API.
 
     Args:
-        directory: of this agent, see :class:`ControlDirectory`; made if it is not there.
+        directory: of this agent, see :class:`~slurm_elastic.node_directory.NodeDirectory`; made if it is not there.
         round: the number of the round.
         local_world_size: how many workers.
     """

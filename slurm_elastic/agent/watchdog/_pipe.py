@@ -6,11 +6,11 @@ import contextlib
 import fcntl
 import logging
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from slurm_elastic.node_directory import NodeDirectory
 
 __all__ = ["Pipe", "is_enabled", "make_pipe"]
 
@@ -36,7 +36,7 @@ class Pipe:
 
     path: Path
     fd: int
-    directory: Path | None
+    directory: NodeDirectory | None
     variable: str = _FILE
 
     def close(self) -> None:
@@ -45,7 +45,7 @@ class Pipe:
         with contextlib.suppress(OSError):
             self.path.unlink()
         if self.directory is not None:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            self.directory.close()
 
 
 def is_enabled(environ: Mapping[str, str]) -> bool:
@@ -57,7 +57,7 @@ def make_pipe(environ: Mapping[str, str]) -> Pipe | None:
     """Make the pipe of this agent.
 
     It is at TORCHELASTIC_TIMER_FILE if that is set and nothing is there. Otherwise, as with a path that two agents of
-    one node were given, it is in a new directory, mode 0700, in TMPDIR or /tmp.
+    one node were given, it is in a new directory, mode 0700; see :class:`~slurm_elastic.node_directory.NodeDirectory`.
 
     Returns:
         None, with a line in the log, if no pipe can be made.
@@ -69,19 +69,19 @@ def make_pipe(environ: Mapping[str, str]) -> Pipe | None:
         except OSError as error:
             logger.warning("no pipe at %s=%s (%s): the watchdog uses one of its own", _FILE, wish, error.strerror)
     try:
-        directory = Path(tempfile.mkdtemp(prefix="slurm-elastic-watchdog-"))
+        directory = NodeDirectory("watchdog")
     except OSError as error:
         logger.warning("no watchdog: no directory for its pipe (%s); mend TMPDIR or give --no-watchdog", error)
         return None
     try:
-        return _open(directory / "timer", directory)
+        return _open(directory.path / "timer", directory)
     except OSError as error:
-        shutil.rmtree(directory, ignore_errors=True)
-        logger.warning("no watchdog: no pipe in %s (%s); mend TMPDIR or give --no-watchdog", directory, error.strerror)
+        directory.close()
+        logger.warning("no watchdog: no pipe in %s (%s); mend it or give --no-watchdog", directory.path, error.strerror)
         return None
 
 
-def _open(path: Path, directory: Path | None) -> Pipe:
+def _open(path: Path, directory: NodeDirectory | None) -> Pipe:
     # Fails if anything is there.
     os.mkfifo(path, 0o600)
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch.distributed.elastic import timer
 
+Path(f"pipe.{os.environ['RANK']}").write_text(os.environ["TORCHELASTIC_TIMER_FILE"])
 timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
 if (os.environ["SLURM_ELASTIC_ROUND"], os.environ["RANK"]) == ("0", "1"):
     with timer.expires(after=0.2, scope="step"):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import stat
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from slurm_elastic.control import ControlDirectory, RoundControl, _directory, _page, attach
+from slurm_elastic.control import RoundControl, _page, attach
 
 
 def test_only_one_process_takes_a_page(tmp_path: Path) -> None:
@@ -71,34 +69,3 @@ def test_fields_lie_apart_and_on_the_page() -> None:
     # A cache line has 64 bytes, a field 8.
     assert not {field // 8 for field in agent} & {field // 8 for field in worker}
     assert max(agent + worker) * 8 < _page.SIZE
-
-
-def test_directory_of_a_dead_agent_is_removed(tmp_path: Path) -> None:
-    first = ControlDirectory(tmp_path)
-    assert stat.S_IMODE(first.path.stat().st_mode) == 0o700
-    second = ControlDirectory(tmp_path)
-    assert first.path.is_dir()
-    os.close(first._fd)  # as the kernel does when its agent dies
-    third = ControlDirectory(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {second.path.name, third.path.name}
-    for directory in (second, third, third):
-        directory.close()
-    assert not list(tmp_path.iterdir())
-
-
-def test_directory_that_nobody_can_make(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No such file"):
-        ControlDirectory(tmp_path / "missing")
-
-
-def test_without_shared_memory_the_directory_is_a_temporary_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_directory, "_SHARED_MEMORY", tmp_path / "missing")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    abandoned = tmp_path / f"{_directory._PREFIX}abandoned"
-    abandoned.mkdir()
-    directory = ControlDirectory()
-    assert directory.path.parent == tmp_path
-    assert abandoned.is_dir()
-    directory.close()

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic import node_directory
 from slurm_elastic.agent.watchdog import is_enabled, make_pipe
 
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(node_directory, "_SHARED_MEMORY", tmp_path)
     return tmp_path
 
 
@@ -74,6 +75,7 @@ def test_what_is_there_stays_there(kind: str, temporary: Path, caplog: pytest.Lo
 def test_without_a_directory_there_is_no_watchdog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(node_directory, "_SHARED_MEMORY", tmp_path / "missing")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with caplog.at_level(logging.WARNING):
         assert make_pipe({}) is None
