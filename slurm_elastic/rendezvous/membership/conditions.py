@@ -7,10 +7,9 @@ agent is given up, and nobody blamed, while the explanation waits in the leader'
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from slurm_elastic.rendezvous.membership import succession, transitions, winding
 from slurm_elastic.rendezvous.membership.blame import who_is_behind
+from slurm_elastic.rendezvous.membership.changes import replace
 from slurm_elastic.rendezvous.membership.decisions import Decision, Outcome
 from slurm_elastic.rendezvous.membership.state import Phase, Reason, State, Status
 

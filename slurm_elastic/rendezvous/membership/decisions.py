@@ -133,7 +133,7 @@ class Spare:
     node: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Finish:
     """The run has ended: tell every agent, the spares too."""
 

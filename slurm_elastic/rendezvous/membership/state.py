@@ -5,11 +5,12 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from slurm_elastic.rendezvous.membership.blame import Slowest
+from slurm_elastic.rendezvous.membership.changes import replace
 from slurm_elastic.rendezvous.membership.quorum import Base
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
 from slurm_elastic.rendezvous.membership.settings import Settings
@@ -97,7 +98,7 @@ class Candidate:
         return (self.position, natural, self.agent)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WorkerFailure:
     """The first worker of an agent that failed by itself, for the root cause that is printed last.
 
@@ -124,7 +125,7 @@ class WorkerFailure:
         return lines[-1] or f"exit code {self.exit_code}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Agent:
     """One agent that the leader knows to be alive, or has not yet given up.
 
@@ -151,7 +152,7 @@ class Agent:
     departed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Judgement:
     """A worker failure whose cause is being looked into."""
 
@@ -162,7 +163,7 @@ class Judgement:
     slowest: tuple[Slowest, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Winding:
     """The planned end of the round that runs.
 
@@ -187,7 +188,7 @@ class Winding:
     gone: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class State:
     """Everything the leader knows at one moment.
 

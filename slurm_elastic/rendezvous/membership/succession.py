@@ -7,9 +7,8 @@ for the members that it has not heard of.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from slurm_elastic.rendezvous.membership import quorum, transitions
+from slurm_elastic.rendezvous.membership.changes import replace
 from slurm_elastic.rendezvous.membership.decisions import Claim, Decision, Resign
 from slurm_elastic.rendezvous.membership.events import Gone, Leaving, Left
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason

@@ -8,9 +8,9 @@ keep to it, makes it an ordinary interruption.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from slurm_elastic.rendezvous.membership import transitions
+from slurm_elastic.rendezvous.membership.changes import replace
 from slurm_elastic.rendezvous.membership.decisions import Decision, Hold, Retire, StopAt
 from slurm_elastic.rendezvous.membership.events import Held, Left
 from slurm_elastic.rendezvous.membership.reasons import Reason
