@@ -216,6 +216,8 @@ class Checks:
                 name = candidate.agent
                 self._attempts[name] = max(attempt, self._attempts.get(name, 0))
                 self._known_nodes.add(candidate.node)
+                # Said before it ended, and it came late: the leader has to find out once more.
+                self._ended.discard(name)
             case Connected(agent):
                 self._connected.add(agent)
             case Disconnected(agent):
