@@ -21,6 +21,7 @@ def place_of(placed: Placed, pids: dict[int, int]) -> Place:
         round=placed.round,
         reason=placed.reason.value,
         nodes=placed.nodes,
+        members=placed.members,
         node_rank=place.rank,
         world_size=placed.world_size,
         workers=tuple(WorkerPlace(place.base_rank + local, local, pid) for local, pid in sorted(pids.items())),

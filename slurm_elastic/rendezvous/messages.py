@@ -64,7 +64,7 @@ class Placed:
     """A place in a round: all that an agent needs to start its workers, and to find or be the next leader.
 
     Fields as in Place and Table, and beside them the leader's epoch, its agent and node, and the first of those that
-    may follow it.
+    may follow it. `members` are the nodes of the round as a host list, which is short also for thousands.
     """
 
     attempt: int
@@ -80,6 +80,7 @@ class Placed:
     leader: str = ""
     leader_node: str = ""
     successors: tuple[Successor, ...] = ()
+    members: str = ""
 
 
 @dataclass(frozen=True, slots=True)

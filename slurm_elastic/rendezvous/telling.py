@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import islice
+
 from slurm_elastic.rendezvous.membership import (
     Decision,
     Drop,
     Finish,
     Hold,
     Interrupt,
+    Place,
     Probe,
     Publish,
     Resend,
@@ -29,6 +33,7 @@ from slurm_elastic.rendezvous.messages import (
 )
 from slurm_elastic.rendezvous.peers import Peers
 from slurm_elastic.rendezvous.succession import Successor
+from slurm_elastic.slurm import compress
 
 __all__ = ["tell"]
 
@@ -47,11 +52,12 @@ def tell(peers: Peers, epoch: int, state: State, decision: Decision) -> None:
     """
     match decision:
         case Publish(table):
+            shared = _shared(state, table)
             for rank, place in enumerate(table.places):
-                peers.send((place.agent,), _placed(epoch, state, table, rank))
+                peers.send((place.agent,), _placed(epoch, state, table, rank, shared))
         case Resend(agent, table):
             ranks = [place.rank for place in table.places if place.agent == agent]
-            peers.send((agent,), _placed(epoch, state, table, ranks[0]))
+            peers.send((agent,), _placed(epoch, state, table, ranks[0], _shared(state, table)))
         case Resign(agents):
             peers.send(agents, Resigned(state.settings.agent))
         case Hold(agents, round_):
@@ -72,11 +78,27 @@ def tell(peers: Peers, epoch: int, state: State, decision: Decision) -> None:
             pass
 
 
-def _placed(epoch: int, state: State, table: Table, rank: int) -> Placed:
-    place, own = table.places[rank], state.settings.agent
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What all members of a round are told alike; made once, since they are many."""
+
+    members: str
+    successors: tuple[Successor, ...]
+
+
+def _shared(state: State, table: Table) -> _Shared:
     # Whoever finds none of these alive reads the others from the records.
-    successors = [Successor(each.agent, each.address, each.standby_port) for each in table.places if each.agent != own]
-    mine = Successor(place.agent, place.address, place.standby_port)
+    others = (place for place in table.places if place.agent != state.settings.agent)
+    return _Shared(
+        members=compress(place.node for place in table.places),
+        successors=tuple(_successor(place) for place in islice(others, _SUCCESSORS)),
+    )
+
+
+def _placed(epoch: int, state: State, table: Table, rank: int, shared: _Shared) -> Placed:
+    place, own = table.places[rank], state.settings.agent
+    mine = _successor(place)
+    among = place.agent == own or mine in shared.successors
     return Placed(
         attempt=state.agents[place.agent].attempt,
         place=place,
@@ -90,7 +112,10 @@ def _placed(epoch: int, state: State, table: Table, rank: int) -> Placed:
         epoch=epoch,
         leader=own,
         leader_node=own.split("/")[0],
-        successors=tuple(successors[:_SUCCESSORS])
-        if mine in successors[:_SUCCESSORS] or place.agent == own
-        else (*successors[:_SUCCESSORS], mine),
+        successors=shared.successors if among else (*shared.successors, mine),
+        members=shared.members,
     )
+
+
+def _successor(place: Place) -> Successor:
+    return Successor(place.agent, place.address, place.standby_port)

@@ -3,7 +3,7 @@
 from slurm_elastic.slurm.address import AddressFacts, AddressWish, choose_address, gather_facts, resolve
 from slurm_elastic.slurm.cause import Cause, Finding, Meaning, classify, presume
 from slurm_elastic.slurm.controller import Controller, ControllerClock, JobView, NodeState, NodeView
-from slurm_elastic.slurm.hostlist import expand, natural_key
+from slurm_elastic.slurm.hostlist import compress, expand, natural_key
 from slurm_elastic.slurm.job import ArrayElement, Context, HetComponent, Shape, SlurmJob
 from slurm_elastic.slurm.ports import ephemeral_low, port_sequence, ports_exhausted
 from slurm_elastic.slurm.requeue import History, Requeue, RequeueDecision, requeue_decision
@@ -29,6 +29,7 @@ __all__ = [
     "SlurmJob",
     "choose_address",
     "classify",
+    "compress",
     "ephemeral_low",
     "expand",
     "gather_facts",

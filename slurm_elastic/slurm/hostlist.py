@@ -16,12 +16,13 @@ measured with 22.05) is settled here:
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import hostlist
 
 from slurm_elastic.errors import UsageError
 
-__all__ = ["MAX_RANGE", "expand", "natural_key"]
+__all__ = ["MAX_RANGE", "compress", "expand", "natural_key"]
 
 MAX_RANGE = 65536
 """The most names that a host list may stand for."""
@@ -47,6 +48,15 @@ def expand(text: str) -> tuple[str, ...]:
     if not names:
         raise UsageError("the host list is empty; write it as in n[1-3,7] or n1,n2")
     return tuple(names)
+
+
+def compress(names: Iterable[str]) -> str:
+    """Return a short host list of these names, sorted, each once; joined by commas if one cannot be in such a list."""
+    names = list(names)
+    try:
+        return str(hostlist.collect_hostlist(names))
+    except hostlist.BadHostlist:
+        return ",".join(names)
 
 
 def natural_key(name: str) -> tuple[tuple[str | int, ...], str]:

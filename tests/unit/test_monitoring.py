@@ -25,7 +25,7 @@ _BY = re.compile(r"\bby \(([a-z_, ]+)\)")
 @pytest.fixture(scope="module")
 def labels() -> dict[str, set[str]]:
     """The labels of every metric there is."""
-    place = Place(0, "start", 1, 0, 1, (WorkerPlace(0, 0, 1),))
+    place = Place(0, "start", 1, "n1", 0, 1, (WorkerPlace(0, 0, 1),))
     snapshot = Snapshot("7", "n1", "7", "n1/7.0/1", 0.0, place=place, notices=("SIGTERM",))
     readings = Readings(1.0, watchdog_age=0.0, steps=((0, 1),), step_ages=((0, 1.0),))
     page = metrics_page(enter(replace(snapshot, changing_since=0.0), Stage.TRAINING, 0.5), readings).decode()

@@ -53,6 +53,7 @@ class Place:
         round: its number.
         reason: why it was formed.
         nodes: how many nodes it has.
+        members: these nodes, as a host list.
         node_rank: this node's rank among them.
         world_size: workers of all nodes.
         workers: those of this node.
@@ -61,6 +62,7 @@ class Place:
     round: int
     reason: str
     nodes: int
+    members: str
     node_rank: int
     world_size: int
     workers: tuple[WorkerPlace, ...]

@@ -42,6 +42,7 @@ def _round(place: Place) -> dict[str, Any]:
         "number": place.round,
         "reason": place.reason,
         "members": place.nodes,
+        "nodes": place.members,
         "node_rank": place.node_rank,
         "world_size": place.world_size,
         "ranks": [worker.rank for worker in place.workers],

@@ -72,6 +72,7 @@ def test_it_answers_before_the_first_round_through_a_change_and_to_the_end(alloc
     eventually(lambda: ask(where, "/readyz") == (200, "training in round 0\n"), nodes.story)
     found = status(where)
     assert found["round"]["ranks"] == [0, 1]
+    assert found["round"]["nodes"] == "127.0.0.[1-2]"
     assert [worker["pid"] for worker in found["workers"]] == [seen[rank]["pid"] for rank in (0, 1)]
     assert (found["leads"], found["restarts_left"]) == (True, 2)
     found = status(target(nodes, 2))

@@ -72,6 +72,7 @@ FROM_LEADERS: list[LeaderMessage] = [
         Place(A, "node1", 0, 4, 0, "default", 0, 8, "10.0.0.1", 31000),
         *(3, Reason.NODE_LOST, 2, 8, "node1", 30000, 1, 2, A, "node1"),
         (Successor("node2/7.0/43", "10.0.0.2", 31001),),
+        "node[1-2]",
     ),
     Holding(3),
     Stopping(3, 17, Reason.NODE_LEFT, "node1", "preempted", 25.0),

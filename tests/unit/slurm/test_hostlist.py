@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.slurm.hostlist import MAX_RANGE, expand, natural_key
+from slurm_elastic.slurm.hostlist import MAX_RANGE, compress, expand, natural_key
 
 VALID = {
     "n[1-3]": "n1 n2 n3",
@@ -44,6 +44,16 @@ SUFFIXES = {
 @pytest.mark.parametrize(("text", "names"), VALID.items())
 def test_expands_as_slurm_does(text: str, names: str) -> None:
     assert expand(text) == tuple(names.split())
+
+
+@pytest.mark.parametrize("names", [VALID[text] for text in ("n[1-3]", "n[001-003,010]", "rack[1-2]n[01-02]", "[1-3]")])
+def test_compresses_to_what_expands_again(names: str) -> None:
+    assert expand(compress(names.split())) == tuple(names.split())
+
+
+def test_many_names_are_few_letters() -> None:
+    assert compress(f"n{number}" for number in range(10_000)) == "n[0-9999]"
+    assert compress(["n2", "not [a] name", "n1"]) == "n2,not [a] name,n1"
 
 
 @pytest.mark.parametrize(("text", "names"), SUFFIXES.items())

@@ -11,7 +11,7 @@ from slurm_elastic.agent.health._metrics import metrics_page
 from slurm_elastic.agent.health._snapshot import CHANGE_BUCKETS, Readings, enter, lost_seconds
 from slurm_elastic.agent.health._status import status_page
 
-PLACE = Place(3, "node_lost", 4, 1, 8, (WorkerPlace(2, 0, 100), WorkerPlace(3, 1, 101)))
+PLACE = Place(3, "node_lost", 4, "n[1-4]", 1, 8, (WorkerPlace(2, 0, 100), WorkerPlace(3, 1, 101)))
 START = Snapshot("7", "n2", "7", "n2/7.0/1", since=10.0, changing_since=10.0, max_restarts=3)
 
 
@@ -52,6 +52,7 @@ def test_the_status_page() -> None:
         "number": 3,
         "reason": "node_lost",
         "members": 4,
+        "nodes": "n[1-4]",
         "node_rank": 1,
         "world_size": 8,
         "ranks": [2, 3],
