@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.etcd.credentials import OPTIONS as ETCD_OPTIONS
+from slurm_elastic.rendezvous.membership import OnTie
 from slurm_elastic.rendezvous.succession import default_leader_limit
 
 __all__ = ["RendezvousOptions"]
@@ -31,6 +32,8 @@ class RendezvousOptions:
         leave_margin: how long before its deadline the workers of a leaving agent are stopped by force, if they have not
             stopped at an agreed step by then.
         min_round_time: a round is not ended for new nodes before it has lasted so long.
+        on_tie: whether a half of the last round goes on without the other half, of which nothing is known: the one with
+            the leader does, or none. Of the agents of one run the leader's counts.
         etcd_limit: silence after which an etcd that keeps the records of the run is lost.
     """
 
@@ -41,19 +44,22 @@ class RendezvousOptions:
     leave_margin: float = 5.0
     min_round_time: float = 2.0
     etcd_limit: float = 600.0
+    on_tie: OnTie = OnTie.LEADER
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> RendezvousOptions:
         """Read the parsed ``--rdzv-conf``.
 
         Raises:
-            UsageError: an unknown key, or a value that is no positive number (or zero, where that makes sense).
+            UsageError: an unknown key, or a value that is no positive number (or zero, where that makes sense), or
+                none of the words.
         """
         names = tuple(field.name for field in fields(cls))
         unknown = sorted(set(config) - {*names, *_KEEP_ALIVE, *_IGNORED})
         if unknown:
             raise UsageError(f"--rdzv-conf: unknown key {unknown[0]!r}; known are {', '.join((*names, *_KEEP_ALIVE))}")
-        values = {name: _seconds(name, config[name]) for name in (*names, *_KEEP_ALIVE) if name in config}
+        times = (name for name in (*names, *_KEEP_ALIVE) if name in config and name != "on_tie")
+        values = {name: _seconds(name, config[name]) for name in times}
         interval, attempts = (values.pop(name, default) for name, default in zip(_KEEP_ALIVE, (1.0, 3.0), strict=True))
         if any(name in config for name in _KEEP_ALIVE):
             values.setdefault("heartbeat_limit", interval * attempts)
@@ -63,7 +69,7 @@ class RendezvousOptions:
                 f"--rdzv-conf: leader_limit={values['leader_limit']:g} is too short: a leader that is cut off needs "
                 f"{least:g} s to notice and to stop its workers; give at least that, or a shorter heartbeat_limit"
             )
-        return cls(**values)
+        return cls(**values, on_tie=_on_tie(config.get("on_tie", OnTie.LEADER.value)))
 
 
 def _seconds(name: str, value: object) -> float:
@@ -74,3 +80,10 @@ def _seconds(name: str, value: object) -> float:
     if not 0 <= number < float("inf") or (number == 0 and name not in _MAY_BE_ZERO):
         raise UsageError(f"--rdzv-conf: {name}={value} is no positive number")
     return number
+
+
+def _on_tie(value: object) -> OnTie:
+    try:
+        return OnTie(value)
+    except ValueError:
+        raise UsageError(f"--rdzv-conf: on_tie={value} is neither leader nor none") from None

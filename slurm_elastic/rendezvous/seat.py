@@ -211,6 +211,7 @@ def _settings(seat: Seat) -> Settings:
         heartbeat_limit=options.heartbeat_limit,
         leave_margin=options.leave_margin,
         min_round_time=options.min_round_time,
+        on_tie=options.on_tie,
     )
 
 

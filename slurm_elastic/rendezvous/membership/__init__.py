@@ -41,7 +41,7 @@ from slurm_elastic.rendezvous.membership.events import (
     WorkerFailed,
 )
 from slurm_elastic.rendezvous.membership.machine import step
-from slurm_elastic.rendezvous.membership.quorum import Base, has_quorum, unaccounted
+from slurm_elastic.rendezvous.membership.quorum import Base, OnTie, has_quorum, unaccounted
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
 from slurm_elastic.rendezvous.membership.settings import Settings
 from slurm_elastic.rendezvous.membership.state import (
@@ -80,6 +80,7 @@ __all__ = [
     "Leaving",
     "Left",
     "NodesSeen",
+    "OnTie",
     "Outcome",
     "Phase",
     "Place",

@@ -6,10 +6,20 @@ sides would have to share a member, and an agent is on one side only.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-__all__ = ["Base", "has_quorum", "unaccounted"]
+__all__ = ["Base", "OnTie", "has_quorum", "unaccounted"]
+
+
+class OnTie(enum.Enum):
+    """Which side goes on when a cut leaves exactly half of the last round on either."""
+
+    LEADER = "leader"
+    """The one that has the leader of that round or, once it is known to be gone, the member of the lowest rank left."""
+    NONE = "none"
+    """Neither, before the cut is healed or more members are known to be gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,24 +39,32 @@ class Base:
     leader: str
 
 
-def has_quorum(base: Base | None, present: AbstractSet[str], gone: AbstractSet[str], own: str) -> bool:
+def has_quorum(
+    base: Base | None,
+    present: AbstractSet[str],
+    gone: AbstractSet[str],
+    own: str,
+    on_tie: OnTie = OnTie.LEADER,
+) -> bool:
     """Whether these agents may form the round after `base`.
 
     Members that are known to be gone for good count for nobody. Of the others more than half have to be here; exactly
     half is enough with the leader of that round on this side or, if it is known to be gone, with the member of the
-    lowest rank that is not. With all members gone anybody may go on.
+    lowest rank that is not; unless `on_tie` says that half is never enough. With all members gone anybody may go on.
 
     Right whoever knows of which departures, as long as `gone` is true. Let T be the members that are really not gone;
     two sides have parts of T that share nobody, and each side's rest contains T. If one side has more than half of its
     rest, it has more than half of T, and the other has less than half of T and of its own rest. If both have exactly
     half, both rests are T; the leader is on one side only, or really gone, and then only sides that know it look at the
-    lowest rank, which is the same for both.
+    lowest rank, which is the same for both. The leader need not be a member: it is one process, which leads on one
+    side. Sides that differ in `on_tie` are right as well, since it only takes a quorum away.
 
     Args:
         base: the last published round, None if there is none.
         present: agents that are here and have no workers any more.
         gone: agents that have announced their leave and left, or whose process is known to have ended.
-        own: the agent that leads this side.
+        own: the agent that leads this side, a member or not.
+        on_tie: what exactly half of the others is worth.
     """
     if base is None:
         return True
@@ -56,6 +74,8 @@ def has_quorum(base: Base | None, present: AbstractSet[str], gone: AbstractSet[s
         return 2 * len(here) > len(rest)
     if not rest:
         return True
+    if on_tie is OnTie.NONE:
+        return False
     decides = base.leader if base.leader not in gone else rest[0]
     return decides in present or decides == own
 

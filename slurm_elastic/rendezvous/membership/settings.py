@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_elastic.rendezvous.membership.quorum import Base
+from slurm_elastic.rendezvous.membership.quorum import Base, OnTie
 from slurm_elastic.rendezvous.membership.reasons import Reason
 
 __all__ = ["Settings"]
@@ -25,6 +25,7 @@ class Settings:
         agent: the agent that leads; empty for a leader without one.
         base: the last round before this term; None if there is none that anybody could still be in.
         gone: members of `base` that are known to be gone for good.
+        on_tie: what half of the last round is worth; see :class:`~.quorum.OnTie`.
         claimed: whether the epoch is the leader's own; else it is claimed once there is a quorum.
         join_timeout: how long a round may lack its minimum before the run is given up.
         last_call_timeout: how long to wait for nodes whose fate is unknown once the minimum is there.
@@ -49,6 +50,7 @@ class Settings:
     agent: str = ""
     base: Base | None = None
     gone: frozenset[str] = frozenset()
+    on_tie: OnTie = OnTie.LEADER
     claimed: bool = True
     join_timeout: float = 600.0
     last_call_timeout: float = 30.0

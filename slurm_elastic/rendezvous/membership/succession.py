@@ -45,7 +45,7 @@ def _present(state: State) -> frozenset[str]:
 
 def has_quorum(state: State) -> bool:
     """Whether those that wait may form the next round."""
-    return quorum.has_quorum(state.base, _present(state), state.gone, state.settings.agent)
+    return quorum.has_quorum(state.base, _present(state), state.gone, state.settings.agent, state.settings.on_tie)
 
 
 def missing(state: State) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from itertools import chain, combinations, product
 
 import pytest
 
-from slurm_elastic.rendezvous.membership import Base, has_quorum, unaccounted
+from slurm_elastic.rendezvous.membership import Base, OnTie, has_quorum, unaccounted
 
 NAMES = ("a", "b", "c", "d", "e")
 
@@ -41,8 +41,44 @@ def test_who_may_go_on(size: int, present: str, gone: str, own: str, allowed: bo
     assert has_quorum(base(size), set(present), set(gone), own) is allowed
 
 
-def test_anybody_may_begin() -> None:
-    assert has_quorum(None, set(), set(), "x")
+@pytest.mark.parametrize("on_tie", OnTie)
+@pytest.mark.parametrize(
+    ("size", "leader", "present", "gone", "own", "allowed"),
+    [
+        # A tie, which the leader decides wherever it is, as long as nobody knows that it is gone.
+        (2, "a", "a", "", "a", True),
+        (2, "a", "a", "", "x", True),
+        (2, "a", "b", "", "b", False),
+        (2, "a", "b", "", "x", False),
+        (4, "a", "ab", "", "b", True),
+        (4, "a", "cd", "", "c", False),
+        # A leader that is no member and still leads.
+        (2, "x", "b", "", "x", True),
+        (4, "x", "cd", "", "x", True),
+        # It is on neither side, or on the other: then nobody goes on.
+        (2, "x", "a", "", "a", False),
+        (2, "x", "b", "", "b", False),
+        # It is known to be gone: the lowest rank decides.
+        (2, "x", "a", "x", "a", True),
+        (2, "x", "b", "x", "b", False),
+        (4, "x", "cd", "xab", "c", True),
+        (5, "x", "bc", "xa", "c", True),
+        (5, "x", "de", "xa", "d", False),
+    ],
+)
+def test_a_tie(
+    size: int, leader: str, present: str, gone: str, own: str, allowed: bool, on_tie: OnTie
+) -> None:
+    last = base(size, leader)
+    tie = 2 * len(set(present) & set(last.members)) == len(set(last.members) - set(gone))
+    assert has_quorum(last, set(present), set(gone), own, on_tie) is (allowed and not (tie and on_tie is OnTie.NONE))
+
+
+@pytest.mark.parametrize("on_tie", OnTie)
+def test_anybody_may_begin(on_tie: OnTie) -> None:
+    assert has_quorum(None, set(), set(), "x", on_tie)
+    # Half of nobody is no tie.
+    assert has_quorum(base(3), set(), {"a", "b", "c"}, "x", on_tie)
 
 
 def subsets(names: tuple[str, ...]) -> chain[tuple[str, ...]]:
@@ -53,6 +89,7 @@ def subsets(names: tuple[str, ...]) -> chain[tuple[str, ...]]:
 @pytest.mark.parametrize("leader", ["a", "b", "outside"])
 def test_never_two_sides(size: int, leader: str) -> None:
     # Every way to be gone, to know of it or not, to be split in two, and every pair of agents that lead the two sides.
+    # A leader that is no member, as the process of "slurm-elastic store", is on a side by leading there only.
     last = base(size, leader)
     everybody = sorted({*last.members, leader, "x", "y"})
     for gone in subsets(tuple(sorted({*last.members, leader}))):
@@ -60,7 +97,11 @@ def test_never_two_sides(size: int, leader: str) -> None:
         for split in product((0, 1), repeat=len(living)):
             sides = [{name for name, side in zip(living, split, strict=True) if side == number} for number in (0, 1)]
             allowed = [
-                any(has_quorum(last, side, set(known), own) for known in subsets(gone) for own in sorted(side))
+                any(
+                    has_quorum(last, side - {"outside"}, set(known), own)
+                    for known in subsets(gone)
+                    for own in sorted(side)
+                )
                 for side in sides
             ]
             # Only where no member can be anywhere may two begin; then the epoch decides which.
@@ -70,3 +111,17 @@ def test_never_two_sides(size: int, leader: str) -> None:
 def test_who_is_missing() -> None:
     assert unaccounted(base(4), {"b"}, {"c"}) == ("a", "d")
     assert unaccounted(None, set(), set()) == ()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("leader", ["a", "outside"])
+def test_no_half_goes_on_where_none_shall(size: int, leader: str) -> None:
+    # Whatever is known: it never allows what the leader's half would not be allowed, and no half at all.
+    last = base(size, leader)
+    for gone in subsets(tuple(sorted({*last.members, leader}))):
+        rest = set(last.members) - set(gone)
+        for present in subsets(tuple(sorted(rest))):
+            for own in (*present, "outside", "x"):
+                strict = has_quorum(last, set(present), set(gone), own, OnTie.NONE)
+                assert not strict or has_quorum(last, set(present), set(gone), own, OnTie.LEADER)
+                assert strict is (2 * len(present) > len(rest) or not rest)

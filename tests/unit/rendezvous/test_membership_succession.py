@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from slurm_elastic.rendezvous.membership import (
     Base,
     Claim,
@@ -15,6 +17,7 @@ from slurm_elastic.rendezvous.membership import (
     Leaving,
     Left,
     NodesSeen,
+    OnTie,
     Outcome,
     Phase,
     Publish,
@@ -85,6 +88,20 @@ def test_a_member_that_has_found_the_leader_is_waited_for_until_it_has_no_worker
     run.on(Claimed())
     assert not run.wait(60.0)
     assert only(Publish, run.join("n3", last_round=4))
+
+
+@pytest.mark.parametrize("on_tie", OnTie)
+def test_the_half_of_the_leader_goes_on_unless_none_shall(on_tie: OnTie) -> None:
+    run = Scenario(agent="n0", expected_nodes=("n0", "n1"), on_tie=on_tie)
+    run.join("n0", "n1")
+    run.on(Disconnected("n1"))
+    run.wait(0.2)
+    decisions = run.join("n0", last_round=0)
+    assert bool(only(Publish, decisions)) is (on_tie is OnTie.LEADER)
+    if on_tie is OnTie.NONE:
+        assert missing(run.state) == ("n1",)
+        # The other is back, or known to be gone.
+        assert only(Publish, run.on(Gone(frozenset({"n1"}))))
 
 
 def test_a_minority_waits_for_others_and_gives_up_in_the_end() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_elastic.errors import UsageError
+from slurm_elastic.rendezvous.membership import OnTie
 from slurm_elastic.rendezvous.options import RendezvousOptions
 
 
@@ -46,6 +47,13 @@ def test_unknown_keys_are_errors(key: str) -> None:
 
 def test_a_round_need_not_last_for_any_time() -> None:
     assert RendezvousOptions.from_config({"min_round_time": "0", "leave_margin": 0}).min_round_time == 0.0
+
+
+@pytest.mark.parametrize("word", ["leader", "none"])
+def test_what_half_of_a_round_is_worth(word: str) -> None:
+    assert RendezvousOptions.from_config({"on_tie": word}).on_tie is OnTie(word)
+    with pytest.raises(UsageError, match="--rdzv-conf: on_tie=both is neither leader nor none"):
+        RendezvousOptions.from_config({"on_tie": "both"})
 
 
 @pytest.mark.parametrize("value", ["", "soon", "0", "-1", "nan", "inf", None, True])
