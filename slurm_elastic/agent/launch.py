@@ -17,6 +17,7 @@ from slurm_elastic.agent.elastic_agent import SlurmElasticAgent
 from slurm_elastic.agent.events import EventLog
 from slurm_elastic.agent.health import Health, Snapshot, health_port
 from slurm_elastic.agent.inquiry import Inquiry
+from slurm_elastic.agent.leader_node import require_known
 from slurm_elastic.agent.notices import record_signals
 from slurm_elastic.agent.outcome import AgentOutcome
 from slurm_elastic.agent.requeue import VERDICT_VARIABLE, notice_record, settle
@@ -240,6 +241,8 @@ def _seat(settings: AgentSettings, records: Records) -> Seat:
     may_lead = settings.job is None or settings.node == settings.leader_node
     leader_host = settings.endpoint_host or ("127.0.0.1" if settings.job is None else settings.leader_node)
     address = "127.0.0.1"
+    if settings.job is not None and settings.leader_node not in settings.job.nodes:
+        require_known(settings.leader_node, Controller())
     if settings.job is not None:
         facts = gather_facts(settings.address, settings.node, toward=leader_host, controller=Controller())
         address = choose_address(settings.address, facts)

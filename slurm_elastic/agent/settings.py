@@ -26,6 +26,7 @@ from slurm_elastic.agent._torchrun import (
     torchrun_config,
 )
 from slurm_elastic.agent.health import HealthSettings, health_settings
+from slurm_elastic.agent.leader_node import leader_node
 from slurm_elastic.agent.location import base_directory
 from slurm_elastic.agent.logs import RoundLogsSpecs, local_ranks, streams
 from slurm_elastic.agent.patience import Patience, patience
@@ -75,7 +76,8 @@ class AgentSettings:
     restart_count: int
     """How often Slurm requeued the job; 0 outside Slurm."""
     leader_node: str
-    """The first node of the job's list, which leads at first. Of no meaning for an array."""
+    """``--leader-node``, else the first node of the job: its agent leads at first. In a run of several jobs, such as an
+    array, every agent may name its own; then the first to come leads."""
     ports: tuple[int, ...]
     """Ports of the leader, in the order to try them; the only one if ``--rdzv-endpoint`` names a port."""
     endpoint_host: str | None
@@ -139,7 +141,8 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
     nodes = job.nodes if job else (node,)
     restart_count = job.restart_count if job else 0
     host, ports = _endpoint(options, job, run_id)
-    config, entrypoint, args = _launch(options, job, run_id, node, f"{host or nodes[0]}:{ports[0]}")
+    leader = leader_node(options.leader_node, job, node, shared=_is_shared(options, job))
+    config, entrypoint, args = _launch(options, job, run_id, node, f"{host or leader}:{ports[0]}")
     if options.logs_specs is None:
         config.logs_specs = _logs_specs(options, run_dir)
     require_entry_point(options, node)
@@ -153,7 +156,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
         expected_nodes=() if job and job.shape is Shape.ARRAY else nodes,
         restart_count=restart_count,
         shared=_is_shared(options, job),
-        leader_node=nodes[0],
+        leader_node=leader,
         ports=ports,
         endpoint_host=host,
         etcd=etcd_wanted(options.rdzv_endpoint, config.rdzv_configs, environ),

@@ -87,6 +87,14 @@ def agent_parser() -> argparse.ArgumentParser:
         help="name of a node in the data network, as {node}-ib",
     )
     group.add_argument(
+        "--leader-node",
+        "--leader_node",
+        action=env,
+        metavar="NODE",
+        help="the agent on this node leads the run at first (default: the job's first node; in an array the first to "
+        "come)",
+    )
+    group.add_argument(
         "--start",
         action=env,
         default="warm",

@@ -124,6 +124,12 @@ class Controller:
         view = self._nodes((name,)).get(name)
         return view.address if view else None
 
+    def knows_node(self, name: str) -> bool | None:
+        """Return whether there is a node of that name, None if Slurm does not say."""
+        # For an unknown one sinfo prints nothing and exits with 0; --all for nodes of hidden partitions.
+        answer = self._ask("sinfo", "--noheader", "--all", "--format=%N", f"--nodes={name}")
+        return bool(answer.output.strip()) if answer is not None and answer.status == 0 else None
+
     def node_states(self, names: Iterable[str]) -> dict[str, NodeState]:
         """Return what Slurm thinks of every one of the nodes, by one question."""
         asked = tuple(names)

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from slurm_elastic.slurm import ephemeral_low, port_sequence
 from tests.local.agents import WORKER, Allocation, agent_command, eventually
 
 Allocate = Callable[..., Allocation]
@@ -32,6 +33,17 @@ TORCHRUN_SETS = {
     "WORLD_SIZE",
 }
 OURS = {f"SLURM_ELASTIC_{name}" for name in ("NODE", "REASON", "ROUND", "RUN_DIR", "RUN_ID")}
+
+
+def test_the_leader_can_be_on_another_node_than_the_first(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    nodes.start(2, "--leader-node", nodes.nodes[1])
+    published = nodes.run_dir / "endpoints" / "7.0.json"
+    eventually(published.exists, nodes.story)
+    # Where all expect it. Whoever steps in for a leader that never came listens somewhere else.
+    assert json.loads(published.read_text())["port"] in port_sequence("7", 0, ephemeral_low())
+    nodes.start(1, "--leader-node", nodes.nodes[1])
+    assert nodes.nodes_of(0) == [*nodes.nodes]
 
 
 def test_two_workers_on_each_of_two_nodes(allocate: Allocate) -> None:

@@ -34,6 +34,7 @@ STEP = {
     "SLURMD_NODENAME": "n2",
     "SLURM_SUBMIT_DIR": "/shared",
 }
+FIRST = {**STEP, "SLURM_NODEID": "0", "SLURMD_NODENAME": "n1"}
 ELEMENT = {
     "SLURM_JOB_ID": "12",
     "SLURM_ARRAY_JOB_ID": "10",
@@ -196,6 +197,36 @@ def test_an_array_element_expects_nobody_and_has_the_ports_of_all() -> None:
             log_line_prefix_template="[n5/${rank}] ",
         ),
     )
+
+
+def test_the_leader_may_be_on_another_node_than_the_first(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settle("--leader-node n3 train.py", STEP)
+    assert (settings.leader_node, settings.launch_config.rdzv_endpoint) == ("n3", f"n3:{ports('7')[0]}")
+    monkeypatch.setenv("PET_LEADER_NODE", "n2")
+    assert settle("train.py", STEP).leader_node == "n2"
+    # Elements of an array, and jobs that share a run id, bring nodes that this one does not know.
+    assert settle("--leader-node n9 train.py", ELEMENT).leader_node == "n9"
+    assert settle("--leader-node n9 --run-id mine train.py", STEP).leader_node == "n9"
+    # Started again, the job may have other nodes; that is nobody's fault.
+    assert settle("--leader-node n9 train.py", {**STEP, "SLURM_RESTART_COUNT": "1"}).leader_node == "n1"
+    assert not caplog.records
+    assert settle("--leader-node n9 train.py", {**FIRST, "SLURM_RESTART_COUNT": "1"}).leader_node == "n1"
+    assert "n9 is not among the nodes of this start: n1 leads" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (True, "--leader-node n9 is not a node of this job; it has n1, n2, n3"),
+        (False, "--leader-node n9: outside Slurm there is one node, localhost; leave the option out"),
+    ],
+)
+def test_a_leader_on_a_node_that_is_not_there(environ: bool, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        settle("--leader-node n9 train.py", STEP if environ else {})
+    assert str(error.value) == message
 
 
 def test_outside_slurm_there_is_one_node_and_a_run_of_its_own() -> None:

@@ -66,9 +66,7 @@ def test_who_may_go_on(size: int, present: str, gone: str, own: str, allowed: bo
         (5, "x", "de", "xa", "d", False),
     ],
 )
-def test_a_tie(
-    size: int, leader: str, present: str, gone: str, own: str, allowed: bool, on_tie: OnTie
-) -> None:
+def test_a_tie(size: int, leader: str, present: str, gone: str, own: str, allowed: bool, on_tie: OnTie) -> None:
     last = base(size, leader)
     tie = 2 * len(set(present) & set(last.members)) == len(set(last.members) - set(gone))
     assert has_quorum(last, set(present), set(gone), own, on_tie) is (allowed and not (tie and on_tie is OnTie.NONE))

@@ -188,6 +188,16 @@ def test_nodes_that_slurm_does_not_know_are_unknown(tmp_path: Path, monkeypatch:
     assert states == {"f1": NodeState.UP, "nope": NodeState.UNKNOWN}
 
 
+@pytest.mark.parametrize(
+    ("body", "known"), [("echo n1", True), ("exit 0", False), ("echo error >&2; exit 1", None), ("exit 127", None)]
+)
+def test_whether_there_is_a_node(
+    body: str, known: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, "sinfo", body, monkeypatch)
+    assert Controller().knows_node("n1") is known
+
+
 def test_asks_its_own_cluster_in_epoch_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, "scontrol", f'echo "$SLURM_TIME_FORMAT,$SLURM_CLUSTERS,$*" > {tmp_path}/asked', monkeypatch)
     monkeypatch.setenv("SLURM_CLUSTERS", "other")
