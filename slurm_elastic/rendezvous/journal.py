@@ -61,7 +61,7 @@ def describe(decision: Decision) -> Entry | None:
             return Entry("node_spare", f"{node} waits as a spare", {"nodes": [node]})
         case Claim(lost):
             text = "this agent leads the run from here on" + (f", and no more the one on {lost}" if lost else "")
-            return Entry("leader_changed", text, {"nodes": [lost]})
+            return Entry("leader_changed", text, {"nodes": _names(lost)})
         case Resign(agents) if agents:
             return Entry("leader_resigned", "this agent goes, and leads the run no more", {})
         case Finish():
@@ -71,20 +71,29 @@ def describe(decision: Decision) -> Entry | None:
 
 
 def _cause(reason: Reason, node: str, detail: str) -> str:
-    return reason.value.replace("_", " ") + (f", {node}" if node else "") + (f" ({detail})" if detail else "")
+    nodes = f", {_shown(_names(node))}" if node else ""
+    return reason.value.replace("_", " ") + nodes + (f" ({detail})" if detail else "")
 
 
 def _fields(round_: int, reason: Reason, node: str, detail: str) -> dict[str, object]:
-    return {"round": round_, "reason": reason.value, "nodes": [node], "detail": detail}
+    return {"round": round_, "reason": reason.value, "nodes": _names(node), "detail": detail}
+
+
+def _names(nodes: str) -> list[str]:
+    """Apart again; the machine names those that come or go together as one text."""
+    return nodes.split(", ") if nodes else []
+
+
+def _shown(nodes: list[str]) -> str:
+    return ", ".join(nodes) if len(nodes) <= 8 else f"{', '.join(nodes[:3])}, ... {nodes[-1]}"
 
 
 def _formed(table: Table, seconds: float) -> Entry:
     nodes = [place.node for place in table.places]
-    shown = ", ".join(nodes) if len(nodes) <= 8 else f"{', '.join(nodes[:3])}, ... {nodes[-1]}"
     workers = f"{table.world_size} worker{'s' if table.world_size != 1 else ''}"
     counted = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"
     text = f"round {table.round} formed after {table.reason.value.replace('_', ' ')} in {seconds:.2f} s: "
-    text += f"{counted} ({shown}), {workers}"
+    text += f"{counted} ({_shown(nodes)}), {workers}"
     if table.restarts:
         text += f", {table.restarts} restart{'s' if table.restarts != 1 else ''} charged"
     fields: dict[str, object] = {

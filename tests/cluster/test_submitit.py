@@ -118,3 +118,18 @@ def test_preempted_run_comes_back_with_its_result(jobs: Jobs) -> None:
     assert seen["state"] == "COMPLETED"
     assert seen["result"]["starts"] == 2
     assert seen["result"]["SLURM_ELASTIC_REASON"] == "requeued"
+
+
+def test_run_comes_back_from_its_time_limit_with_its_result(jobs: Jobs) -> None:
+    submitting = Submitting(jobs, "preempted")
+    job = _submitted(jobs)
+    jobs.cluster.wait_until("not counting", (jobs.directory / "count.json").exists)
+    # Slurm looks twice a minute, and warns at once if less is left than the warning asks for.
+    jobs.cluster.command(["scontrol", "update", f"JobId={job.id}", "EndTime=now+60"])
+    job.wait_until("no second start", lambda: len(job.tables()) == 2, timeout=150)
+    (jobs.directory / "enough").touch()
+    seen = submitting.outcome()
+    assert seen["state"] == "COMPLETED"
+    assert seen["result"]["starts"] == 2
+    assert seen["result"]["SLURM_ELASTIC_REASON"] == "requeued"
+    assert {event["why"] for event in job.events("node_left")} == {"time_limit"}

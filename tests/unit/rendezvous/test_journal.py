@@ -89,6 +89,14 @@ def test_fields_for_programs() -> None:
         "lost n2: silent, last sign of life 3.0 s ago",
         {"nodes": ["n2"], "why": "silent", "silent_for": 3.04},
     )
+    assert describe(Interrupt(("n1/7.0/1",), 4, Reason.NODE_LEFT, "n2, n4", "preempted")) == Entry(
+        "round_ended",
+        "round 4 ends: node left, n2, n4 (preempted)",
+        {"round": 4, "reason": "node_left", "nodes": ["n2", "n4"], "detail": "preempted"},
+    )
+    many = describe(Interrupt(("n1/7.0/1",), 4, Reason.NODE_JOINED, ", ".join(f"n{i}" for i in range(2, 1002))))
+    assert many is not None
+    assert many.text == "round 4 ends: node joined, n2, n3, n4, ... n1001"
     assert describe(Finish(Outcome.FAILED, (), WorkerFailure("n2/7.0/1", "n2", 3, 1))) == Entry(
         "run_ended", "the run failed", {"outcome": "failed", "detail": "", "nodes": ["n2"], "rank": 3}
     )
