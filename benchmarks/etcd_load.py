@@ -21,7 +21,7 @@ _LIMIT = 60.0
 class Newcomers:
     """The etcd clients of agents that start, few for all: one process cannot bear a thousand.
 
-    Each agent asks three times, as agents do: to be let in, for the run's lease, for the leader's place.
+    Each asks what agents ask when they start, by the same calls.
     """
 
     def __init__(self, etcd: EtcdServer, run_dir: RunDir, scope: str) -> None:
@@ -31,9 +31,10 @@ class Newcomers:
     def ask(self, index: int) -> int:
         """The port of the leader, for the agent of this number."""
         records = self._records[index % _CONNECTIONS]
-        records.newest_epoch()
-        records.last_round()
-        place = records.endpoint()
+        records.enter(_LIMIT)
+        if records.is_done():
+            return 0
+        place = records.situation().endpoint
         return 0 if place is None else int(place["port"])
 
     def close(self) -> None:

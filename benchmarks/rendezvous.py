@@ -230,8 +230,8 @@ def _etcd(results: Results, repetitions: int) -> None:
         table = Table(
             "The same with the run's records in a local etcd (s)",
             ["agents", "from connecting", "longest"],
-            note="Every agent starts to connect at once: it asks etcd three times, finds the leader there, and joins; "
-            f"the round is written to etcd. Medians of {repetitions}.",
+            note="Every agent starts to connect at once: it asks etcd for all that it has of the run, finds the leader "
+            f"there, and joins; the round is written to etcd. Medians of {repetitions}.",
         )
         taken = [asyncio.run(_over_etcd(etcd, _ETCD_SIZE)) for _ in range(repetitions)]
         table.rows.append([_ETCD_SIZE, seconds(median(taken), 3), seconds(max(taken), 3)])

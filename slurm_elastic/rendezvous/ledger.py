@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from slurm_elastic.rendezvous.membership import Base, Finish, Outcome, Table
-from slurm_elastic.rendezvous.records import Record, Records
+from slurm_elastic.rendezvous.records import Record, Records, Situation
 from slurm_elastic.rendezvous.succession import Successor
 
-__all__ = ["Ledger", "LastRound", "read_last_round"]
+__all__ = ["LastRound", "Ledger", "last_round"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,14 +37,9 @@ class LastRound:
     successors: tuple[Successor, ...]
 
 
-def read_last_round(records: Records, scope: str) -> LastRound | None:
-    """Read the newest round on record; None if there is none.
-
-    Raises:
-        RecordsError: the records cannot be read.
-    """
-    number = records.last_round()
-    record = records.round(number) if number is not None else None
+def last_round(situation: Situation, scope: str) -> LastRound | None:
+    """Return the newest round on record as the agents of a scope see it; None if there is none."""
+    number, record = situation.number, situation.round
     if number is None or record is None:
         return None
     if record.get("scope") != scope:
@@ -134,7 +129,8 @@ class Ledger:
         Raises:
             RecordsError: it cannot be written.
         """
-        if not self.leads():
+        # A round that ended well is over whoever leads. So this last look waits for no store that is silent.
+        if self._records.newest_epoch(patient=False) != self._epoch:
             return False
         if finish.outcome is Outcome.SUCCEEDED:
             record = msgspec.to_builtins(dataclasses.replace(finish, agents=()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from slurm_elastic.errors import ExitCode, SlurmElasticError
@@ -20,6 +21,7 @@ __all__ = [
     "RecordsInterruptedError",
     "RecordsUnreachableError",
     "RunDirRecords",
+    "Situation",
 ]
 
 Record = Mapping[str, Any]
@@ -47,6 +49,21 @@ class RecordsInterruptedError(RecordsError):
     exit_code = ExitCode.LEFT
 
 
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What somebody needs to know who looks for the run's leader.
+
+    Attributes:
+        endpoint: as of :meth:`Records.endpoint`.
+        number: of the highest round written, None before the first.
+        round: its record, None if there is none.
+    """
+
+    endpoint: Record | None
+    number: int | None
+    round: Record | None
+
+
 class Records(Protocol):
     """The records of one scope; see :func:`~slurm_elastic.rundir.incarnation` for what a scope is.
 
@@ -56,8 +73,13 @@ class Records(Protocol):
     threads, processes and nodes, and every one may raise RecordsError.
     """
 
-    def newest_epoch(self) -> int | None:
-        """Return the highest epoch taken, None before the first."""
+    def newest_epoch(self, *, patient: bool = True) -> int | None:
+        """Return the highest epoch taken, None before the first.
+
+        Args:
+            patient: False where nobody may be kept waiting by a store that is silent for a while: what else is known
+                counts then.
+        """
 
     def claim_epoch(self, number: int, record: Record) -> bool:
         """Take an epoch. Returns False if somebody else has it."""
@@ -79,6 +101,9 @@ class Records(Protocol):
 
     def round(self, number: int) -> Record | None:
         """Return the record of a round, None if there is none."""
+
+    def situation(self) -> Situation:
+        """Return where the leader is and the newest round, at the price of one question."""
 
     def mark_done(self, record: Record) -> bool:
         """Write down that the run is finished. Returns False if that was known; the first record stays."""
@@ -114,7 +139,7 @@ class RunDirRecords:
         self._run_dir = run_dir
         self._scope = scope
 
-    def newest_epoch(self) -> int | None:
+    def newest_epoch(self, *, patient: bool = True) -> int | None:
         """See :class:`Records`."""
         return _translated(lambda: self._run_dir.newest_epoch(self._scope))
 
@@ -145,6 +170,11 @@ class RunDirRecords:
     def round(self, number: int) -> Record | None:
         """See :class:`Records`."""
         return _decode(_translated(lambda: self._run_dir.round_record(number)))
+
+    def situation(self) -> Situation:
+        """See :class:`Records`."""
+        endpoint, number = self.endpoint(), self.last_round()
+        return Situation(endpoint, number, None if number is None else self.round(number))
 
     def mark_done(self, record: Record) -> bool:
         """See :class:`Records`."""

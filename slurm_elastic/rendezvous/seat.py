@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from slurm_elastic.rendezvous.chair import PatienceError
 from slurm_elastic.rendezvous.coordination import Coordination
 from slurm_elastic.rendezvous.leader import Leader
-from slurm_elastic.rendezvous.ledger import Ledger, read_last_round
+from slurm_elastic.rendezvous.ledger import Ledger, last_round
 from slurm_elastic.rendezvous.link import Endpoint
 from slurm_elastic.rendezvous.membership import Candidate, Decision, Reason, Settings
 from slurm_elastic.rendezvous.missing import agents_gone
@@ -132,12 +132,13 @@ def connect(seat: Seat, journal: Callable[[Decision], None], *, can_hold: bool =
 def _whereabouts(seat: Seat) -> Whereabouts:
     successors: tuple[Successor, ...] = ()
     with contextlib.suppress(RecordsError, ValueError, KeyError, TypeError):
-        endpoint = seat.records.endpoint()
+        situation = seat.records.situation()
+        endpoint = situation.endpoint
         if endpoint is not None and "refusal" in endpoint:
             raise LeaderRefusedError(str(endpoint["refusal"]))
         if endpoint is not None:
             place = (str(endpoint["address"]), int(endpoint["port"]))
-            last = read_last_round(seat.records, seat.incarnation)
+            last = last_round(situation, seat.incarnation)
             successors = last.successors if last is not None else ()
             return Whereabouts((place,), published=True, successors=successors)
     return Whereabouts(tuple((seat.leader_host, port) for port in seat.ports))
@@ -169,13 +170,14 @@ def _follow(
 ) -> Leader:
     """The leader that follows the last one, without an epoch of its own yet."""
     newest = seat.records.newest_epoch() or 0
-    published = seat.records.endpoint()
+    situation = seat.records.situation()
+    published = situation.endpoint
     if published is not None and newest != published.get("epoch") and newest not in tried:
         # Somebody has just claimed it, and says in a moment where it is; unless it has died in between.
         tried.add(newest)
         raise PatienceError
     before = seat.records.epoch(newest) if newest else None
-    last = read_last_round(seat.records, seat.incarnation)
+    last = last_round(situation, seat.incarnation)
     base = last.base if last is not None else None
     lost = str(before["agent"]) if before is not None else ""
     survives = base is not None and seat.agent in base.members

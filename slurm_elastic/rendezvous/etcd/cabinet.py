@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from slurm_elastic.rendezvous.etcd.client import EtcdClient
@@ -50,9 +50,6 @@ class Cabinet:
         secret: the run's.
         limit: seconds that calls wait for an answer, and after which a silent etcd is given up for lost.
         interrupted: asked every 0.1 s while the main thread waits; True ends that wait.
-
-    Raises:
-        RecordsError: etcd cannot be used.
     """
 
     def __init__(
@@ -68,7 +65,8 @@ class Cabinet:
         self._lost: Callable[[RecordsError], None] = lambda error: None
         self._leads: Callable[[], bool] = lambda: True
         ttl = int(min(LEASE_SECONDS, max(5.0, limit)))
-        self._lease = self._ask(lambda etcd: etcd.shared_lease(prefix, ttl))
+        # Most agents never write, so it is granted to those who do; all others only renew it.
+        self._lease = client.shared_lease(prefix, ttl, grant=False)
         self._interval = ttl / _LOOKS_PER_LEASE
         self._thread = threading.Thread(target=self._look_after, name="etcd-records", daemon=True)
         self._thread.start()
@@ -87,16 +85,28 @@ class Cabinet:
         self._client.close()
         self._thread.join()
 
-    def read(self, key: str) -> dict[str, Any] | None:
-        """Return a record, None if there is none."""
-        found = self._ask(lambda etcd: etcd.get(self.prefix + key))
-        return None if found is None else self._open(found)
+    def enter(self, timeout: float) -> dict[str, dict[str, Any]]:
+        """See that etcd can be used, and return all that it has of the run, by the way.
 
-    def read_all(self, prefix: str) -> dict[str, dict[str, Any]]:
-        """Return all records whose keys begin so, by what follows in the key."""
-        found, _ = self._ask(lambda etcd: etcd.get_prefix(self.prefix + prefix))
-        start = len(self.prefix + prefix)
-        return {kv.key.decode()[start:]: record for kv in found if (record := self._open(kv)) is not None}
+        Args:
+            timeout: seconds to wait for an etcd that does not answer.
+
+        Raises:
+            EtcdError: it cannot be used; the subclass says why.
+        """
+        etcd = self._client.limited(timeout, self._interrupted)
+        return self._opened(etcd.connect(Get(self.prefix, prefix=True)))
+
+    def read(self, *keys: str, patient: bool = True) -> dict[str, dict[str, Any]]:
+        """Return those of the records that are there, by their keys; of one moment.
+
+        Args:
+            keys: one with a slash at its end stands for all keys that begin so.
+            patient: False to wait for etcd for a moment only.
+        """
+        gets = [Get(self.prefix + key, prefix=key.endswith("/")) for key in keys]
+        responses = self._ask(lambda etcd: etcd.transaction((), gets), patient=patient).responses
+        return self._opened(kv for response in responses for kv in response)
 
     def create(self, key: str, record: Record, *, patient: bool = True) -> bool:
         """Write a record; False if there is one."""
@@ -127,9 +137,9 @@ class Cabinet:
         self._under_lease(lambda etcd: etcd.put(self.prefix + key, sealed, self._lease.id), patient=patient)
         self._note(key, sealed)
 
-    def speak(self) -> None:
-        """Tell about members of etcd that are lost; one agent of the run does."""
-        self._client.quiet = False
+    def speak(self, aloud: bool) -> None:
+        """Tell about members of etcd that are lost, or not; one agent of the run does."""
+        self._client.quiet = not aloud
 
     def begin(self, leads: Callable[[], bool]) -> None:
         """Leave what was written so far to others, and look after what is written from now on.
@@ -157,6 +167,10 @@ class Cabinet:
     def _note(self, key: str, sealed: bytes) -> None:
         with self._lock:
             self._written[key] = sealed
+
+    def _opened(self, found: Iterable[KeyValue]) -> dict[str, dict[str, Any]]:
+        start = len(self.prefix)
+        return {kv.key.decode()[start:]: record for kv in found if (record := self._open(kv)) is not None}
 
     def _open(self, found: KeyValue) -> dict[str, Any] | None:
         key = found.key.decode()
@@ -225,12 +239,8 @@ class Cabinet:
                 self._swap(key, 0, written[key])
         except RecordsError as error:
             # The next look follows. That etcd is silent was told by the connection.
-            level = (
-                logging.DEBUG
-                if self._closed.is_set() or isinstance(error, RecordsUnreachableError)
-                else logging.WARNING
-            )
-            logger.log(level, "%s", error)
+            known = isinstance(error, RecordsUnreachableError | RecordsInterruptedError) or self._closed.is_set()
+            logger.log(logging.DEBUG if known else logging.WARNING, "%s", error)
         else:
             if lost:
                 logger.warning("etcd had lost %d records of the run; they are written again", len(lost))

@@ -90,14 +90,21 @@ class EtcdClient:
     def quiet(self, quiet: bool) -> None:
         self._connection.quiet = quiet
 
-    def connect(self) -> None:
-        """See that etcd is there, lets us in, and allows this configuration's prefix to be read and written.
+    def connect(self, read: Get | None = None) -> tuple[KeyValue, ...]:
+        """See that etcd is there, lets us in, and allows keys under this configuration's prefix to be read and written.
+
+        Args:
+            read: To be done by the way, so that a thousand processes that start have one question each; by default
+                the key of the prefix itself.
+
+        Returns:
+            What it found.
 
         Nothing is written: etcd checks the permissions of both branches of a transaction, and whether there is
         space, before it compares (etcd 3.4, etcdserver/apply_auth.go and apply.go).
         """
         key = to_bytes(self.config.prefix)
-        self.transaction([Compare(key, 2**62)], [Put(key, b"")], [Get(key)])
+        return self.transaction([Compare(key, 2**62)], [Put(key, b"")], [read or Get(key)]).responses[0]
 
     def get(self, key: bytes | str) -> KeyValue | None:
         """Return a key, or None if there is none."""
@@ -143,17 +150,29 @@ class EtcdClient:
         Args:
             ttl: Seconds, at least 1; etcd may raise it to twice its election time-out, see :attr:`Lease.ttl`.
         """
-        return self._begin_lease(Lease(self._connection, ttl, 0, shared=False))
+        lease = Lease(self._connection, ttl, 0, shared=False)
+        lease.grant(self.limits)
+        self._keep_alive.add(lease)
+        return lease
 
-    def shared_lease(self, name: str, ttl: int) -> Lease:
+    def shared_lease(self, name: str, ttl: int, *, grant: bool = True) -> Lease:
         """Keep a lease alive together with all others who use the same name.
 
         What lives under it is gone ``ttl`` seconds after the last of them has ended. If it is lost all the same,
         it is made anew, empty.
+
+        Args:
+            name: From which all derive its id.
+            ttl: Seconds.
+            grant: False for somebody who may never write: it is made by the first renewal, or by a writer who is told
+                by EtcdLeaseLostError that there is none.
         """
         if name not in self._shared_leases:
             lease = Lease(self._connection, ttl, shared_lease_id(name), shared=True)
-            self._shared_leases[name] = self._begin_lease(lease)
+            if grant:
+                lease.grant(self.limits)
+            self._keep_alive.add(lease)
+            self._shared_leases[name] = lease
         return self._shared_leases[name]
 
     def end_lease(self, lease: Lease) -> None:
@@ -220,11 +239,6 @@ class EtcdClient:
         self._keep_alive.join()
         self._watches.join()
         self._held.clear()
-
-    def _begin_lease(self, lease: Lease) -> Lease:
-        lease.grant(self.limits)
-        self._keep_alive.add(lease)
-        return lease
 
     def _read_keys(self, keys: list[bytes]) -> tuple[dict[bytes, bytes], int]:
         present: dict[bytes, bytes] = {}

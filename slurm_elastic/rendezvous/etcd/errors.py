@@ -43,7 +43,7 @@ class EtcdPermissionError(EtcdError, UsageError):
     """The user may not use the keys of the prefix."""
 
 
-class EtcdNoSpaceError(EtcdError):
+class EtcdNoSpaceError(EtcdError, UsageError):
     """The quota of the database is used up (the NOSPACE alarm); etcd takes deletes only."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 
 from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer
+from slurm_elastic.rendezvous.etcd.errors import EtcdNoSpaceError
 from slurm_elastic.rendezvous.etcd.machine import find_binary
 from tests.local.agents import WORKER, Allocation, allocation
 from tests.local.etcd.cluster import Cluster
-from tests.local.etcd.test_bad_input import http_server
+from tests.local.etcd.test_bad_input import fill, http_server
 
 Allocate = Callable[..., Allocation]
 
@@ -64,8 +66,12 @@ def test_an_outage_disturbs_nobody_and_a_change_of_membership_waits_for_its_end(
     assert nodes.rounds() == 1
     lone_etcd.start()
     assert nodes.nodes_of(1) == ["127.0.0.1", "127.0.0.2"]
+    # The end of a run does not wait for etcd.
+    lone_etcd.kill()
     nodes.touch("finish")
     assert [agent.wait() for agent in agents[:2]] == [0, 0]
+    assert (nodes.run_dir / "done.json").exists()
+    assert nodes.story().count("that the run is finished is written in the run directory alone") == 1
     assert before[0]["env"]["TORCHELASTIC_RESTART_COUNT"] == "0"
 
 
@@ -101,7 +107,7 @@ def refused(nodes: Allocation, *arguments: str, **variables: str) -> str:
     return agent.err.removeprefix("slurm-elastic: error: ")
 
 
-def test_endpoints_that_are_none(allocate: Allocate) -> None:
+def test_an_etcd_that_cannot_be_used(allocate: Allocate) -> None:
     nodes = allocate(1)
     assert "there is no host of this name" in refused(nodes, "--rdzv-endpoint=etcd://wrong.invalid:1")
     assert "is no host:port" in refused(nodes, "--rdzv-endpoint=etcd://host:port")
@@ -110,6 +116,11 @@ def test_endpoints_that_are_none(allocate: Allocate) -> None:
     assert line.startswith(f"cannot use etcd: something else than etcd answers at {endpoint}; give etcd's client port")
     assert "cannot read the etcd credentials file" in refused(nodes, SLURM_ELASTIC_ETCD_CREDENTIALS="/nonexistent")
     assert "can be read by every user" in refused(nodes, "--rdzv-endpoint=etcd://host", "--rdzv-conf=password=x")
+    with EtcdServer(arguments=["--quota-backend-bytes=1000000"]) as etcd, EtcdClient(etcd.config) as client:
+        with contextlib.suppress(EtcdNoSpaceError):
+            fill(client, "/other/key")
+        line = refused(nodes, f"--rdzv-endpoint={etcd.config}")
+    assert line.startswith(f"the database of etcd at {etcd.config} is full (NOSPACE); its administrator has to free")
 
 
 def test_three_members_with_tls_and_passwords(allocate: Allocate, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -8,17 +8,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slurm_elastic.errors import ExitCode, UsageError
-from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer
+from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer, connection
 from slurm_elastic.rendezvous.etcd.records import EtcdRecords, open_etcd_records
 from slurm_elastic.rendezvous.records import (
     Records,
     RecordsError,
     RecordsInterruptedError,
     RecordsUnreachableError,
+    Situation,
 )
 from slurm_elastic.rundir import RunDir
 from tests.local.agents import eventually
@@ -82,6 +84,43 @@ def test_every_key_is_under_the_run_s_lease_and_the_run_s_prefix(
     ]
     assert len({kv.lease for kv in written}) == 1
     assert 0 not in {kv.lease for kv in written}
+
+
+def test_an_agent_that_starts_asks_once(
+    first_etcd: EtcdServer, open_records: OpenRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = open_records(first_etcd)
+    leader.claim_epoch(3, {"agent": "n1"})
+    leader.publish_endpoint({"port": 1})
+    leader.claim_round(4, {"places": []})
+    calls: list[str] = []
+    call = connection.Connection.call
+
+    def counted(self: connection.Connection, service: str, method: str, *arguments: Any) -> Any:
+        calls.append(method)
+        return call(self, service, method, *arguments)
+
+    monkeypatch.setattr(connection.Connection, "call", counted)
+    newcomer = open_records(first_etcd)
+    assert not newcomer.is_done()
+    assert newcomer.newest_epoch() == 3
+    assert newcomer.situation() == Situation({"port": 1}, 4, {"places": []})
+    assert calls == ["Txn"]
+    # What it asks again is asked of etcd.
+    leader.publish_endpoint({"port": 2})
+    leader.claim_epoch(5, {})
+    leader.mark_done({})
+    assert newcomer.situation().endpoint == {"port": 2}
+    assert newcomer.newest_epoch() == 5
+    assert newcomer.is_done()
+
+
+def test_what_was_not_there_at_the_start_is_asked_for_again(first_etcd: EtcdServer, open_records: OpenRecords) -> None:
+    leader, newcomer = open_records(first_etcd), open_records(first_etcd)
+    leader.claim_epoch(1, {})
+    leader.publish_endpoint({"port": 1})
+    assert newcomer.newest_epoch() == 1
+    assert newcomer.situation().endpoint == {"port": 1}
 
 
 def write_all(records: Records) -> None:

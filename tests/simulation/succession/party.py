@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from slurm_elastic.rendezvous.ledger import Ledger, read_last_round
+from slurm_elastic.rendezvous.ledger import Ledger, last_round
 from slurm_elastic.rendezvous.membership import (
     Candidate,
     Hold,
@@ -239,7 +239,7 @@ class Party:
         if self._again and now >= began + RESTORE:
             self._fence("the link is broken")
         published = self.world.records.endpoint()
-        last = read_last_round(self.world.records, SCOPE)
+        last = last_round(self.world.records.situation(), SCOPE)
         order = self._order or ([each.agent for each in last.successors] if last is not None else [])
         place = str(published["agent"]) if published is not None else ""
         if self._lost_at is None:
@@ -298,7 +298,7 @@ class Party:
         """Stand, as in slurm_elastic/rendezvous/seat.py."""
         records = self.world.records
         epoch = (records.newest_epoch() or 0) + 1
-        last = read_last_round(records, SCOPE)
+        last = last_round(records.situation(), SCOPE)
         settings = Settings(
             min_nodes=1,
             max_nodes=16,

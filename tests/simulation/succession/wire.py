@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from slurm_elastic.rendezvous.records import Record
+from slurm_elastic.rendezvous.records import Record, Situation
 
 if TYPE_CHECKING:
     from tests.simulation.succession.party import Party
@@ -86,7 +86,7 @@ class Records:
         self.rounds: dict[int, Record] = {}
         self.published: Record | None = None
 
-    def newest_epoch(self) -> int | None:
+    def newest_epoch(self, *, patient: bool = True) -> int | None:
         return max(self.epochs, default=None)
 
     def claim_epoch(self, number: int, record: Record) -> bool:
@@ -109,6 +109,10 @@ class Records:
 
     def round(self, number: int) -> Record | None:
         return self.rounds.get(number)
+
+    def situation(self) -> Situation:
+        number = self.last_round()
+        return Situation(self.published, number, None if number is None else self.rounds[number])
 
     def mark_done(self, record: Record) -> bool:
         raise NotImplementedError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from slurm_elastic.rendezvous.records import Records
+from slurm_elastic.rendezvous.records import Records, Situation
 
 RACERS = 8
 
@@ -62,6 +62,13 @@ class RecordsContract:
         assert records.claim_round(2, {})
         assert records.claim_round(10, {})
         assert sibling.last_round() == 10
+
+    def test_the_situation_is_all_of_this_at_once(self, records: Records, sibling: Records) -> None:
+        assert records.situation() == Situation(None, None, None)
+        records.claim_round(4, {"places": [1]})
+        records.publish_endpoint({"port": 1})
+        for _ in range(2):
+            assert sibling.situation() == Situation({"port": 1}, 4, {"places": [1]})
 
     def test_done_is_written_once(self, records: Records, sibling: Records) -> None:
         assert not records.is_done()

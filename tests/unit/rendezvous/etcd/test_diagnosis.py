@@ -56,7 +56,8 @@ def test_failures_for_the_caller(code: str, details: str, kind: type[EtcdError])
 
 def test_person_s_mistakes_are_usage_errors() -> None:
     assert isinstance(diagnose_answer("", "etcdserver: permission denied", CONFIG), UsageError)
-    assert not isinstance(diagnose_answer("", "database space exceeded", CONFIG), UsageError)
+    assert isinstance(diagnose_answer("", "etcdserver: mvcc: database space exceeded", CONFIG), UsageError)
+    assert not isinstance(diagnose_answer("", "etcdserver: requested lease not found", CONFIG), UsageError)
 
 
 def test_reason_of_a_loss_is_a_few_words() -> None:
