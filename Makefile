@@ -23,7 +23,7 @@ test-all: test ## the cluster layer on Slurm 24.11, too
 	@.ci/setup --release 24.11
 	@SLURM_ELASTIC_TEST_RELEASE=24.11 $(PYTHON) -m pytest tests/cluster $(PYTEST)
 
-soak: setup ## an hour of random mishaps to one run on a real cluster; SOAK="--minutes 5 --seed 7"
+soak: setup ## mishaps to one run on a real cluster, an hour of them; SOAK="--mishaps preempt --times 20"
 	@$(PYTHON) -m tests.cluster.soak $(SOAK)
 
 bench: setup ## the benchmarks behind docs/benchmarks.md

@@ -141,13 +141,20 @@ def jobs(request: pytest.FixtureRequest, cluster: Cluster, workdir: Path, enviro
 
 @pytest.fixture(scope="session")
 def environment() -> Iterator[Path]:
-    """The bin directory of an environment with this checkout's package, installed as a user installs it.
-
-    It is this session's own and stacked upon the common one, so that sessions of different checkouts do not
-    change each other's package.
-    """
+    """The bin directory of an environment with this checkout's package, installed as a user installs it."""
     if not (VENV / "bin/python").exists():
         pytest.fail(f"{VENV} is missing: run `make setup` first", pytrace=False)
+    with own_environment() as programs:
+        yield programs
+
+
+@contextlib.contextmanager
+def own_environment() -> Iterator[Path]:
+    """Install this checkout's package, and yield the directory of its programs.
+
+    It is the caller's own and stacked upon the common one, so that sessions of different checkouts do not change each
+    other's package.
+    """
     WORK.mkdir(mode=0o755, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="environment-", dir=WORK, ignore_cleanup_errors=True) as name:
         own = Path(name)

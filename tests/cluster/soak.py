@@ -1,10 +1,12 @@
 """Random mishaps to one run on a real cluster, for as long as wanted; at the end every sample must have been used once.
 
     python3 -m tests.cluster.soak --minutes 60 --seed 7
+    python3 -m tests.cluster.soak --mishaps preempt --times 20
 
 An array of four trains the digits example while its nodes are preempted, killed, cut off and paused, one or two at a
-time. The seed is printed, and names the same mishaps again. Exit code 0 if the run ended by itself, with every sample
-of every epoch exactly once and nothing left behind.
+time. The seed is printed, and names the same mishaps again. With --times each mishap waits until all four train again,
+and what it has cost is printed. Exit code 0 if the run ended by itself, with every sample of every epoch exactly once
+and nothing left behind; with nothing but announced preemptions also without a step lost or a restart charged.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ import sys
 import time
 from pathlib import Path
 
-from tests.cluster.conftest import CHECKOUT, VENV, remove_shared_directory, shared_directory
+from tests.cluster.conftest import CHECKOUT, VENV, own_environment, remove_shared_directory, shared_directory
+from tests.cluster.gaps import change, formed, has_stepped, summary
 from tests.cluster.jobs import Job, Jobs
 from tests.cluster.testbed import Cluster, Settings
 
 MISHAPS = ("preempt", "kill", "cut", "pause", "preempt two")
-SECONDS_PER_EPOCH = 3.0
-"""With four workers on an idle machine of two cores."""
+ANNOUNCED = frozenset({"preempt", "preempt two"})
 
 
 class Soak:
@@ -34,32 +36,72 @@ class Soak:
     Args:
         jobs: where it is submitted.
         seed: of the mishaps.
-        minutes: how long they go on; the run is made about that long.
+        mishaps: to choose from.
+        minutes: how long they go on.
+        times: how many there are, one after the other, instead of `minutes`.
     """
 
-    def __init__(self, jobs: Jobs, seed: int, minutes: float) -> None:
+    def __init__(self, jobs: Jobs, seed: int, mishaps: tuple[str, ...], minutes: float, times: int | None) -> None:
         self._jobs, self._cluster, self._rng = jobs, jobs.cluster, random.Random(seed)
-        self._epochs = max(2, round(60 * minutes / SECONDS_PER_EPOCH))
-        self._until = time.monotonic() + 60 * minutes
+        self._mishaps, self._seconds, self._times = mishaps, 60 * minutes, times
+        self._wrong: list[str] = []
 
     def play(self) -> list[str]:
         """Train, let things happen, and return what is wrong at the end."""
         job = self._submit()
-        job.wait_until("no training", lambda: bool(job.tables()) and len(job.tables()[-1]) == 4, 120)
-        while time.monotonic() < self._until and not (job.run_dir / "done.json").exists():
-            self._happen(self._rng.choice(MISHAPS), job)
-            self._wait_for_progress(job)
-            time.sleep(self._rng.uniform(0, 10))
-        self._cluster.wait_until("the run does not end", lambda: (job.run_dir / "done.json").exists(), 600)
+        job.wait_until("no training", lambda: _is_whole(job), 120)
+        if self._times is None:
+            self._happen_at_random(job)
+        else:
+            self._happen_in_turn(job, self._times)
+        self._say_enough(job)
+        self._cluster.wait_until("the run does not end", (job.run_dir / "done.json").exists, 600)
         self._jobs.wait_until_all_ended(120)
-        return [*self._samples(job), *(f"left on {node}: {left}" for node, left in self._jobs.processes().items())]
+        left = [f"left on {node}: {processes}" for node, processes in self._jobs.processes().items()]
+        return [*self._wrong, *self._samples(job), *left]
 
     def _submit(self) -> Job:
         self._jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
+        self._jobs.place(Path(__file__).with_name("timed_digits.py"))
         for name in ("digits.py", "count_samples.py"):
             self._jobs.place(CHECKOUT / "docs/examples" / name)
-        training = f"digits.py --epochs {self._epochs} --step-time 0.03 --checkpoint-every 20 --checkpoint-dir ."
-        return self._jobs.submit("--array=0-3", "array.sbatch", "--nnodes=1:4", *training.split(), "--record=records")
+        agent = "--array=0-3 array.sbatch --nnodes=1:4 --preload=sklearn.datasets,sklearn.model_selection"
+        training = "timed_digits.py --step-time 0.03 --checkpoint-every 20 --checkpoint-dir . --record records"
+        return self._jobs.submit(*agent.split(), *training.split())
+
+    def _say_enough(self, job: Job) -> None:
+        """End the training two epochs later, so that all ranks learn of it before."""
+        self._jobs.write("epochs", str(_last(job, "epoch") + 3))
+
+    def _happen_at_random(self, job: Job) -> None:
+        until = time.monotonic() + self._seconds
+        while time.monotonic() < until:
+            self._happen(self._rng.choice(self._mishaps), job)
+            self._wait_for_progress(job)
+            time.sleep(self._rng.uniform(0, 10))
+
+    def _happen_in_turn(self, job: Job, times: int) -> None:
+        going, coming = [], []
+        for number in range(1, times + 1):
+            mishap, first, begin = self._rng.choice(self._mishaps), len(job.tables()), time.monotonic()
+            self._happen(mishap, job)
+            self._cluster.wait_until("nothing has happened", lambda first=first: len(job.tables()) > first, 180)
+            self._cluster.wait_until("not all are back", lambda: _is_whole(job), 300)
+            changes = [change(job, round_) for round_ in range(first, len(job.tables()))]
+            print(f"  {number}: goes: {changes[0]}")
+            for later in changes[1:]:
+                print(f"  {number}: comes: {later}")
+            after = formed(job, len(job.tables()) - 1) - begin
+            print(f"  {number}: all train {after:.1f} s after it began", flush=True)
+            going.append(changes[0])
+            coming += changes[1:]
+            if mishap in ANNOUNCED:
+                self._wrong += [f"{number}: {one}" for one in changes if one.lost or one.charged]
+        for what, found in (("goes", going), ("comes", coming)):
+            print(f"gap when one {what}: {summary([one.gap for one in found if one.gap is not None])}")
+        every = [*going, *coming]
+        lost, charged = sum(one.lost for one in every), sum(one.charged for one in every)
+        print(f"{lost} steps lost, {charged} restarts charged", flush=True)
 
     def _happen(self, mishap: str, job: Job) -> None:
         nodes = self._rng.sample(self._cluster.settings.node_names, 2)
@@ -87,10 +129,10 @@ class Soak:
                     time.sleep(seconds if number is signal.SIGSTOP else 0)
 
     def _wait_for_progress(self, job: Job) -> None:
-        begin, before = time.monotonic(), _last_step(job)
+        begin, before = time.monotonic(), _last(job, "step")
         done = job.run_dir / "done.json"
         self._cluster.wait_until(
-            f"no step after {before}", lambda: _last_step(job) > before or done.exists(), timeout=180
+            f"no step after {before}", lambda: _last(job, "step") > before or done.exists(), timeout=180
         )
         nodes = ", ".join(job.tables()[-1])
         print(f"{time.strftime('%H:%M:%S')} a step after {time.monotonic() - begin:.1f} s on {nodes}", flush=True)
@@ -103,8 +145,14 @@ class Soak:
         return [line for line in lines if "exactly once" not in line] + ([counted.stderr] if counted.stderr else [])
 
 
-def _last_step(job: Job) -> int:
-    """The newest step that rank 0 has recorded; a lost step comes again, so this may go back."""
+def _is_whole(job: Job) -> bool:
+    """Whether all four have taken a step in the newest round."""
+    tables = job.tables()
+    return bool(tables) and len(tables[-1]) == 4 and has_stepped(job, len(tables) - 1)
+
+
+def _last(job: Job, what: str) -> int:
+    """The newest step or epoch that rank 0 has recorded; a lost step comes again, so this may go back."""
     path = job.directory / "records.rank0.jsonl"
     if not path.exists():
         return 0
@@ -113,15 +161,25 @@ def _last_step(job: Job) -> int:
             entry = json.loads(line)
         except ValueError:
             continue
-        if "step" in entry:
-            return int(entry["step"])
+        if what in entry:
+            return int(entry[what])
     return 0
+
+
+def _mishaps(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    for name in names:
+        if name not in MISHAPS:
+            raise argparse.ArgumentTypeError(f"there is no mishap {name!r}, but {', '.join(MISHAPS)}")
+    return names
 
 
 def main() -> int:
     """Run one soak from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=60.0, help="of mishaps (default: 60)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of mishaps at random (default: 60)")
+    parser.add_argument("--times", type=int, help="so many mishaps, each after the one before is over")
+    parser.add_argument("--mishaps", type=_mishaps, default=MISHAPS, help="some of: " + ",".join(MISHAPS))
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of the mishaps")
     parser.add_argument("--release", default="22.05", choices=["22.05", "24.11"], help="of Slurm")
     options = parser.parse_args()
@@ -129,7 +187,9 @@ def main() -> int:
     cluster = Cluster.up(Settings("soak", 4, "cgroup", False, options.release))
     directory = shared_directory("soak")
     try:
-        wrong = Soak(Jobs(cluster, directory, VENV / "bin"), options.seed, options.minutes).play()
+        with own_environment() as programs:
+            jobs = Jobs(cluster, directory, programs)
+            wrong = Soak(jobs, options.seed, options.mishaps, options.minutes, options.times).play()
     except BaseException:
         print(f"kept: {directory}")
         raise
