@@ -102,6 +102,11 @@ class Finder:
             gone = {each.agent for each in order if (each.address, each.port) in ended}
             names = [each.agent for each in order]
             if lost_at is not None and now >= lost_at + patience(names, self._settings.agent, gone):
+                newest = await asyncio.to_thread(self._settings.locate)
+                if newest.published and newest.places != seen.places:
+                    # Somebody leads since this agent looked last.
+                    seen = newest
+                    continue
                 if old in ended or known.resigned:
                     gone.add(known.leader)
                 await self._stand(frozenset(gone), now)

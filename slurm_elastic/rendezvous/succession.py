@@ -21,7 +21,7 @@ _STOP = 0.75
 _TURN, _FIRST_TURN = 0.25, 1.0
 """Seconds by which a later successor waits longer than the one before, and that the second waits for the first."""
 _STRANGER = 2.0
-"""Seconds that an agent waits which was no member of the last round."""
+"""Seconds that an agent waits which was no member of the last round, as long as one of those may live."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,6 @@ def patience(order: Sequence[str], own: str, ended: Collection[str]) -> float:
         ended: agents whose process is known to have ended.
     """
     if own not in order:
-        return _STRANGER if order else 0.0
+        return 0.0 if all(name in ended for name in order) else _STRANGER
     ahead = sum(name not in ended for name in order[: order.index(own)])
     return _FIRST_TURN + _TURN * ahead if ahead else 0.0

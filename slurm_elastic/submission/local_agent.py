@@ -1,27 +1,38 @@
 """``python -m slurm_elastic.submission.local_agent``: one of the agents that stand for nodes on this machine.
 
-submitit's controller starts it (submitit/local/local.py, 1.5.4); it becomes the agent.
+submitit's controller starts it (submitit/local/local.py, 1.5.4) and signals it before its time is over; it is an agent.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import MutableMapping
+
+from slurm_elastic.agent.notices import record_signals
+from slurm_elastic.cli import main as command
+from slurm_elastic.errors import ExitCode
 
 __all__ = ["main", "share_devices"]
 
 
-def main() -> None:
-    """Become the agent."""
+_REQUEUE = 144
+"""LOCAL_REQUEUE_RETURN_CODE of submitit/local/local.py, 1.5.4: its controller starts all agents again."""
+
+
+def main() -> int:
+    """Be the agent, and return the exit code that submitit's controller understands."""
     uid, *arguments = sys.argv[1:]
     # Of a job that the submitting process may run in: the agents would take it for their own.
     for name in [name for name in os.environ if name.startswith(("SLURM_", "SLURMD_"))]:
         del os.environ[name]
     share_devices(os.environ)
     run_id = f"{os.environ['SUBMITIT_LOCAL_JOB_ID']}-{uid[:8]}"
-    command = [sys.executable, "-m", "slurm_elastic", "agent", f"--run-id={run_id}", *arguments]
-    os.execv(command[0], command)
+    exit_code = command(["agent", f"--run-id={run_id}", *arguments])
+    # The signal by which the controller says that the time is over; others ask for an end.
+    timed_out = any(received.signal is signal.SIGUSR2 for received in record_signals().all())
+    return _REQUEUE if exit_code == ExitCode.LEFT and timed_out else exit_code
 
 
 def share_devices(environ: MutableMapping[str, str]) -> None:
@@ -34,4 +45,4 @@ def share_devices(environ: MutableMapping[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -38,28 +38,54 @@ def _counter(steps: int, enough: Path) -> Any:
     return Counter()
 
 
+def _table(job: Any, round_: int) -> dict[str, Any] | None:
+    content = job.run_dir.round_record(round_)
+    return None if content is None else json.loads(content)
+
+
+def _wait_until_counting(job: Any, table: dict[str, Any]) -> None:
+    logs = f"logs/round_{table['round']:04d}/*/*/stdout.log"
+    size = table["world_size"]
+    eventually(lambda: [path.read_text() for path in job.run_dir.path.glob(logs)] == ["counting\n"] * size, job)
+
+
+def _pid(place: dict[str, Any]) -> int:
+    return int(place["agent"].rpartition("/")[2])
+
+
+def test_run_whose_time_is_over_starts_again_with_what_checkpoint_returned(runs: Path, tmp_path: Path) -> None:
+    enough = tmp_path / "enough"
+    executor = LocalElasticExecutor(runs, min_nodes=2, max_nodes=2)
+    executor.update_parameters(timeout_min=10)
+    job = executor.submit(_counter(10**6, enough), "first")
+    first = eventually(lambda: _table(job, 0), job)
+    _wait_until_counting(job, first)
+    for place in first["places"]:
+        # As the controller does when the time is nearly over.
+        os.kill(_pid(place), signal.SIGUSR2)
+    second = eventually(lambda: _table(job, 1), job)
+    assert not {_pid(place) for place in second["places"]} & {_pid(place) for place in first["places"]}
+    enough.touch()
+    assert [(size, word) for size, _step, word in job.result()["history"]] == [(2, "first"), (2, "first+")]
+
+
 def test_next_round_runs_what_checkpoint_returned(runs: Path, tmp_path: Path) -> None:
     enough = tmp_path / "enough"
     executor = LocalElasticExecutor(runs, min_nodes=1, max_nodes=2)
     executor.update_parameters(timeout_min=10)
     job = executor.submit(_counter(10**6, enough), "first")
 
-    def table(round_: int) -> dict[str, Any] | None:
-        path = job.run_dir.path / f"rounds/{round_:06d}.json"
-        return json.loads(path.read_text()) if path.exists() else None
-
     def of_two() -> dict[str, Any] | None:
-        found = table(job.run_dir.last_round() or 0)
+        found = _table(job, job.run_dir.last_round() or 0)
         return found if found is not None and found["world_size"] == 2 else None
 
     both = eventually(of_two, job)
-    logs = f"logs/round_{both['round']:04d}/*/*/stdout.log"
-    eventually(lambda: [path.read_text() for path in job.run_dir.path.glob(logs)] == ["counting\n"] * 2, job)
+    _wait_until_counting(job, both)
     endpoint = next(job.run_dir.path.glob("endpoints/*.json"))
     leader = json.loads(endpoint.read_text())["agent"]
-    (leaving,) = {place["agent"] for place in both["places"]} - {leader}
-    os.kill(int(leaving.rpartition("/")[2]), signal.SIGTERM)
-    eventually(lambda: table(both["round"] + 1), job)
+    (leaving,) = [place for place in both["places"] if place["agent"] != leader]
+    os.kill(_pid(leaving), signal.SIGTERM)
+    eventually(lambda: _table(job, both["round"] + 1), job)
     enough.touch()
 
     history = job.result()["history"]

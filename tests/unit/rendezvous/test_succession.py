@@ -18,8 +18,9 @@ ORDER = ("a", "b", "c")
         ("c", (), 1.5),
         ("c", ("b",), 1.25),
         ("c", ("a", "b"), 0.0),
-        # Whoever was no member waits longest.
-        ("x", ("a", "b", "c"), 2.0),
+        # Whoever was no member waits longest, if there is somebody to wait for.
+        ("x", ("a", "b"), 2.0),
+        ("x", ("a", "b", "c"), 0.0),
     ],
 )
 def test_how_long_an_agent_looks_for_another_leader_before_it_stands(
