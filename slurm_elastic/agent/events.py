@@ -10,9 +10,7 @@ import json
 import logging
 import queue
 import threading
-
-from torch.distributed.elastic.events import record
-from torch.distributed.elastic.events.api import Event, EventMetadataValue, EventSource
+from collections.abc import Mapping
 
 from slurm_elastic.rendezvous.journal import Entry
 from slurm_elastic.rundir import RunDir, RunDirError
@@ -20,6 +18,9 @@ from slurm_elastic.rundir import RunDir, RunDirError
 __all__ = ["EventLog"]
 
 logger = logging.getLogger("slurm_elastic")
+
+_NOWHERE = "null"
+"""torch's handler that drops everything (elastic/events/handlers.py, 2.13)."""
 
 
 class EventLog:
@@ -32,7 +33,7 @@ class EventLog:
         destination: name of torch's event handler (torchrun's ``--event-log-handler``).
     """
 
-    def __init__(self, run_dir: RunDir, node: str, destination: str = "null") -> None:
+    def __init__(self, run_dir: RunDir, node: str, destination: str = _NOWHERE) -> None:
         self._run_dir, self._node, self._destination = run_dir, node, destination
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="slurm-elastic-events", daemon=True)
@@ -44,10 +45,8 @@ class EventLog:
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
         record_ = {"time": now, "event": entry.event, "node": self._node, "text": entry.text, **entry.fields}
         self._lines.put(json.dumps(record_))
-        metadata: dict[str, EventMetadataValue] = {
-            key: value if isinstance(value, str | int | float) else json.dumps(value) for key, value in record_.items()
-        }
-        record(Event(f"slurm_elastic.{entry.event}", EventSource.AGENT, metadata=metadata), self._destination)
+        if self._destination != _NOWHERE:
+            _tell_torch(f"slurm_elastic.{entry.event}", record_, self._destination)
 
     def close(self, timeout: float = 5.0) -> None:
         """Write out what is left, for at most `timeout` seconds."""
@@ -63,3 +62,14 @@ class EventLog:
                 if not complained:
                     logger.warning("events are not written: %s", error)
                 complained = True
+
+
+def _tell_torch(name: str, fields: Mapping[str, object], destination: str) -> None:
+    # A store, which has no workers, does without torch.
+    from torch.distributed.elastic.events import record
+    from torch.distributed.elastic.events.api import Event, EventMetadataValue, EventSource
+
+    metadata: dict[str, EventMetadataValue] = {
+        key: value if isinstance(value, str | int | float) else json.dumps(value) for key, value in fields.items()
+    }
+    record(Event(name, EventSource.AGENT, metadata=metadata), destination)

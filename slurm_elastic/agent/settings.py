@@ -22,13 +22,13 @@ from slurm_elastic.agent._torchrun import (
     ignored_options,
     limit_threads,
     local_world_size,
-    node_range,
     torchrun_config,
 )
 from slurm_elastic.agent.health import HealthSettings, health_settings
 from slurm_elastic.agent.leader_node import leader_node
 from slurm_elastic.agent.location import base_directory
 from slurm_elastic.agent.logs import RoundLogsSpecs, local_ranks, streams
+from slurm_elastic.agent.node_range import node_range
 from slurm_elastic.agent.patience import Patience, patience
 from slurm_elastic.agent.watchdog import HangTimeout, hang_timeout, is_enabled
 from slurm_elastic.errors import UsageError

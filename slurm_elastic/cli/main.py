@@ -13,6 +13,7 @@ from slurm_elastic.cli.base import Parser, Verb
 from slurm_elastic.cli.drain import Drain
 from slurm_elastic.cli.etcd import Etcd
 from slurm_elastic.cli.requeue import Requeue
+from slurm_elastic.cli.store import Store
 from slurm_elastic.cli.submit import Submit
 from slurm_elastic.cli.template import Template
 from slurm_elastic.cli.verdict import Verdict
@@ -21,7 +22,7 @@ from slurm_elastic.errors import SlurmElasticError, UsageError
 __all__ = ["main"]
 
 _VERBS: dict[str, Verb] = {
-    verb.name: verb for verb in (Agent(), Drain(), Etcd(), Requeue(), Submit(), Template(), Verdict())
+    verb.name: verb for verb in (Agent(), Drain(), Etcd(), Requeue(), Store(), Submit(), Template(), Verdict())
 }
 
 _EXAMPLES = """\

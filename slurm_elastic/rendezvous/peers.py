@@ -79,6 +79,10 @@ class Peers:
             if agent in self._connections:
                 self._connections[agent].send(content)
 
+    def others(self, agents: Sequence[str]) -> tuple[str, ...]:
+        """Who is connected beside these agents: a store that waits, who asks for something, who has not joined yet."""
+        return tuple(self._connections.keys() - set(agents))
+
     def beat(self, now: float) -> None:
         """Ask those whose turn it is for a sign of life."""
         # Every agent answers with a sign of its own.

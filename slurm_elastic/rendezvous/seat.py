@@ -48,6 +48,7 @@ class Seat:
         options: times.
         shared: whether jobs that start at different times belong to the run, such as elements of an array: then one
             that was requeued joins the living run.
+        has_workers: whether this agent wants places in rounds; else all it does is lead.
     """
 
     run_id: str
@@ -69,6 +70,7 @@ class Seat:
     ports: tuple[int, ...]
     options: RendezvousOptions
     shared: bool = False
+    has_workers: bool = True
 
     @property
     def incarnation(self) -> str:
@@ -190,8 +192,8 @@ def _follow(
         first_round=0 if last is None else last.round + 1,
         first_reason=reason,
         first_node=lost.split("/")[0] if base is not None else "",
-        # Whoever finds nobody left of a run begins it anew.
-        first_restarts=last.restarts if last is not None and survives else 0,
+        # Whoever finds nobody left of a run begins it anew. One without workers does not know who will come.
+        first_restarts=last.restarts if last is not None and (survives or not seat.has_workers) else 0,
         base=base,
         gone=gone,
         claimed=False,

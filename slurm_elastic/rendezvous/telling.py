@@ -59,7 +59,7 @@ def tell(peers: Peers, epoch: int, state: State, decision: Decision) -> None:
             ranks = [place.rank for place in table.places if place.agent == agent]
             peers.send((agent,), _placed(epoch, state, table, ranks[0], _shared(state, table)))
         case Resign(agents):
-            peers.send(agents, Resigned(state.settings.agent))
+            peers.send((*agents, *peers.others(agents)), Resigned(state.settings.agent))
         case Hold(agents, round_):
             peers.send(agents, Holding(round_))
         case StopAt(agents, round_, step, reason, node, seconds, detail):
@@ -71,7 +71,9 @@ def tell(peers: Peers, epoch: int, state: State, decision: Decision) -> None:
         case Spare(agent):
             peers.send((agent,), Waiting())
         case Finish(outcome, agents, failure, detail):
-            peers.send(agents, Ended(outcome, failure, detail))
+            # Once to all; again to each that comes later, by itself.
+            others = peers.others(agents) if decision is state.finish else ()
+            peers.send((*agents, *others), Ended(outcome, failure, detail))
         case Drop(agent):
             peers.drop(agent)
         case _:

@@ -129,6 +129,9 @@ class World:
         state = self.leader.state
         if state.phase is Phase.CLOSED:
             return ""
+        if not state.agents and not any(agent.alive for agent in self.agents.values()):
+            # This leader needs no agent to lead, and waits for the next one.
+            return ""
         if state.phase is Phase.FORMING or state.table is None:
             return "a round is being formed"
         if state.judgement is not None or state.broken:

@@ -15,7 +15,9 @@ import pytest
 from slurm_elastic import templates
 
 TEMPLATES = Path(__file__).parents[2] / "sbatch_templates"
-ETCD = TEMPLATES / "etcd.sbatch"
+ETCD, STORE = TEMPLATES / "etcd.sbatch", TEMPLATES / "store.sbatch"
+BESIDE = (ETCD, STORE)
+"""Jobs beside the run."""
 
 STAND_IN = """\
 #!/bin/bash
@@ -118,7 +120,7 @@ def kill(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.fixture(params=sorted(set(TEMPLATES.glob("*.sbatch")) - {ETCD}), ids=lambda path: path.stem)
+@pytest.fixture(params=sorted(set(TEMPLATES.glob("*.sbatch")) - {*BESIDE}), ids=lambda path: path.stem)
 def job(tmp_path: Path, request: pytest.FixtureRequest) -> Job:
     """A run; each of its templates."""
     return make_job(tmp_path, request.param)
@@ -127,6 +129,11 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Job:
 @pytest.fixture
 def etcd_job(tmp_path: Path) -> Job:
     return make_job(tmp_path, ETCD)
+
+
+@pytest.fixture
+def store_job(tmp_path: Path) -> Job:
+    return make_job(tmp_path, STORE)
 
 
 def make_job(base: Path, template: Path) -> Job:
@@ -246,7 +253,20 @@ def test_the_etcd_job_passes_the_job_of_the_run_on(etcd_job: Job) -> None:
     assert etcd_job.calls() == [["slurm-elastic", "etcd", "--data-dir", "my disk", "--submit", *arguments]]
 
 
-def test_an_etcd_job_without_the_package_says_so_in_one_line(etcd_job: Job) -> None:
-    (etcd_job.bin / "slurm-elastic").unlink()
-    line = "etcd.sbatch: no slurm-elastic on n1; activate its environment in the site block\n"
-    assert etcd_job.run("elastic.sbatch") == (2, line)
+def test_the_store_job_passes_its_options_and_the_job_of_the_run_on(store_job: Job) -> None:
+    store_job.stand_in("slurm-elastic", "exit 75")
+    text = store_job.script.read_text()
+    assert text.count("\nstore_options=()\n") == 1
+    script = store_job.directory / "adapted.sbatch"
+    script.write_text(text.replace("\nstore_options=()\n", "\nstore_options=(--interface ib0)\n"))
+    arguments = ["--nnodes=2:8", "--submit", "--array=0-7", "array.sbatch", "--text", "a  b", "$HOME"]
+    assert store_job.run(*arguments, script=script) == (75, "")
+    assert store_job.calls() == [["slurm-elastic", "store", "--interface", "ib0", *arguments]]
+
+
+@pytest.mark.parametrize("path", BESIDE, ids=lambda path: path.stem)
+def test_a_job_beside_the_run_without_the_package_says_so_in_one_line(path: Path, tmp_path: Path) -> None:
+    job = make_job(tmp_path, path)
+    (job.bin / "slurm-elastic").unlink()
+    line = f"{path.name}: no slurm-elastic on n1; activate its environment in the site block\n"
+    assert job.run("elastic.sbatch") == (2, line)

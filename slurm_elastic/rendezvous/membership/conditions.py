@@ -94,8 +94,8 @@ def _last_call_due(state: State) -> float | None:
 
 
 def _timeout_due(state: State) -> float | None:
-    """When a round that lacks its minimum is given up."""
-    if state.phase is not Phase.FORMING or state.complete_since is not None:
+    """When a round that lacks its minimum is given up; never as long as there is nobody who could be told."""
+    if state.phase is not Phase.FORMING or state.complete_since is not None or not state.agents:
         return None
     return state.forming_since + state.settings.join_timeout
 
@@ -130,9 +130,10 @@ def _running(state: State, now: float, ticked: bool) -> Result:
     members = (state.agents.get(place.agent) for place in table.places)
     if all(agent is not None and agent.status is Status.FINISHED for agent in members):
         return transitions.finish(state, Outcome.SUCCEEDED)
-    if state.resigning and state.settings.agent not in state.agents and state.winding is None:
+    others = state.settings.agent not in state.agents and state.winding is None and state.judgement is None
+    if state.resigning and others:
         # A leader that was no member itself; with one that is, the round ends as with any member that leaves.
-        return winding.wind(state, Reason.NODE_LEFT, "", "the leader leaves", None, now)
+        return winding.wind(state, Reason.NODE_LEFT, "", "the leader leaves", state.resign_by, now)
     state, decisions = winding.advance(state, now)
     if decisions or not ticked:
         return state, decisions

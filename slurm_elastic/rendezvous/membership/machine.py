@@ -129,6 +129,9 @@ def _joined(state: State, event: Joined, now: float) -> Result:
 
 def _newcomer(state: State, event: Joined, now: float) -> Result:
     candidate = event.candidate
+    if not state.agents and not state.awaited and state.phase is Phase.FORMING:
+        # A leader without workers may have waited for hours until Slurm started somebody.
+        state = replace(state, forming_since=now)
     state = with_agent(state, Agent(candidate, event.attempt, Status.WAITING, last_heard=now))
     state = replace(state, gone_nodes=state.gone_nodes - {candidate.node}, awaited=state.awaited - {candidate.agent})
     if state.phase is not Phase.RUNNING or state.table is None:
@@ -200,16 +203,17 @@ def _ponged(state: State, event: Ponged, now: float) -> Result:
 
 def _leaving(state: State, event: Leaving, now: float) -> Result:
     known = state.agents.get(event.agent)
-    if known is None or state.phase is Phase.CLOSED:
-        return succession.farewell(state, event), ()
     margin = state.settings.leave_margin
     deadline = None if event.seconds is None else now + winding.seconds_to_stop(event.seconds, margin)
+    if known is None or state.phase is Phase.CLOSED:
+        # The leader may be none of the agents: it can lead without ever having workers.
+        return succession.farewell(succession.leader_goes(state, event, deadline), event), ()
     if known.leave_reason is not None:
         # It knows more by now.
         state = succession.farewell(state, event)
         again = replace(state.agents[event.agent], leave_reason=event.reason, leave_deadline=deadline)
         return winding.revise(with_agent(state, again), now)
-    state = succession.leader_goes(_alive(state, known, now), event)
+    state = succession.leader_goes(_alive(state, known, now), event, deadline)
     if known.status is Status.WAITING:
         return transitions.retire(state, event.agent, event.reason, now)
     leaving = replace(state.agents[event.agent], leave_reason=event.reason, leave_deadline=deadline)
@@ -228,8 +232,8 @@ def _leaving(state: State, event: Leaving, now: float) -> Result:
 def _left(state: State, event: Left, now: float) -> Result:
     known = state.agents.get(event.agent)
     if known is None or known.departed or state.phase is Phase.CLOSED:
-        return succession.farewell(state, event), ()
-    state = succession.leader_goes(state, event)
+        return succession.farewell(succession.leader_goes(state, event, state.resign_by), event), ()
+    state = succession.leader_goes(state, event, state.resign_by)
     if event.reason is LeaveReason.FINISHED and state.is_member(known):
         state = with_agent(state, replace(known, status=Status.FINISHED))
     elif event.stopped and known.status is Status.RUNNING and state.winding is not None:

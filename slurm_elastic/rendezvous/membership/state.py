@@ -215,6 +215,7 @@ class State:
         awaited: members of `base` that this leader has not heard of yet.
         claimed, claiming: whether the epoch is the leader's own, and whether it has been asked for.
         resigning: whether the leader's own agent goes, so that somebody else has to lead.
+        resign_by: when workers have to stop for that, in leader's monotonic time; None if they may take their time.
         finish: how the run ended, once it has.
     """
 
@@ -246,6 +247,7 @@ class State:
     claimed: bool = True
     claiming: bool = False
     resigning: bool = False
+    resign_by: float | None = None
     finish: Finish | None = None
 
     def is_member(self, agent: Agent) -> bool:

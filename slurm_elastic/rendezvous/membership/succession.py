@@ -131,11 +131,17 @@ def claim(state: State) -> Result:
     return replace(state, claiming=True), (Claim(known.get(base.leader, "") if base is not None else ""),)
 
 
-def leader_goes(state: State, event: Leaving | Left) -> State:
-    """Note that the leader's own agent goes; it stays for the end of a run that it has finished."""
+def leader_goes(state: State, event: Leaving | Left, deadline: float | None = None) -> State:
+    """Note that the leader's own agent goes; it stays for the end of a run that it has finished.
+
+    Args:
+        state: of the leader.
+        event: what any agent says.
+        deadline: when the workers of others have to stop for it, in leader's monotonic time.
+    """
     if event.agent != state.settings.agent or event.reason is LeaveReason.FINISHED:
         return state
-    return replace(state, resigning=True)
+    return replace(state, resigning=True, resign_by=deadline)
 
 
 def resign(state: State) -> Result:

@@ -30,6 +30,7 @@ print(sorted(slow & {{name.partition(".")[0] for name in sys.modules}}), file=sy
         ["--version"],
         ["drain", "--help"],
         ["etcd", "--help"],
+        ["store", "--help"],
         ["submit", "--help"],
         ["template", "--help"],
         ["verdict", "--help"],
@@ -47,7 +48,7 @@ def test_help_names_every_verb_and_gives_examples(capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["--help"])
     text = capsys.readouterr().out
-    for verb in ("agent", "drain", "etcd", "requeue", "submit", "template", "verdict"):
+    for verb in ("agent", "drain", "etcd", "requeue", "store", "submit", "template", "verdict"):
         assert f"\n  {verb} " in text
     assert "examples:\n  slurm-elastic template allocation > elastic.sbatch" in text
 
@@ -64,7 +65,7 @@ def test_module_is_the_command() -> None:
     [
         ([], "the following arguments are required: VERB, arguments; see slurm-elastic --help"),
         (["agnt"], "no verb 'agnt'; did you mean agent?"),
-        (["x"], "no verb 'x'; there are agent, drain, etcd, requeue, submit, template, verdict"),
+        (["x"], "no verb 'x'; there are agent, drain, etcd, requeue, store, submit, template, verdict"),
         (["--bogus", "agent"], "unrecognized arguments: --bogus; see slurm-elastic --help"),
         (["template", "alocation"], "no template 'alocation'; did you mean allocation?"),
         (["template", "--bogus"], "unrecognized arguments: --bogus; see slurm-elastic template --help"),
@@ -82,6 +83,7 @@ def test_templates_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) ->
         "allocation    One run in one job: one elastic agent on each node of the allocation\n"
         "array         One run in a job array: every element brings its nodes, and comes and goes alone\n"
         "etcd          A private etcd for one run, for sites without an etcd of their own\n"
+        "store         A small job that leads a run from where it is not preempted; the run's own nodes come and go\n"
     )
     assert main(["template", "allocation"]) == 0
     shipped = Path(__file__).parents[3] / "sbatch_templates" / "allocation.sbatch"

@@ -12,6 +12,8 @@ from slurm_elastic.rendezvous.membership import (
     Disconnected,
     Finish,
     Gone,
+    Held,
+    Hold,
     Interrupt,
     LeaveReason,
     Leaving,
@@ -20,12 +22,14 @@ from slurm_elastic.rendezvous.membership import (
     OnTie,
     Outcome,
     Phase,
+    Ponged,
     Publish,
     Reason,
     Resign,
+    StopAt,
     missing,
 )
-from tests.unit.rendezvous.scenario import Scenario, only
+from tests.unit.rendezvous.scenario import Scenario, failed, only
 
 LAST = Base(4, ("n0", "n1", "n2", "n3"), ("n0", "n1", "n2", "n3"), leader="n0")
 
@@ -167,3 +171,66 @@ def test_a_leader_that_has_finished_stays_for_the_others() -> None:
     run.join("n0", "n1")
     assert not only(Resign, run.on(Left("n0", LeaveReason.FINISHED)))
     assert run.state.phase is Phase.RUNNING
+
+
+def hosted(**settings: object) -> Scenario:
+    """A leader without workers, which is none of the agents."""
+    return Scenario(**{"agent": "s0", "min_nodes": 2, **settings})
+
+
+def test_a_leader_without_workers_waits_for_agents_as_long_as_it_takes() -> None:
+    run = hosted(join_timeout=60.0)
+    assert not run.wait(7200.0)
+    # From then on somebody waits, and the time is counted.
+    run.join("n0")
+    assert not run.wait(59.0)
+    (finish,) = only(Finish, run.wait(2.0))
+    assert finish.outcome is Outcome.TIMED_OUT
+
+
+def test_a_leader_without_workers_has_no_place_and_counts_for_no_minimum() -> None:
+    run = hosted()
+    assert not run.on(Connected("s0", None))
+    assert not run.join("n0")
+    (publish,) = only(Publish, run.join("n1"))
+    assert [place.agent for place in publish.table.places] == ["n0", "n1"]
+    assert run.state.base is not None
+    assert run.state.base.leader == "s0"
+
+
+def test_a_leader_without_workers_ends_the_round_to_resign() -> None:
+    run = hosted(leave_margin=5.0)
+    run.join("n0", "n1")
+    (interrupt,) = only(Interrupt, run.on(Leaving("s0", LeaveReason.PREEMPTED, 30.0)))
+    assert (interrupt.agents, interrupt.reason) == (("n0", "n1"), Reason.NODE_LEFT)
+    assert not run.on(Leaving("s0", LeaveReason.PREEMPTED, 29.0))
+    assert only(Resign, run.join("n0", "n1", last_round=0)) == [Resign(("n0", "n1"))]
+
+
+def test_workers_stop_in_the_time_that_a_leader_without_workers_has() -> None:
+    run = hosted(answers=True, leave_margin=5.0)
+    run.join("n0", "n1")
+    assert only(Hold, run.on(Leaving("s0", LeaveReason.PREEMPTED, 30.0)))
+    run.on(Held("n0", 0, 7))
+    (stop,) = only(StopAt, run.on(Held("n1", 0, 9)))
+    assert (stop.step, stop.seconds) == (9, 25.0)
+
+
+def test_a_failed_worker_is_charged_before_a_leader_without_workers_goes() -> None:
+    run = hosted(max_restarts=1)
+    run.join("n0", "n1")
+    run.on(failed("n0"))
+    assert not run.on(Leaving("s0", LeaveReason.PREEMPTED))
+    run.on(Ponged("n0", 1))
+    run.on(Ponged("n1", 1))
+    (interrupt,) = only(Interrupt, run.wait(0.5))
+    assert (interrupt.reason, run.state.restarts) == (Reason.WORKER_FAILED, 1)
+    assert only(Resign, run.join("n0", "n1", last_round=0))
+
+
+def test_a_leader_without_workers_goes_at_once_if_nobody_is_there() -> None:
+    run = hosted()
+    assert only(Resign, run.on(Leaving("s0", LeaveReason.PREEMPTED)))
+    # So does an agent that leads and has not joined yet.
+    run = Scenario(agent="n0")
+    assert only(Resign, run.on(Leaving("n0", LeaveReason.PREEMPTED)))

@@ -1,0 +1,181 @@
+"""``slurm-elastic store``: hosts the leader of a run, without workers."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from slurm_elastic.cli.base import Verb
+from slurm_elastic.errors import UsageError
+
+if TYPE_CHECKING:
+    from slurm_elastic.agent.hosting import StoreSettings
+    from slurm_elastic.rundir import RunDir
+    from slurm_elastic.slurm import Controller, SlurmJob
+
+__all__ = ["Store"]
+
+_EXAMPLES = """\
+  slurm-elastic store 1234 --nnodes 2:8                    for the array 1234
+  slurm-elastic store my-run --nnodes 2:8                  for the agents with --run-id my-run
+  slurm-elastic store --nnodes 2:8 --submit --array=0-7 array.sbatch train.py
+                                                           submit the run, and lead it from its beginning
+
+The bounds of the run are the leader's: say the same here as to the agents. With --submit they are told.
+"""
+
+_SUBMIT = "--submit"
+
+
+class Store(Verb):
+    """Leads a run from where it is not preempted; where it ends all the same, an agent follows it."""
+
+    name = "store"
+    summary = "lead a run without workers, as from a small job that is not preempted"
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Lead until the run ends or a signal comes."""
+        options = self._options(arguments)
+        from slurm_elastic.agent.notices import record_signals
+
+        notices = record_signals()
+        from slurm_elastic.agent.story import tell
+
+        node = os.environ.get("SLURMD_NODENAME", "localhost")
+        tell(node)
+        from slurm_elastic.agent.hosting import host
+
+        settings = _settings(options, os.environ)
+
+        def submit_run() -> str:
+            from slurm_elastic.submission.sbatch import submit
+
+            os.environ.update(_told(options, settings))
+            job = submit(options.submit)
+            print(f"submitted job {job}; its run is {settings.run_dir.run_id}", flush=True)
+            return job
+
+        return int(host(settings, notices, submit_run if options.submit else None))
+
+    def _options(self, arguments: Sequence[str]) -> argparse.Namespace:
+        parser = self.parser(examples=_EXAMPLES)
+        parser.add_argument(
+            "run_id", metavar="RUN", nargs="?", help="id of the array, or what --run-id of the agents says"
+        )
+        parser.add_argument("--nnodes", required=True, metavar="MIN:MAX", help="bounds of a round, as of the agents")
+        parser.add_argument("--max-restarts", default="0", metavar="N", help="as of the agents (default: 0)")
+        parser.add_argument("--rdzv-conf", default="", metavar="KEY=VALUE,...", help="as of the agents")
+        parser.add_argument("--run-dir", metavar="DIR", help="as of the agents (default: where sbatch was called)")
+        parser.add_argument("--interface", metavar="NAME", help="network interface by which agents reach this node")
+        parser.add_argument("--local-addr", metavar="ADDRESS", help="address by which they do, taken as it is")
+        parser.add_argument("--grace", metavar="SECONDS", help="from SIGTERM to the end (default: 30)")
+        parser.add_argument(
+            _SUBMIT,
+            nargs=argparse.REMAINDER,
+            metavar="...",
+            help="last: arguments of sbatch for the job of the run; the store ends with it",
+        )
+        # argparse would take options of sbatch for its own.
+        own = list(arguments).index(_SUBMIT) if _SUBMIT in arguments else len(arguments)
+        options = parser.parse_args(arguments[:own])
+        options.submit = arguments[own + 1 :]
+        if own < len(arguments) and not options.submit:
+            raise UsageError(
+                "--submit: name the batch script of the run, as in --submit --array=0-7 array.sbatch train.py"
+            )
+        if options.run_id is None and not options.submit:
+            raise UsageError(
+                "which run? give the id of its array, or the --run-id of its agents; or submit it by --submit"
+            )
+        return options
+
+
+def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> StoreSettings:
+    from slurm_elastic.agent.hosting import StoreSettings
+    from slurm_elastic.agent.location import base_directory
+    from slurm_elastic.agent.node_range import node_range
+    from slurm_elastic.agent.patience import patience
+    from slurm_elastic.rendezvous.keeping import etcd_wanted
+    from slurm_elastic.rendezvous.options import RendezvousOptions
+    from slurm_elastic.rundir import RunDir
+    from slurm_elastic.slurm import Controller, SlurmJob
+
+    job = SlurmJob.from_environment(environ)
+    least, most = node_range(options.nnodes, 1)
+    if not options.max_restarts.isdecimal():
+        raise UsageError(f"--max-restarts {options.max_restarts!r} is no number; give 0 or more")
+    config = _config(options.rdzv_conf)
+    rendezvous = RendezvousOptions.from_config(config)
+    grace = patience(None, options.grace, None).meaning.grace
+    own = f"store-{job.job_id if job else secrets.token_hex(4)}"
+    run_dir = RunDir.for_run(base_directory(options.run_dir, job), options.run_id or own)
+    controller = Controller()
+    watched = None if options.submit else _job_of_run(run_dir, controller)
+    address = _address(options, job, controller)
+    node = job.node if job else "localhost"
+    restarts = job.restart_count if job else 0
+    etcd = etcd_wanted(None, config, environ)
+    return StoreSettings(
+        run_dir=run_dir.open(),
+        agent=f"{node}/{job.job_id if job else 0}.{restarts}/{os.getpid()}",
+        node=node,
+        address=address,
+        min_nodes=least,
+        max_nodes=most,
+        max_restarts=int(options.max_restarts),
+        options=rendezvous,
+        etcd=etcd,
+        job=watched,
+        grace=grace,
+    )
+
+
+def _config(text: str) -> dict[str, object]:
+    pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
+    for key, sign, _ in pairs:
+        if not sign:
+            raise UsageError(f"--rdzv-conf: {key!r} is no KEY=VALUE; write it as in heartbeat_limit=3,on_tie=none")
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _job_of_run(run_dir: RunDir, controller: Controller) -> str | None:
+    """The job to watch: that of an array. A name that is no job's id stands for jobs that nobody can count."""
+    run_id = run_dir.run_id
+    if not run_id.isdecimal():
+        return None
+    view = controller.job(run_id)
+    if view is not None and view.array_job_id is None and view.job_id == run_id:
+        raise UsageError(
+            f"job {run_id} is no array, and a job that is started again is another run; submit it with --run-id NAME "
+            "for its agents, and name that run here"
+        )
+    queued = controller.is_queued(run_id)
+    if queued is False and not run_dir.path.is_dir():
+        raise UsageError(
+            f"no job {run_id} is in the queue, and there is no such run in {run_dir.path.parent}; go where sbatch was "
+            "called, or give --run-dir"
+        )
+    return run_id if queued else None
+
+
+def _address(options: argparse.Namespace, job: SlurmJob | None, controller: Controller) -> str:
+    from slurm_elastic.slurm import AddressWish, choose_address, gather_facts
+
+    if job is None and not (options.local_addr or options.interface):
+        raise UsageError("outside of a job: say how agents reach this machine, by --local-addr or --interface")
+    wish = AddressWish(options.local_addr, options.interface)
+    return choose_address(wish, gather_facts(wish, job.node if job else "localhost", controller=controller))
+
+
+def _told(options: argparse.Namespace, settings: StoreSettings) -> dict[str, str]:
+    """What the agents of the submitted run take from their environment."""
+    told = {
+        "PET_RDZV_ID": settings.run_dir.run_id,
+        "PET_RUN_DIR": str(settings.run_dir.path.parent.parent),
+        "PET_NNODES": options.nnodes,
+        "PET_MAX_RESTARTS": options.max_restarts,
+    }
+    return {**told, "PET_RDZV_CONF": options.rdzv_conf} if options.rdzv_conf else told

@@ -1,0 +1,67 @@
+"""The command line of ``slurm-elastic store``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.agent.notices import Notices
+from slurm_elastic.cli import main
+
+SCONTROL = """\
+#!/bin/bash
+case "$*" in
+  *" 7") echo "JobId=7 JobName=x" && echo "   JobState=RUNNING Restarts=0 NodeList=n1" ;;
+  *) exit 1 ;;
+esac
+"""
+SQUEUE = """\
+#!/bin/bash
+echo "slurm_load_jobs error: Invalid job id specified" >&2
+exit 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith(("PET_", "SLURM")):
+            monkeypatch.delenv(name)
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, text in (("scontrol", SCONTROL), ("squeue", SQUEUE)):
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    # This process keeps its own signals and its own log.
+    monkeypatch.setattr("slurm_elastic.agent.notices.record_signals", Notices)
+    monkeypatch.setattr("slurm_elastic.agent.story.tell", lambda node: None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("mine", "the following arguments are required: --nnodes; see slurm-elastic store --help"),
+        ("--nnodes 2", "which run? give the id of its array, or the --run-id of its agents; or submit it by --submit"),
+        ("--nnodes 2 --submit", "--submit: name the batch script of the run, as in"),
+        ("mine --nnodes 3:2", "--nnodes 3:2: the minimum is above the maximum; write it as in 2:3"),
+        ("mine --nnodes 2 --max-restarts some", "--max-restarts 'some' is no number; give 0 or more"),
+        ("mine --nnodes 2 --rdzv-conf on_tie", "--rdzv-conf: 'on_tie' is no KEY=VALUE; write it as in"),
+        ("mine --nnodes 2 --rdzv-conf on_tie=both", "--rdzv-conf: on_tie=both is neither leader nor none"),
+        ("mine --nnodes 2 --grace soon", "--grace 'soon' is no number of seconds; give 0 or more"),
+        ("a/b --nnodes 2", "run id 'a/b' is no safe file name"),
+        ("mine --nnodes 2", "outside of a job: say how agents reach this machine, by --local-addr or --interface"),
+        ("mine --nnodes 2 --run-dir nowhere --local-addr ::1", "is no directory on this node; give a run directory"),
+        ("7 --nnodes 2", "job 7 is no array, and a job that is started again is another run; submit it with --run-id"),
+        ("8 --nnodes 2", "no job 8 is in the queue, and there is no such run in"),
+    ],
+)
+def test_wrong_usage_is_2_with_one_line(arguments: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", *arguments.split()]) == 2
+    said = capfd.readouterr().err.strip().splitlines()
+    assert said[-1].startswith("slurm-elastic: error: ")
+    assert message in said[-1]
+    assert "Traceback" not in "".join(said)
