@@ -90,7 +90,7 @@ class Finder:
                 reading, read_at = None, now + READ_AGAIN
             if lost is not None and now >= began + _RESTORE:
                 self._fence("the link to the leader is broken")
-            order = known.successors or seen.successors
+            order = known.order(seen)
             ended = {place for place, answer in search.answers.items() if answer is Answer.ENDED}
             idle = {place for place, answer in search.answers.items() if answer is Answer.IDLE}
             if lost_at is None:

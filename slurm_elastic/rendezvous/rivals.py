@@ -33,7 +33,7 @@ async def look_for_rivals(
     try:
         while (standing := settings.standing) is not None and standing():
             seen = await asyncio.to_thread(settings.locate)
-            order = known.successors or seen.successors
+            order = known.order(seen)
             names = [each.agent for each in order]
             ahead = order[: names.index(settings.agent)] if settings.agent in names else order
             places = [*seen.places, *((each.address, each.port) for each in ahead)]

@@ -18,7 +18,6 @@ from slurm_elastic.rendezvous.membership import Candidate, Decision, Reason, Set
 from slurm_elastic.rendezvous.missing import agents_gone
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records import Records, RecordsError
-from slurm_elastic.rendezvous.succession import Successor
 from slurm_elastic.rendezvous.whereabouts import LeaderRefusedError, MemberSettings, Whereabouts
 from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import Controller, NodeState, ports_exhausted
@@ -132,7 +131,6 @@ def connect(seat: Seat, journal: Callable[[Decision], None], *, can_hold: bool =
 
 
 def _whereabouts(seat: Seat) -> Whereabouts:
-    successors: tuple[Successor, ...] = ()
     with contextlib.suppress(RecordsError, ValueError, KeyError, TypeError):
         situation = seat.records.situation()
         endpoint = situation.endpoint
@@ -141,8 +139,9 @@ def _whereabouts(seat: Seat) -> Whereabouts:
         if endpoint is not None:
             place = (str(endpoint["address"]), int(endpoint["port"]))
             last = last_round(situation, seat.incarnation)
-            successors = last.successors if last is not None else ()
-            return Whereabouts((place,), published=True, successors=successors)
+            if last is None:
+                return Whereabouts((place,), published=True)
+            return Whereabouts((place,), published=True, successors=last.successors, round=last.round)
     return Whereabouts(tuple((seat.leader_host, port) for port in seat.ports))
 
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-__all__ = ["FENCE", "Successor", "default_leader_limit", "patience"]
+__all__ = ["FENCE", "Successor", "default_leader_limit", "newest_order", "patience"]
+
+_T = TypeVar("_T")
 
 FENCE = 5 / 6
 """Of the heartbeat limit: after so much silence of its leader an agent stops its workers. The leader gives it up after
@@ -40,6 +43,19 @@ def default_leader_limit(heartbeat_limit: float) -> float:
     of it between two looks at its clock) and to stop its own workers.
     """
     return heartbeat_limit * 7 / 6 + _STOP
+
+
+def newest_order(told: Sequence[_T], told_in: int, recorded: Sequence[_T], recorded_in: int) -> Sequence[_T]:
+    """Who may follow the leader, in which order, by the newest round that this agent knows of.
+
+    A leader may be lost when it has written down a round that some of its members, or all, were not told of. Those that
+    went by different rounds might each be the first in their own order, stand, and not look for each other.
+
+    Args:
+        told, told_in: what the last leader said, and in which round; empty and -1 if nobody did.
+        recorded, recorded_in: the same of the last round on record.
+    """
+    return recorded if recorded and (recorded_in > told_in or not told) else told
 
 
 def patience(order: Sequence[str], own: str, ended: Collection[str]) -> float:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.link import Endpoint
 from slurm_elastic.rendezvous.membership import Reason
 from slurm_elastic.rendezvous.messages import Placed
-from slurm_elastic.rendezvous.succession import Successor
+from slurm_elastic.rendezvous.succession import Successor, newest_order
 
 __all__ = ["Leadership", "LeaderRefusedError", "MemberSettings", "Whereabouts"]
 
@@ -25,11 +25,13 @@ class Whereabouts:
         places: in the order in which to try.
         published: whether a leader has said so, and not just where one is expected.
         successors: the members of the last round on record, by rank.
+        round: its number, -1 without one.
     """
 
     places: tuple[Endpoint, ...] = ()
     published: bool = False
     successors: tuple[Successor, ...] = ()
+    round: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class Leadership:
         epoch: of the leader that gave the last place, 0 before the first; no earlier one counts any more.
         leader, node: that leader's agent and node.
         successors: who may follow it, the first first.
+        round: in which it gave that place, -1 before the first.
         resigned: whether it has said that it goes, and nobody has been found since.
         left: where the last one was that said so.
     """
@@ -85,13 +88,18 @@ class Leadership:
     leader: str = ""
     node: str = ""
     successors: tuple[Successor, ...] = ()
+    round: int = -1
     resigned: bool = False
     left: Endpoint | None = None
 
     def placed(self, place: Placed) -> None:
         """Its leader has given a place."""
         self.epoch, self.leader, self.node = place.epoch, place.leader, place.leader_node
-        self.successors = place.successors
+        self.successors, self.round = place.successors, place.round
+
+    def order(self, seen: Whereabouts) -> Sequence[Successor]:
+        """Who may follow it, the first first, if the records say this."""
+        return newest_order(self.successors, self.round, seen.successors, seen.round)
 
     def resigns(self, agent: str, endpoint: Endpoint) -> None:
         """This leader, which was there, goes."""

@@ -199,6 +199,9 @@ class SimulatedAgent(Process):
         self.participant, leaving = self.participant.leaving(reason, patience, now)
         self._say(leaving)
         self.world.at(now + max(patience, 2.0) + 1e-6, self.world.checks.after_deadline, self)
+        if self._stopping:
+            # Workers that are being stopped already have no more time than others.
+            self.later(max(0.0, self._departure.gone_by - now), self._stopped, self._goodbye)
         if self.workers is None or self.has_failed:
             self.later(self.rng.random() * 0.3, self._stop_workers, self._goodbye)
         else:
@@ -334,6 +337,7 @@ class SimulatedAgent(Process):
         """The workers are killed, a moment before the agent is, which may still say so."""
         if self.workers is not None:
             self.world.checks.after_ragged_death(self, self.workers)
+            self._end_workers()
             if self.rng.random() < 0.5:
                 self.later(self.rng.random() * 0.01, self.fail, "the node died", self.workers)
             self.world.break_collectives(self, self.workers, "the node died")

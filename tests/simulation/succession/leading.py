@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -55,6 +56,7 @@ class Leading:
     def __init__(self, world: World, party: Party, epoch: int, settings: Settings, ledger: Ledger) -> None:
         self.world, self.party, self.epoch, self.ledger = world, party, epoch, ledger
         self.state = membership.initial_state(settings, world.now)
+        self._deadline = membership.next_deadline(self.state)
         self.over = False
         self.wires: dict[str, Wire] = {}
         self._signs: dict[str, float] = {}
@@ -66,15 +68,29 @@ class Leading:
         if self.over:
             return
         self.state, decisions = membership.step(self.state, event, self.world.now)
+        self._deadline = membership.next_deadline(self.state)
         if self.world.story is not None and not isinstance(event, Tick | Heard):
             self.world.tell(f"leader {self.epoch} on {self.party.name}", f"{event} -> {[*decisions]}")
         self._decisions.extend((self.state, decision) for decision in decisions)
         self._carry_out()
+        self.party.wake_at(self.next_look())
+
+    def next_look(self) -> float:
+        """When to call :meth:`tick` at the latest."""
+        if self.over:
+            return math.inf
+        moment = min(self._deadline, self._beat_at)
+        if self.state.phase is Phase.FORMING:
+            if self.state.claimed:
+                moment = min(moment, self._look_at)
+            if self._probe_at < moment and membership.missing(self.state):
+                moment = self._probe_at
+        return moment
 
     def tick(self) -> None:
-        """Whatever time brings; called often."""
+        """Whatever time brings."""
         now, limit = self.world.now, self.state.settings.heartbeat_limit
-        if now >= membership.next_deadline(self.state):
+        if now >= self._deadline:
             if self._signs:
                 signs, self._signs = tuple(self._signs.items()), {}
                 self.handle(Heard(signs))
@@ -92,7 +108,7 @@ class Leading:
         if now >= self._look_at and not self.over:
             self._look_at = now + 1.0
             if self.state.phase is Phase.FORMING and self.state.claimed:
-                self._written(lambda: self.ledger.leads(), lambda: None)
+                self._written(self.ledger.leads, lambda: None)
 
     # Wires.
 
@@ -130,7 +146,7 @@ class Leading:
         while self._decisions and not self._writing and not self.over:
             _, decision = self._decisions[0]
             if isinstance(decision, Claim):
-                self._write(self.ledger.take, lambda: self._written(self.ledger.confirm, self._claimed))
+                self._write(self.ledger.take, lambda: self._written(self._confirm, self._claimed))
             elif isinstance(decision, Publish):
                 self._write(
                     self.ledger.leads,
@@ -159,11 +175,19 @@ class Leading:
 
         # The operation happens at some moment, and its result is known at a later one; a paused process learns it late.
         def happen() -> None:
+            self.world.before_message(self.party)
             if self.party.alive:
                 allowed = operation()
+                self.world.before_message(self.party)
                 self.party.later(self.world.disk(), lambda: answer(allowed))
 
         self.world.at(self.world.now + self.world.disk(), happen)
+
+    def _confirm(self) -> bool:
+        confirmed = self.ledger.confirm()
+        if confirmed:
+            self.world.checks.after_claim(self)
+        return confirmed
 
     def _claimed(self) -> None:
         self._done()

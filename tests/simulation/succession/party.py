@@ -1,83 +1,70 @@
-"""An agent in virtual time: its workers, its link to the leader, and its chair."""
+"""An agent in virtual time: its process, its workers, and its link to the leader."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from slurm_elastic.rendezvous.ledger import Ledger, last_round
-from slurm_elastic.rendezvous.membership import (
-    Candidate,
-    Hold,
-    Interrupt,
-    LeaveReason,
-    Ponged,
-    Probe,
-    Reason,
-    Resign,
-    Settings,
-)
+from slurm_elastic.rendezvous.membership import Candidate, Hold, Interrupt, LeaveReason, Ponged, Probe, Resign
 from slurm_elastic.rendezvous.participant import Participant
-from slurm_elastic.rendezvous.succession import FENCE, default_leader_limit, patience
+from slurm_elastic.rendezvous.succession import FENCE, default_leader_limit
 from tests.simulation.succession.leading import Beat, Leading, Placed
+from tests.simulation.succession.search import Search
 from tests.simulation.succession.wire import Closed, Wire
 
 if TYPE_CHECKING:
     from tests.simulation.succession.world import World
 
-__all__ = ["SCOPE", "Party"]
+__all__ = ["Party"]
 
-SCOPE = "run.0"
 STOP = 0.5
-RESTORE = 0.1
-UNLED = 10.0
+"""Seconds in which workers are stopped, at most."""
+NAP = 0.07
+"""Seconds by which an agent looks at its clock late, at most."""
 
 
 class Party:
     """One agent.
 
     Attributes:
+        position: of its node.
+        trains: whether it ever has workers; one that does not only leads.
         alive: whether its process exists.
         refuses: once it does not: whether its node tells others so.
         paused: whether the process does nothing for a while.
+        awake_since: when its last pause ended.
+        leaving: whether it has announced that it goes.
         workers: the round whose workers exist here. The truth, not what anybody believes.
         leading: the leader that runs here, with or without an epoch of its own.
+        wire: its link to a leader.
+        heard_at: when something came over that last.
     """
 
-    def __init__(self, world: World, name: str, node: str, position: int) -> None:
-        self.world, self.name, self.node = world, name, node
+    def __init__(self, world: World, name: str, node: str, position: int, *, trains: bool) -> None:
+        self.world, self.name, self.position, self.trains = world, name, position, trains
         self.rng = random.Random(f"{world.seed} {name}")
         self.alive, self.refuses, self.paused, self.leaving = True, True, False, False
+        self.awake_since = -math.inf
         self.workers: int | None = None
-        self.members: tuple[str, ...] = ()
         self.leading: Leading | None = None
-        self.participant = Participant(name)
-        self._candidate = Candidate(name, node, position, 1, "trainer", name, 20000, standby_port=1)
-        self._stopping = False
-        self._postponed: list[Callable[[], None]] = []
-        # What it knows of leaders.
         self.wire: Wire | None = None
-        self._heard_at = world.now
-        self._epoch = 0
-        self._leader = ""
-        self._order: list[str] = []
+        self.heard_at = world.now
+        self.participant = Participant(name)
+        self.search = Search(self)
+        self._candidate = Candidate(name, node, position, 1, "trainer", name, 20000, standby_port=1)
+        self._stopping = self._said_goodbye = False
         self._fenced: int | None = None
-        self._resigned = False
-        self._left = ""
-        # One search.
-        self._began: float | None = world.now
-        self._lost_at: float | None = None
-        self._again = False
-        self._answers: dict[str, str] = {}
-        self._trying: dict[str, float] = {}
-        self._stand_again_at = self._rivals_at = 0.0
+        self._postponed: list[Callable[[], None]] = []
+        self._look_at = math.inf
         self._join()
-        self._tick()
+        self.wake_at(world.now)
 
     # The process.
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do something in a while, if the process still exists; after a pause if it is paused."""
         self.world.at(self.world.now + seconds, self._do, action)
 
     def _do(self, action: Callable[[], None]) -> None:
@@ -86,12 +73,17 @@ class Party:
         elif self.alive:
             action()
 
+    def pause(self) -> None:
+        """Do nothing any more."""
+        self.paused = True
+
     def go_on(self) -> None:
         """End a pause."""
-        self.paused = False
+        self.paused, self.awake_since = False, self.world.now
         postponed, self._postponed = self._postponed, []
         for action in postponed:
             self._do(action)
+        self.world.checks.after_pause(self)
         self.world.carry_on()
 
     def end(self, *, silent: bool) -> None:
@@ -104,11 +96,52 @@ class Party:
         if self.wire is not None:
             self.wire.close_by_member(told=not silent)
 
+    # Time.
+
+    def wake_at(self, moment: float) -> None:
+        """Look at the clock then, or a little later."""
+        moment = max(moment, self.world.now)
+        if moment < self._look_at:
+            self._look_at = moment
+            self.later(moment - self.world.now + NAP * self.rng.random(), lambda: self._look(moment))
+
+    def _look(self, moment: float) -> None:
+        if moment != self._look_at:
+            return
+        self._look_at = math.inf
+        if self.leading is not None:
+            self.leading.tick()
+        if self.wire is not None:
+            self._watch(self.wire)
+        elif self.trains and (not self.leaving or self.participant.running):
+            if self.search.is_late():
+                self._fence("the link is broken")
+            self.search.look()
+            self.wake_at(self.world.now + 0.03)
+        if self.leading is not None:
+            if not self.leading.state.claimed:
+                if self.world.now >= self.search.rivals_at:
+                    self.search.look_for_rivals()
+                self.wake_at(self.search.rivals_at)
+            self.wake_at(self.leading.next_look())
+
+    def _watch(self, wire: Wire) -> None:
+        limit, last = self.world.limit, default_leader_limit(self.world.limit)
+        silence = self.world.now - self.heard_at
+        if silence > last:
+            self.drop(wire)
+        elif silence >= FENCE * limit:
+            self._fence("the leader is silent")
+            self.wake_at(self.heard_at + last)
+        else:
+            self.wake_at(self.heard_at + FENCE * limit)
+
     # The workers.
 
     def _join(self) -> None:
-        self.participant, joined = self.participant.join(self._candidate)
-        self._say(joined)
+        if self.trains:
+            self.participant, joined = self.participant.join(self._candidate)
+            self._say(joined)
 
     def _stop_workers(self, then: Callable[[], None]) -> None:
         if not self._stopping:
@@ -122,15 +155,22 @@ class Party:
             then = self._goodbye
         then()
 
-    def leave(self) -> None:
-        """Announce it, stop the workers, say goodbye."""
-        if not self.leaving:
-            self.leaving = True
-            self.participant, leaving = self.participant.leaving(LeaveReason.PREEMPTED, None, self.world.now)
-            self._say(leaving)
-            self.later(self.rng.random() * 1.0, lambda: self._stop_workers(self._goodbye))
+    def leave(self, seconds: float) -> None:
+        """Announce it, let the workers run on for so long unless they are stopped, say goodbye."""
+        if self.leaving:
+            return
+        self.leaving = True
+        if not self.trains:
+            self.later(0.05, lambda: self.end(silent=False))
+            return
+        self.participant, leaving = self.participant.leaving(LeaveReason.PREEMPTED, None, self.world.now)
+        self._say(leaving)
+        self.later(seconds if self.workers is not None else 0.0, lambda: self._stop_workers(self._goodbye))
 
     def _goodbye(self) -> None:
+        if self._said_goodbye:
+            return
+        self._said_goodbye = True
         self.participant, left = self.participant.left(LeaveReason.PREEMPTED, stopped=False)
         self._say(left)
         # A leader that leaves has some time for its successor.
@@ -144,6 +184,23 @@ class Party:
             self._stop_workers(self._join)
 
     # The link.
+
+    def use(self, wire: Wire) -> None:
+        """This is the leader."""
+        self.wire, self.search.resigned = wire, False
+        self.heard_at = self.world.now
+        self.participant, greeting = self.participant.greet(self.world.now)
+        for message in greeting:
+            self._say(message)
+        self.wake_at(self.world.now)
+
+    def drop(self, wire: Wire) -> None:
+        """The link is of no more use: look for another."""
+        if self.wire is wire:
+            self.wire = None
+            wire.close_by_member()
+            self.search.begin()
+            self.wake_at(self.world.now)
 
     def _say(self, message: object) -> None:
         if self.wire is not None:
@@ -163,9 +220,9 @@ class Party:
         if wire is not self.wire:
             return
         if isinstance(message, Closed):
-            self._drop()
+            self.drop(wire)
             return
-        self._heard_at = self.world.now
+        self.heard_at = self.world.now
         match message:
             case Beat():
                 self._say(Beat())
@@ -181,151 +238,14 @@ class Party:
                 elif self.participant.candidate is not None:
                     self._join()
             case Resign():
-                self._resigned, self._left = True, wire.leader.name
+                self.search.resign(wire.leader.name)
             case _:
                 raise AssertionError(message)
 
     def _take(self, message: Placed) -> None:
         placed = self.participant.placed(message.attempt, message.table.round)
-        if placed is None:
-            return
-        self.participant = placed
-        self._epoch, self._leader = message.epoch, message.leader
-        self.members = tuple(place.agent for place in message.table.places)
-        self._order = [name for name in self.members if name != message.leader]
-        self.workers = message.table.round
-        self.world.checks.after_start(self, message.table)
-
-    def _drop(self) -> None:
-        """The link is of no more use: look for another."""
-        wire, self.wire = self.wire, None
-        if wire is not None:
-            wire.close_by_member()
-        self._began, self._again, self._answers, self._trying = self.world.now, True, {}, {}
-        self._lost_at = self.world.now if self._resigned else None
-
-    def _use(self, wire: Wire) -> None:
-        self.wire, self._began, self._resigned = wire, None, False
-        self._heard_at = self.world.now
-        self.participant, greeting = self.participant.greet(self.world.now)
-        for message in greeting:
-            self._say(message)
-
-    # Time, and the search for a leader: as in slurm_elastic/rendezvous/finder.py.
-
-    def _tick(self) -> None:
-        if self.leading is not None:
-            self.leading.tick()
-        if self.wire is not None:
-            self._watch()
-        elif not self.leaving or self.participant.running:
-            self._search()
-        if self.leading is not None and not self.leading.state.claimed and self.world.now >= self._rivals_at:
-            self._rivals_at = self.world.now + 0.5
-            self._look_for_rivals()
-        self.later(0.03 + 0.04 * self.rng.random(), self._tick)
-
-    def _watch(self) -> None:
-        limit = self.world.limit
-        silence = self.world.now - self._heard_at
-        if silence > default_leader_limit(limit):
-            self._drop()
-        elif silence >= FENCE * limit:
-            self._fence("the leader is silent")
-
-    def _search(self) -> None:
-        now, began = self.world.now, self._began
-        assert began is not None
-        if self._again and now >= began + RESTORE:
-            self._fence("the link is broken")
-        published = self.world.records.endpoint()
-        last = last_round(self.world.records.situation(), SCOPE)
-        order = self._order or ([each.agent for each in last.successors] if last is not None else [])
-        place = str(published["agent"]) if published is not None else ""
-        if self._lost_at is None:
-            self._lost_at = self._when_lost(place)
-        if self.leading is not None:
-            places = [self.name]
-        else:
-            places = [name for name in (self._leader if self._again else "", place) if name and name != self._left]
-            if self._lost_at is not None or now > began + RESTORE:
-                places += [name for name in order if name != self.name]
-        for name in dict.fromkeys(places):
-            if now >= self._trying.get(name, 0.0):
-                self._trying[name] = now + 60.0
-                self.world.attempt(self, name, lambda answer, wire, name=name: self._answered(name, answer, wire))
-        gone = {name for name, answer in self._answers.items() if answer == "ended"}
-        if self._lost_at is not None and now >= self._lost_at + patience(order, self.name, gone):
-            if self._resigned:
-                gone.add(self._left)
-            self._stand(gone)
-
-    def _when_lost(self, place: str) -> float | None:
-        now = self.world.now
-        lost = {name for name, answer in self._answers.items() if answer in ("ended", "idle")}
-        assert self._began is not None
-        if self._again:
-            silent = now > self._heard_at + default_leader_limit(self.world.limit)
-            return now if self._leader in lost or silent else None
-        if not place:
-            return now if now > self._began + UNLED else None
-        return now if place in lost or now > self._began + default_leader_limit(self.world.limit) else None
-
-    def _answered(self, name: str, answer: str, wire: Wire | None) -> None:
-        self._answers[name] = answer
-        self._trying[name] = self.world.now + (0.03 if answer == "idle" else 0.3)
-        if wire is None:
-            return
-        if self.wire is not None or wire.epoch < self._epoch or wire.leader.leading is None:
-            wire.close_by_member()
-        else:
-            self._use(wire)
-
-    def _stand(self, gone: set[str]) -> None:
-        if self.leading is not None or self.leaving or self.world.now < self._stand_again_at:
-            return
-        self._stand_again_at = self.world.now + 1.0
-        reason = Reason.NODE_LEFT if self._resigned else Reason.NODE_LOST
-
-        def stand() -> None:
-            if self.leading is None and self.wire is None:
-                self.world.tell(self.name, "stands")
-                self.lead(gone, reason)
-
-        self.later(self.world.disk(), stand)
-
-    def lead(self, gone: set[str], reason: Reason) -> None:
-        """Stand, as in slurm_elastic/rendezvous/seat.py."""
-        records = self.world.records
-        epoch = (records.newest_epoch() or 0) + 1
-        last = last_round(records.situation(), SCOPE)
-        settings = Settings(
-            min_nodes=1,
-            max_nodes=16,
-            agent=self.name,
-            first_round=0 if last is None else last.round + 1,
-            first_reason=reason,
-            base=last.base if last is not None else None,
-            gone=frozenset(gone),
-            claimed=False,
-            join_timeout=1000.0,
-            heartbeat_limit=self.world.limit,
-        )
-        endpoint = {"agent": self.name, "epoch": epoch}
-        ledger = Ledger(records, SCOPE, epoch, endpoint, last.round if last is not None else None)
-        self.leading = Leading(self.world, self, epoch, settings, ledger)
-
-    def _look_for_rivals(self) -> None:
-        published = self.world.records.endpoint()
-        ahead = self._order[: self._order.index(self.name)] if self.name in self._order else self._order
-        places = [str(published["agent"])] if published is not None else []
-        for name in dict.fromkeys([*places, *ahead]):
-            if name not in (self.name, self._left):
-                self.world.attempt(self, name, self._found_rival)
-
-    def _found_rival(self, answer: str, wire: Wire | None) -> None:
-        if wire is not None:
-            wire.close_by_member()
-            if self.leading is not None and not self.leading.state.claimed and wire.leader.leading is not None:
-                self.world.tell(self.name, f"stands down for {wire.leader.name}")
-                self.leading.end()
+        if placed is not None:
+            self.participant = placed
+            self.search.placed(message)
+            self.workers = message.table.round
+            self.world.checks.after_start(self, message.table)

@@ -1,17 +1,14 @@
-"""Connections between agents on a network that can fall apart, and the records that all of them reach."""
+"""Connections between agents, and what becomes of them when a network is cut, a process paused or killed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-from slurm_elastic.rendezvous.records import Record, Situation
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tests.simulation.succession.party import Party
     from tests.simulation.succession.world import World
 
-__all__ = ["Closed", "Records", "Wire"]
+__all__ = ["Closed", "Wire"]
 
 
 class Closed:
@@ -67,70 +64,13 @@ class Wire:
         self.world.at(self._last[way], self._arrive, way, message)
 
     def _arrive(self, way: str, message: object) -> None:
+        self.world.before_message(self.leader)
         receiver = self.leader if way == "up" else self.member
         if not receiver.alive or self._closed["down" if way == "up" else "up"]:
             return
-        if receiver.paused or not self.world.connected(self.member, self.leader) or self._held[way]:
+        if receiver.paused or self._held[way] or not self.world.connected(self.member, self.leader):
             self._held[way].append(message)
         elif way == "up":
             receiver.hear_member(self, message)
         else:
             receiver.hear_leader(self, message)
-
-
-class Records:
-    """The records of one scope, each operation atomic: what the run directory and etcd promise."""
-
-    def __init__(self) -> None:
-        self.epochs: dict[int, Record] = {}
-        self.rounds: dict[int, Record] = {}
-        self.published: Record | None = None
-
-    def newest_epoch(self, *, patient: bool = True) -> int | None:
-        return max(self.epochs, default=None)
-
-    def claim_epoch(self, number: int, record: Record) -> bool:
-        return self.epochs.setdefault(number, record) is record
-
-    def epoch(self, number: int) -> Record | None:
-        return self.epochs.get(number)
-
-    def publish_endpoint(self, record: Record) -> None:
-        self.published = record
-
-    def endpoint(self) -> Record | None:
-        return self.published
-
-    def claim_round(self, number: int, record: Record) -> bool:
-        return self.rounds.setdefault(number, record) is record
-
-    def last_round(self) -> int | None:
-        return max(self.rounds, default=None)
-
-    def round(self, number: int) -> Record | None:
-        return self.rounds.get(number)
-
-    def situation(self) -> Situation:
-        number = self.last_round()
-        return Situation(self.published, number, None if number is None else self.rounds[number])
-
-    def mark_done(self, record: Record) -> bool:
-        raise NotImplementedError
-
-    def is_done(self) -> bool:
-        return False
-
-    def publish_failure(self, record: Record) -> None:
-        raise NotImplementedError
-
-    def failure(self) -> Record | None:
-        return None
-
-    def on_loss(self, tell: Callable[[Any], None]) -> None:
-        pass
-
-    def stop_waiting(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

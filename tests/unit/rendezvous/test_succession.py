@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_elastic.rendezvous.membership import Settings
-from slurm_elastic.rendezvous.succession import FENCE, default_leader_limit, patience
+from slurm_elastic.rendezvous.succession import FENCE, default_leader_limit, newest_order, patience
 
 ORDER = ("a", "b", "c")
 
@@ -39,3 +39,24 @@ def test_the_times_follow_each_other(limit: float) -> None:
     # A member has no workers any more when its leader gives it up, and a leader none when its members give it up.
     assert limit * FENCE < limit
     assert limit + tick + stop < default_leader_limit(limit)
+
+
+@pytest.mark.parametrize(
+    ("told_in", "recorded", "recorded_in", "order"),
+    [
+        # Written down when its leader was lost, before everybody was told.
+        (3, "bca", 4, "bca"),
+        # The record has the lost leader, too.
+        (3, "abc", 3, "bc"),
+        (3, "", -1, "bc"),
+        (3, "ab", 2, "bc"),
+    ],
+)
+def test_who_stands_first_is_the_same_for_all_that_know_of_the_newest_round(
+    told_in: int, recorded: str, recorded_in: int, order: str
+) -> None:
+    assert "".join(newest_order("bc", told_in, recorded, recorded_in)) == order
+
+
+def test_who_was_told_nothing_goes_by_the_records() -> None:
+    assert newest_order("", -1, "ab", 0) == "ab"

@@ -1,0 +1,72 @@
+"""Any number of simulated schedules of all kinds, on all cores.
+
+    python3 -m tests.simulation --schedules 1000000 --first 0
+
+Six in ten have several possible leaders, most of these with one thing that happens to the leader at one message; three
+in ten have one leader and all that can happen to its members; one in ten lets the workers of a round stop at one step.
+Ends with 1 at the first schedule that breaks a promise, which is printed with the command that repeats it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from tests.simulation.schedules import play_all
+
+SHARES = {"strikes": 0.4, "leaders": 0.2, "membership": 0.3, "stop": 0.1}
+PER_SCRIPT = 360
+"""Schedules that a seed of "strikes" is good for, on average."""
+
+
+def main() -> int:
+    """Play them."""
+    parser = argparse.ArgumentParser(
+        prog="tests.simulation", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--schedules", type=int, default=100_000, help="how many, about (default: 100000)")
+    parser.add_argument("--first", type=int, default=0, help="the first seed of every kind (default: 0)")
+    arguments = parser.parse_args()
+    if arguments.schedules < 1 or arguments.first < 0:
+        parser.error("--schedules has to be at least 1, and --first at least 0")
+    progress = Progress(arguments.schedules)
+    for kind, share in SHARES.items():
+        count = -(-int(arguments.schedules * share) // (PER_SCRIPT if kind == "strikes" else 1))
+        result = play_all(kind, range(arguments.first, arguments.first + count), progress.add)
+        if result.failure:
+            print(f"\n{kind}: {result.failure}")
+            return 1
+    progress.end()
+    return 0
+
+
+class Progress:
+    """A line that says how far it is, rewritten on a terminal and added to elsewhere."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._began = self._told = time.monotonic()
+        self._played = 0
+
+    def add(self, played: int) -> None:
+        """So many more are done."""
+        self._played += played
+        now = time.monotonic()
+        if now >= self._told + (0.5 if sys.stdout.isatty() else 10.0):
+            self._told = now
+            seconds = now - self._began
+            left = max(0.0, self._total / self._played - 1) * seconds
+            print(
+                f"{self._played:,} of about {self._total:,} schedules in {seconds:.0f} s, about {left:.0f} s left",
+                end="\r" if sys.stdout.isatty() else "\n",
+                flush=True,
+            )
+
+    def end(self) -> None:
+        """All are done."""
+        print(f"{self._played:,} schedules in {time.monotonic() - self._began:.0f} s, no promise broken{' ' * 20}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
