@@ -71,6 +71,7 @@ class Checks:
         self._attempts: dict[str, int] = {}
         self._connected: set[str] = set()
         self._leaving: set[str] = set()
+        self._left: set[str] = set()
         self._finished: set[str] = set()
         self._known_nodes: set[str] = set()
         self._ended: set[str] = set()
@@ -224,8 +225,11 @@ class Checks:
                 self._connected.discard(agent)
             case Finished(agent, round_) if self._latest is not None and round_ == self._latest.round:
                 self._finished.add(agent)
-            case Leaving(agent) | Left(agent):
+            case Leaving(agent):
                 self._leaving.add(agent)
+            case Left(agent):
+                self._leaving.add(agent)
+                self._left.add(agent)
             case NodesSeen(down):
                 self._known_nodes |= down
             case Gone(agents):
@@ -348,8 +352,10 @@ class Checks:
     def _has_majority(self, waiting: list[Agent]) -> bool:
         """Whether enough of the last round's members are there; who is on its way, or has ended unknown, is not."""
         members = {place.agent for place in self._latest.places} if self._latest is not None else set()
-        gone = self._leaving | self._ended
-        return 2 * len(members & {agent.candidate.agent for agent in waiting}) >= len(members - gone)
+        here = members & {agent.candidate.agent for agent in waiting}
+        # Workers of those that only said that they go are harmless as long as somebody of their round has stopped.
+        gone = self._ended | (self._leaving if here else self._left)
+        return 2 * len(here) >= len(members - gone)
 
     def _check_finish(self, before: State, after: State, finish: Finish) -> None:
         settings, table = after.settings, self._latest

@@ -116,7 +116,8 @@ def _give_up_lost(state: State, now: float) -> Result:
     for name, why in sorted(lost.items()):
         agent = state.agents[name]
         if agent.leave_reason is not None:
-            state, more = transitions.retire(state, name, agent.leave_reason, now)
+            lingers = agent.status is not Status.WAITING
+            state, more = transitions.retire(state, name, agent.leave_reason, now, lingers=lingers)
         else:
             state, more = transitions.lose(state, name, why, now)
         decisions += more

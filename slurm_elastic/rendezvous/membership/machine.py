@@ -210,7 +210,6 @@ def _leaving(state: State, event: Leaving, now: float) -> Result:
         return succession.farewell(succession.leader_goes(state, event, deadline), event), ()
     if known.leave_reason is not None:
         # It knows more by now.
-        state = succession.farewell(state, event)
         again = replace(state.agents[event.agent], leave_reason=event.reason, leave_deadline=deadline)
         return winding.revise(with_agent(state, again), now)
     state = succession.leader_goes(_alive(state, known, now), event, deadline)

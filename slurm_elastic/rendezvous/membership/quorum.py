@@ -45,12 +45,16 @@ def has_quorum(
     gone: AbstractSet[str],
     own: str,
     on_tie: OnTie = OnTie.LEADER,
+    *,
+    lingering: AbstractSet[str] = frozenset(),
 ) -> bool:
     """Whether these agents may form the round after `base`.
 
     Members that are known to be gone for good count for nobody. Of the others more than half have to be here; exactly
     half is enough with the leader of that round on this side or, if it is known to be gone, with the member of the
-    lowest rank that is not; unless `on_tie` says that half is never enough. With all members gone anybody may go on.
+    lowest rank that is not; unless `on_tie` says that half is never enough. With all members gone anybody may go on,
+    once none of them can have workers any more: as long as somebody of them is here, without workers, theirs take no
+    step.
 
     Right whoever knows of which departures, as long as `gone` is true. Let T be the members that are really not gone;
     two sides have parts of T that share nobody, and each side's rest contains T. If one side has more than half of its
@@ -65,6 +69,7 @@ def has_quorum(
         gone: agents that have announced their leave and left, or whose process is known to have ended.
         own: the agent that leads this side, a member or not.
         on_tie: what exactly half of the others is worth.
+        lingering: those of `gone` that may still have workers.
     """
     if base is None:
         return True
@@ -73,7 +78,7 @@ def has_quorum(
     if 2 * len(here) != len(rest):
         return 2 * len(here) > len(rest)
     if not rest:
-        return True
+        return not any(name in lingering for name in base.members)
     if on_tie is OnTie.NONE:
         return False
     decides = base.leader if base.leader not in gone else rest[0]

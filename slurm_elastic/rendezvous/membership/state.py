@@ -211,7 +211,8 @@ class State:
         winding: the planned end of this running round, None while nobody knows of any.
         probe: number of the last probe.
         base: the last published round, whoever published it.
-        gone: members of `base` that are known to be gone for good.
+        gone: members of `base` that are known to be gone for good: they join nobody any more.
+        lingering: those of `gone` that may have workers still: they have said that they go, and nothing since.
         awaited: members of `base` that this leader has not heard of yet.
         claimed, claiming: whether the epoch is the leader's own, and whether it has been asked for.
         resigning: whether the leader's own agent goes, so that somebody else has to lead.
@@ -243,6 +244,7 @@ class State:
     probe: int = 0
     base: Base | None = None
     gone: frozenset[str] = frozenset()
+    lingering: frozenset[str] = frozenset()
     awaited: frozenset[str] = frozenset()
     claimed: bool = True
     claiming: bool = False

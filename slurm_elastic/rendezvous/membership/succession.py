@@ -45,7 +45,10 @@ def _present(state: State) -> frozenset[str]:
 
 def has_quorum(state: State) -> bool:
     """Whether those that wait may form the next round."""
-    return quorum.has_quorum(state.base, _present(state), state.gone, state.settings.agent, state.settings.on_tie)
+    settings = state.settings
+    return quorum.has_quorum(
+        state.base, _present(state), state.gone, settings.agent, settings.on_tie, lingering=state.lingering
+    )
 
 
 def missing(state: State) -> tuple[str, ...]:
@@ -55,7 +58,7 @@ def missing(state: State) -> tuple[str, ...]:
     """
     if state.phase is not Phase.FORMING or (not state.awaited and has_quorum(state)):
         return ()
-    return quorum.unaccounted(state.base, state.agents.keys(), state.gone)
+    return quorum.unaccounted(state.base, state.agents.keys(), state.gone - state.lingering)
 
 
 def gone(state: State, event: Gone, now: float) -> Result:
@@ -71,7 +74,13 @@ def gone(state: State, event: Gone, now: float) -> Result:
             decisions += more
     nodes = {node for agent, node in zip(base.members, base.nodes, strict=True) if agent in ended}
     nodes -= {agent.candidate.node for agent in state.agents.values()}
-    state = replace(state, gone=state.gone | ended, awaited=state.awaited - ended, gone_nodes=state.gone_nodes | nodes)
+    state = replace(
+        state,
+        gone=state.gone | ended,
+        lingering=state.lingering - ended,
+        awaited=state.awaited - ended,
+        gone_nodes=state.gone_nodes | nodes,
+    )
     return state, decisions
 
 
@@ -85,7 +94,7 @@ def nodes_down(state: State, down: frozenset[str]) -> State:
         for agent, node in zip(base.members, base.nodes, strict=True)
         if node in down and agent not in state.agents
     }
-    return replace(state, gone=state.gone | dead, awaited=state.awaited - dead)
+    return replace(state, gone=state.gone | dead, lingering=state.lingering - dead, awaited=state.awaited - dead)
 
 
 def farewell(state: State, event: Leaving | Left) -> State:
@@ -93,7 +102,9 @@ def farewell(state: State, event: Leaving | Left) -> State:
     name = event.agent
     if state.base is None or name not in state.base.members or name in state.agents:
         return state
-    return replace(state, gone=state.gone | {name}, awaited=state.awaited - {name})
+    # Its workers run until it says farewell.
+    lingering = state.lingering | {name} if isinstance(event, Leaving) else state.lingering - {name}
+    return replace(state, gone=state.gone | {name}, lingering=lingering, awaited=state.awaited - {name})
 
 
 def meet(state: State, name: str, now: float) -> State:
@@ -146,6 +157,7 @@ def leader_goes(state: State, event: Leaving | Left, deadline: float | None = No
 
 def resign(state: State) -> Result:
     """Let go when nobody has workers and the leader's own agent is through."""
-    if state.blocking or state.settings.agent in state.agents:
+    own = state.settings.agent
+    if state.blocking or own in state.agents or own in state.lingering:
         return state, ()
     return replace(state, phase=Phase.CLOSED, broken=frozenset()), (Resign(tuple(state.agents)),)

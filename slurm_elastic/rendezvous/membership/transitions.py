@@ -40,11 +40,14 @@ def lose(state: State, name: str, why: str, now: float) -> Result:
     return _remove(state, name, drop, Reason.NODE_LOST, why, now)
 
 
-def retire(state: State, name: str, reason: LeaveReason, now: float) -> Result:
-    """Let go an agent that has announced it, and has no workers any more or broke off."""
+def retire(state: State, name: str, reason: LeaveReason, now: float, *, lingers: bool = False) -> Result:
+    """Let go an agent that has announced it, and has no workers any more.
+
+    With `lingers` that is not known: it was given up before it had said so.
+    """
     decision = Retire(name, state.agents[name].candidate.node, reason)
     # Whoever has announced that it goes joins nobody any more: no other side can count on it.
-    state = replace(state, gone=state.gone | {name})
+    state = replace(state, gone=state.gone | {name}, lingering=state.lingering | {name} if lingers else state.lingering)
     return _remove(state, name, decision, Reason.NODE_LEFT, reason.value, now)
 
 
@@ -143,6 +146,7 @@ def publish(state: State, now: float) -> Result:
             settings.agent,
         ),
         gone=frozenset(),
+        lingering=frozenset(),
         awaited=frozenset(),
     )
     return state, (Publish(table, now - state.forming_since), *spares)

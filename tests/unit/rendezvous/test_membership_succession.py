@@ -10,6 +10,7 @@ from slurm_elastic.rendezvous.membership import (
     Claimed,
     Connected,
     Disconnected,
+    Event,
     Finish,
     Gone,
     Held,
@@ -138,13 +139,45 @@ def test_a_leader_that_loses_most_of_its_members_does_not_go_on_alone() -> None:
     assert only(Publish, run.on(Gone(frozenset({"n1"}))))
 
 
-def test_whoever_said_that_it_goes_is_not_missed_even_if_it_was_given_up_before() -> None:
+def test_nobody_goes_on_alone_while_a_whole_round_that_leaves_may_have_workers() -> None:
     run = Scenario(agent="leader")
     run.join("n0")
     run.wait(4.0, "n0")
     run.join("n1")
     assert missing(run.state) == ("n0",)
-    assert only(Publish, run.on(Leaving("n0", LeaveReason.DRAINED)))
+    assert not run.on(Leaving("n0", LeaveReason.DRAINED))
+    assert missing(run.state) == ("n0",)
+    assert only(Publish, run.on(Left("n0", LeaveReason.DRAINED)))
+
+
+@pytest.mark.parametrize(
+    "proof", [Gone(frozenset({"n0"})), NodesSeen(frozenset({"n0"})), Left("n0", LeaveReason.FAILED)]
+)
+def test_nobody_goes_on_for_a_silent_member_that_said_it_goes_before_its_end_is_known(proof: Event) -> None:
+    run = Scenario(agent="leader", max_nodes=1)
+    run.join("n0", "n1")
+    run.on(Leaving("n0", LeaveReason.PREEMPTED))
+    assert not only(Publish, run.wait(4.0, "n0"))
+    assert missing(run.state) == ("n0",)
+    assert only(Publish, run.on(proof))
+
+
+def test_a_silent_member_that_said_it_goes_is_not_missed_by_others_of_its_round() -> None:
+    run = Scenario(agent="n0", expected_nodes=("n0", "n1", "n2"))
+    run.join("n0", "n1", "n2")
+    run.on(Leaving("n1", LeaveReason.PREEMPTED))
+    run.on(Leaving("n2", LeaveReason.PREEMPTED))
+    run.wait(4.0, "n1", "n2")
+    # Their workers take no step without those that have stopped here.
+    assert only(Publish, run.join("n0", last_round=0))
+
+
+def test_a_leader_does_not_resign_before_its_own_workers_have_ended() -> None:
+    run = Scenario(agent="n0", max_nodes=1)
+    run.join("n0", "n1")
+    run.on(Leaving("n0", LeaveReason.PREEMPTED))
+    assert not only(Resign, run.wait(4.0, "n0"))
+    assert only(Resign, run.on(Left("n0", LeaveReason.PREEMPTED)))
 
 
 def test_a_leader_whose_agent_leaves_resigns_when_nobody_has_workers() -> None:
