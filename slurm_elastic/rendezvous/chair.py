@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.leader import FencedError, Leader
-from slurm_elastic.rendezvous.link import Endpoint
 from slurm_elastic.rendezvous.membership import Reason
+from slurm_elastic.rendezvous.reaching import Endpoint
 
 __all__ = ["Chair", "Follow", "PatienceError"]
 

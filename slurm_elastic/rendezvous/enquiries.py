@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from slurm_elastic.rendezvous import membership
 from slurm_elastic.rendezvous.ledger import Ledger
-from slurm_elastic.rendezvous.link import Endpoint
 from slurm_elastic.rendezvous.membership import Event, Gone, NodesSeen, Phase, State
 from slurm_elastic.rendezvous.missing import agents_ended, known_places
+from slurm_elastic.rendezvous.reaching import Endpoint
 
 __all__ = ["Enquiries", "FencedError"]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
-from slurm_elastic.rendezvous.link import Endpoint, Link
+from slurm_elastic.rendezvous.link import Link
 from slurm_elastic.rendezvous.membership import Reason
+from slurm_elastic.rendezvous.reaching import Endpoint
 from slurm_elastic.rendezvous.rivals import look_for_rivals
 from slurm_elastic.rendezvous.search import READ_AGAIN, Answer, Search
 from slurm_elastic.rendezvous.session import VersionError

@@ -15,7 +15,6 @@ from slurm_elastic.rendezvous.beats import Beats
 from slurm_elastic.rendezvous.connection import AcceptedConnection
 from slurm_elastic.rendezvous.enquiries import Enquiries, FencedError
 from slurm_elastic.rendezvous.ledger import Ledger
-from slurm_elastic.rendezvous.link import Endpoint
 from slurm_elastic.rendezvous.membership import (
     Claim,
     Claimed,
@@ -34,6 +33,7 @@ from slurm_elastic.rendezvous.membership import (
 )
 from slurm_elastic.rendezvous.messages import Beat, MessageError, decode_agent_message
 from slurm_elastic.rendezvous.peers import Peers
+from slurm_elastic.rendezvous.reaching import Endpoint
 from slurm_elastic.rendezvous.requests import LeaveRequest, LeaveRequested, who_is_meant
 from slurm_elastic.rendezvous.telling import tell
 

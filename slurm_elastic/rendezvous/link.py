@@ -16,9 +16,10 @@ from slurm_elastic.rendezvous.messages import (
     decode_leader_message,
     encode,
 )
+from slurm_elastic.rendezvous.reaching import Endpoint, reach
 from slurm_elastic.rendezvous.session import ForeignError, Session, SessionError
 
-__all__ = ["ClosedError", "Endpoint", "Link", "open_link"]
+__all__ = ["ClosedError", "Link", "open_link"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +30,15 @@ class ClosedError(ForeignError):
     """The other side closed the connection without a word, as an agent does that leads nobody."""
 
 
-Endpoint = tuple[str, int]
-"""Address and port."""
-
-
 class Link(asyncio.Protocol):
-    """One connection to what should be the leader."""
+    """One connection to what should be the leader.
+
+    Attributes:
+        endpoint: of the other side; by address once connected.
+        heard_at: the loop's time at which it was heard last.
+        established: done when both sides have proved that they belong to the run.
+        closed: done when the connection has ended.
+    """
 
     def __init__(
         self, endpoint: tuple[str, int], session: Session, heard: Callable[[Link, LeaderMessage], None]
@@ -129,10 +133,9 @@ async def open_link(
         TimeoutError: it takes too long.
     """
     link = Link(endpoint, session, heard)
-    host, port = endpoint
     try:
-        loop = asyncio.get_running_loop()
-        await asyncio.wait_for(loop.create_connection(lambda: link, host, port), _ATTEMPT_TIMEOUT)
+        # One that was found by name is to be known by its address, as the others know it.
+        _, _, link.endpoint = await asyncio.wait_for(reach(lambda: link, endpoint), _ATTEMPT_TIMEOUT)
         await asyncio.wait_for(asyncio.shield(link.established), _ATTEMPT_TIMEOUT)
         if link.epoch < epoch:
             raise ForeignError("a leader that has been followed by another")

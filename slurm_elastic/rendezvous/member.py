@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 from slurm_elastic.rendezvous.finder import Finder
-from slurm_elastic.rendezvous.link import Endpoint, Link, open_link
+from slurm_elastic.rendezvous.link import Link, open_link
 from slurm_elastic.rendezvous.membership import Candidate, LeaveReason, Ponged, Reason, Slowest, WorkerFailure
 from slurm_elastic.rendezvous.messages import (
     AgentMessage,
@@ -25,6 +25,7 @@ from slurm_elastic.rendezvous.messages import (
     Waiting,
 )
 from slurm_elastic.rendezvous.participant import Participant
+from slurm_elastic.rendezvous.reaching import Endpoint
 from slurm_elastic.rendezvous.requests import LeaveRequest, LeaveRequested
 from slurm_elastic.rendezvous.session import Role, Session, SessionError
 from slurm_elastic.rendezvous.succession import FENCE

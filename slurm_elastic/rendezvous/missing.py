@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from slurm_elastic.rendezvous.link import Endpoint
+from slurm_elastic.rendezvous.reaching import Endpoint, reach
 from slurm_elastic.slurm import Controller, JobView, NodeState
 
 __all__ = ["agents_ended", "agents_gone", "known_places"]
@@ -30,12 +30,12 @@ async def agents_ended(places: Mapping[str, Endpoint]) -> frozenset[str]:
 
 async def _refused(place: Endpoint) -> bool:
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(*place), _TIMEOUT)
+        _, transport, _ = await asyncio.wait_for(reach(asyncio.Protocol, place), _TIMEOUT)
     except ConnectionRefusedError:
         return True
     except (OSError, asyncio.TimeoutError):
         return False
-    writer.close()
+    transport.close()
     return False
 
 

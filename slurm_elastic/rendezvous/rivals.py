@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from slurm_elastic.rendezvous.link import Endpoint, Link
+from slurm_elastic.rendezvous.link import Link
+from slurm_elastic.rendezvous.reaching import Endpoint
 from slurm_elastic.rendezvous.search import READ_AGAIN, Search
 from slurm_elastic.rendezvous.session import SessionError
 from slurm_elastic.rendezvous.whereabouts import LeaderRefusedError, Leadership, MemberSettings

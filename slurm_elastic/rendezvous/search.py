@@ -7,7 +7,8 @@ import contextlib
 import enum
 from collections.abc import Awaitable, Callable, Iterable
 
-from slurm_elastic.rendezvous.link import ClosedError, Endpoint, Link
+from slurm_elastic.rendezvous.link import ClosedError, Link
+from slurm_elastic.rendezvous.reaching import Endpoint
 from slurm_elastic.rendezvous.session import ForeignError, SessionError, VersionError
 
 __all__ = ["READ_AGAIN", "Answer", "Search"]

@@ -13,10 +13,10 @@ from slurm_elastic.rendezvous.chair import PatienceError
 from slurm_elastic.rendezvous.coordination import Coordination
 from slurm_elastic.rendezvous.leader import Leader
 from slurm_elastic.rendezvous.ledger import Ledger, last_round
-from slurm_elastic.rendezvous.link import Endpoint
 from slurm_elastic.rendezvous.membership import Candidate, Decision, Reason, Settings
 from slurm_elastic.rendezvous.missing import agents_gone
 from slurm_elastic.rendezvous.options import RendezvousOptions
+from slurm_elastic.rendezvous.reaching import Endpoint
 from slurm_elastic.rendezvous.records import Records, RecordsError
 from slurm_elastic.rendezvous.whereabouts import LeaderRefusedError, MemberSettings, Whereabouts
 from slurm_elastic.rundir import RunDir, incarnation

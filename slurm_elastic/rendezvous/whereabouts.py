@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from slurm_elastic.rendezvous.link import Endpoint
 from slurm_elastic.rendezvous.membership import Reason
 from slurm_elastic.rendezvous.messages import Placed
+from slurm_elastic.rendezvous.reaching import Endpoint
 from slurm_elastic.rendezvous.succession import Successor, newest_order
 
 __all__ = ["Leadership", "LeaderRefusedError", "MemberSettings", "Whereabouts"]

@@ -14,15 +14,24 @@ def gap(job: Job, round_number: int) -> float:
     return min(entry["monotonic"] for entry in job.steps(round_number)) - last
 
 
+def leaders_node(job: Job) -> str:
+    """Where the leader is that has formed the newest round."""
+    return str(job.rounds()[-1]["leader"]).split("/")[0]
+
+
 def test_the_first_node_is_killed_and_then_the_new_leaders(jobs):
     job = jobs.submit("--nodes=4", "elastic.sbatch", "train.py")
     job.wait_for_steps(0, ["n1", "n2", "n3", "n4"])
 
     # The batch script and srun go with it, and nobody reads any more what agents and workers print.
     jobs.cluster.kill("n1")
-    job.wait_for_steps(1, ["n2", "n3", "n4"])
-    jobs.cluster.kill("n2")
-    job.wait_for_steps(2, ["n3", "n4"])
+    first = ["n2", "n3", "n4"]
+    job.wait_for_steps(1, first)
+    # Nearly always the first of the others; any of them may.
+    leader = leaders_node(job)
+    jobs.cluster.kill(leader)
+    second = [node for node in first if node != leader]
+    job.wait_for_steps(2, second)
     job.say_enough()
 
     # Slurm would let the job run on with nothing in it.
@@ -30,13 +39,15 @@ def test_the_first_node_is_killed_and_then_the_new_leaders(jobs):
     assert json.loads((job.run_dir / "done.json").read_text())["outcome"] == "succeeded"
     assert formed(job) == [
         (["n1", "n2", "n3", "n4"], "start", 0),
-        (["n2", "n3", "n4"], "node_lost", 0),
-        (["n3", "n4"], "node_lost", 0),
+        (first, "node_lost", 0),
+        (second, "node_lost", 0),
     ]
-    assert [round_["epoch"] for round_ in job.rounds()] == [1, 2, 3]
+    epochs = [round_["epoch"] for round_ in job.rounds()]
+    # An epoch may be claimed in vain; each of these leaders was another one.
+    assert sorted(set(epochs)) == epochs
     assert_one_group_at_a_time(job.steps())
     assert_nothing_is_lost(job.steps())
-    print(f"seconds without a step: {gap(job, 1):.2f}, {gap(job, 2):.2f}")
+    print(f"seconds without a step: {gap(job, 1):.2f}, {gap(job, 2):.2f}, led by n1, {leader}, {leaders_node(job)}")
 
 
 def test_the_leader_is_cut_off_and_joins_its_successor_when_healed(jobs):

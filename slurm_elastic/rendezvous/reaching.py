@@ -1,0 +1,54 @@
+"""Connecting to a place that may be a name of several addresses, and what it means if that does not work."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Callable
+from typing import TypeVar
+
+__all__ = ["Endpoint", "reach"]
+
+Endpoint = tuple[str, int]
+"""Address or name, and port."""
+
+_Protocol = TypeVar("_Protocol", bound=asyncio.Protocol)
+
+
+async def reach(make: Callable[[], _Protocol], endpoint: Endpoint) -> tuple[_Protocol, asyncio.Transport, Endpoint]:
+    """Connect to the first of the place's addresses that accepts it, and say which that was.
+
+    asyncio (3.11, base_events.py, create_connection) makes one OSError of the errors of several addresses, whatever
+    they were. A name has several more often than not: each line of /etc/hosts counts for IPv6 too, as a mapped address.
+
+    Raises:
+        ConnectionRefusedError: all addresses refuse, so nobody listens there.
+        OSError: anything else.
+    """
+    loop = asyncio.get_running_loop()
+    errors: list[OSError] = []
+    for address in await _addresses(endpoint):
+        try:
+            transport, protocol = await loop.create_connection(make, address, endpoint[1])
+        except OSError as error:
+            errors.append(error)
+        else:
+            return protocol, transport, (address, endpoint[1])
+    raise next((error for error in errors if not isinstance(error, ConnectionRefusedError)), errors[0])
+
+
+async def _addresses(endpoint: Endpoint) -> list[str]:
+    host, port = endpoint
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(_plain(str(info[4][0])) for info in found))
+    return [host]
+
+
+def _plain(address: str) -> str:
+    parsed = ipaddress.ip_address(address)
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return str(mapped or address)

@@ -1,0 +1,74 @@
+"""Places that are names of several addresses, as nearly every name of a node is."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from slurm_elastic.rendezvous.membership import Reason
+from slurm_elastic.rendezvous.messages import Interrupted
+from slurm_elastic.rendezvous.options import RendezvousOptions
+from slurm_elastic.rendezvous.reaching import reach
+from tests.local.agents import PATIENCE
+from tests.local.rendezvous.parties import Run, form
+from tests.local.rendezvous.test_failover import places_after
+
+NAME = "node1.test"
+
+
+@pytest.fixture(autouse=True)
+def _name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that /etc/hosts has in one line: getaddrinfo(3) gives its address and the mapped one."""
+    look_up = socket.getaddrinfo
+
+    def answer(host: object, port: object, *arguments: object, **options: object) -> list[object]:
+        if host != NAME:
+            return list(look_up(host, port, *arguments, **options))  # type: ignore[call-overload]
+        found: list[object] = [*look_up("127.0.0.1", port, type=socket.SOCK_STREAM)]  # type: ignore[call-overload]
+        return [*found, *look_up("::ffff:127.0.0.1", port, type=socket.SOCK_STREAM)]  # type: ignore[call-overload]
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def test_a_name_whose_addresses_all_refuse_is_a_process_that_has_ended() -> None:
+    with pytest.raises(ConnectionRefusedError):
+        asyncio.run(reach(asyncio.Protocol, (NAME, closed_port())))
+
+
+def test_a_place_is_known_by_its_address_once_it_was_reached() -> None:
+    async def reached(port: int) -> tuple[str, int]:
+        _, transport, endpoint = await reach(asyncio.Protocol, (NAME, port))
+        transport.close()
+        return endpoint
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert asyncio.run(reached(port)) == ("127.0.0.1", port)
+
+
+def test_a_leader_that_was_found_by_name_is_followed_at_once(
+    start_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whoever comes before the leader has said where it is looks for it under the name of its node. Its silence would
+    # tell nobody in the time of this test that it is lost.
+    options = RendezvousOptions(leader_limit=2 * PATIENCE)
+    run = start_run(leader_host=NAME, expected_nodes=("node1", "node2", "node3"), options=options)
+    leader = run.party(0, leader_host="127.0.0.1")
+    with monkeypatch.context() as context:
+        context.setattr(type(run.seat.records), "endpoint", lambda records: None)
+        others = [run.party(1), run.party(2)]
+        form([leader, *others])
+    leader.die()
+    for party in others:
+        assert party.hear(Interrupted).reason is Reason.NODE_LOST
+        party.join()
+    places_after(others)
