@@ -4,12 +4,13 @@
 
 `torchrun --standalone` and `slurm-elastic agent` run the same script, in turns. Times are those of the script itself,
 from the clock that all processes of a machine share (CLOCK_MONOTONIC), since the launcher started, or since a worker
-ended by itself.
+ended by itself. The package is compiled before, as pip does it with packages that it installs, torch among them.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import contextlib
 import os
 import signal
@@ -67,6 +68,7 @@ def main() -> int:
     """Measure, show and judge."""
     options = _options()
     sandbox.enter("benchmarks.launch")
+    compileall.compile_dir(_ROOT / "slurm_elastic", quiet=1)
     results = Results.of("launch")
     parts: dict[str, Callable[[Results, int, int], None]] = {"barrier": _barrier, "line": _line, "restart": _restart}
     for name in options.only.split(","):

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 import sys
 from collections.abc import Sequence
 
 from slurm_elastic._version import __version__
-from slurm_elastic.cli.agent import Agent
 from slurm_elastic.cli.base import Parser, Verb
-from slurm_elastic.cli.drain import Drain
-from slurm_elastic.cli.etcd import Etcd
-from slurm_elastic.cli.requeue import Requeue
-from slurm_elastic.cli.store import Store
-from slurm_elastic.cli.submit import Submit
-from slurm_elastic.cli.template import Template
-from slurm_elastic.cli.verdict import Verdict
 from slurm_elastic.errors import SlurmElasticError, UsageError
 
 __all__ = ["main"]
 
-_VERBS: dict[str, Verb] = {
-    verb.name: verb for verb in (Agent(), Drain(), Etcd(), Requeue(), Store(), Submit(), Template(), Verdict())
-}
+_VERBS = ("agent", "drain", "etcd", "requeue", "store", "submit", "template", "verdict")
+"""Each is a module of this package with a class of that name. Only what is asked for is imported: until the agent
+records signals, one would end it."""
 
 _EXAMPLES = """\
 examples:
@@ -45,12 +38,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(error.exit_code)
 
 
+class _MainParser(Parser):
+    def format_help(self) -> str:
+        """Describe the verbs, too."""
+        verbs = "\n".join(f"  {name:<12}{_imported(name).summary}" for name in _VERBS)
+        self.description = f"PyTorch training on Slurm that grows, shrinks and comes back.\n\nverbs:\n{verbs}"
+        return super().format_help()
+
+
 def _parser() -> Parser:
-    verbs = "\n".join(f"  {verb.name:<12}{verb.summary}" for verb in _VERBS.values())
-    parser = Parser(
+    parser = _MainParser(
         prog="slurm-elastic",
         usage="slurm-elastic [--version] [--help] VERB ...",
-        description=f"PyTorch training on Slurm that grows, shrinks and comes back.\n\nverbs:\n{verbs}",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -60,9 +59,14 @@ def _parser() -> Parser:
     return parser
 
 
+def _imported(name: str) -> Verb:
+    verb: type[Verb] = getattr(importlib.import_module(f"slurm_elastic.cli.{name}"), name.capitalize())
+    return verb()
+
+
 def _verb(name: str) -> Verb:
     if name in _VERBS:
-        return _VERBS[name]
+        return _imported(name)
     near = difflib.get_close_matches(name, _VERBS, n=1)
     mend = f"did you mean {near[0]}?" if near else f"there are {', '.join(_VERBS)}"
     raise UsageError(f"no verb {name!r}; {mend}")

@@ -111,3 +111,37 @@ def test_an_agent_that_cannot_start_says_so_in_one_line(tmp_path: Path, environ:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"slurm-elastic: error: {message.format(here=tmp_path)}\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_only_the_verb_that_is_asked_for_is_imported() -> None:
+    program = """
+import sys
+from slurm_elastic.cli import main
+
+main(["template", "allocation"])
+print(sorted({"slurm_elastic.cli.agent", "slurm_elastic.cli.submit"} & sys.modules.keys()), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == "[]\n"
+
+
+@pytest.mark.parametrize("given", [None, "2"])
+def test_imports_of_the_agent_start_no_pool_of_threads_and_leave_the_environment_alone(given: str | None) -> None:
+    program = """
+import os
+from slurm_elastic.cli.agent import _quick_imports
+
+before = dict(os.environ)
+with _quick_imports():
+    import numpy
+print(os.environ == before, len(os.listdir("/proc/self/task")))
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    if given is not None:
+        environment["OPENBLAS_NUM_THREADS"] = given
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    same, threads = done.stdout.split()
+    assert same == "True"
+    assert given is not None or threads == "1"
