@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from tests.cluster.jobs import CHECKOUT
+import json
+import os
+import signal
+
+from tests.cluster.jobs import CHECKOUT, Job, on
 
 
 def test_the_elements_of_an_array_are_one_run(jobs):
@@ -14,3 +18,27 @@ def test_the_elements_of_an_array_are_one_run(jobs):
     assert job.tables() == [["n1", "n2", "n3", "n4"]]
     assert sorted({(e["rank"], e["node"]) for e in job.steps()}) == [(0, "n1"), (1, "n2"), (2, "n3"), (3, "n4")]
     assert {state for state, _ in jobs.elements(job)} == {"COMPLETED"}
+
+
+def test_a_store_in_a_job_of_its_own_leads_an_array_that_trains_on_without_it(jobs):
+    for name in ("array", "store"):
+        jobs.place(CHECKOUT / f"sbatch_templates/{name}.sbatch")
+    array = ("--array=0-2", "array.sbatch", "train.py")
+
+    store = jobs.submit(*on("n4"), "store.sbatch", "--nnodes=3:3", "--submit", *array)
+
+    store.wait_until("the run is not submitted", lambda: "submitted job" in store.output)
+    run = Job(jobs.cluster, jobs.directory, int(store.output.split("submitted job ")[1].split(";")[0]))
+    run.run_dir = jobs.directory / f"elastic-runs/store-{store.id}"
+    run.wait_for_steps(0, ["n1", "n2", "n3"])
+    assert run.leader() == "n4"
+    (leads,) = [each.pid for each in jobs.cluster.processes("n4") if "/slurm-elastic store " in each.command]
+    os.kill(leads, signal.SIGKILL)
+    run.wait_until("no further round", lambda: len(run.rounds()) > 1)
+    run.wait_until("no training", lambda: run.trained_on(len(run.rounds()) - 1) == ["n1", "n2", "n3"])
+    assert run.leader() != "n4"
+    run.say_enough()
+    jobs.wait_until_all_ended()
+    assert {state for state, _ in jobs.elements(run)} == {"COMPLETED"}
+    assert store.state() == "FAILED"
+    assert json.loads((run.run_dir / "done.json").read_text())["outcome"] == "succeeded"
