@@ -212,8 +212,8 @@ class Leading:
                     self._send(agent, decision)
             case Drop(agent) if agent in self.wires:
                 self.wires.pop(agent).close_by_leader()
-            case Resign(agents):
-                for agent in agents:
+            case Resign():
+                for agent in [*self.wires]:
                     self._send(agent, decision)
                 self.end()
             case _:

@@ -21,6 +21,8 @@ __all__ = ["Party"]
 
 STOP = 0.5
 """Seconds in which workers are stopped, at most."""
+GRACE = 30.0
+"""Seconds in which a leader without workers hands over; then it is killed."""
 NAP = 0.07
 """Seconds by which an agent looks at its clock late, at most."""
 
@@ -113,7 +115,7 @@ class Party:
             self.leading.tick()
         if self.wire is not None:
             self._watch(self.wire)
-        elif self.trains and (not self.leaving or self.participant.running):
+        elif not self.leaving or self.participant.running:
             if self.search.is_late():
                 self._fence("the link is broken")
             self.search.look()
@@ -160,12 +162,18 @@ class Party:
         if self.leaving:
             return
         self.leaving = True
-        if not self.trains:
-            self.later(0.05, lambda: self.end(silent=False))
-            return
         self.participant, leaving = self.participant.leaving(LeaveReason.PREEMPTED, None, self.world.now)
         self._say(leaving)
+        if not self.trains:
+            self._wait_for_successor(self.world.now + GRACE)
+            return
         self.later(seconds if self.workers is not None else 0.0, lambda: self._stop_workers(self._goodbye))
+
+    def _wait_for_successor(self, until: float) -> None:
+        if self.leading is None or not self.leading.state.claimed or self.world.now >= until:
+            self.end(silent=False)
+        else:
+            self.later(NAP, lambda: self._wait_for_successor(until))
 
     def _goodbye(self) -> None:
         if self._said_goodbye:

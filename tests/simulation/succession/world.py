@@ -192,7 +192,7 @@ class World:
                 self._dead_since.setdefault(party.name, self.now)
                 party.later(0.0, lambda: party.leave(fault.seconds))
             case "arrive" if not self.parties[self._nodes[party.position]].alive:
-                self._arrive(party.position)
+                self._arrive(party.position, trains=party.trains)
             case "cut":
                 side = frozenset(name for index, name in self._nodes.items() if index in fault.side)
                 self._cut = (*self._cut, side)
