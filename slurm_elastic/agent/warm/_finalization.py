@@ -2,8 +2,9 @@
 
 Python ends by clearing the modules of a program one by one (Python/pylifecycle.c, Py_FinalizeEx, and Python/import.c,
 finalize_modules, 3.11). For the two thousand modules of torch and what it imports that takes about a second, which the
-next round waits for, and all that it does is to free memory. The script's own modules, files and objects are ended as
-ever: what they print, flush or remove then is part of the program.
+next round waits for, and all that it does is to free memory. Then the C library calls the destructors of torch, which
+take back thousands of operators one by one, for another seventh of a second. The script's own modules, files, objects
+and libraries are ended as ever: what they print, flush or remove then is part of the program.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import sys
 import weakref
 from types import ModuleType
 from typing import Any
+
+from slurm_elastic.agent.warm._linux import spare_exit_handlers
 
 __all__ = ["Finalization"]
 
@@ -55,6 +58,7 @@ class Finalization:
         for young in (main, vars(main)):
             _untrack(young)
             _track(young)
+        spare_exit_handlers()
 
     def _spare(self) -> None:
         if not self._inherited:

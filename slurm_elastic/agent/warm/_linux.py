@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from pathlib import Path
@@ -13,6 +14,7 @@ __all__ = [
     "session_of",
     "set_parent_death_signal",
     "set_task_name",
+    "spare_exit_handlers",
 ]
 
 # linux/prctl.h
@@ -52,6 +54,22 @@ def set_task_name(name: bytes) -> None:
 def flush_c_streams() -> None:
     """Write out what C code printed, so that a fork does not copy it into the child's buffers."""
     _libc.fflush(None)
+
+
+def spare_exit_handlers() -> None:
+    """Let this process end without the handlers that C code has registered until now, such as destructors of statics.
+
+    exit(3) calls handlers in the reverse order of their registration and tells those of on_exit(3) the exit code. So
+    what is registered from here on runs as ever, then output is flushed, then the process is gone.
+    """
+    _libc.on_exit(_libc._exit, None)
+    _libc.__cxa_atexit(_libc.fflush, None, None)
+    # Programs may have given C++'s streams a buffer of their own (std::ios::sync_with_stdio).
+    with contextlib.suppress(OSError, AttributeError, ValueError):
+        streams = ctypes.CDLL("libstdc++.so.6", os.RTLD_NOW | os.RTLD_NOLOAD)
+        for name in ("_ZSt4cout", "_ZSt4clog"):
+            stream = ctypes.addressof(ctypes.c_char.in_dll(streams, name))
+            _libc.__cxa_atexit(streams._ZNSo5flushEv, ctypes.c_void_p(stream), None)
 
 
 def children(parent: int) -> list[int]:

@@ -332,3 +332,48 @@ def test_a_worker_ends_its_own_modules_and_not_those_of_the_warm_process(workpla
     assert ended.stdout == "cycle finds torch\n"
     assert (ended.code, ended.stderr, file.read_text()) == (0, "", "flushed")
     assert helpers.read_text() == "flushed, too"
+
+
+REGISTERING = """\
+import ctypes
+
+_libc = ctypes.CDLL(None)
+_streams = ctypes.CDLL("libstdc++.so.6")
+
+def register(text):
+    kept.append(text)
+    _libc.__cxa_atexit(_libc.puts, text, None)
+
+def buffer_cout(text):
+    cout = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(_streams, "_ZSt4cout")))
+    _streams._ZNSt8ios_base15sync_with_stdioEb(False)
+    _streams._ZNSo5writeEPKcl(cout, text, ctypes.c_long(len(text)))
+
+kept = []
+register(b"handler of a preload")
+"""
+EXITING = """\
+import sys, registering, torch
+
+registering._libc.printf(b"printed, ")
+registering.buffer_cout(b"streamed\\n")
+registering.register(b"and handled")
+sys.exit(7)
+"""
+
+
+def test_a_worker_runs_its_own_exit_handlers_and_not_those_of_the_warm_process(
+    workplace: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "registering.py").write_text(REGISTERING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    place = workplace(preload=["registering"])
+    place.script.write_text(EXITING)
+
+    plain = place.run_plain()
+    assert (plain.code, "handler of a preload" in plain.stdout) == (7, True)
+
+    ended = place.run_warm()
+
+    assert (ended.code, ended.stderr) == (7, "")
+    assert sorted(ended.stdout.splitlines()) == ["printed, and handled", "streamed"]
