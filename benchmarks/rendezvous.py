@@ -21,6 +21,7 @@ from benchmarks import sandbox
 from benchmarks.agents import Crowd
 from benchmarks.etcd_load import Newcomers, steady_rate
 from benchmarks.leading import RUN, LeaderProcess
+from benchmarks.silent_leader import followed_after
 from benchmarks.tables import Bar, Results, Table, median, seconds
 from benchmarks.usage import Usage, usage
 from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer
@@ -239,6 +240,14 @@ def _etcd(results: Results, repetitions: int) -> None:
         with tempfile.TemporaryDirectory() as directory:
             run_dir = RunDir.for_run(Path(directory), "idle").open()
             rate = steady_rate(etcd, run_dir, "idle.0", _IDLE_AGENTS, _IDLE_SECONDS)
+        followed = [followed_after(etcd) for _ in range(repetitions)]
+    silent = Table(
+        "A leader falls silent, its connections stand, the records are in etcd (s)",
+        ["agents", "until the next round", "longest"],
+        note=f"Real agents without a training; the leader's stands still. Medians of {repetitions}.",
+    )
+    silent.rows.append([3, seconds(median(followed)), seconds(max(followed))])
+    results.add(silent)
     idle = Table(
         "What an idle run asks of etcd",
         ["agents", "requests per agent and second"],
@@ -248,6 +257,7 @@ def _etcd(results: Results, repetitions: int) -> None:
     idle.rows.append([_IDLE_AGENTS, f"{rate:.3f}"])
     results.add(idle)
     results.bars.append(Bar.at_most("1,024 agents hold their rank over etcd in 4 s", median(taken), 4))
+    results.bars.append(Bar.at_most("a silent leader is followed in 6 s", median(followed), 6))
     results.bars.append(Bar.at_most("at most 1 request to etcd per agent and second", rate, 1, "requests"))
 
 

@@ -65,7 +65,8 @@ class Coordination:
         self.slowest: Callable[[], Slowest | None] = lambda: None
         """Says how far the workers here are, in the thread, when a worker somewhere has failed."""
         self._ready = threading.Event()
-        self._stopped = False
+        self._stopped = self._closed = False
+        self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._main, name="slurm-elastic-coordination", daemon=True)
 
     def start(self) -> None:
@@ -121,8 +122,10 @@ class Coordination:
         self._post(lambda: self._member.close_run())
 
     def records_lost(self, error: RecordsError) -> None:
-        """The store of the records is given up for lost. May be called from any thread."""
-        self._deliver(RecordsLost(str(error)))
+        """The store of the records is given up for lost. May be called from any thread, also after the end."""
+        with self._closing:
+            if not self._closed:
+                self._deliver(RecordsLost(str(error)))
 
     def leader_address(self) -> str:
         """See :meth:`Member.leader_address`."""
@@ -145,7 +148,9 @@ class Coordination:
         self._post(lambda: self._stopping.set_result(timeout))
         self._thread.join(2 * timeout + 1)
         if not self._thread.is_alive():
-            os.close(self.fd)
+            with self._closing:
+                self._closed = True
+                os.close(self.fd)
 
     def _post(self, action: Callable[[], object]) -> None:
         try:

@@ -36,8 +36,12 @@ __all__ = ["INTERRUPT_SECONDS", "Connection", "Limits"]
 
 logger = logging.getLogger(__name__)
 
-_ATTEMPT_SECONDS = 3.0
-"""How long one member may take for one call before the next member is asked."""
+_FIRST_SECONDS, _ATTEMPT_SECONDS = 1.0, 3.0
+"""How long one member may take for one call before the next member is asked: at first, and once all were asked twice.
+
+What members are asked between the loss of their leader and the moment at which they notice it, 1 to 2 s later, they
+lose (etcd 3.4 and 3.5: a proposal, or the index of a read, goes to the leader once). They answer only if asked again.
+"""
 
 _FAIR_SECONDS = 1.0
 """A caller who waits less than this says nothing about the member when the time is up."""
@@ -113,8 +117,10 @@ class Connection:
             limits.check()
             member = self.member()
             try:
-                self.authenticate(member, deadline, limits)
-                response = self._attempt(member, service, method, request, deadline, limits)
+                patience = _FIRST_SECONDS if failures < 2 * len(self.config.endpoints) else _ATTEMPT_SECONDS
+                self.authenticate(member, min(deadline, time.monotonic() + patience), limits)
+                until = min(deadline, time.monotonic() + patience)
+                response = self._attempt(member, service, method, request, until, limits)
             except ValueError:
                 # gRPC's answer to a call on a channel that another thread has just closed, see _leave.
                 if self._member is member:

@@ -141,25 +141,27 @@ class KeepAlive:
                 if lease is None or (wait is not None and wait > 0):
                     self._condition.wait(wait)
                     continue
-            self._renew(lease)
+            answered = self._renew(lease)
             with self._condition:
                 if lease in self._due:
                     if lease.lost:
                         del self._due[lease]
                     else:
-                        self._due[lease] = self._next(lease)
+                        # Without an answer there is no time to lose; the connection pauses between its attempts.
+                        self._due[lease] = self._next(lease) if answered else time.monotonic()
 
-    def _renew(self, lease: Lease) -> None:
+    def _renew(self, lease: Lease) -> bool:
         try:
             lease.renew(Limits(timeout=max(1.0, lease.ttl / 3)))
         except EtcdLeaseLostError as error:
             logger.warning("%s", error)
         except EtcdUnavailableError:
-            # The connection told about it already; the next try follows in its turn.
-            return
+            # The connection told about it already.
+            return False
         except EtcdError as error:
             if not self._closed:
                 logger.warning("cannot renew the etcd lease %x: %s", lease.id, error)
+        return True
 
     def _next(self, lease: Lease) -> float:
         return time.monotonic() + lease.ttl / 3 * random.uniform(0.8, 1.0)

@@ -27,6 +27,12 @@ GUARD = 120.0
 
 
 @pytest.fixture
+def etcd(first_etcd: EtcdServer) -> EtcdServer:
+    """What is tested here lies above the API."""
+    return first_etcd
+
+
+@pytest.fixture
 def backend(client: EtcdClient, prefix: str) -> EtcdV3RendezvousBackend:
     return EtcdV3RendezvousBackend(client, prefix)
 
@@ -137,10 +143,10 @@ def test_state_is_written_again_after_the_lease_was_lost(backend: EtcdV3Rendezvo
     assert (backend.set_state(b"y") or ())[0] == b"y"
 
 
-def test_lost_etcd_is_a_connection_error(own_etcd: EtcdServer, prefix: str) -> None:
-    with EtcdClient(own_etcd.config) as client:
+def test_lost_etcd_is_a_connection_error(lone_etcd: EtcdServer, prefix: str) -> None:
+    with EtcdClient(lone_etcd.config) as client:
         backend = EtcdV3RendezvousBackend(client.limited(0.3), prefix)
-        own_etcd.kill()
+        lone_etcd.kill()
         with pytest.raises(RendezvousConnectionError, match="no etcd member"):
             backend.get_state()
         with pytest.raises(RendezvousConnectionError, match="no etcd member"):

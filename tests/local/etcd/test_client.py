@@ -23,6 +23,7 @@ from slurm_elastic.rendezvous.etcd import (
     EventKind,
     Get,
     Put,
+    Watch,
     connection,
 )
 from tests.local.etcd.processes import stopped
@@ -35,6 +36,16 @@ def compact(client: EtcdClient, revision: int) -> None:
     from slurm_elastic.rendezvous.etcd.rpc import load_rpc
 
     client._call("KV", "Compact", load_rpc().etcd.CompactionRequest(revision=revision, physical=True))
+
+
+def take(watch: Watch, number: int) -> list[Event]:
+    """So many events; etcd may tell several at once."""
+    taken: list[Event] = []
+    while len(taken) < number:
+        events = watch.next(GUARD)
+        assert events
+        taken += events
+    return taken
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -84,11 +95,7 @@ def test_watch_tells_every_change_in_order(client: EtcdClient, prefix: str) -> N
         for number in range(5):
             client.put(prefix + "new", b"%d" % number)
         client.delete(prefix + "old")
-        seen: list[Event] = []
-        while len(seen) < 6:
-            events = watch.next(GUARD)
-            assert events
-            seen += events
+        seen = take(watch, 6)
     assert [event.value for event in seen] == [b"0", b"1", b"2", b"3", b"4", b""]
     assert seen[-1].kind is EventKind.DELETE
 
@@ -173,10 +180,10 @@ def test_wait_for_gives_up_at_its_time_limit(client: EtcdClient, prefix: str) ->
 
 @pytest.mark.parametrize("disturbance", ["gone", "hung", "hung and probed"])
 def test_interrupt_hook_ends_every_wait(
-    own_etcd: EtcdServer, prefix: str, disturbance: str, monkeypatch: pytest.MonkeyPatch
+    lone_etcd: EtcdServer, prefix: str, disturbance: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupted = threading.Event()
-    with EtcdClient(own_etcd.config) as client, ExitStack() as stack:
+    with EtcdClient(lone_etcd.config) as client, ExitStack() as stack:
         client.connect()
         hooked = client.limited(600.0, interrupted.is_set)
         watch = client.watch(prefix)
@@ -184,10 +191,10 @@ def test_interrupt_hook_ends_every_wait(
         monkeypatch.setattr(connection, "_ATTEMPT_SECONDS", 0.01 if probed else 600.0)
         monkeypatch.setattr(connection, "_PROBE_SECONDS", 600.0)
         if disturbance == "gone":
-            own_etcd.kill()
+            lone_etcd.kill()
         else:
-            assert own_etcd.pid is not None
-            stack.enter_context(stopped(own_etcd.pid))
+            assert lone_etcd.pid is not None
+            stack.enter_context(stopped(lone_etcd.pid))
         for wait in (
             lambda: hooked.get(prefix),
             lambda: hooked.wait_for([prefix + "never"]),
@@ -210,21 +217,24 @@ def test_leases_live_past_their_ttl_and_keys_die_with_them(etcd: EtcdServer, cli
         with EtcdClient(etcd.config) as goes:
             assert goes.shared_lease(prefix, 1).id == kept.id
             goes.put(shared, b"1", kept.id)
-        assert {event.key for _ in range(2) for event in watch.next(GUARD)} == {own.encode(), shared.encode()}
+        assert {event.key for event in take(watch, 2)} == {own.encode(), shared.encode()}
 
         assert watch.next(lease.ttl + 0.7) == ()
         assert not lease.lost
         client.end_lease(lease)
         stays.close()
-        gone = [event for _ in range(2) for event in watch.next(GUARD)]
-        assert [(event.kind, event.key) for event in gone] == [
+        assert [(event.kind, event.key) for event in take(watch, 2)] == [
             (EventKind.DELETE, own.encode()),
             (EventKind.DELETE, shared.encode()),
         ]
 
 
-def test_lease_that_ran_out_is_told(client: EtcdClient, proxy: Proxy, prefix: str) -> None:
-    with EtcdClient(proxy.config) as far:
+def test_lease_that_ran_out_is_told(first_etcd: EtcdServer, prefix: str) -> None:
+    with (
+        Proxy(first_etcd.config.endpoints[0]) as proxy,
+        EtcdClient(first_etcd.config) as client,
+        EtcdClient(proxy.config) as far,
+    ):
         lease = far.lease(1)
         far.put(prefix + "kept", b"1", lease.id)
         with client.watch(prefix, prefix=True) as watch:
@@ -250,10 +260,10 @@ def test_client_in_a_forked_child_says_so(client: EtcdClient, prefix: str) -> No
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
-def test_process_with_an_open_client_ends_by_itself(etcd: EtcdServer, prefix: str) -> None:
+def test_process_with_an_open_client_ends_by_itself(first_etcd: EtcdServer, prefix: str) -> None:
     program = f"""
 from slurm_elastic.rendezvous.etcd import EtcdClient, load_config
-client = EtcdClient(load_config({str(etcd.config)!r}))
+client = EtcdClient(load_config({str(first_etcd.config)!r}))
 client.lease(5)
 client.watch({prefix!r})
 """
@@ -261,21 +271,21 @@ client.watch({prefix!r})
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_proxy_of_a_site_is_for_the_world_outside(etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_of_a_site_is_for_the_world_outside(first_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    with EtcdClient(etcd.config) as client:
+    with EtcdClient(first_etcd.config) as client:
         client.limited(5.0).connect()
 
 
 def test_calls_to_an_etcd_that_is_gone_end_in_time(
-    own_etcd: EtcdServer, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+    lone_etcd: EtcdServer, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "_OUTAGE_SECONDS", 0.4)
-    with EtcdClient(own_etcd.config) as client:
+    with EtcdClient(lone_etcd.config) as client:
         client.connect()
-        own_etcd.kill()
+        lone_etcd.kill()
         with pytest.raises(EtcdUnavailableError, match="answered in time"):
             client.limited(0.2).get("/x")
         assert warnings == [], "the error itself is the one line"

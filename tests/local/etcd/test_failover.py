@@ -112,6 +112,21 @@ def test_member_that_hangs_is_left(
         assert len(warnings) == 1
 
 
+def test_what_a_member_has_lost_is_soon_asked_of_another(
+    first_etcd: EtcdServer, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_FIRST_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "_PROBE_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "_ATTEMPT_SECONDS", 600.0)
+    here = first_etcd.config.endpoints[0]
+    with Proxy(here) as proxy, EtcdClient(replace(first_etcd.config, endpoints=(proxy.endpoint, here))) as client:
+        client._connection._position = 0
+        client.connect()
+        proxy.mute()
+        write_and_read(client.limited(GUARD), prefix + "key", b"1")
+        assert client._connection.member().endpoint == here
+
+
 def test_tokens_of_a_member_that_restarted_are_renewed(cluster: Cluster, prefix: str, warnings: list[str]) -> None:
     one = cluster.members[0]
     with EtcdClient(replace(cluster.config, endpoints=one.config.endpoints)) as client:

@@ -24,6 +24,7 @@ from slurm_elastic.rendezvous.records import (
 )
 from slurm_elastic.rundir import RunDir
 from tests.local.agents import eventually
+from tests.local.etcd.test_client import compact
 from tests.unit.rendezvous.records_contract import RecordsContract
 
 OpenRecords = Callable[..., EtcdRecords]
@@ -233,14 +234,15 @@ def test_an_etcd_lost_for_good_is_told_without_being_asked(lone_etcd: EtcdServer
         records.newest_epoch()
 
 
-def test_done_is_recorded_without_etcd(lone_etcd: EtcdServer, open_records: OpenRecords, run_dir: RunDir) -> None:
-    records = open_records(lone_etcd, limit=60.0)
-    lone_etcd.kill()
-    began = time.monotonic()
-    assert records.mark_done({"outcome": "succeeded"})
-    assert records.is_done()
-    assert run_dir.is_done()
-    assert time.monotonic() - began < 10
+def test_a_compaction_costs_nothing(first_etcd: EtcdServer, open_records: OpenRecords) -> None:
+    records = open_records(first_etcd)
+    assert records.claim_round(0, {"places": []})
+    assert records.claim_epoch(1, {})
+    with EtcdClient(first_etcd.config) as client:
+        compact(client, client.put("/other", b""))
+    assert not records.claim_epoch(1, {})
+    assert records.claim_round(1, {"places": [1]})
+    assert records.situation() == Situation(None, 1, {"places": [1]})
 
 
 def test_a_wait_ends_when_it_is_told_to(lone_etcd: EtcdServer, open_records: OpenRecords) -> None:
@@ -274,8 +276,9 @@ def last_round_of(records: Records) -> None:
 
 
 def test_only_the_leader_tells_about_lost_members(
-    lone_etcd: EtcdServer, open_records: OpenRecords, warnings: list[str]
+    lone_etcd: EtcdServer, open_records: OpenRecords, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(connection, "_OUTAGE_SECONDS", 0.4)
     leader, other = open_records(lone_etcd), open_records(lone_etcd)
     leader.claim_epoch(1, {})
     lone_etcd.kill()

@@ -15,8 +15,8 @@ from slurm_elastic.rendezvous.etcd.machine import BINARY_VARIABLE, find_binary, 
 from tests.local.etcd.processes import gone, wait_gone
 
 
-def test_stop_leaves_neither_process_nor_directory(binary: Path) -> None:
-    with EtcdServer(binary=binary) as server:
+def test_stop_leaves_neither_process_nor_directory() -> None:
+    with EtcdServer() as server:
         pid, guard, directory = server.pid, server._guard, server.data_dir
         assert pid is not None
         assert guard is not None
@@ -27,8 +27,8 @@ def test_stop_leaves_neither_process_nor_directory(binary: Path) -> None:
     server.stop()
 
 
-def test_data_survives_a_crash(binary: Path, tmp_path: Path) -> None:
-    server = EtcdServer(tmp_path / "etcd", binary=binary)
+def test_data_survives_a_crash(tmp_path: Path) -> None:
+    server = EtcdServer(tmp_path / "etcd")
     try:
         server.start()
         with EtcdClient(server.config) as client:
@@ -67,19 +67,19 @@ def test_failure_shows_what_the_log_says(binary: Path, tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_environment_of_a_site_does_not_configure_it(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_of_a_site_does_not_configure_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETCD_LISTEN_CLIENT_URLS", "http://127.0.0.1:1")
     monkeypatch.setenv("ETCD_NO_SUCH_SETTING", "1")
-    with EtcdServer(binary=binary) as started, EtcdClient(started.config) as client:
+    with EtcdServer() as started, EtcdClient(started.config) as client:
         client.connect()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_outlives_the_parent(binary: Path, number: signal.Signals) -> None:
-    program = f"""
+def test_nothing_outlives_the_parent(number: signal.Signals) -> None:
+    program = """
 import time
 from slurm_elastic.rendezvous.etcd import EtcdServer
-server = EtcdServer(binary={str(binary)!r})
+server = EtcdServer()
 server.start()
 print(server.pid, server._guard.pid, server.data_dir, flush=True)
 time.sleep(600)

@@ -15,9 +15,18 @@ from torch.distributed import DistNetworkError, DistStoreError, HashStore, Prefi
 
 from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer, load_config
 from slurm_elastic.rendezvous.etcd.store import EtcdStore
+from tests.local.agents import eventually
+from tests.local.etcd.proxy import Proxy
+from tests.local.etcd.test_client import compact
 
 GUARD = timedelta(seconds=30)
 SHORT = timedelta(milliseconds=50)
+
+
+@pytest.fixture
+def etcd(first_etcd: EtcdServer) -> EtcdServer:
+    """What is tested here lies above the API."""
+    return first_etcd
 
 
 @pytest.fixture
@@ -206,6 +215,23 @@ def test_waits_send_nothing_while_they_wait(client: EtcdClient, etcd_store: Etcd
     waiter.join()
 
 
+def test_wait_goes_on_through_a_compaction(client: EtcdClient, proxy: Proxy, prefix: str) -> None:
+    with EtcdClient(proxy.config) as far:
+        store = EtcdStore(far, prefix, GUARD)
+        waiter = threading.Thread(target=store.wait, args=(["a", "b"],))
+        waiter.start()
+        eventually(lambda: bool(far._watches._subscriptions))
+        proxy.cut()
+        near = EtcdStore(client, prefix, GUARD)
+        near.set("a", "1")
+        near.set("b", "1")
+        # Where the watch would go on is no more.
+        compact(client, client.put(prefix + "other", b""))
+        proxy.mend()
+        waiter.join(GUARD.total_seconds())
+        assert not waiter.is_alive()
+
+
 def test_adds_of_many_clients_are_all_counted(etcd: EtcdServer, prefix: str) -> None:
     seen: list[int] = []
 
@@ -241,10 +267,10 @@ def test_write_after_the_lease_was_lost(client: EtcdClient, etcd_store: EtcdStor
     assert etcd_store.get("new") == b"1"
 
 
-def test_store_without_etcd_says_so(own_etcd: EtcdServer, prefix: str) -> None:
-    with EtcdClient(own_etcd.config) as client:
+def test_store_without_etcd_says_so(lone_etcd: EtcdServer, prefix: str) -> None:
+    with EtcdClient(lone_etcd.config) as client:
         store = EtcdStore(client, prefix)
-        own_etcd.kill()
+        lone_etcd.kill()
         store.set_timeout(SHORT)
         with pytest.raises(DistNetworkError, match="no etcd member"):
             store.set("key", "1")

@@ -15,6 +15,7 @@ from slurm_elastic.rendezvous.ledger import Ledger
 from slurm_elastic.rendezvous.membership import Drop, Finish, LeaveReason, Outcome, Publish, Reason
 from slurm_elastic.rendezvous.messages import Ended, Placed, Waiting
 from slurm_elastic.rendezvous.options import RendezvousOptions
+from slurm_elastic.rendezvous.records import RecordsError
 from slurm_elastic.rendezvous.words import LeaderLost, Unreachable
 from tests.local.agents import eventually
 from tests.local.rendezvous.parties import Run, form, interrupted, placed
@@ -316,6 +317,16 @@ def test_a_connection_that_breaks_is_made_again_and_nothing_changes(start_run: S
     leader.link._loop.call_soon_threadsafe(before.close)
     eventually(lambda: leaders[0]._peers._connections.get(member.seat.agent) not in (None, before))
     assert not any(isinstance(decision, Drop) for decision in leader.decisions)
+
+
+def test_records_that_are_lost_after_the_end_are_no_news(start_run: StartRun) -> None:
+    (party,) = start_run().all_of(1)
+    party.link.stop()
+    # Its number is another file's by now.
+    with Path(os.devnull).open("rb") as other:
+        os.dup2(other.fileno(), party.link.fd)
+        party.link.records_lost(RecordsError("lost"))
+        os.close(party.link.fd)
 
 
 def test_stopping_twice_is_harmless(start_run: StartRun) -> None:

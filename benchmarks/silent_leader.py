@@ -1,0 +1,31 @@
+"""How soon a leader that falls silent is followed when the run's records are in etcd."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+from slurm_elastic.rendezvous.etcd import EtcdServer
+from tests.local.agents import allocation, eventually
+
+__all__ = ["followed_after"]
+
+_SIZE = 3
+
+
+def followed_after(etcd: EtcdServer) -> float:
+    """Seconds from the moment at which the leader's agent stands still to the next round, which is of the others.
+
+    Its connections stand, as those of a node without power do, so nothing but its silence tells. The agents are real;
+    their workers wait.
+    """
+    with tempfile.TemporaryDirectory() as directory, allocation(Path(directory), _SIZE) as nodes:
+        leader, *_ = nodes.start_all(f"--rdzv-endpoint={etcd.config}", f"--rdzv-id=silent-{time.monotonic_ns()}")
+        nodes.seen(0)
+        began = time.monotonic()
+        os.kill(leader.pid, signal.SIGSTOP)
+        eventually(lambda: nodes.rounds() == 2, nodes.story)
+        return time.monotonic() - began
