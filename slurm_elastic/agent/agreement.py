@@ -70,6 +70,11 @@ class StepAgreement:
         """Whether a worker here was told to stop, by its own question: that it ended well does not end the run."""
         return any(worker.stopped for worker in self.progress())
 
+    def fence(self) -> None:
+        """The run may go on without this agent: its workers may publish nothing any more."""
+        if self.control is not None:
+            self.control.fence()
+
     def progress(self) -> tuple[WorkerProgress, ...]:
         """How far the workers are, by local rank; from any thread."""
         return self.control.progress() if self.control is not None else ()

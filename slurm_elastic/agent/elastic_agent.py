@@ -26,7 +26,7 @@ from slurm_elastic.rendezvous.coordination import RecordsLost
 from slurm_elastic.rendezvous.membership import Outcome, Reason
 from slurm_elastic.rendezvous.messages import Ended, Holding, Interrupted, Placed, Stopping, Waiting
 from slurm_elastic.rendezvous.requests import LeaveRequested
-from slurm_elastic.rendezvous.words import LeaderLost, Unreachable
+from slurm_elastic.rendezvous.words import CutOff, LeaderLost, Unreachable
 
 __all__ = ["SlurmElasticAgent"]
 
@@ -113,7 +113,9 @@ class SlurmElasticAgent(LeavingAgent):
                 self._stop_at(stopping)
             case Placed() as placed if self._doing is Doing.JOINING:
                 self._start_round(placed)
-            case Interrupted(reason=reason):
+            case Interrupted(reason=reason) as word:
+                if isinstance(word, CutOff):
+                    self._agreement.fence()
                 planned = reason not in _UNPLANNED
                 self._stop(self._join, self._shutdown_timeout if planned else UNPLANNED_STOP_TIMEOUT, gently=planned)
             case LeaveRequested() as request:
@@ -165,6 +167,7 @@ class SlurmElasticAgent(LeavingAgent):
             raise RendezvousGracefulExitError(detail)
 
         self._told_to_go = True
+        self._agreement.fence()
         self._stop(go, UNPLANNED_STOP_TIMEOUT)
         return None
 

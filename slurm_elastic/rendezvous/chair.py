@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 
 from slurm_elastic.errors import SlurmElasticError
+from slurm_elastic.rendezvous.aside import aside
 from slurm_elastic.rendezvous.leader import FencedError, Leader
 from slurm_elastic.rendezvous.membership import Reason
 from slurm_elastic.rendezvous.reaching import Endpoint
@@ -77,7 +78,7 @@ class Chair:
     async def stand(self, gone: frozenset[str], reason: Reason) -> bool:
         """Lead without an epoch until a majority is here. Returns False if that is not possible now."""
         try:
-            leader = await asyncio.to_thread(self._follow, gone, reason)
+            leader = await aside(lambda: self._follow(gone, reason))
         except PatienceError:
             return False
         except (SlurmElasticError, LookupError, ValueError, TypeError) as error:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from slurm_elastic.rendezvous import membership
+from slurm_elastic.rendezvous.aside import aside
 from slurm_elastic.rendezvous.ledger import Ledger
 from slurm_elastic.rendezvous.membership import Event, Gone, NodesSeen, Phase, State
 from slurm_elastic.rendezvous.missing import agents_ended, known_places
@@ -55,22 +57,31 @@ class Enquiries:
 
     async def look_for_members(self) -> None:
         """While members of the last round are missed, find out whether they have ended."""
-        loop = asyncio.get_running_loop()
-        ask_at = 0.0
         while True:
             await self._missing.wait()
-            missing = membership.missing(self._state())
-            ended = await agents_ended(known_places(missing, self._places))
+            ended = await agents_ended(known_places(membership.missing(self._state()), self._places))
             if ended:
                 self._handle(Gone(ended))
-            missing = membership.missing(self._state())
-            if missing and self._agents_gone is not None and loop.time() >= ask_at:
-                gone = await asyncio.to_thread(self._agents_gone, missing)
-                ask_at = loop.time() + _ASK_SLURM
-                if gone:
-                    # Whoever has come meanwhile is not gone, whatever Slurm says.
-                    self._handle(Gone(gone.intersection(membership.missing(self._state()))))
             await asyncio.sleep(_AGAIN)
+
+    async def ask_about_agents(self) -> None:
+        """While members of the last round are missed, ask Slurm what has become of them.
+
+        Slurm may not answer as long as the network is cut that somebody is missed for.
+        """
+        agents_gone = self._agents_gone
+        while agents_gone is not None:
+            await self._missing.wait()
+            # Those whose node says that they have ended are out by then.
+            await asyncio.sleep(_AGAIN)
+            missing = membership.missing(self._state())
+            if missing:
+                gone = await aside(functools.partial(agents_gone, missing))
+                # Whoever has come meanwhile is not gone, whatever Slurm says.
+                gone = gone.intersection(membership.missing(self._state()))
+                if gone:
+                    self._handle(Gone(gone))
+                await asyncio.sleep(_ASK_SLURM)
 
     async def look_for_leaders(self) -> None:
         """While a round is being formed, see whether somebody else has taken a newer epoch.
@@ -97,7 +108,7 @@ class Enquiries:
             present = {agent.candidate.node for agent in state.agents.values()}
             missing = [node for node in expected if node not in present and node not in state.gone_nodes]
             if state.phase is Phase.FORMING and missing:
-                down = await asyncio.to_thread(self._nodes_down, missing)
+                down = await aside(functools.partial(self._nodes_down, missing))
                 if down:
                     self._handle(NodesSeen(down))
                 await asyncio.sleep(4.0)

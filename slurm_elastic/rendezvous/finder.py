@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from slurm_elastic.rendezvous.link import Link
+from slurm_elastic.rendezvous.lookup import Lookup
 from slurm_elastic.rendezvous.membership import Reason
 from slurm_elastic.rendezvous.reaching import Endpoint
 from slurm_elastic.rendezvous.rivals import look_for_rivals
-from slurm_elastic.rendezvous.search import READ_AGAIN, Answer, Search
+from slurm_elastic.rendezvous.search import Answer, Search
 from slurm_elastic.rendezvous.session import VersionError
 from slurm_elastic.rendezvous.succession import Successor, patience
 from slurm_elastic.rendezvous.whereabouts import LeaderRefusedError, Leadership, MemberSettings, Whereabouts
@@ -45,6 +46,7 @@ class Finder:
         self._settings, self._known, self._connect, self._fence = settings, known, connect, fence
         self._over = False
         self._stand_again_at = 0.0
+        self._rising: asyncio.Task[None] | None = None
         self._rivals: asyncio.Task[None] | None = None
 
     def close(self) -> None:
@@ -68,50 +70,44 @@ class Finder:
         except (LeaderRefusedError, VersionError) as error:
             return Unreachable(str(error), usage=True)
         finally:
+            if self._rising is not None:
+                # Whoever has found a leader does not stand, however long the records take.
+                self._rising.cancel()
+                self._rising = None
             await search.close()
 
     async def _find(self, search: Search, lost: Link | None) -> Link | LeaderLost | Unreachable | None:
         loop, known = asyncio.get_running_loop(), self._known
         began = loop.time()
-        deadline = began + self._settings.connect_timeout
         old = lost.endpoint if lost is not None else None
-        seen = Whereabouts()
-        reading: asyncio.Future[Whereabouts] | None = None
-        read_at = 0.0
+        records = Lookup(self._settings.locate)
         lost_at = began if known.resigned else None
         while not self._over:
-            now = loop.time()
-            if reading is None and now >= read_at:
-                reading = asyncio.ensure_future(asyncio.to_thread(self._settings.locate))
-            if reading is not None and not seen.places:
-                # At first there is nothing to do but to read; later on a slow file system holds up nothing.
-                await asyncio.wait([reading], timeout=_RESTORE)
-            if reading is not None and reading.done():
-                seen = reading.result()
-                reading, read_at = None, now + READ_AGAIN
+            # Where nobody is known there is nothing to do but to read.
+            await records.look(lost_at, wait=_RESTORE if lost is None and not records.seen.places else 0.0)
+            now, seen = loop.time(), records.seen
             if lost is not None and now >= began + _RESTORE:
                 self._fence("the link to the leader is broken")
             order = known.order(seen)
-            ended = {place for place, answer in search.answers.items() if answer is Answer.ENDED}
-            idle = {place for place, answer in search.answers.items() if answer is Answer.IDLE}
             if lost_at is None:
-                lost_at = self._lost_at(lost, began, seen, ended | idle)
+                lost_at = self._lost_at(lost, began, seen, search.with_answer(Answer.ENDED, Answer.IDLE))
             link = await search.look(self._places(old, seen, order, lost_at is not None or now > began + _RESTORE))
             if link is not None:
                 known.resigned = False
                 return link
+            ended = search.with_answer(Answer.ENDED)
             gone = {each.agent for each in order if (each.address, each.port) in ended}
             names = [each.agent for each in order]
-            if lost_at is not None and now >= lost_at + patience(names, self._settings.agent, gone):
-                newest = await asyncio.to_thread(self._settings.locate)
-                if newest.published and newest.places != seen.places:
-                    # Somebody leads since this agent looked last.
-                    seen = newest
-                    continue
+            # Somebody may lead since an earlier look.
+            if (
+                lost_at is not None
+                and now >= lost_at + patience(names, self._settings.agent, gone)
+                and (records.began >= lost_at)
+            ):
                 if old in ended or known.resigned:
                     gone.add(known.leader)
-                await self._stand(frozenset(gone), now)
-            if now > deadline:
+                self._rise(frozenset(gone), now)
+            if now > began + self._settings.connect_timeout:
                 return LeaderLost(search.problem) if lost is not None else Unreachable(search.problem)
         return None
 
@@ -139,13 +135,21 @@ class Finder:
             places += [(each.address, each.port) for each in order if each.agent != self._settings.agent]
         return places
 
-    async def _stand(self, gone: frozenset[str], now: float) -> None:
-        stand = self._settings.stand
-        if stand is None or now < self._stand_again_at:
-            return
-        self._stand_again_at = now + 1.0
-        if await stand(gone, Reason.NODE_LEFT if self._known.resigned else Reason.NODE_LOST):
-            self._rivals = asyncio.create_task(self._stand_back_for_rivals())
+    def _rise(self, gone: frozenset[str], now: float) -> None:
+        if self._rising is not None and self._rising.done():
+            self._rising.result()
+            self._rising = None
+        if self._rising is None and now >= self._stand_again_at and self._settings.stand is not None:
+            self._stand_again_at = now + 1.0
+            self._rising = asyncio.create_task(self._stand(self._settings.stand, gone))
+
+    async def _stand(self, stand: Callable[[frozenset[str], Reason], Awaitable[bool]], gone: frozenset[str]) -> None:
+        try:
+            await stand(gone, Reason.NODE_LEFT if self._known.resigned else Reason.NODE_LOST)
+        finally:
+            # Also when somebody was found in this very moment.
+            if self._settings.standing is not None and self._settings.standing():
+                self._rivals = asyncio.create_task(self._stand_back_for_rivals())
 
     async def _stand_back_for_rivals(self) -> None:
         if await look_for_rivals(self._settings, self._known, self._connect):

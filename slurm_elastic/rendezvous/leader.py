@@ -116,6 +116,7 @@ class Leader:
                     self._carry_out(),
                     enquiries.look_for_members(),
                     enquiries.look_for_leaders(),
+                    _for_ever(enquiries.ask_about_agents()),
                     _for_ever(enquiries.ask_about_nodes()),
                 )
         finally:

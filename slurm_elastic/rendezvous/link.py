@@ -23,7 +23,7 @@ __all__ = ["ClosedError", "Link", "open_link"]
 
 logger = logging.getLogger(__name__)
 
-_ATTEMPT_TIMEOUT = 3.0
+_HANDSHAKE_TIMEOUT = 3.0
 
 
 class ClosedError(ForeignError):
@@ -135,8 +135,8 @@ async def open_link(
     link = Link(endpoint, session, heard)
     try:
         # One that was found by name is to be known by its address, as the others know it.
-        _, _, link.endpoint = await asyncio.wait_for(reach(lambda: link, endpoint), _ATTEMPT_TIMEOUT)
-        await asyncio.wait_for(asyncio.shield(link.established), _ATTEMPT_TIMEOUT)
+        _, _, link.endpoint = await reach(lambda: link, endpoint)
+        await asyncio.wait_for(asyncio.shield(link.established), _HANDSHAKE_TIMEOUT)
         if link.epoch < epoch:
             raise ForeignError("a leader that has been followed by another")
     except BaseException:

@@ -30,7 +30,7 @@ from slurm_elastic.rendezvous.requests import LeaveRequest, LeaveRequested
 from slurm_elastic.rendezvous.session import Role, Session, SessionError
 from slurm_elastic.rendezvous.succession import FENCE
 from slurm_elastic.rendezvous.whereabouts import Leadership, MemberSettings
-from slurm_elastic.rendezvous.words import Word
+from slurm_elastic.rendezvous.words import CutOff, Word
 
 __all__ = ["Member"]
 
@@ -180,7 +180,7 @@ class Member:
         round_ = self._participant.last_round
         if self._participant.running and round_ is not None and self._fenced != round_:
             self._fenced = round_
-            self._deliver(Interrupted(round_, Reason.NODE_LOST, self._known.node, why))
+            self._deliver(CutOff(round_, Reason.NODE_LOST, self._known.node, why))
 
     async def _watch(self, link: Link) -> None:
         """Return when this link is broken, or its leader lost.

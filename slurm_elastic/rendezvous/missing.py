@@ -10,7 +10,6 @@ from slurm_elastic.slurm import Controller, JobView, NodeState
 
 __all__ = ["agents_ended", "agents_gone", "known_places"]
 
-_TIMEOUT = 1.0
 _RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
 """States of a job that may have processes (squeue(1), "JOB STATE CODES")."""
 
@@ -30,7 +29,7 @@ async def agents_ended(places: Mapping[str, Endpoint]) -> frozenset[str]:
 
 async def _refused(place: Endpoint) -> bool:
     try:
-        _, transport, _ = await asyncio.wait_for(reach(asyncio.Protocol, place), _TIMEOUT)
+        _, transport, _ = await reach(asyncio.Protocol, place)
     except ConnectionRefusedError:
         return True
     except (OSError, asyncio.TimeoutError):

@@ -13,6 +13,10 @@ __all__ = ["Endpoint", "reach"]
 Endpoint = tuple[str, int]
 """Address or name, and port."""
 
+_TIMEOUT = 1.0
+"""Seconds for which the kernel tries one address. It repeats its question after 1, 3 and 7 s (tcp(7), tcp_syn_retries):
+whoever asked while the network was cut would hear nothing long after it is whole. A new question is heard at once."""
+
 _Protocol = TypeVar("_Protocol", bound=asyncio.Protocol)
 
 
@@ -25,13 +29,15 @@ async def reach(make: Callable[[], _Protocol], endpoint: Endpoint) -> tuple[_Pro
     Raises:
         ConnectionRefusedError: all addresses refuse, so nobody listens there.
         OSError: anything else.
+        TimeoutError: asyncio's; no address answers.
     """
     loop = asyncio.get_running_loop()
-    errors: list[OSError] = []
+    errors: list[Exception] = []
     for address in await _addresses(endpoint):
         try:
-            transport, protocol = await loop.create_connection(make, address, endpoint[1])
-        except OSError as error:
+            connecting = loop.create_connection(make, address, endpoint[1])
+            transport, protocol = await asyncio.wait_for(connecting, _TIMEOUT)
+        except (OSError, asyncio.TimeoutError) as error:
             errors.append(error)
         else:
             return protocol, transport, (address, endpoint[1])

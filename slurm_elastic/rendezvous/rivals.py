@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from slurm_elastic.rendezvous.aside import aside
 from slurm_elastic.rendezvous.link import Link
 from slurm_elastic.rendezvous.reaching import Endpoint
 from slurm_elastic.rendezvous.search import READ_AGAIN, Search
@@ -33,7 +34,7 @@ async def look_for_rivals(
     search = Search(connect)
     try:
         while (standing := settings.standing) is not None and standing():
-            seen = await asyncio.to_thread(settings.locate)
+            seen = await aside(settings.locate)
             order = known.order(seen)
             names = [each.agent for each in order]
             ahead = order[: names.index(settings.agent)] if settings.agent in names else order

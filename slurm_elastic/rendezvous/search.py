@@ -17,6 +17,7 @@ READ_AGAIN = 0.5
 """Seconds between two looks at the records while no leader is found."""
 
 _SOON, _LATER = 0.03, 0.5
+"""Seconds from the begin of an attempt to the next one: soon, and later and later where nobody is."""
 _TURN = 0.02
 
 
@@ -42,6 +43,7 @@ class Search:
     def __init__(self, connect: Callable[[Endpoint], Awaitable[Link]]) -> None:
         self._connect = connect
         self._tasks: dict[Endpoint, asyncio.Task[Link]] = {}
+        self._began_at: dict[Endpoint, float] = {}
         self._again_at: dict[Endpoint, float] = {}
         self._pauses: dict[Endpoint, float] = {}
         self.answers: dict[Endpoint, Answer] = {}
@@ -57,6 +59,7 @@ class Search:
         wanted = list(dict.fromkeys(places))
         for place in wanted:
             if place not in self._tasks and loop.time() >= self._again_at.get(place, 0.0):
+                self._began_at[place] = loop.time()
                 self._tasks[place] = asyncio.ensure_future(self._connect(place))
         if not self._tasks:
             await asyncio.sleep(_TURN)
@@ -77,7 +80,6 @@ class Search:
         return found
 
     def _result(self, place: Endpoint, task: asyncio.Task[Link]) -> Link | None:
-        now = asyncio.get_running_loop().time()
         try:
             return task.result()
         except VersionError:
@@ -95,8 +97,12 @@ class Search:
         self.problem = problem
         pause = _SOON if answer is Answer.IDLE else min(2 * self._pauses.get(place, _SOON / 2), _LATER)
         self._pauses[place] = pause
-        self._again_at[place] = now + pause
+        self._again_at[place] = self._began_at[place] + pause
         return None
+
+    def with_answer(self, *answers: Answer) -> frozenset[Endpoint]:
+        """The places whose newest answer is one of these."""
+        return frozenset(place for place, answer in self.answers.items() if answer in answers)
 
     async def close(self) -> None:
         """End the attempts that are under way."""

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from slurm_elastic.rendezvous.messages import Ended, Holding, Interrupted, Placed, Stopping, Waiting
 from slurm_elastic.rendezvous.requests import LeaveRequested
 
-__all__ = ["LeaderLost", "Unreachable", "Word"]
+__all__ = ["CutOff", "LeaderLost", "Unreachable", "Word"]
+
+
+@dataclass(frozen=True, slots=True)
+class CutOff(Interrupted):
+    """Said by the link itself: the leader is not heard any more and gives this agent up about now.
+
+    Others may train soon without it, so its workers end, and publish nothing.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,4 +33,4 @@ class Unreachable:
     usage: bool = False
 
 
-Word = Placed | Holding | Stopping | Interrupted | LeaveRequested | Waiting | Ended | LeaderLost | Unreachable
+Word = Placed | Holding | Stopping | Interrupted | CutOff | LeaveRequested | Waiting | Ended | LeaderLost | Unreachable

@@ -58,6 +58,17 @@ def test_inside_of_a_run(control: RoundControl) -> None:
     assert not trainer.may_publish()
 
 
+def test_a_fence_that_comes_while_the_run_directory_is_asked_counts(
+    control: RoundControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(environ: object) -> bool:
+        control.fence()
+        return False
+
+    monkeypatch.setattr(trainer, "is_superseded", slow)
+    assert not trainer.may_publish()
+
+
 def test_forked_process_is_no_worker(control: RoundControl) -> None:
     trainer.should_stop(100)
     control.hold()

@@ -100,6 +100,38 @@ def test_of_two_the_one_that_does_not_lead_waits_for_the_other(allocate: Allocat
     assert [leader.wait(), member.wait()] == [0, 0]
 
 
+_SLOW_TO_PUBLISH = """
+import os, pathlib, signal, sys, time
+from slurm_elastic import trainer
+def publish(number, frame):
+    answer = pathlib.Path("answer." + os.environ["RANK"])
+    answer.with_suffix(".part").write_text(str(trainer.may_publish()))
+    answer.with_suffix(".part").rename(answer)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, publish)
+pathlib.Path("ready." + os.environ["RANK"]).touch()
+time.sleep(300)
+"""
+
+
+def test_a_worker_that_is_cut_off_may_not_publish_though_nobody_has_followed_yet(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    script = nodes.directory / "slow_to_publish.py"
+    script.write_text(_SLOW_TO_PUBLISH)
+    leader, member = nodes.start_all(QUICK, script=[str(script)])
+    eventually(lambda: len(list(nodes.directory.glob("ready.*"))) == 2)
+    leader.signal(signal.SIGSTOP)
+    answer = nodes.directory / "answer.1"
+    eventually(answer.exists)
+    # The records tell of no newer leader, and of two the one that does not lead cannot follow.
+    assert answer.read_text() == "False"
+    assert len(list(nodes.run_dir.glob("epochs/*/*.json"))) == 1
+    leader.signal(signal.SIGTERM)
+    leader.signal(signal.SIGCONT)
+    member.signal(signal.SIGTERM)
+    assert [leader.wait(), member.wait()] == [75, 75]
+
+
 def test_killed_leaders_are_followed_until_one_agent_is_left(allocate: Allocate) -> None:
     nodes = allocate(3)
     agents = nodes.start_all()

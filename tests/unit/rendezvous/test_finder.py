@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import cast
 
+import pytest
+
+from slurm_elastic.rendezvous import lookup
 from slurm_elastic.rendezvous.finder import Finder
-from slurm_elastic.rendezvous.link import Endpoint, Link
+from slurm_elastic.rendezvous.link import ClosedError, Link
 from slurm_elastic.rendezvous.membership import Reason
+from slurm_elastic.rendezvous.reaching import Endpoint
+from slurm_elastic.rendezvous.session import Session
 from slurm_elastic.rendezvous.succession import Successor
 from slurm_elastic.rendezvous.whereabouts import Leadership, MemberSettings, Whereabouts
+from tests.unit.rendezvous.virtual_time import run
 
 OLD, NEW = ("n1", 1), ("n2", 2)
 LAST = (Successor("n1/0.0/1", *OLD),)
+
+
+@pytest.fixture(autouse=True)
+def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real threads would take real time."""
+
+    async def at_once(call: Callable[[], object]) -> object:
+        return call()
+
+    monkeypatch.setattr(lookup, "aside", at_once)
 
 
 class Network:
@@ -53,3 +70,86 @@ def test_nobody_stands_up_beside_a_leader_that_came_since_the_last_look() -> Non
     network = Network(OLD, NEW)
     assert network.find() is network.link
     assert network.stood == 0
+
+
+class Cut:
+    """A network of three agents, n1 the leader, as n2 or n3 sees it; connections ask for as long as a kernel is let.
+
+    Args:
+        own: this agent.
+        healed_at: when the network is whole again.
+    """
+
+    def __init__(self, own: int, healed_at: float = 0.0) -> None:
+        self.order = tuple(Successor(f"n{rank}/0.0/{rank}", f"n{rank}", rank) for rank in (1, 2, 3))
+        self.known = Leadership(1, self.order[0].agent, "n1", self.order[1:], 0)
+        self.own, self.healed_at = self.order[own - 1], healed_at
+        self.stood_at: float | None = None
+        self.tried: list[float] = []
+        self.link = cast(Link, object())
+
+    async def connect(self, place: Endpoint) -> Link:
+        now = asyncio.get_running_loop().time()
+        if now >= self.healed_at and place == OLD:
+            return self.link
+        self.tried.append(now)
+        # As reach() does.
+        await asyncio.sleep(1.0)
+        raise TimeoutError
+
+    async def refuse(self, place: Endpoint) -> Link:
+        """The leader has ended; the others lead nobody."""
+        raise ConnectionRefusedError if place == OLD else ClosedError("something that closes the connection")
+
+    async def stand(self, gone: frozenset[str], reason: Reason) -> bool:
+        if self.stood_at is None:
+            self.stood_at = asyncio.get_running_loop().time()
+        return False
+
+    async def find(self, lost: Link | None, connect: Callable[[Endpoint], Awaitable[Link]]) -> object:
+        settings = MemberSettings(
+            "7",
+            b"secret",
+            self.own.agent,
+            lambda: Whereabouts((OLD,), True, self.order),
+            stand=self.stand,
+            connect_timeout=30.0,
+        )
+        return await Finder(settings, self.known, connect, lambda why: None).find(lost)
+
+    def lost(self, connect: Callable[[Endpoint], Awaitable[Link]]) -> object:
+        async def find() -> object:
+            lost = Link(OLD, cast(Session, None), lambda link, message: None)
+            return await self.find(lost, connect)
+
+        return run(find())
+
+
+@pytest.mark.parametrize(("own", "seconds"), [(2, 0.05), (3, 1.3)])
+def test_the_first_stands_at_once_and_the_second_when_it_had_its_time(own: int, seconds: float) -> None:
+    network = Cut(own)
+    network.lost(network.refuse)
+    assert network.stood_at is not None
+    assert seconds - 0.1 < network.stood_at < seconds + 0.1
+
+
+@pytest.mark.parametrize(("own", "seconds"), [(2, 0.0), (3, 1.25)])
+def test_a_leader_that_has_resigned_is_followed_at_once(own: int, seconds: float) -> None:
+    network = Cut(own)
+    network.known.resigns(network.order[0].agent, OLD)
+    network.lost(network.refuse)
+    assert network.stood_at is not None
+    assert seconds <= network.stood_at < seconds + 0.05
+
+
+@pytest.mark.parametrize("healed_at", [0.01, 0.9, 1.1, 2.9, 3.1, 12.3, 27.0])
+def test_whoever_looks_through_a_cut_finds_the_leader_within_a_second_of_its_end(healed_at: float) -> None:
+    network = Cut(2, healed_at)
+
+    async def find() -> tuple[object, float]:
+        lost = Link(OLD, cast(Session, None), lambda link, message: None)
+        return await network.find(lost, network.connect), asyncio.get_running_loop().time()
+
+    found, at = run(find())
+    assert found is network.link
+    assert at < healed_at + 1.1
