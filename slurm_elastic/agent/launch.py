@@ -23,7 +23,7 @@ from slurm_elastic.agent.outcome import AgentOutcome
 from slurm_elastic.agent.requeue import VERDICT_VARIABLE, notice_record, settle
 from slurm_elastic.agent.root_cause import root_cause
 from slurm_elastic.agent.settings import AgentSettings
-from slurm_elastic.agent.warm import WarmProcess
+from slurm_elastic.agent.warm import StartInterruptedError, WarmProcess
 from slurm_elastic.agent.watchdog import Hang, Watchdog, make_pipe
 from slurm_elastic.agent.workers import worker_starter
 from slurm_elastic.errors import ExitCode
@@ -41,6 +41,8 @@ __all__ = ["launch"]
 
 logger = logging.getLogger("slurm_elastic")
 
+_GET_READY = 15.0
+"""Seconds that a node which joins a living run may take for imports before it does."""
 _REQUEUE_WAIT = 30.0
 """Seconds that an agent whose part is over waits for a slurmctld that does not answer."""
 
@@ -93,6 +95,7 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
         health.reporter.hung(killed=hang.killed is not None)
         events.add(_hung(settings.node, hang), logging.WARNING)
 
+    _get_ready(settings, warm)
     coordination = connect(seat, journal, can_hold=True)
     health.pages.leadership = lambda: (
         settings.node if coordination.leads else coordination.leader_address(),
@@ -150,6 +153,13 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
         # The leader goes last.
         end_abandoned_job(settings.job, os.environ, Controller(), record_signals().fd, logger.info)
     return outcome.exit_code
+
+
+def _get_ready(settings: AgentSettings, warm: WarmProcess) -> None:
+    """Import what can be imported before this node joins a run whose workers train, and stand still when it does."""
+    if settings.shared and settings.run_dir.last_round() is not None:
+        with contextlib.suppress(StartInterruptedError):
+            warm.import_all(_GET_READY, lambda: record_signals().first() is not None)
 
 
 def _inquiry(settings: AgentSettings, checkpoint: Callable[[], int | None]) -> Inquiry:

@@ -54,6 +54,7 @@ class Zygote:
         self._torch_seed: int | None = None
         self._unconfirmed: list[tuple[int, int, int]] = []
         self._later: list[str] = []
+        self._idle = _IDLE_BEFORE_LATER_IMPORTS
         self._environment_by_imports: dict[str, tuple[str | None, str | None]] = {}
         become_subreaper()
 
@@ -89,7 +90,7 @@ class Zygote:
                 self._confirm()
             if ready:
                 idle_since = time.monotonic()
-            elif self._later and time.monotonic() - idle_since >= _IDLE_BEFORE_LATER_IMPORTS and self._bear():
+            elif self._later and time.monotonic() - idle_since >= self._idle and self._bear():
                 return _Fork.SUCCESSOR
 
     def _patience(self, idle_since: float) -> float | None:
@@ -97,7 +98,7 @@ class Zygote:
         if self._unconfirmed:
             return 0
         scan = self._family.seconds_to_scan()
-        imports = idle_since + _IDLE_BEFORE_LATER_IMPORTS - time.monotonic() if self._later else None
+        imports = idle_since + self._idle - time.monotonic() if self._later else None
         seconds = [wait for wait in (scan, imports) if wait is not None]
         return max(0.0, min(seconds)) * 1000 if seconds else None
 
@@ -203,6 +204,8 @@ class Zygote:
         order, descriptors = received
         if order["order"] == "start":
             return self._start(order, descriptors)
+        if order["order"] == "import":
+            self._idle = 0.0
         if order["order"] == "sweep":
             left = self._sweep(order["seconds"])
             self._tell(state="swept", left=left)

@@ -120,6 +120,18 @@ class WarmProcess:
         """
         return self._wait(lambda: self.state is not State.IMPORTING, timeout, should_stop)
 
+    def import_all(self, timeout: float, should_stop: Callable[[], bool] | None = None) -> None:
+        """Import now what can wait too, for at most so many seconds.
+
+        Raises:
+            StartInterruptedError: `should_stop` said so.
+        """
+        if self.wait_ready(timeout, should_stop) and self.state is State.WARM:
+            self._send({"order": "import"})
+            self._wait(
+                lambda: self._successor is not None and _readable(self._successor.channel, 0), timeout, should_stop
+            )
+
     def check_preload(self) -> None:
         """Raise what a person has to mend.
 

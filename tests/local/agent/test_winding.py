@@ -72,6 +72,22 @@ def test_a_node_leaves_and_another_comes_and_no_step_is_lost(allocate: Allocate)
     assert not nodes.processes()
 
 
+def test_a_node_that_joins_a_living_run_has_imported_before_what_its_workers_need(allocate: Allocate) -> None:
+    nodes, others = allocate(1), allocate(1, job_id="8")
+    nodes.touch("pace", "0.01")
+    run = f"runpy.run_path({STEPPING!r})['main']()"
+    script = f"import runpy, sys\nprint('imported:', 'torch._dynamo' in sys.modules)\n{run}\n"
+    (nodes.directory / "importing.py").write_text(script)
+    living = ("--run-id=living", "--nnodes=1:2", "importing.py")
+    first = nodes.start(1, *living)
+    first.expect("round 0 formed")
+    second = others.start(1, "--start=warm", *living)
+    eventually(lambda: "imported:" in second.out, nodes.story)
+    assert "imported: True" in second.out
+    nodes.touch("finish")
+    assert [first.wait(), second.wait()] == [0, 0]
+
+
 def test_the_node_of_rank_0_leaves_and_serves_the_store_until_all_have_stopped(allocate: Allocate) -> None:
     nodes = allocate(2)
     first, second = training(nodes)

@@ -54,6 +54,13 @@ def test_it_starts_the_workers_of_later_rounds(workplace: Make, caplog: pytest.L
     assert caplog.messages == ["workers start cold: the warm process died (SIGKILL)"]
 
 
+def test_the_first_workers_have_everything_where_that_is_waited_for(workplace: Make) -> None:
+    place = workplace()
+    place.script.write_text("import sys\nprint('torch._dynamo' in sys.modules)\n")
+    place.warm.import_all(HANG)
+    assert place.run_warm().stdout == "True\n"
+
+
 def test_it_ends_with_a_warm_process_that_is_killed(workplace: Make) -> None:
     place = workplace()
     place.script.write_text("import sys\nprint('torch' in sys.modules)\n")
