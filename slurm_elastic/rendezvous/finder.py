@@ -96,12 +96,12 @@ class Finder:
                 known.resigned = False
                 return link
             ended = search.with_answer(Answer.ENDED)
-            gone = {each.agent for each in order if (each.address, each.port) in ended}
+            gone = {each.agent for each in order if (each.address, each.port) in ended} | known.gone
             names = [each.agent for each in order]
             # Somebody may lead since an earlier look.
             if (
                 lost_at is not None
-                and now >= lost_at + patience(names, self._settings.agent, gone)
+                and now >= lost_at + patience(names, self._settings.agent, gone, known.leaving)
                 and (records.began >= lost_at)
             ):
                 if old in ended or known.resigned:

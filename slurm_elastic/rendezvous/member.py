@@ -89,6 +89,7 @@ class Member:
         """This agent will go, in so many seconds if that is known; its workers may run on for a while."""
         now = asyncio.get_running_loop().time()
         self._participant, leaving = self._participant.leaving(reason, seconds, now)
+        self._known.leaves((self._settings.agent,))
         self._say(leaving)
 
     def held(self, round_: int, step: int | None) -> None:
@@ -98,6 +99,7 @@ class Member:
     def left(self, reason: LeaveReason, *, stopped: bool = False) -> None:
         """There are no workers here, because they `stopped` at the agreed step or otherwise, and this agent goes."""
         self._participant, left = self._participant.left(reason, stopped=stopped)
+        self._known.leaves((self._settings.agent,))
         self._say(left)
 
     def worker_failed(self, failure: WorkerFailure) -> None:
@@ -140,15 +142,17 @@ class Member:
                     self._participant = placed
                     self._known.placed(message)
                     self._deliver(message)
-            case Resigned(agent):
-                self._known.resigns(agent, link.endpoint)
-            case Holding(round_):
+            case Resigned(agent, gone):
+                self._known.resigns(agent, gone, link.endpoint)
+            case Holding(round_, leaving):
+                self._known.leaves(leaving)
                 if self._participant.holding(round_):
                     if self._settings.can_hold:
                         self._deliver(message)
                     else:
                         self.held(round_, None)
-            case Stopping(round=round_, step=step):
+            case Stopping(round=round_, step=step, leaving=leaving):
+                self._known.leaves(leaving)
                 stopping = self._participant.stopping(round_, step)
                 if stopping is not None:
                     self._participant = stopping

@@ -95,16 +95,21 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """This round ends as planned: say at which step its workers here can stop. They go no further until told."""
+    """This round ends as planned: say at which step its workers here can stop. They go no further until told.
+
+    `leaving` are the agents that have said that they go, and will not lead.
+    """
 
     round: int
+    leaving: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
     """The workers of this round stop by themselves at this step; then join again, or go if that was announced.
 
-    `reason`, `node` and `detail` say why; `seconds` is the time for it, None for as much as wanted.
+    `reason`, `node` and `detail` say why; `seconds` is the time for it, None for as much as wanted. `leaving` as in
+    Holding.
     """
 
     round: int
@@ -113,6 +118,7 @@ class Stopping:
     node: str
     detail: str
     seconds: float | None
+    leaving: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +135,13 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Resigned:
-    """This agent led until now, and goes; nobody has workers. Somebody else has to lead."""
+    """This agent led until now, and goes; nobody has workers. Somebody else has to lead.
+
+    `gone` are members of the last round that are gone for good.
+    """
 
     agent: str
+    gone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

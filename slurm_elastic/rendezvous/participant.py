@@ -46,7 +46,7 @@ class Participant:
     running: bool = False
     stop: int | None = None
     leave_by: float | None = None
-    told: tuple[Leaving | WorkerFailed | Finished | Closed, ...] = ()
+    told: tuple[Leaving | Left | WorkerFailed | Finished | Closed, ...] = ()
 
     def join(self, candidate: Candidate) -> tuple[Participant, Joined]:
         """Say that there are no workers here (any more) and that a place is wanted.
@@ -92,7 +92,9 @@ class Participant:
 
         With `stopped`, the workers stopped at the agreed step, and :meth:`interrupted` tells when the others have, too.
         """
-        return replace(self, running=self.running and stopped), Left(self.agent, reason, stopped)
+        left = Left(self.agent, reason, stopped)
+        # Another leader, which this agent meets on its way out, would wait for it.
+        return replace(self, running=self.running and stopped, told=(*self.told, left)), left
 
     def closing(self) -> tuple[Participant, Closed]:
         """Say that the run is closed for everybody."""
@@ -101,7 +103,7 @@ class Participant:
 
     def greet(
         self, now: float
-    ) -> tuple[Participant, tuple[Connected | Joined | Leaving | WorkerFailed | Finished | Closed, ...]]:
+    ) -> tuple[Participant, tuple[Connected | Joined | Leaving | Left | WorkerFailed | Finished | Closed, ...]]:
         """What to say first on a new connection: anything said on the one before may have been lost.
 
         `now` is own monotonic time: a deadline is nearer than when it was said first.

@@ -6,6 +6,7 @@ round (:mod:`~slurm_elastic.rendezvous.membership.quorum`). The rules here only 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -58,15 +59,19 @@ def newest_order(told: Sequence[_T], told_in: int, recorded: Sequence[_T], recor
     return recorded if recorded and (recorded_in > told_in or not told) else told
 
 
-def patience(order: Sequence[str], own: str, ended: Collection[str]) -> float:
+def patience(order: Sequence[str], own: str, ended: Collection[str], leaving: Collection[str] = ()) -> float:
     """How long an agent looks for a new leader, from the moment it knows that the old one is lost, before it stands.
 
     Args:
         order: the members of the last round, the first to stand first; empty if nobody knows.
         own: this agent.
-        ended: agents whose process is known to have ended.
+        ended: agents whose process is known to have ended, or that have left.
+        leaving: agents that are known to go. None of them stands, as it would only have to be followed in its turn;
+            infinite if this agent is one.
     """
+    if own in leaving:
+        return math.inf
     if own not in order:
         return 0.0 if all(name in ended for name in order) else _STRANGER
-    ahead = sum(name not in ended for name in order[: order.index(own)])
+    ahead = sum(name not in ended and name not in leaving for name in order[: order.index(own)])
     return _FIRST_TURN + _TURN * ahead if ahead else 0.0

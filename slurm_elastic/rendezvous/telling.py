@@ -59,11 +59,12 @@ def tell(peers: Peers, epoch: int, state: State, decision: Decision) -> None:
             ranks = [place.rank for place in table.places if place.agent == agent]
             peers.send((agent,), _placed(epoch, state, table, ranks[0], _shared(state, table)))
         case Resign(agents):
-            peers.send((*agents, *peers.others(agents)), Resigned(state.settings.agent))
+            gone = tuple(sorted(state.gone - state.lingering))
+            peers.send((*agents, *peers.others(agents)), Resigned(state.settings.agent, gone))
         case Hold(agents, round_):
-            peers.send(agents, Holding(round_))
+            peers.send(agents, Holding(round_, _leaving(state)))
         case StopAt(agents, round_, step, reason, node, seconds, detail):
-            peers.send(agents, Stopping(round_, step, reason, node, detail, seconds))
+            peers.send(agents, Stopping(round_, step, reason, node, detail, seconds, _leaving(state)))
         case Interrupt(agents, round_, reason, node, detail):
             peers.send(agents, Interrupted(round_, reason, node, detail))
         case Probe(agents, probe):
@@ -78,6 +79,10 @@ def tell(peers: Peers, epoch: int, state: State, decision: Decision) -> None:
             peers.drop(agent)
         case _:
             pass
+
+
+def _leaving(state: State) -> tuple[str, ...]:
+    return tuple(name for name, agent in state.agents.items() if agent.leave_reason is not None)
 
 
 @dataclass(frozen=True, slots=True)

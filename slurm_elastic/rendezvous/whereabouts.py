@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.membership import Reason
@@ -80,6 +80,8 @@ class Leadership:
         leader, node: that leader's agent and node.
         successors: who may follow it, the first first.
         round: in which it gave that place, -1 before the first.
+        leaving: agents that have said that they go, this one too: they do not stand up to lead.
+        gone: members of that round that are gone for good, by the word of a leader that has resigned.
         resigned: whether it has said that it goes, and nobody has been found since.
         left: where the last one was that said so.
     """
@@ -89,6 +91,8 @@ class Leadership:
     node: str = ""
     successors: tuple[Successor, ...] = ()
     round: int = -1
+    leaving: frozenset[str] = frozenset()
+    gone: frozenset[str] = frozenset()
     resigned: bool = False
     left: Endpoint | None = None
 
@@ -96,11 +100,17 @@ class Leadership:
         """Its leader has given a place."""
         self.epoch, self.leader, self.node = place.epoch, place.leader, place.leader_node
         self.successors, self.round = place.successors, place.round
+        self.leaving = self.gone = frozenset()
+
+    def leaves(self, agents: Iterable[str]) -> None:
+        """These have said that they go."""
+        self.leaving = self.leaving.union(agents)
 
     def order(self, seen: Whereabouts) -> Sequence[Successor]:
         """Who may follow it, the first first, if the records say this."""
         return newest_order(self.successors, self.round, seen.successors, seen.round)
 
-    def resigns(self, agent: str, endpoint: Endpoint) -> None:
-        """This leader, which was there, goes."""
+    def resigns(self, agent: str, gone: Iterable[str], endpoint: Endpoint) -> None:
+        """This leader, which was there, goes; so are these members gone."""
         self.resigned, self.leader, self.left = True, agent, endpoint
+        self.gone = self.gone.union(gone)

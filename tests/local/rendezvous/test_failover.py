@@ -80,6 +80,24 @@ def test_a_leader_that_leaves_hands_over(start_run: StartRun) -> None:
     assert {(place.round, place.epoch, place.nodes, place.reason) for place in places} == {(1, 2, 2, Reason.NODE_LEFT)}
 
 
+def test_who_goes_with_the_leader_does_not_follow_it(start_run: StartRun) -> None:
+    run = start_run()
+    parties = run.all_of(4)
+    form(parties)
+    going, staying = parties[:2], parties[2:]
+    for party in going:
+        party.link.leaving(LeaveReason.PREEMPTED)
+    for party in staying:
+        assert party.hear(Interrupted).reason is Reason.NODE_LEFT
+        party.join()
+    for party in going:
+        party.link.left(LeaveReason.PREEMPTED)
+    places = places_after(staying)
+    assert {(place.round, place.nodes) for place in places} == {(1, 2)}
+    # It is there still, and would be the first.
+    assert not going[1].decisions
+
+
 def test_an_agent_that_comes_later_finds_the_new_leader(start_run: StartRun) -> None:
     run = start_run()
     parties = run.all_of(3)

@@ -136,10 +136,24 @@ def test_the_first_stands_at_once_and_the_second_when_it_had_its_time(own: int, 
 @pytest.mark.parametrize(("own", "seconds"), [(2, 0.0), (3, 1.25)])
 def test_a_leader_that_has_resigned_is_followed_at_once(own: int, seconds: float) -> None:
     network = Cut(own)
-    network.known.resigns(network.order[0].agent, OLD)
+    network.known.resigns(network.order[0].agent, (), OLD)
     network.lost(network.refuse)
     assert network.stood_at is not None
     assert seconds <= network.stood_at < seconds + 0.05
+
+
+@pytest.mark.parametrize(
+    ("own", "gone", "leaving", "stands"), [(3, (2,), (), True), (3, (), (2,), True), (2, (), (2,), False)]
+)
+def test_who_is_gone_is_not_waited_for_and_who_goes_does_not_stand(
+    own: int, gone: tuple[int, ...], leaving: tuple[int, ...], stands: bool
+) -> None:
+    network = Cut(own)
+    network.known.leaves(network.order[rank - 1].agent for rank in leaving)
+    network.known.resigns(network.order[0].agent, (network.order[rank - 1].agent for rank in gone), OLD)
+    network.lost(network.refuse)
+    assert network.stood_at is None or network.stood_at < 0.05
+    assert (network.stood_at is not None) is stands
 
 
 @pytest.mark.parametrize("healed_at", [0.01, 0.9, 1.1, 2.9, 3.1, 12.3, 27.0])

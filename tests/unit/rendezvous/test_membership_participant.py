@@ -36,6 +36,12 @@ def test_a_join_is_said_again_with_a_new_number_on_a_new_connection() -> None:
     assert participant.placed(2, 0) is not None
 
 
+def test_a_farewell_is_said_again_to_a_leader_that_is_met_on_the_way_out() -> None:
+    participant, leaving = running().leaving(LeaveReason.PREEMPTED, None, now=100.0)
+    participant, left = participant.stopped().left(LeaveReason.PREEMPTED, stopped=False)
+    assert participant.greet(now=101.0)[1] == (Connected("n0", None), leaving, left)
+
+
 def test_a_place_is_taken_once() -> None:
     assert running().placed(1, 4) is None
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from slurm_elastic.rendezvous.membership import Settings
@@ -27,6 +29,25 @@ def test_how_long_an_agent_looks_for_another_leader_before_it_stands(
     own: str, ended: tuple[str, ...], seconds: float
 ) -> None:
     assert patience(ORDER, own, ended) == seconds
+
+
+@pytest.mark.parametrize(
+    ("own", "ended", "leaving", "seconds"),
+    [
+        # Whoever goes does not stand, and nobody waits for it.
+        ("a", "", "a", math.inf),
+        ("b", "", "a", 0.0),
+        ("c", "", "a", 1.25),
+        ("c", "a", "b", 0.0),
+        ("c", "", "ab", 0.0),
+        # Not even if all others go as well: their workers are told to stop all the same.
+        ("c", "ab", "abc", math.inf),
+        ("x", "", "x", math.inf),
+        ("x", "", "abc", 2.0),
+    ],
+)
+def test_an_agent_that_goes_leaves_it_to_others_to_lead(own: str, ended: str, leaving: str, seconds: float) -> None:
+    assert patience(ORDER, own, ended, leaving) == seconds
 
 
 def test_nobody_is_waited_for_where_nobody_was() -> None:
