@@ -3,7 +3,8 @@
     python members.py ADDRESS DIRECTORY
 
 Says "ready" when clients can come; their credentials are in DIRECTORY then. Takes commands, a line each, and answers
-"done": `kill 0` ends a member at once, `start` starts all that are down. Ends with its standard input.
+"done": `kill 0` ends a member at once, `settle` waits until the others have a leader, `start` starts all that are down.
+Ends with its standard input.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import json
 import sys
 from pathlib import Path
 
+from slurm_elastic.rendezvous.etcd import EtcdClient
 from slurm_elastic.rendezvous.etcd.machine import find_binary
 from tests.local.etcd.cluster import Cluster
+
+_SETTLE_SECONDS = 30.0
 
 
 def main(address: str, directory: Path) -> None:
@@ -39,6 +43,9 @@ def main(address: str, directory: Path) -> None:
             match line.split():
                 case ["kill", number]:
                     cluster.members[int(number)].kill()
+                case ["settle"]:
+                    with EtcdClient(config) as client:
+                        client.limited(_SETTLE_SECONDS).connect()
                 case ["start"]:
                     cluster.start()
             print("done", flush=True)

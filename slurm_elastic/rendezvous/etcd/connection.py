@@ -249,7 +249,7 @@ class Connection:
                 "no etcd member answers (%s); trying again until one does",
                 self._reasons(),
             )
-        elif news and not outage:
+        elif news and not outage and len(self._lost) < len(self.config.endpoints):
             level = self._level(logging.WARNING)
             logger.log(level, "etcd member %s is lost (%s); going on with the others", member.endpoint, reason)
 
