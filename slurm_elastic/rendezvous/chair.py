@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.aside import aside
+from slurm_elastic.rendezvous.door import Door
 from slurm_elastic.rendezvous.leader import FencedError, Leader
 from slurm_elastic.rendezvous.membership import Reason
 from slurm_elastic.rendezvous.reaching import Endpoint
@@ -44,7 +45,7 @@ class Chair:
         self._listener = listener
         self._follow = follow
         self._failed = failed
-        self._idle: asyncio.Server | None = None
+        self._idle: Door | None = None
         self._leading: asyncio.Task[None] | None = None
         self.leader: Leader | None = None
 
@@ -70,8 +71,7 @@ class Chair:
     async def open(self, leader: Leader | None) -> None:
         """Begin to lead, or to tell everybody that nobody leads from here."""
         if leader is None:
-            loop = asyncio.get_running_loop()
-            self._idle = await loop.create_server(_Closing, sock=self._listener.dup())
+            self._idle = Door(self._listener, None)
         else:
             await self._lead(leader)
 
@@ -131,8 +131,3 @@ class Chair:
             self.leader = None
         if self._idle is None and self._listener.fileno() >= 0:
             await self.open(None)
-
-
-class _Closing(asyncio.Protocol):
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()

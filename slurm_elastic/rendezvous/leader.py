@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from slurm_elastic.rendezvous import membership
 from slurm_elastic.rendezvous.beats import Beats
 from slurm_elastic.rendezvous.connection import AcceptedConnection
+from slurm_elastic.rendezvous.door import Door
 from slurm_elastic.rendezvous.enquiries import Enquiries, FencedError
 from slurm_elastic.rendezvous.ledger import Ledger
 from slurm_elastic.rendezvous.membership import (
@@ -102,24 +103,22 @@ class Leader:
         enquiries.note(self._state)
         if self._state.claimed:
             self.claimed.set()
-        server = await self._loop.create_server(
-            lambda: AcceptedConnection(self, self.secret, self.run, self.epoch), sock=listener, backlog=_AT_ONCE
-        )
-        # asyncio (3.11, selector_events.py) accepts a whole backlog before anybody hears of one of them.
         listener.listen(_BACKLOG)
+        door = Door(listener, lambda: AcceptedConnection(self, self.secret, self.run, self.epoch), _AT_ONCE)
         self._schedule()
         try:
-            async with server:
-                # A leader that has nobody to wait for asks for its epoch at once.
-                self._handle(Tick())
-                await _until_first(
-                    self._carry_out(),
-                    enquiries.look_for_members(),
-                    enquiries.look_for_leaders(),
-                    _for_ever(enquiries.ask_about_agents()),
-                    _for_ever(enquiries.ask_about_nodes()),
-                )
+            # A leader that has nobody to wait for asks for its epoch at once.
+            self._handle(Tick())
+            await _until_first(
+                self._carry_out(),
+                enquiries.look_for_members(),
+                enquiries.look_for_leaders(),
+                _for_ever(enquiries.ask_about_agents()),
+                _for_ever(enquiries.ask_about_nodes()),
+            )
         finally:
+            door.close()
+            listener.close()
             if self._timer is not None:
                 self._timer.cancel()
             self._peers.close()
