@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from slurm_elastic.rendezvous.membership import Candidate, Hold, Interrupt, LeaveReason, Ponged, Probe, Resign
+from slurm_elastic.rendezvous.membership import Candidate, Hold, Interrupt, LeaveReason, OnTie, Ponged, Probe, Resign
 from slurm_elastic.rendezvous.participant import Participant
 from slurm_elastic.rendezvous.succession import FENCE, default_leader_limit
 from tests.simulation.succession.leading import Beat, Leading, Placed
@@ -33,6 +33,7 @@ class Party:
     Attributes:
         position: of its node.
         trains: whether it ever has workers; one that does not only leads.
+        on_tie: whether it leads on with half of a round; agents may have been told different things.
         alive: whether its process exists.
         refuses: once it does not: whether its node tells others so.
         paused: whether the process does nothing for a while.
@@ -47,6 +48,7 @@ class Party:
     def __init__(self, world: World, name: str, node: str, position: int, *, trains: bool) -> None:
         self.world, self.name, self.position, self.trains = world, name, position, trains
         self.rng = random.Random(f"{world.seed} {name}")
+        self.on_tie = OnTie.NONE if self.rng.random() < 0.15 else OnTie.LEADER
         self.alive, self.refuses, self.paused, self.leaving = True, True, False, False
         self.awake_since = -math.inf
         self.workers: int | None = None

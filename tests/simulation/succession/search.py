@@ -126,6 +126,7 @@ class Search:
             first_reason=reason,
             base=last.base if last is not None else None,
             gone=frozenset(gone),
+            on_tie=party.on_tie,
             claimed=False,
             join_timeout=1000.0,
             heartbeat_limit=self.world.limit,
