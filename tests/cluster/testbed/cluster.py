@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from . import accounting, config, files, leftovers, machine, network, processes, slurm
 from .errors import TestbedError
@@ -112,8 +113,12 @@ class Cluster(Login):
         """Pull the machine's network cable: nothing is reset, peers see silence."""
         network.set_cable(self.settings, machine_name, "down")
 
+    def set_apart(self, machine_names: Iterable[str]) -> None:
+        """Cut these machines off from all others, but not from each other. One group at a time."""
+        network.set_apart(self.settings, machine_names)
+
     def heal(self, machine_name: str) -> None:
-        """Plug the cable in again."""
+        """Plug the cable in again, where all others have theirs."""
         network.set_cable(self.settings, machine_name, "up")
 
     def wait_usable(self, node: str, timeout: float = 60.0) -> None:

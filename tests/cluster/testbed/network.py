@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 from .errors import TestbedError
@@ -40,13 +41,23 @@ def attach(settings: Settings, machine: str) -> None:
 
 def set_cable(settings: Settings, machine: str, state: str) -> None:
     """Pull the cable at the switch (`down`) or plug it in again (`up`): silence, not resets."""
-    _ip("-n", settings.namespace(SWITCH), "link", "set", machine, state)
+    _ip("-n", settings.namespace(SWITCH), "link", "set", machine, "master", "bridge", state)
+
+
+def set_apart(settings: Settings, machines: Iterable[str]) -> None:
+    """Move these machines' cables to another bridge: they reach each other and nobody else."""
+    switch = settings.namespace(SWITCH)
+    if "island" not in _ip("-n", switch, "-brief", "link", "show", "type", "bridge"):
+        _ip("-n", switch, "link", "add", "island", "type", "bridge")
+        _ip("-n", switch, "link", "set", "island", "up")
+    for machine in machines:
+        _ip("-n", switch, "link", "set", machine, "master", "island")
 
 
 def cable_is_cut(settings: Settings, machine: str) -> bool:
-    """Whether `set_cable` pulled this machine's cable."""
+    """Whether `set_cable` pulled this machine's cable, or `set_apart` moved it."""
     shown = _ip("-n", settings.namespace(SWITCH), "-oneline", "link", "show", machine)
-    return "UP" not in shown.split("<", 1)[1].split(">", 1)[0].split(",")
+    return "UP" not in shown.split("<", 1)[1].split(">", 1)[0].split(",") or " master bridge " not in shown
 
 
 def exists(namespace: str) -> bool:
