@@ -26,12 +26,15 @@ def write(path: Path, text: str) -> None:
     part.rename(path)
 
 
-def meet(step: int) -> None:
-    write(Path(f"at.{ROUND}.{RANK}"), str(step))
+def meet(step: int) -> bool:
+    """Wait until all ranks are at this step; whether it is the last one, which rank 0 decides for all of them."""
+    last = step if RANK == "0" and Path("finish").exists() else 0
+    write(Path(f"at.{ROUND}.{RANK}"), f"{step} {last}")
     for rank in range(int(WORLD)):
         path = Path(f"at.{ROUND}.{rank}")
-        while not told and (not path.exists() or int(path.read_text()) < step):
+        while not told and (not path.exists() or int(path.read_text().split()[0]) < step):
             time.sleep(0.001)
+    return not told and int(Path(f"at.{ROUND}.0").read_text().split()[1]) == step
 
 
 def save(step: int) -> None:
@@ -50,12 +53,13 @@ def main() -> int:
     step = int(CHECKPOINT.read_text()) if CHECKPOINT.exists() else 0
     print(f"resumed at {step}", flush=True)
     with Path(f"steps.{RANK}").open("a", buffering=1) as log:
-        while not Path("finish").exists():
+        finished = False
+        while not finished:
             time.sleep(float(Path("pace").read_text()))
             step += 1
-            meet(step)
+            finished = meet(step)
             log.write(f"{ROUND} {step} {RANK} {time.monotonic():.4f}\n")
-            if asks and (stop := trainer.should_stop(step)):
+            if asks and not finished and (stop := trainer.should_stop(step)):
                 save(step)
                 meet(step + 1)
                 print(f"stops after {step}: {stop.reason}", flush=True)

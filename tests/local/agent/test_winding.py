@@ -84,6 +84,7 @@ def test_a_node_that_joins_a_living_run_has_imported_before_what_its_workers_nee
     second = others.start(1, "--start=warm", *living)
     eventually(lambda: "imported:" in second.out, nodes.story)
     assert "imported: True" in second.out
+    stepped(nodes, 1)
     nodes.touch("finish")
     assert [first.wait(), second.wait()] == [0, 0]
 
