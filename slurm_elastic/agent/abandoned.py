@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from slurm_elastic.slurm import Context, Controller, NodeState, SlurmJob
 
-__all__ = ["end_abandoned_job"]
+__all__ = ["end_abandoned_job", "has_lost_batch_script"]
 
 _CONNECT_TIMEOUT = 2.0
 _AGAIN = 5.0
@@ -31,6 +31,23 @@ def end_abandoned_job(
 
     What became of the run is on record; Slurm will call the job cancelled.
 
+    Args:
+        job: of this agent.
+        environ: of this agent.
+        controller: to ask.
+        signalled: a descriptor that is readable once a signal came: then Slurm ends the job by itself.
+        say: takes one line for people.
+    """
+    if has_lost_batch_script(job, environ, controller, _TURNS, signalled):
+        say(f"the batch script of job {job.name} is gone with {job.job_nodes[0]}: this agent ends the job")
+        controller.cancel(job.name)
+
+
+def has_lost_batch_script(
+    job: SlurmJob, environ: Mapping[str, str], controller: Controller, turns: int, signalled: int | None = None
+) -> bool:
+    """Whether the job goes on without its batch script, and is requeued or ended by its agents or not at all.
+
     srun tells its tasks where it listens (SLURM_SRUN_COMM_HOST, SLURM_SRUN_COMM_PORT). As long as it does, it ends with
     the last task, and the batch script after it. If nobody listens there, it has ended; if there is no answer at all,
     Slurm is asked for the node until it knows.
@@ -39,28 +56,25 @@ def end_abandoned_job(
         job: of this agent.
         environ: of this agent.
         controller: to ask.
-        signalled: a descriptor that is readable once a signal came: then Slurm ends the job by itself.
-        say: takes one line for people.
+        turns: how often to look, every five seconds, while nobody knows; then the answer is no.
+        signalled: a descriptor that is readable once a signal came: then nobody waits any more. None for none.
     """
     if job.context is not Context.STEP or job.node == job.job_nodes[0] or "SLURM_SRUN_COMM_HOST" not in environ:
-        return
-    for _ in range(_TURNS):
+        return False
+    for _ in range(turns):
         alive = _listens(environ)
         if alive is None:
             state = controller.node_states((job.job_nodes[0],))[job.job_nodes[0]]
             alive = False if state is NodeState.DOWN else None
             if alive is None and controller.is_silent:
                 # As in a container: nothing will ever be known.
-                return
-        if alive:
-            return
-        if alive is False:
-            say(f"the batch script of job {job.name} is gone with {job.job_nodes[0]}: this agent ends the job")
-            controller.cancel(job.name)
-            return
+                return False
+        if alive is not None:
+            return not alive
         with contextlib.suppress(OSError):
-            if select.select([signalled], [], [], _AGAIN)[0]:
-                return
+            if select.select([] if signalled is None else [signalled], [], [], _AGAIN)[0]:
+                return False
+    return False
 
 
 def _listens(environ: Mapping[str, str]) -> bool | None:

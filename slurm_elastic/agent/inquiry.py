@@ -1,8 +1,8 @@
 """Finds out why this agent was signalled, without holding anybody up: a thread asks Slurm.
 
-One agent of a job asks, that of its first node, so that a preempted job of a thousand nodes does not bring slurmctld
-down; the leader passes the answer on to the job's other agents. Whoever hears nothing takes the configured meaning of
-the signal.
+One agent of a job asks (see `slurm_elastic.agent.asker`), so that a preempted job of a thousand nodes does not bring
+slurmctld down; the leader passes the answer on to the job's other agents. Whoever hears nothing takes the configured
+meaning of the signal.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class Inquiry:
         notices: its signals.
         job: None outside Slurm.
         meaning: of signals, where Slurm does not tell.
-        controller: to ask; None for an agent that leaves that to another.
-        record: writes down signals and what they mean; may block. Called in the thread. None if another agent does.
+        controller: to ask; None outside Slurm.
+        record: writes down signals and what they mean; may block. Called in the thread, by the agent that asks.
+        is_asker: whether this is the agent that asks; may block. Called in the thread, when that becomes of interest.
     """
 
     def __init__(
@@ -45,12 +46,13 @@ class Inquiry:
         meaning: Meaning,
         controller: Controller | None = None,
         record: Callable[[Sequence[signal.Signals], Finding], None] | None = None,
+        is_asker: Callable[[], bool] = lambda: True,
     ) -> None:
         self._notices, self._job, self._meaning = notices, job, meaning
-        self._controller, self._record = controller, record
+        self._controller, self._record, self._is_asker = controller, record, is_asker
         self._findings: queue.SimpleQueue[Finding] = queue.SimpleQueue()
         self._new = threading.Event()
-        self._closed = self._told = False
+        self._closed = self._told = self._asks = False
         self._wish: Finding | None = None
         self._known: Finding | None = None
         self._seen = 0
@@ -60,8 +62,8 @@ class Inquiry:
 
     @property
     def asks(self) -> bool:
-        """Whether this is the agent that asks Slurm, and that others rely upon."""
-        return self._controller is not None
+        """Whether this is the agent that asks Slurm, and that others rely upon; known once something was found out."""
+        return self._asks
 
     def look(self) -> Finding | None:
         """Take note of signals that came; to be called after each wake-up.
@@ -116,14 +118,16 @@ class Inquiry:
             self._new.clear()
             if self._closed:
                 break
+            # Once it has asked, the others count on it.
+            self._asks = self._asks or (self._controller is not None and self._is_asker())
             if self._wish is not None:
                 self._write(self._wish)
             if self._notices.first() is None:
                 continue
-            if self._controller is None or self._job is None:
-                self._wait_for_hearsay()
-            else:
+            if self._asks and self._controller is not None and self._job is not None:
                 self._ask(self._controller, self._job)
+            else:
+                self._wait_for_hearsay()
         # Once more, as the workers may have saved in the meantime.
         if self._wish is not None or self._notices.first() is not None:
             self._write(self._presume())
@@ -180,7 +184,7 @@ class Inquiry:
         self._findings.put(finding)
 
     def _write(self, finding: Finding) -> None:
-        if self._record is not None:
+        if self._record is not None and self._asks:
             self._record(self._signals()[0], self._wish or self._known or finding)
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-from slurm_elastic.agent.abandoned import end_abandoned_job
+from slurm_elastic.agent.abandoned import end_abandoned_job, has_lost_batch_script
+from slurm_elastic.agent.asker import is_asker
 from slurm_elastic.agent.elastic_agent import SlurmElasticAgent
 from slurm_elastic.agent.events import EventLog
 from slurm_elastic.agent.health import Health, Snapshot, health_port
@@ -45,6 +46,8 @@ _GET_READY = 15.0
 """Seconds that a node which joins a living run may take for imports before it does."""
 _REQUEUE_WAIT = 30.0
 """Seconds that an agent whose part is over waits for a slurmctld that does not answer."""
+_LAST_LOOKS = 6
+"""How often it looks, every five seconds, whether the node of its batch script is there."""
 
 
 def launch(settings: AgentSettings, warm: WarmProcess) -> ExitCode:
@@ -148,7 +151,8 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
     _say_goodbye(outcome, seat, coordination.leads, events)
     events.close()
     if outcome.exit_code is ExitCode.LEFT:
-        _requeue(settings)
+        if inquiry.asks:
+            _requeue(settings)
     elif coordination.leads and settings.job is not None:
         # The leader goes last.
         end_abandoned_job(settings.job, os.environ, Controller(), record_signals().fd, logger.info)
@@ -164,8 +168,8 @@ def _get_ready(settings: AgentSettings, warm: WarmProcess) -> None:
 
 def _inquiry(settings: AgentSettings, checkpoint: Callable[[], int | None]) -> Inquiry:
     job, meaning = settings.job, settings.patience.meaning
-    if job is None or job.node_rank != 0:
-        return Inquiry(record_signals(), job, meaning)
+    if job is None:
+        return Inquiry(record_signals(), None, meaning)
     records = JobRecords(settings.run_dir, job.job_id)
 
     def write(signals: Sequence[signal.Signals], finding: Finding) -> None:
@@ -174,20 +178,25 @@ def _inquiry(settings: AgentSettings, checkpoint: Callable[[], int | None]) -> I
         except RunDirError as error:
             logger.warning("the notice is not written down: %s", error)
 
-    return Inquiry(record_signals(), job, meaning, Controller(), write)
+    def asks() -> bool:
+        return is_asker(settings.run_dir, job, settings.agent)
+
+    return Inquiry(record_signals(), job, meaning, Controller(), write, asks)
 
 
 def _requeue(settings: AgentSettings) -> None:
     """Do at the end of a job what its batch script does not."""
-    job = settings.job
-    if job is None or job.node_rank != 0 or VERDICT_VARIABLE in os.environ:
+    job, controller = settings.job, Controller()
+    if job is None or (
+        VERDICT_VARIABLE in os.environ and not has_lost_batch_script(job, os.environ, controller, _LAST_LOOKS)
+    ):
         return
     try:
         settle(
             settings.run_dir,
             job,
             ExitCode.LEFT,
-            controller=Controller(),
+            controller=controller,
             patience=settings.patience,
             failed=False,
             say=logger.info,

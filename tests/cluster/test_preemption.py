@@ -21,10 +21,13 @@ def comes_back(job: Job, timeout: float = 60.0) -> list[str]:
     return nodes
 
 
-def assert_no_step_is_lost(job: Job) -> None:
-    """Every rank ended round 0 at one step, and round 1 began with the next."""
-    last = {max(e["step"] for e in job.steps(0) if e["rank"] == rank) for rank in {e["rank"] for e in job.steps(0)}}
-    first = {min(e["step"] for e in job.steps(1) if e["rank"] == rank) for rank in {e["rank"] for e in job.steps(1)}}
+def assert_no_step_is_lost(job: Job, round_number: int = 0) -> None:
+    """Every rank ended this round at one step, and the next round began with the next one."""
+    before, after = (
+        [[e["step"] for e in steps if e["rank"] == rank] for rank in {e["rank"] for e in steps}]
+        for steps in (job.steps(round_number), job.steps(round_number + 1))
+    )
+    last, first = {max(steps) for steps in before}, {min(steps) for steps in after}
     assert len(last) == 1
     assert first == {last.pop() + 1}
 
@@ -66,19 +69,23 @@ def test_a_preempted_allocation_saves_and_comes_back_smaller(jobs, proctrack, pr
     assert len(job.rounds()) == 2
 
 
-def test_a_job_with_a_script_of_its_own_comes_back_from_its_time_limit(jobs):
+def test_a_job_with_a_script_of_its_own_comes_back_from_its_time_limit_without_its_first_node(jobs):
     jobs.write("own.sh", f"#!/bin/bash\n{SRUN} slurm-elastic agent --warning=20 train.py --asks\n")
-    options = ("--time=1", "--signal=USR2@20", "--nodes=2", "--requeue", "--open-mode=append")
+    options = ("--time=1", "--signal=USR2@20", "--nodes=3", "--requeue", "--open-mode=append")
     job = jobs.submit(*options, "own.sh")
-    job.wait_until("no training", lambda: len(job.trained_on(0)) == 2)
+    job.wait_until("no training", lambda: len(job.trained_on(0)) == 3)
+    first, *others = job.nodes()
+    # It leaves for good; another agent has to ask Slurm, and to requeue the job.
+    jobs.cluster.command(["slurm-elastic", "drain", str(job.id), first], cwd=jobs.directory, env=jobs.environ)
+    job.wait_for_steps(1, others)
 
     # Slurm looks twice a minute, and on a slow machine may warn it again before it has begun.
-    comes_back(job, timeout=150)
+    job.wait_until("it does not train again", lambda: len(job.trained_on(2)) == 3, timeout=150)
 
-    assert re.search(r"n1 leaves: time limit near, \d+ s left \(SIGUSR2\)", job.output)
+    assert re.search(rf"{others[0]} leaves: time limit near, \d+ s left \(SIGUSR2\)", job.output)
     assert "requeued: time limit near" in job.output
-    assert {e["stop"] for e in job.diary() if "stop" in e} == {"time_limit"}
-    assert_no_step_is_lost(job)
+    assert "time_limit" in {e["stop"] for e in job.diary() if "stop" in e and e["round"] == 1}
+    assert_no_step_is_lost(job, 1)
     job.say_enough()
     job.wait_for("COMPLETED", timeout=150)
 
