@@ -37,11 +37,14 @@ __all__ = ["INTERRUPT_SECONDS", "Connection", "Limits"]
 logger = logging.getLogger(__name__)
 
 _FIRST_SECONDS, _ATTEMPT_SECONDS = 1.0, 3.0
-"""How long one member may take for one call before the next member is asked: at first, and once all were asked twice.
+"""How long an attempt may take: at first, and after two for each member.
 
 What members are asked between the loss of their leader and the moment at which they notice it, 1 to 2 s later, they
 lose (etcd 3.4 and 3.5: a proposal, or the index of a read, goes to the leader once). They answer only if asked again.
 """
+
+_PATIENCE = 2
+"""So many times in a row a member that is there, and has a leader, may leave a call without an answer."""
 
 _FAIR_SECONDS = 1.0
 """A caller who waits less than this says nothing about the member when the time is up."""
@@ -89,6 +92,7 @@ class Connection:
         self._position = random.randrange(len(config.endpoints))
         self._member: Member | None = None
         self._lost: set[Endpoint] = set()
+        self._news: dict[Endpoint, str] = {}
         self._failing: dict[Endpoint, str] = {}
         self._findings: dict[Endpoint, str] = {}
         self._answered = False
@@ -169,20 +173,30 @@ class Connection:
         elif isinstance(outcome, Retry):
             lost = outcome is Retry.OTHER_MEMBER
             if lost and code == "DEADLINE_EXCEEDED":
-                # Either it hangs, or it waits like us, for a new leader.
-                lost = member.leader(_PROBE_SECONDS, limits.check) is None
+                # Either it hangs, or it waits like us for a new leader, or it has lost the request.
+                leader = member.leader(_PROBE_SECONDS, limits.check)
+                lost = leader is None
+                member.unanswered += 1
+                if leader and member.unanswered < _PATIENCE:
+                    return outcome
             self._leave(member, short_reason(code, details), lost=lost)
         return outcome
 
     def note_answer(self, member: Member) -> None:
         """Note that a member is there, so that its next loss is news again."""
         self._answered = True
+        member.unanswered = 0
         if not self._failing and member.endpoint not in self._lost:
             return
         with self._lock:
             self._failing.clear()
             self._lost.discard(member.endpoint)
+            self._news.pop(member.endpoint, None)
+            news, self._news = self._news, {}
             told, self._outage_told, self._outage_since = self._outage_told, False, None
+        for endpoint, reason in news.items():
+            level = self._level(logging.WARNING)
+            logger.log(level, "etcd member %s is lost (%s); going on with the others", endpoint, reason)
         if told:
             logger.log(self._level(logging.INFO), "etcd answers again, at %s", member.endpoint)
 
@@ -233,15 +247,18 @@ class Connection:
                 return
             self._member = None
             self._position = (self._position + 1) % len(self.config.endpoints)
-            news = lost and member.endpoint not in self._lost
-            if lost:
+            if lost and member.endpoint not in self._lost:
+                # Told as soon as another one answers.
                 self._lost.add(member.endpoint)
+                self._news[member.endpoint] = reason
             self._failing[member.endpoint] = reason
             outage = len(self._failing) == len(self.config.endpoints)
             now = time.monotonic()
             self._outage_since = (self._outage_since or now) if outage else None
             tell = outage and not self._outage_told and now - (self._outage_since or now) > _OUTAGE_SECONDS
-            self._outage_told |= tell
+            if tell:
+                self._outage_told = True
+                self._news.clear()
         member.channel.close()
         if tell:
             logger.log(
@@ -249,9 +266,6 @@ class Connection:
                 "no etcd member answers (%s); trying again until one does",
                 self._reasons(),
             )
-        elif news and not outage and len(self._lost) < len(self.config.endpoints):
-            level = self._level(logging.WARNING)
-            logger.log(level, "etcd member %s is lost (%s); going on with the others", member.endpoint, reason)
 
     def _level(self, level: int) -> int:
         return logging.DEBUG if self.quiet else level

@@ -28,12 +28,17 @@ _CHANNEL_OPTIONS = (
 
 
 class Member:
-    """An open channel to one member, with its stubs and our token there."""
+    """An open channel to one member, with its stubs and our token there.
+
+    Attributes:
+        unanswered: How many calls in a row it left without an answer in time.
+    """
 
     def __init__(self, endpoint: Endpoint, config: EtcdConfig) -> None:
         rpc = load_rpc()
         self.endpoint = endpoint
         self.token: str | None = None
+        self.unanswered = 0
         options = list(_CHANNEL_OPTIONS)
         if config.tls:
             authorities = config.ca_cert.read_bytes() if config.ca_cert else system_authorities()
