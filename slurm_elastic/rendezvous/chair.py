@@ -15,8 +15,8 @@ from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.aside import aside
 from slurm_elastic.rendezvous.door import Door
 from slurm_elastic.rendezvous.leader import FencedError, Leader
-from slurm_elastic.rendezvous.membership import Reason
 from slurm_elastic.rendezvous.reaching import Endpoint
+from slurm_elastic.rendezvous.succession import Vacancy
 
 __all__ = ["Chair", "Follow", "PatienceError"]
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
 
-Follow = Callable[[frozenset[str], Reason], Leader]
+Follow = Callable[[Vacancy], Leader]
 """Makes the leader that follows the last one, told who is gone for certain and why it is followed. May block."""
 
 
@@ -75,10 +75,10 @@ class Chair:
         else:
             await self._lead(leader)
 
-    async def stand(self, gone: frozenset[str], reason: Reason) -> bool:
+    async def stand(self, vacancy: Vacancy) -> bool:
         """Lead without an epoch until a majority is here. Returns False if that is not possible now."""
         try:
-            leader = await aside(lambda: self._follow(gone, reason))
+            leader = await aside(lambda: self._follow(vacancy))
         except PatienceError:
             return False
         except (SlurmElasticError, LookupError, ValueError, TypeError) as error:

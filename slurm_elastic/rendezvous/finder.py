@@ -12,7 +12,7 @@ from slurm_elastic.rendezvous.reaching import Endpoint
 from slurm_elastic.rendezvous.rivals import look_for_rivals
 from slurm_elastic.rendezvous.search import Answer, Search
 from slurm_elastic.rendezvous.session import VersionError
-from slurm_elastic.rendezvous.succession import Successor, patience
+from slurm_elastic.rendezvous.succession import Successor, Vacancy, patience
 from slurm_elastic.rendezvous.whereabouts import LeaderRefusedError, Leadership, MemberSettings, Whereabouts
 from slurm_elastic.rendezvous.words import LeaderLost, Unreachable
 
@@ -104,9 +104,7 @@ class Finder:
                 and now >= lost_at + patience(names, self._settings.agent, gone, known.leaving)
                 and (records.began >= lost_at)
             ):
-                if old in ended or known.resigned:
-                    gone.add(known.leader)
-                self._rise(frozenset(gone), now)
+                self._rise(self._vacancy(lost, gone, ended), now)
             if now > began + self._settings.connect_timeout:
                 return LeaderLost(search.problem) if lost is not None else Unreachable(search.problem)
         return None
@@ -115,12 +113,22 @@ class Finder:
         """Since when it is certain that there is no leader where there was one; None as long as it is not."""
         now = asyncio.get_running_loop().time()
         if lost is not None:
-            silent = now > lost.heard_at + self._settings.leader_limit
-            return now if lost.endpoint in ended or silent else None
+            return now if lost.endpoint in ended or self._is_silent(lost) else None
         if not seen.published:
             return now if self._settings.stand is not None and now > began + _UNLED else None
         gone = all(place in ended for place in seen.places)
         return now if gone or now > began + self._settings.leader_limit else None
+
+    def _vacancy(self, lost: Link | None, gone: set[str], ended: Collection[Endpoint]) -> Vacancy:
+        known, silent = self._known, frozenset[str]()
+        if known.resigned or (lost is not None and lost.endpoint in ended):
+            gone = gone | {known.leader}
+        elif lost is not None and self._is_silent(lost):
+            silent = frozenset({known.leader})
+        return Vacancy(Reason.NODE_LEFT if known.resigned else Reason.NODE_LOST, frozenset(gone), silent)
+
+    def _is_silent(self, lost: Link) -> bool:
+        return asyncio.get_running_loop().time() > lost.heard_at + self._settings.leader_limit
 
     def _places(
         self, old: Endpoint | None, seen: Whereabouts, order: Sequence[Successor], lost: bool
@@ -135,17 +143,17 @@ class Finder:
             places += [(each.address, each.port) for each in order if each.agent != self._settings.agent]
         return places
 
-    def _rise(self, gone: frozenset[str], now: float) -> None:
+    def _rise(self, vacancy: Vacancy, now: float) -> None:
         if self._rising is not None and self._rising.done():
             self._rising.result()
             self._rising = None
         if self._rising is None and now >= self._stand_again_at and self._settings.stand is not None:
             self._stand_again_at = now + 1.0
-            self._rising = asyncio.create_task(self._stand(self._settings.stand, gone))
+            self._rising = asyncio.create_task(self._stand(self._settings.stand, vacancy))
 
-    async def _stand(self, stand: Callable[[frozenset[str], Reason], Awaitable[bool]], gone: frozenset[str]) -> None:
+    async def _stand(self, stand: Callable[[Vacancy], Awaitable[bool]], vacancy: Vacancy) -> None:
         try:
-            await stand(gone, Reason.NODE_LEFT if self._known.resigned else Reason.NODE_LOST)
+            await stand(vacancy)
         finally:
             # Also when somebody was found in this very moment.
             if self._settings.standing is not None and self._settings.standing():

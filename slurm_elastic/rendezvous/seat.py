@@ -18,6 +18,7 @@ from slurm_elastic.rendezvous.missing import agents_gone
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.reaching import Endpoint
 from slurm_elastic.rendezvous.records import Records, RecordsError
+from slurm_elastic.rendezvous.succession import Vacancy
 from slurm_elastic.rendezvous.whereabouts import LeaderRefusedError, MemberSettings, Whereabouts
 from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import Controller, NodeState, ports_exhausted
@@ -121,7 +122,7 @@ def connect(seat: Seat, journal: Callable[[Decision], None], *, can_hold: bool =
             can_hold=can_hold,
         ),
         listener,
-        lambda gone, reason: _follow(seat, secret, listener, journal, gone, reason, tried),
+        lambda vacancy: _follow(seat, secret, listener, journal, vacancy, tried),
         _found(seat, secret, listener, journal) if founder else None,
         seat.records.stop_waiting,
     )
@@ -165,8 +166,7 @@ def _follow(
     secret: bytes,
     listener: socket.socket,
     journal: Callable[[Decision], None],
-    gone: frozenset[str],
-    reason: Reason,
+    vacancy: Vacancy,
     tried: set[int],
 ) -> Leader:
     """The leader that follows the last one, without an epoch of its own yet."""
@@ -182,6 +182,7 @@ def _follow(
     base = last.base if last is not None else None
     lost = str(before["agent"]) if before is not None else ""
     survives = base is not None and seat.agent in base.members
+    reason = vacancy.reason
     if base is None:
         reason = Reason.REQUEUED if seat.restart_count else Reason.START
     settings = dataclasses.replace(
@@ -194,7 +195,8 @@ def _follow(
         # Whoever finds nobody left of a run begins it anew. One without workers does not know who will come.
         first_restarts=last.restarts if last is not None and (survives or not seat.has_workers) else 0,
         base=base,
-        gone=gone,
+        gone=vacancy.gone,
+        silent=vacancy.silent,
         claimed=False,
     )
     places = {each.agent: (each.address, each.port) for each in (last.successors if last is not None else ())}

@@ -11,7 +11,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-__all__ = ["FENCE", "Successor", "default_leader_limit", "newest_order", "patience"]
+from slurm_elastic.rendezvous.membership import Reason
+
+__all__ = ["FENCE", "Successor", "Vacancy", "default_leader_limit", "newest_order", "patience"]
 
 _T = TypeVar("_T")
 
@@ -35,6 +37,21 @@ class Successor:
     agent: str
     address: str
     port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vacancy:
+    """What whoever follows a leader knows of that.
+
+    Attributes:
+        reason: why the last leader is followed.
+        gone: agents that are gone for certain.
+        silent: agents that may not be, but were silent for longer than a leader waits for anybody.
+    """
+
+    reason: Reason
+    gone: frozenset[str] = frozenset()
+    silent: frozenset[str] = frozenset()
 
 
 def default_leader_limit(heartbeat_limit: float) -> float:

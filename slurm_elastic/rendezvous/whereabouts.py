@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from slurm_elastic.rendezvous.membership import Reason
 from slurm_elastic.rendezvous.messages import Placed
 from slurm_elastic.rendezvous.reaching import Endpoint
-from slurm_elastic.rendezvous.succession import Successor, newest_order
+from slurm_elastic.rendezvous.succession import Successor, Vacancy, newest_order
 
 __all__ = ["Leadership", "LeaderRefusedError", "MemberSettings", "Whereabouts"]
 
@@ -46,7 +45,7 @@ class MemberSettings:
             LeaderRefusedError if there will be none.
         own: where this very agent leads or stands, None while it does not.
         addresses: all places that are this very agent.
-        stand: stands up to lead, told which agents are gone for certain, and why the last leader is followed; returns
+        stand: stands up to lead, told what is known of those who did; returns
             whether that worked. None for an agent that never leads.
         standing: whether this agent stands without having taken an epoch yet.
         stand_down: ends that.
@@ -62,7 +61,7 @@ class MemberSettings:
     locate: Callable[[], Whereabouts]
     own: Callable[[], Endpoint | None] = lambda: None
     addresses: Callable[[], Collection[Endpoint]] = lambda: ()
-    stand: Callable[[frozenset[str], Reason], Awaitable[bool]] | None = None
+    stand: Callable[[Vacancy], Awaitable[bool]] | None = None
     standing: Callable[[], bool] | None = None
     stand_down: Callable[[], Awaitable[None]] | None = None
     can_hold: bool = False

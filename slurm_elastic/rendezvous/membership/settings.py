@@ -25,6 +25,7 @@ class Settings:
         agent: the agent that leads; empty for a leader without one.
         base: the last round before this term; None if there is none that anybody could still be in.
         gone: members of `base` that are known to be gone for good.
+        silent: members of `base` that have been silent for long, and are not waited for.
         on_tie: what half of the last round is worth; see :class:`~.quorum.OnTie`.
         claimed: whether the epoch is the leader's own; else it is claimed once there is a quorum.
         join_timeout: how long a round may lack its minimum before the run is given up.
@@ -50,6 +51,7 @@ class Settings:
     agent: str = ""
     base: Base | None = None
     gone: frozenset[str] = frozenset()
+    silent: frozenset[str] = frozenset()
     on_tie: OnTie = OnTie.LEADER
     claimed: bool = True
     join_timeout: float = 600.0

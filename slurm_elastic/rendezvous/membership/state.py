@@ -262,6 +262,8 @@ _BLOCKING = frozenset({Status.RUNNING, Status.FINISHED, Status.STOPPING, Status.
 
 def initial_state(settings: Settings, now: float) -> State:
     """The state of a leader that has just begun its term; `round` is the one that will be published next."""
+    members = settings.base.members if settings.base is not None else ()
+    awaited = frozenset(members) - settings.gone - settings.silent
     return State(
         settings=settings,
         phase=Phase.FORMING,
@@ -273,7 +275,7 @@ def initial_state(settings: Settings, now: float) -> State:
         restarts=settings.first_restarts,
         base=settings.base,
         gone=settings.gone,
-        awaited=frozenset(settings.base.members) - settings.gone if settings.base is not None else frozenset(),
+        awaited=awaited,
         claimed=settings.claimed,
     )
 

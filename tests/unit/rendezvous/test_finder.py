@@ -14,7 +14,7 @@ from slurm_elastic.rendezvous.link import ClosedError, Link
 from slurm_elastic.rendezvous.membership import Reason
 from slurm_elastic.rendezvous.reaching import Endpoint
 from slurm_elastic.rendezvous.session import Session
-from slurm_elastic.rendezvous.succession import Successor
+from slurm_elastic.rendezvous.succession import Successor, Vacancy
 from slurm_elastic.rendezvous.whereabouts import Leadership, MemberSettings, Whereabouts
 from tests.unit.rendezvous.virtual_time import run
 
@@ -49,8 +49,8 @@ class Network:
             return self.link
         raise ConnectionRefusedError
 
-    async def stand(self, gone: frozenset[str], reason: Reason) -> bool:
-        assert gone == {"n1/0.0/1"}
+    async def stand(self, vacancy: Vacancy) -> bool:
+        assert vacancy.gone == {"n1/0.0/1"}
         self.stood += 1
         self._published = [NEW]
         return False
@@ -85,6 +85,7 @@ class Cut:
         self.known = Leadership(1, self.order[0].agent, "n1", self.order[1:], 0)
         self.own, self.healed_at = self.order[own - 1], healed_at
         self.stood_at: float | None = None
+        self.vacancy: Vacancy | None = None
         self.tried: list[float] = []
         self.link = cast(Link, object())
 
@@ -101,8 +102,9 @@ class Cut:
         """The leader has ended; the others lead nobody."""
         raise ConnectionRefusedError if place == OLD else ClosedError("something that closes the connection")
 
-    async def stand(self, gone: frozenset[str], reason: Reason) -> bool:
+    async def stand(self, vacancy: Vacancy) -> bool:
         if self.stood_at is None:
+            self.vacancy = vacancy
             self.stood_at = asyncio.get_running_loop().time()
         return False
 
@@ -167,3 +169,17 @@ def test_whoever_looks_through_a_cut_finds_the_leader_within_a_second_of_its_end
     found, at = run(find())
     assert found is network.link
     assert at < healed_at + 1.1
+
+
+def test_a_leader_that_has_ended_is_gone_and_a_silent_one_is_not_waited_for() -> None:
+    network = Cut(2, healed_at=100.0)
+    leader = network.order[0].agent
+    network.lost(network.refuse)
+    assert network.vacancy == Vacancy(Reason.NODE_LOST, gone=frozenset({leader}))
+
+    network = Cut(2, healed_at=100.0)
+    network.lost(network.connect)
+    assert network.vacancy == Vacancy(Reason.NODE_LOST, silent=frozenset({leader}))
+    # Its silence began when it was heard last.
+    assert network.stood_at is not None
+    assert 4.25 < network.stood_at < 4.4

@@ -69,6 +69,14 @@ def test_nothing_is_published_before_the_epoch_is_taken() -> None:
     assert only(Publish, run.on(Claimed()))
 
 
+def test_a_leader_that_fell_silent_is_not_waited_for_again() -> None:
+    run = successor(silent=frozenset({"n0"}))
+    run.join("n1", "n2", last_round=4)
+    run.join("n3", last_round=4)
+    assert only(Publish, run.on(Claimed()))
+    assert run.members == ["n1", "n2", "n3"]
+
+
 def test_a_member_that_never_comes_is_waited_for_as_long_as_a_silent_one() -> None:
     run = successor(gone=frozenset({"n0"}), heartbeat_limit=3.0)
     run.join("n1", "n2", last_round=4)
