@@ -21,7 +21,7 @@ import operator
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from slurm_elastic.control import Stop, WorkerControl, attach, is_superseded
+from slurm_elastic.control import Stop, WorkerControl, attach, is_superseded, shield, unshield
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -168,7 +168,7 @@ def _look() -> WorkerControl | None:
     global _control, _looked
     if not _looked:
         _looked = True
-        _control = attach(os.environ)
+        _control = attach(os.environ, shield)
     return _control
 
 
@@ -179,6 +179,7 @@ def _forget() -> None:
     """
     global _control, _looked
     _control, _looked = None, False
+    unshield()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -75,6 +75,10 @@ class StepAgreement:
         if self.control is not None:
             self.control.fence()
 
+    def shielded(self) -> bool:
+        """Whether workers here leave SIGTERM to their agent; SIGKILL does then what SIGTERM does by default."""
+        return self.control is not None and self.control.shielded()
+
     def progress(self) -> tuple[WorkerProgress, ...]:
         """How far the workers are, by local rank; from any thread."""
         return self.control.progress() if self.control is not None else ()

@@ -253,7 +253,7 @@ class RoundAgent(LocalElasticAgent):
     def _terminate(self) -> None:
         self._terminate_at = None
         if self._processes is not None:
-            self._processes.signal(signal.SIGTERM)
+            self._processes.signal(signal.SIGKILL if self._agreement.shielded() else signal.SIGTERM)
 
     def _all_ended(self) -> bool:
         return self._processes is None or self._processes.all_ended()
@@ -286,6 +286,7 @@ class RoundAgent(LocalElasticAgent):
             self._watchdog.stop()
         if self._reserved is not None:
             self._reserved.close()
+        death_sig = signal.SIGKILL if self._agreement.shielded() else death_sig
         self._agreement.close()
         if self._processes is not None:
             self._processes.close(death_sig, timeout)

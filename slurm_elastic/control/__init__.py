@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from slurm_elastic.control._fence import is_superseded
+from slurm_elastic.control._shield import shield, unshield
 from slurm_elastic.control._worker import Stop, WorkerControl, attach
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ __all__ = [
     "WorkerProgress",
     "attach",
     "is_superseded",
+    "shield",
+    "unshield",
 ]
 
 _OF_AGENTS = {

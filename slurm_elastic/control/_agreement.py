@@ -17,6 +17,7 @@ from slurm_elastic.control._page import (
     HOLD,
     NONE,
     REGISTERED,
+    SHIELDED,
     STEP,
     STOP,
     STOPPED,
@@ -136,6 +137,10 @@ class Agreement:
     def stopped(self) -> bool:
         """Return whether every worker was told to stop, by its own question; it may still be saving."""
         return bool(self._pages) and all(page[STOPPED] for page in self._pages)
+
+    def shielded(self) -> bool:
+        """Return whether SIGTERM has no effect on any worker."""
+        return bool(self._pages) and all(page[SHIELDED] for page in self._pages)
 
     def fence(self) -> None:
         """From now on no worker may publish a checkpoint: another group may be training."""

@@ -23,6 +23,7 @@ __all__ = [
     "NONE",
     "REASON",
     "REGISTERED",
+    "SHIELDED",
     "STEP",
     "STOP",
     "STOPPED",
@@ -70,6 +71,8 @@ CHECKPOINT = 21
 """The step of the checkpoint that the script reported last; NONE before."""
 STOPPED = 22
 """The boundary at which it was told to stop; 0 before."""
+SHIELDED = 23
+"""1: SIGTERM has no effect on the worker, see `_shield`."""
 
 
 class PageError(Exception):

@@ -17,6 +17,7 @@ from slurm_elastic.control._page import (
     HOLD,
     NONE,
     REGISTERED,
+    SHIELDED,
     STEP,
     STOP,
     STOPPED,
@@ -63,12 +64,19 @@ class WorkerControl:
     Args:
         fields: of its page.
         pause: waits so many seconds; called again and again while the agents agree.
+        shield: see `slurm_elastic.control._shield`; called by the first question, when the script has set up what it
+            does about signals, and when a stop is near. None for none.
     """
 
-    __slots__ = ("_boundary", "_fields", "_pause", "_stop")
+    __slots__ = ("_boundary", "_fields", "_pause", "_shield", "_stop")
 
-    def __init__(self, fields: Fields, pause: Callable[[float], None] = time.sleep) -> None:
-        self._fields, self._pause = fields, pause
+    def __init__(
+        self,
+        fields: Fields,
+        pause: Callable[[float], None] = time.sleep,
+        shield: Callable[[], bool] | None = None,
+    ) -> None:
+        self._fields, self._pause, self._shield = fields, pause, shield
         self._boundary = 0
         self._stop: Stop | None = None
         fields[REGISTERED] = register()
@@ -92,10 +100,13 @@ class WorkerControl:
         # Between these two lines belongs a memory barrier. The agent has it executed, see Agreement.hold.
         if fields[HOLD]:
             return self._wait(boundary)
+        if boundary == 1:
+            self._raise_shield()
         return None
 
     def _wait(self, boundary: int) -> Stop | None:
         fields = self._fields
+        self._raise_shield()
         try:
             while not (stop := fields[STOP]):
                 if not fields[HOLD]:
@@ -110,6 +121,10 @@ class WorkerControl:
         self._stop = Stop(fields)
         fields[STOPPED] = boundary
         return self._stop
+
+    def _raise_shield(self) -> None:
+        if self._shield is not None:
+            self._fields[SHIELDED] = int(self._shield())
 
     def checkpointed(self, step: int) -> None:
         """Report a checkpoint.
@@ -131,11 +146,15 @@ class WorkerControl:
         return bool(self._fields[FENCED])
 
 
-def attach(environ: Mapping[str, str]) -> WorkerControl | None:
+def attach(environ: Mapping[str, str], shield: Callable[[], bool] | None = None) -> WorkerControl | None:
     """Take the control page that the environment names.
 
     The first process that comes takes it, by removing its name: a worker, or what a worker that is a mere wrapper
     starts, but not what the trainer itself starts, such as the processes of a data loader.
+
+    Args:
+        environ: of this process.
+        shield: see :class:`WorkerControl`.
 
     Returns:
         None if there is none to take.
@@ -153,4 +172,4 @@ def attach(environ: Mapping[str, str]) -> WorkerControl | None:
 
         logging.getLogger("slurm_elastic").warning("this worker cannot be told to stop at a step: %s", error)
         return None
-    return WorkerControl(fields)
+    return WorkerControl(fields, shield=shield)

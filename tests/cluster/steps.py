@@ -116,9 +116,10 @@ def main() -> None:
         diary.write(signal=signal.Signals(signum).name)
         sys.exit(0)
 
-    signal.signal(signal.SIGTERM, end)
     if args.asks:
         from slurm_elastic import trainer
+    else:
+        signal.signal(signal.SIGTERM, end)
     group = Alone() if args.alone else Group()
     rank = int(os.environ["RANK"])
     first = step = group.resume()

@@ -55,9 +55,8 @@ def test_a_preempted_allocation_saves_and_comes_back_smaller(jobs, proctrack, pr
     # Long before the grace was over, so that the other job could begin.
     assert "DUE TO PREEMPTION" not in job.output
     assert {round_["reason"] for round_ in job.rounds()[1:]} == {"requeued"}
-    if proctrack == "cgroup":
-        assert {e["stop"] for e in job.diary() if "stop" in e} == {"preempted"}
-        assert_no_step_is_lost(job)
+    assert {e["stop"] for e in job.diary() if "stop" in e} == {"preempted"}
+    assert_no_step_is_lost(job)
     high.cancel()
     job.say_enough()
     # Slurm 24.11 takes its success for the end of another preemption, because it was preempted once. Where it requeues,
