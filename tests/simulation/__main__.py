@@ -16,7 +16,7 @@ import time
 from tests.simulation.schedules import play_all
 
 SHARES = {"strikes": 0.4, "leaders": 0.2, "membership": 0.3, "stop": 0.1}
-PER_SCRIPT = 360
+PER_SCRIPT = 400
 """Schedules that a seed of "strikes" is good for, on average."""
 
 

@@ -19,7 +19,7 @@ SCHEDULES = int(os.environ.get("SIMULATION_LEADERS", "60000"))
 LEADER = os.environ.get("SIMULATION_LEADER")
 STRIKE = os.environ.get("SIMULATION_STRIKE")
 
-PER_SCRIPT = 360
+PER_SCRIPT = 400
 """Schedules that one script is good for, on average."""
 
 

@@ -6,9 +6,11 @@ looked at in that moment.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from slurm_elastic.rendezvous.membership import Table
+from slurm_elastic.rendezvous.succession import FENCE, default_leader_limit
 from tests.simulation.checks import Violation
 
 if TYPE_CHECKING:
@@ -19,7 +21,16 @@ if TYPE_CHECKING:
 __all__ = ["Checks"]
 
 BOUND = 4.5
-"""Seconds after which workers of a round that was followed must have ended."""
+"""Seconds after which workers of a round that was followed must have ended: a leader that was paused has that long to
+find out that it has lost its majority, and its own workers half a second more."""
+RESTORE = 0.1
+"""Seconds in which a broken link may be restored before workers are stopped."""
+STOP = 0.5
+"""Seconds in which workers are stopped, at most."""
+NAP = 0.07
+"""Seconds by which an agent looks at its clock late, at most."""
+LATE = 1.2
+"""Seconds by which a message and its answer are late, at most."""
 
 
 class Checks:
@@ -28,6 +39,7 @@ class Checks:
     def __init__(self, world: World) -> None:
         self._world = world
         self.told: dict[int, Table] = {}
+        self._led_since: dict[int, float] = {}
         self._started_at: dict[int, float] = {}
 
     def after_claim(self, leading: Leading) -> None:
@@ -46,7 +58,33 @@ class Checks:
         newer = [number for kind, number in order[: order.index(("round", table.round))] if kind == "epoch"]
         if any(number > leading.epoch for number in newer):
             raise Violation("a superseded leader publishes nothing", f"round {table.round} of epoch {leading.epoch}")
+        self._led_since.setdefault(leading.epoch, self._world.now)
         self._check_majority(leading, table)
+
+    def after_take(self, leading: Leading) -> None:
+        """An agent has taken an epoch: the leader before was lost, let go, or could not be heard for long enough.
+
+        Whoever stood before that leader had told anybody of a round may not have found it.
+        """
+        record = self._world.records.epoch(leading.epoch - 1)
+        if record is None or leading.stood_at < self._led_since.get(leading.epoch - 1, math.inf) + LATE:
+            return
+        last = self._world.parties[str(record["agent"])]
+        well = last.alive and not last.leaving and last.leading is not None and last.leading.epoch == leading.epoch - 1
+        limit = self._world.limit
+        enough = default_leader_limit(limit) - limit / 3 - LATE
+        if well and self._world.longest_silence() < enough:
+            raise Violation("a leader that is well is not followed", f"epoch {leading.epoch} of {leading.party.name}")
+
+    def after_look(self, party: Party) -> None:
+        """An agent has looked at its clock."""
+        if party.workers is None:
+            return
+        lost = party.heard_at + FENCE * self._world.limit + RESTORE + NAP
+        if party.wire is None:
+            lost = min(lost, party.search.began + RESTORE)
+        if self._world.now > max(lost, party.awake_since) + STOP + 2 * NAP:
+            raise Violation("who hears no leader stops by itself", f"{party.name} has workers of {party.workers}")
 
     def _check_majority(self, leading: Leading, table: Table) -> None:
         """A round holds the greater part of those members of the last one that live and are not about to go."""
@@ -59,6 +97,11 @@ class Checks:
         here = {place.agent for place in table.places}.intersection(members)
         if 2 * len(here) < len(living):
             raise Violation("a majority goes on", f"round {table.round} has {sorted(here)}, {living} live")
+        if living and 2 * len(here) == len(living):
+            leader = str(before["leader"])
+            decides = leader if parties[leader].alive and not parties[leader].leaving else living[0]
+            if here.isdisjoint({leader, decides}) and leading.party.name not in (leader, decides):
+                raise Violation("of two halves one goes on", f"round {table.round} has {sorted(here)}, {living} live")
 
     def after_start(self, party: Party, table: Table) -> None:
         """An agent starts workers; only now a round can become whole."""

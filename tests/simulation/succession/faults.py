@@ -15,7 +15,7 @@ __all__ = ["LEADER", "STRIKES", "Fault", "Script", "draw", "script", "strike"]
 LEADER = -1
 """Stands for the agent that leads when a fault happens."""
 
-STRIKES = ("kill", "power", "pause", "leave", "cut")
+STRIKES = ("kill", "power", "pause", "leave", "cut", "break")
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,14 @@ class Script:
         agents: how many there are.
         faults: what happens to them.
         store: whether the first agent leads without ever having workers.
+        late: by index, when an agent comes that is not there from the beginning.
     """
 
     seed: int
     agents: int
     faults: tuple[Fault, ...]
     store: bool = False
+    late: tuple[tuple[int, float], ...] = ()
 
 
 _KINDS = {"kill": 5, "power": 2, "pause": 3, "leave": 4, "arrive": 4, "cut": 4, "break": 2, "disk": 1}
@@ -75,20 +77,26 @@ def draw(seed: int) -> Script:
         at += rng.expovariate(8.0) if rng.random() < 0.5 else rng.uniform(0.0, 6.0)
         kind = rng.choices(list(_KINDS), list(_KINDS.values()))[0]
         faults.append(_fault(rng, at, kind, rng.choice((LEADER, rng.randrange(agents))), agents))
-    return Script(seed, agents, tuple(faults), store=rng.random() < 0.2)
+    return Script(seed, agents, tuple(faults), store=rng.random() < 0.2, late=_late(rng, agents, 5.0))
 
 
 def script(seed: int) -> Script:
     """A short schedule of few agents with at most two faults."""
     rng = random.Random(f"{seed} script")
     agents = rng.choice((2, 3, 3, 4))
+    if rng.random() < 0.2:
+        # Something happens to one that trains alone when others have just come.
+        store = rng.random() < 0.5
+        agents = max(agents, 3) if store else agents
+        fault = _fault(rng, rng.uniform(1.1, 1.5), rng.choice(("leave", "leave", "break", "kill")), int(store), agents)
+        return Script(seed, agents, (fault,), store, tuple((index, 1.1) for index in range(1 + store, agents)))
     faults = []
     at = 1.0
     for _ in range(rng.choice((0, 1, 1, 1, 2))):
         at += rng.choice((0.0, rng.uniform(0.0, 1.0), rng.uniform(0.0, 5.0)))
         kind = rng.choice(("kill", "power", "pause", "leave", "leave", "cut", "arrive", "break"))
         faults.append(_fault(rng, at, kind, rng.choice((LEADER, LEADER, rng.randrange(agents))), agents))
-    return Script(seed, agents, tuple(faults), store=rng.random() < 0.2)
+    return Script(seed, agents, tuple(faults), store=rng.random() < 0.2, late=_late(rng, agents, 1.5))
 
 
 def strike(base: Script, message: int, kind: str) -> Script:
@@ -96,6 +104,12 @@ def strike(base: Script, message: int, kind: str) -> Script:
     rng = random.Random(f"{base.seed} {message} {kind}")
     fault = replace(_fault(rng, 0.0, kind, LEADER, base.agents), message=message)
     return replace(base, faults=(*base.faults, fault))
+
+
+def _late(rng: random.Random, agents: int, until: float) -> tuple[tuple[int, float], ...]:
+    if rng.random() < 0.7:
+        return ()
+    return tuple((index, rng.uniform(0.2, until)) for index in range(rng.randint(1, agents - 1), agents))
 
 
 def _fault(rng: random.Random, at: float, kind: str, agent: int, agents: int) -> Fault:

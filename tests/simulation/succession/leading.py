@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from slurm_elastic.rendezvous import membership
@@ -36,11 +36,25 @@ if TYPE_CHECKING:
     from tests.simulation.succession.party import Party
     from tests.simulation.succession.world import World
 
-__all__ = ["Beat", "Leading", "Placed"]
+__all__ = ["Beat", "Holding", "Leading", "Placed", "Resigned"]
 
 
 class Beat:
     """A sign of life."""
+
+
+class Holding:
+    """A round comes to its planned end."""
+
+    def __init__(self, round_: int, leaving: tuple[str, ...]) -> None:
+        self.round, self.leaving = round_, leaving
+
+
+class Resigned:
+    """The leader goes, and some members have gone."""
+
+    def __init__(self, gone: frozenset[str]) -> None:
+        self.gone = gone
 
 
 class Placed:
@@ -55,6 +69,7 @@ class Leading:
 
     def __init__(self, world: World, party: Party, epoch: int, settings: Settings, ledger: Ledger) -> None:
         self.world, self.party, self.epoch, self.ledger = world, party, epoch, ledger
+        self.stood_at = world.now
         self.state = membership.initial_state(settings, world.now)
         self._deadline = membership.next_deadline(self.state)
         self.over = False
@@ -146,7 +161,7 @@ class Leading:
         while self._decisions and not self._writing and not self.over:
             _, decision = self._decisions[0]
             if isinstance(decision, Claim):
-                self._write(self.ledger.take, lambda: self._written(self._confirm, self._claimed))
+                self._write(self._take, lambda: self._written(self._confirm, self._claimed))
             elif isinstance(decision, Publish):
                 self._write(
                     self.ledger.leads,
@@ -183,6 +198,12 @@ class Leading:
 
         self.world.at(self.world.now + self.world.disk(), happen)
 
+    def _take(self) -> bool:
+        taken = self.ledger.take()
+        if taken:
+            self.world.checks.after_take(self)
+        return taken
+
     def _confirm(self) -> bool:
         confirmed = self.ledger.confirm()
         if confirmed:
@@ -207,14 +228,15 @@ class Leading:
                     self._send(place.agent, self._place(state, place.agent, table))
             case Resend(agent, table):
                 self._send(agent, self._place(state, agent, table))
-            case Interrupt(agents) | Hold(agents) | Probe(agents):
-                for agent in agents:
-                    self._send(agent, decision)
+            case Hold(agents, round_):
+                leaving = (name for name, agent in state.agents.items() if agent.leave_reason is not None)
+                self._send_all(agents, Holding(round_, tuple(leaving)))
+            case Interrupt(agents) | Probe(agents):
+                self._send_all(agents, decision)
             case Drop(agent) if agent in self.wires:
                 self.wires.pop(agent).close_by_leader()
             case Resign():
-                for agent in [*self.wires]:
-                    self._send(agent, decision)
+                self._send_all([*self.wires], Resigned(state.gone - state.lingering))
                 self.end()
             case _:
                 pass
@@ -225,3 +247,7 @@ class Leading:
     def _send(self, agent: str, message: object) -> None:
         if agent in self.wires:
             self.wires[agent].send_down(message)
+
+    def _send_all(self, agents: Iterable[str], message: object) -> None:
+        for agent in agents:
+            self._send(agent, message)

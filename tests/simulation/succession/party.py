@@ -7,10 +7,11 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from slurm_elastic.rendezvous.membership import Candidate, Hold, Interrupt, LeaveReason, OnTie, Ponged, Probe, Resign
+from slurm_elastic.rendezvous.membership import Candidate, Interrupt, LeaveReason, OnTie, Ponged, Probe
 from slurm_elastic.rendezvous.participant import Participant
 from slurm_elastic.rendezvous.succession import FENCE, default_leader_limit
-from tests.simulation.succession.leading import Beat, Leading, Placed
+from tests.simulation.succession.checks import NAP, STOP
+from tests.simulation.succession.leading import Beat, Holding, Leading, Placed, Resigned
 from tests.simulation.succession.search import Search
 from tests.simulation.succession.wire import Closed, Wire
 
@@ -19,12 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Party"]
 
-STOP = 0.5
-"""Seconds in which workers are stopped, at most."""
 GRACE = 30.0
 """Seconds in which a leader without workers hands over; then it is killed."""
-NAP = 0.07
-"""Seconds by which an agent looks at its clock late, at most."""
 
 
 class Party:
@@ -128,6 +125,7 @@ class Party:
                     self.search.look_for_rivals()
                 self.wake_at(self.search.rivals_at)
             self.wake_at(self.leading.next_look())
+        self.world.checks.after_look(self)
 
     def _watch(self, wire: Wire) -> None:
         limit, last = self.world.limit, default_leader_limit(self.world.limit)
@@ -164,6 +162,7 @@ class Party:
         if self.leaving:
             return
         self.leaving = True
+        self.search.leaving.add(self.name)
         self.participant, leaving = self.participant.leaving(LeaveReason.PREEMPTED, None, self.world.now)
         self._say(leaving)
         if not self.trains:
@@ -238,8 +237,9 @@ class Party:
                 self._say(Beat())
             case Probe(_, probe):
                 self._say(Ponged(self.name, probe))
-            case Hold(_, round_):
-                self._say(self.participant.held(round_, None))
+            case Holding():
+                self.search.leaving.update(message.leaving)
+                self._say(self.participant.held(message.round, None))
             case Placed():
                 self._take(message)
             case Interrupt(_, round_):
@@ -247,8 +247,8 @@ class Party:
                     self._stop_workers(self._join)
                 elif self.participant.candidate is not None:
                     self._join()
-            case Resign():
-                self.search.resign(wire.leader.name)
+            case Resigned():
+                self.search.resign(wire.leader.name, message.gone)
             case _:
                 raise AssertionError(message)
 

@@ -14,17 +14,16 @@ from slurm_elastic.rendezvous.ledger import Ledger, last_round
 from slurm_elastic.rendezvous.membership import Reason, Settings
 from slurm_elastic.rendezvous.records import Situation
 from slurm_elastic.rendezvous.succession import default_leader_limit, newest_order, patience
+from tests.simulation.succession.checks import RESTORE
 from tests.simulation.succession.leading import Leading, Placed
 from tests.simulation.succession.wire import Wire
 
 if TYPE_CHECKING:
     from tests.simulation.succession.party import Party
 
-__all__ = ["RESTORE", "SCOPE", "Search"]
+__all__ = ["SCOPE", "Search"]
 
 SCOPE = "run.0"
-RESTORE = 0.1
-"""Seconds in which a broken link may be restored before workers are stopped."""
 UNLED = 10.0
 """Seconds after which a run that nobody has ever led is led by whoever is there."""
 READ_AGAIN = 0.5
@@ -38,6 +37,8 @@ class Search:
 
     Attributes:
         resigned: whether the last leader has said that it goes.
+        leaving: agents that have said that they go, this one too: they do not stand.
+        began: since when there is no link to a leader; counts while there is none.
     """
 
     def __init__(self, party: Party) -> None:
@@ -45,16 +46,19 @@ class Search:
         self.resigned = False
         self._epoch = 0
         self._leader = self._left = ""
+        self.leaving: set[str] = set()
+        self._gone: frozenset[str] = frozenset()
         self._told: list[str] = []
         self._told_in = -1
         # One search.
         self._again = False
-        self._began = self.world.now
+        self.began = self.world.now
         self._lost_at: float | None = None
         self._answers: dict[str, str] = {}
         self._trying: dict[str, float] = {}
         self._seen = Situation(None, None, None)
-        self._read_at = self.world.now
+        self._seen_at = -math.inf
+        self._reading = False
         self._stand_again_at = 0.0
         self.rivals_at = 0.0
 
@@ -63,20 +67,22 @@ class Search:
         self._epoch, self._leader = message.epoch, message.leader
         self._told = [place.agent for place in message.table.places if place.agent != message.leader]
         self._told_in = message.table.round
+        self.leaving, self._gone = set(), frozenset()
 
-    def resign(self, leader: str) -> None:
+    def resign(self, leader: str, gone: frozenset[str]) -> None:
         """The leader goes."""
         self.resigned, self._left = True, leader
+        self._gone |= gone
 
     def begin(self) -> None:
         """The link to the last leader is of no more use."""
-        self._began, self._again, self._answers, self._trying = self.world.now, True, {}, {}
-        self._seen, self._read_at = Situation(None, None, None), self.world.now
+        self.began, self._again, self._answers, self._trying = self.world.now, True, {}, {}
+        self._seen, self._seen_at = Situation(None, None, None), -math.inf
         self._lost_at = self.world.now if self.resigned else None
 
     def is_late(self) -> bool:
         """Whether a broken link is not restored soon enough."""
-        return self._again and self.world.now >= self._began + RESTORE
+        return self._again and self.world.now >= self.began + RESTORE
 
     def look(self) -> None:
         """Ask where a leader may be; stand up if there is none for long enough."""
@@ -89,16 +95,17 @@ class Search:
             places = [party.name]
         else:
             places = [name for name in (self._leader if self._again else "", place) if name and name != self._left]
-            if self._lost_at is not None or now > self._began + RESTORE:
+            if self._lost_at is not None or now > self.began + RESTORE:
                 places += [name for name in order if name != party.name]
         for name in dict.fromkeys(places):
             if now >= self._trying.get(name, 0.0):
                 self._trying[name] = now + 60.0
                 self.world.attempt(party, name, lambda answer, wire, name=name: self._answered(name, answer, wire))
-        if self._lost_at is None:
+        # Somebody may lead since an earlier look.
+        if self._lost_at is None or self._seen_at < self._lost_at:
             return
-        gone = {name for name, answer in self._answers.items() if answer == "ended"}
-        if now >= self._lost_at + patience(order, party.name, gone):
+        gone = {name for name, answer in self._answers.items() if answer == "ended"} | self._gone
+        if now >= self._lost_at + patience(order, party.name, gone, self.leaving):
             if self.resigned:
                 gone.add(self._left)
             self._stand(gone)
@@ -138,16 +145,17 @@ class Search:
 
     def _read(self) -> None:
         """Look at the records; that takes its time, and nobody waits for it."""
-        if self.world.now < self._read_at:
+        began, needed = self.world.now, -math.inf if self._lost_at is None else self._lost_at
+        if self._reading or (began < self._seen_at + READ_AGAIN and self._seen_at >= needed):
             return
-        self._read_at = math.inf
+        self._reading = True
 
         def happen() -> None:
             situation = self.world.records.situation()
             self.party.later(self.world.disk(), lambda: know(situation))
 
         def know(situation: Situation) -> None:
-            self._seen, self._read_at = situation, self.world.now + READ_AGAIN
+            self._seen, self._seen_at, self._reading = situation, began, False
 
         self.world.at(self.world.now + self.world.disk(), happen)
 
@@ -169,15 +177,15 @@ class Search:
         if self._again:
             return now if self._leader in lost or now > self.party.heard_at + limit else None
         if not place:
-            return now if now > self._began + UNLED else None
-        return now if place in lost or now > self._began + limit else None
+            return now if now > self.began + UNLED else None
+        return now if place in lost or now > self.began + limit else None
 
     def _answered(self, name: str, answer: str, wire: Wire | None) -> None:
         self._answers[name] = answer
         self._trying[name] = self.world.now + (0.03 if answer == "idle" else 0.3)
         if wire is None:
             return
-        if self.party.wire is not None or wire.epoch < self._epoch or wire.leader.leading is None:
+        if self.party.wire is not None or wire.lost or wire.epoch < self._epoch or wire.leader.leading is None:
             wire.close_by_member()
         else:
             self.party.use(wire)

@@ -19,11 +19,15 @@ class Wire:
     """One connection from a member to a leader. Nothing overtakes; what cannot be carried now is carried later.
 
     Its ends are named: an agent that leads is a member of its own, with both ends in one process.
+
+    Attributes:
+        lost: whether the member has been told that the leader closed it.
     """
 
     def __init__(self, world: World, member: Party, leader: Party, epoch: int) -> None:
         self.world, self.member, self.leader, self.epoch = world, member, leader, epoch
         self.served_by = leader.leading
+        self.lost = False
         self._closed = {"up": False, "down": False}
         self._held: dict[str, list[object]] = {"up": [], "down": []}
         self._last = {"up": 0.0, "down": 0.0}
@@ -73,4 +77,5 @@ class Wire:
         elif way == "up":
             receiver.hear_member(self, message)
         else:
+            self.lost = self.lost or isinstance(message, Closed)
             receiver.hear_leader(self, message)

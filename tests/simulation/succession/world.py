@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections.abc import Callable
 
@@ -45,10 +46,16 @@ class World:
         self._nodes: dict[int, str] = {}
         self._incarnation = 0
         self._timed = [fault for fault in script.faults if not fault.message]
+        self._late = script.late
         self._struck = {fault.message: fault for fault in script.faults if fault.message}
         self._busy_until = 0.0
+        self._silences: list[tuple[float, float]] = []
+        late = dict(self._late)
         for index in range(script.agents):
-            self._arrive(index, trains=index > 0 or not script.store)
+            if index not in late:
+                self._arrive(index, trains=index > 0 or not script.store)
+        for index, moment in self._late:
+            self.at(moment, self._arrive, index)
         first = self.parties[self._nodes[0]]
         first.search.lead(set(), Reason.START)
 
@@ -88,6 +95,18 @@ class World:
         fault = self._struck.pop(self.messages, None)
         if fault is not None:
             self._happen(fault, leader)
+
+    def longest_silence(self) -> float:
+        """For how long anything was paused or cut without a break, by now or in the last seconds."""
+        longest = 0.0
+        begin = end = -math.inf
+        for since, until in sorted(self._silences):
+            if since > end:
+                begin = since
+            end = max(end, until)
+            if end > self.now - 20.0:
+                longest = max(longest, min(end, self.now) - begin)
+        return longest
 
     def attempt(self, party: Party, name: str, tell: Callable[[str, Wire | None], None]) -> None:
         """Connect to an agent's chair."""
@@ -131,6 +150,7 @@ class World:
         for fault in self._timed:
             self.at(fault.at, self._happen, fault, None)
             self._busy_until = max(self._busy_until, fault.at + fault.seconds)
+        self._busy_until = max([self._busy_until, *(moment for _, moment in self._late)])
         question = "it has not begun"
         while question:
             while self.now <= self._busy_until:
@@ -178,9 +198,13 @@ class World:
     def _happen(self, fault: Fault, leader: Party | None) -> None:
         party = leader
         if party is None:
+            if fault.agent != LEADER and fault.agent not in self._nodes:
+                return
             party = self._leader() if fault.agent == LEADER else self.parties[self._nodes[fault.agent]]
         self.tell(party.name, f"*** {fault}")
         self._busy_until = max(self._busy_until, self.now + fault.seconds)
+        if fault.kind in ("pause", "cut"):
+            self._silences.append((self.now, self.now + fault.seconds))
         match fault.kind:
             case "kill" | "power":
                 self._dead_since.setdefault(party.name, self.now)

@@ -1,0 +1,275 @@
+"""Mistakes that the product could have, each of which the simulation has to find.
+
+    python3 -m tests.simulation.mutations --schedules 2000
+
+prints in how many schedules each is found, and by which promise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from slurm_elastic.rendezvous.ledger import Ledger
+from slurm_elastic.rendezvous.membership import Phase, Resign, State, Table, machine, quorum, succession, transitions
+from slurm_elastic.rendezvous.participant import Participant
+from tests.simulation import shrink
+from tests.simulation.checks import Violation
+from tests.simulation.faults import draw
+from tests.simulation.leader import SimulatedLeader
+from tests.simulation.network import Place
+from tests.simulation.schedules import play_script
+from tests.simulation.succession import faults, party, search
+from tests.simulation.succession.party import Party
+from tests.simulation.succession.records import Records
+
+__all__ = ["MUTATIONS", "Mutation"]
+
+
+MESSAGES = 60
+"""Of a script that are struck when mistakes are looked for."""
+
+Play = Callable[[int], Violation | None]
+Make = Callable[[pytest.MonkeyPatch], None]
+
+
+def one_leader(number: int) -> Violation | None:
+    """Play a schedule with one leader that never dies."""
+    return shrink.play(draw(number))
+
+
+def several_leaders(number: int) -> Violation | None:
+    """Play a random schedule, or a struck script, with several possible leaders."""
+    if number % 2:
+        return play_script(faults.draw(number // 2))
+    rng = random.Random(number)
+    return play_script(faults.strike(faults.script(number), rng.randint(1, 80), rng.choice(faults.STRIKES)))
+
+
+def strikes_of(script: faults.Script) -> Play:
+    """All that can happen to the leader at the messages of a script, one seed after the other, for a mistake that
+    rarely does harm."""
+
+    def play(number: int) -> Violation | None:
+        further, number = divmod(number, MESSAGES * len(faults.STRIKES))
+        message, kind = divmod(number, len(faults.STRIKES))
+        again = replace(script, seed=script.seed + further)
+        return play_script(faults.strike(again, message + 1, faults.STRIKES[kind]))
+
+    return play
+
+
+def after(first: int, play: Play) -> Play:
+    """The same schedules without those before the first that counts, for the same."""
+    return lambda number: play(first + number)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One mistake.
+
+    Attributes:
+        what: is broken.
+        promises: of which one is broken then.
+        make: makes it.
+        play: plays schedule number so-and-so of those among which it is looked for.
+    """
+
+    what: str
+    promises: tuple[str, ...]
+    make: Make
+    play: Play
+
+    def violations(self, schedules: int) -> Iterator[Violation | None]:
+        """Play schedules with this mistake; what each breaks."""
+        with pytest.MonkeyPatch.context() as patch:
+            self.make(patch)
+            for number in range(schedules):
+                yield self.play(number)
+
+
+MUTATIONS: dict[str, Mutation] = {}
+
+
+def mutation(what: str, *promises: str, among: Play = several_leaders) -> Callable[[Make], Make]:
+    """Note a mistake under the name of the function that makes it."""
+
+    def note(make: Make) -> Make:
+        MUTATIONS[make.__name__] = Mutation(what, promises, make, among)
+        return make
+
+    return note
+
+
+ALONE = faults.Script(6, 3, (faults.Fault(1.15, "leave", 0, 6.0),), late=((1, 1.1), (2, 1.1)))
+"""One agent trains alone, and is told to go when two others have just come."""
+
+
+TOLD_NOBODY = faults.Script(3, 3, (), store=True, late=((1, 1.1),))
+"""One agent trains alone when another comes; somebody leads who is no member, and so is in nobody's order."""
+
+
+# Who may go on.
+
+
+@mutation("one member of the last round is enough", "a majority goes on", "of two halves one goes on")
+def one_is_enough(patch: pytest.MonkeyPatch) -> None:
+    def enough(base: Any, present: Any, gone: Any, own: str, *_: Any, **__: Any) -> bool:
+        return base is None or any(name in present for name in base.members) or gone.issuperset(base.members)
+
+    patch.setattr(quorum, "has_quorum", enough)
+
+
+@mutation("nobody of the last round is needed", "one group trains")
+def nobody_is_needed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(quorum, "has_quorum", lambda *_, **__: True)
+
+
+@mutation("either half goes on", "of two halves one goes on")
+def either_half_goes_on(patch: pytest.MonkeyPatch) -> None:
+    def enough(base: Any, present: Any, gone: Any, own: str, on_tie: Any, **options: Any) -> bool:
+        if has_quorum(base, present, gone, own, on_tie, **options):
+            return True
+        rest = [name for name in base.members if name not in gone]
+        return bool(rest) and 2 * sum(name in present for name in rest) == len(rest)
+
+    has_quorum = quorum.has_quorum
+    patch.setattr(quorum, "has_quorum", enough)
+
+
+@mutation("a leave counts as gone before its workers have stopped", "one group trains", among=strikes_of(ALONE))
+def leaves_count_at_once(patch: pytest.MonkeyPatch) -> None:
+    retire, farewell = transitions.retire, succession.farewell
+    patch.setattr(transitions, "retire", lambda *arguments, lingers=False: retire(*arguments))
+    patch.setattr(succession, "farewell", lambda state, event: replace(farewell(state, event), lingering=frozenset()))
+
+
+# One leader after the other.
+
+
+@mutation("a new leader does not look at the last round after its claim", "a new leader knows every round")
+def no_look_after_the_claim(patch: pytest.MonkeyPatch) -> None:
+    def confirm(ledger: Ledger) -> bool:
+        ledger._records.publish_endpoint(ledger._endpoint)
+        return True
+
+    patch.setattr(Ledger, "confirm", confirm)
+
+
+@mutation("a leader publishes without a look at the newest epoch", "a superseded leader publishes nothing")
+def no_look_at_the_epoch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ledger, "leads", lambda ledger: True)
+
+
+@mutation("a leader looks at the newest epoch only before it writes", "a superseded leader publishes nothing")
+def no_second_look_at_the_epoch(patch: pytest.MonkeyPatch) -> None:
+    def write_round(ledger: Ledger, table: Table) -> bool:
+        ledger.leads = lambda: True  # type: ignore[method-assign]
+        return original(ledger, table)
+
+    original = Ledger.write_round
+    patch.setattr(Ledger, "write_round", write_round)
+
+
+@mutation("epochs fence nobody, and rounds on record can be replaced", "a round is told once", "one group trains")
+def nothing_is_exclusive(patch: pytest.MonkeyPatch) -> None:
+    no_look_at_the_epoch(patch)
+    no_look_after_the_claim(patch)
+    claim = Records.claim_round
+    patch.setattr(Records, "claim_round", lambda records, number, record: claim(records, number, record) or True)
+
+
+@mutation("a leader resigns while its own agent has workers", "one group trains", among=strikes_of(ALONE))
+def resigns_too_soon(patch: pytest.MonkeyPatch) -> None:
+    def resign(state: State) -> Any:
+        return replace(state, phase=Phase.CLOSED), (Resign(tuple(state.agents)),)
+
+    patch.setattr(succession, "resign", resign)
+
+
+# Silence.
+
+
+@mutation("workers are not stopped while the leader is silent", "who hears no leader stops by itself")
+def no_fence(patch: pytest.MonkeyPatch) -> None:
+    fence = Party._fence
+    patch.setattr(Party, "_fence", lambda party, why: None if why == "the leader is silent" else fence(party, why))
+
+
+@mutation("a member follows before leader_limit", "a leader that is well is not followed")
+def follows_too_soon(patch: pytest.MonkeyPatch) -> None:
+    for module in (party, search):
+        patch.setattr(module, "default_leader_limit", lambda heartbeat_limit: 0.9 * heartbeat_limit)
+
+
+@mutation(
+    "candidates go by the round they were told of, not by the newest on record",
+    "the run trains again",
+    among=strikes_of(TOLD_NOBODY),
+)
+def goes_by_an_old_round(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(search, "newest_order", lambda told, told_in, recorded, recorded_in: told or recorded)
+
+
+# Places.
+
+
+@mutation("an agent takes a place that answers an earlier join", "one group trains", among=one_leader)
+def any_attempt_will_do(patch: pytest.MonkeyPatch) -> None:
+    def placed(participant: Participant, attempt: int, round_: int) -> Participant | None:
+        return original(participant, participant.attempt, round_)
+
+    original = Participant.placed
+    patch.setattr(Participant, "placed", placed)
+
+
+@mutation(
+    "a table is sent to an agent that has joined again since it was made",
+    "one group trains",
+    among=after(1900, one_leader),
+)
+def sent_whatever_came_since(patch: pytest.MonkeyPatch) -> None:
+    def send_place(leader: SimulatedLeader, state: State, agent: str, table: Table) -> None:
+        newest = leader.state if agent in leader.state.agents else state
+        leader._send(agent, Place(newest.agents[agent].attempt, table))
+
+    patch.setattr(SimulatedLeader, "_send_place", send_place)
+
+
+@mutation("a table is sent again to an agent that has stopped its workers", "the run does not settle", among=one_leader)
+def resent_to_whoever_has_stopped(patch: pytest.MonkeyPatch) -> None:
+    def joined(state: Any, event: Any, now: float) -> Any:
+        known = state.agents.get(event.candidate.agent)
+        if known is not None and state.table is not None and known.round == state.table.round:
+            event = replace(event, last_round=None)
+        return original(state, event, now)
+
+    original = machine._HANDLERS[machine.Joined]
+    patch.setitem(machine._HANDLERS, machine.Joined, joined)
+
+
+def main() -> None:
+    """Count."""
+    parser = argparse.ArgumentParser(prog="tests.simulation.mutations")
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(MUTATIONS)} (default: all)")
+    parser.add_argument("--schedules", type=int, default=2000, help="for each (default: 2000)")
+    arguments = parser.parse_args()
+    for name in arguments.names or MUTATIONS:
+        found: Counter[str] = Counter()
+        first = 0
+        for number, violation in enumerate(MUTATIONS[name].violations(arguments.schedules), 1):
+            if violation is not None:
+                found[violation.promise] += 1
+                first = first or number
+        promises = ", ".join(f"{promise} ({count})" for promise, count in found.most_common())
+        print(f"{name}: {sum(found.values())} of {arguments.schedules}, first {first}: {promises}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
