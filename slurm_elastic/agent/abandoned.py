@@ -10,14 +10,32 @@ import select
 import socket
 from collections.abc import Callable, Mapping
 
-from slurm_elastic.slurm import Context, Controller, NodeState, SlurmJob
+from slurm_elastic.rendezvous.messages import Placed
+from slurm_elastic.rendezvous.requests import job_of
+from slurm_elastic.slurm import Context, Controller, NodeState, SlurmJob, expand
 
-__all__ = ["end_abandoned_job", "has_lost_batch_script"]
+__all__ = ["end_abandoned_job", "has_lost_batch_script", "stands_for_job"]
 
 _CONNECT_TIMEOUT = 2.0
 _AGAIN = 5.0
 _TURNS = 120
 """How often to ask: ten minutes, twice Slurm's own default of SlurmdTimeout."""
+
+
+def stands_for_job(job: SlurmJob, agent: str, placed: Placed | None) -> bool:
+    """Whether this agent sees to the end of its job, since the run was led from another one.
+
+    Else the leader does, which goes last. One agent of each job is enough: the first in the last round.
+
+    Args:
+        job: of this agent.
+        agent: its identity.
+        placed: its last place, None if it never had one.
+    """
+    if placed is None or job_of(placed.leader) == job_of(agent):
+        return False
+    members = set(expand(placed.members))
+    return next((node for node in job.job_nodes if node in members), "") == job.node
 
 
 def end_abandoned_job(
@@ -27,7 +45,7 @@ def end_abandoned_job(
     signalled: int,
     say: Callable[[str], None],
 ) -> None:
-    """End the job if nobody else will; to be called by the last of its agents, when the run has ended.
+    """End the job if nobody else will; to be called by one of its agents, the last if possible, when the run has ended.
 
     What became of the run is on record; Slurm will call the job cancelled.
 

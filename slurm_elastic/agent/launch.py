@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-from slurm_elastic.agent.abandoned import end_abandoned_job, has_lost_batch_script
+from slurm_elastic.agent.abandoned import end_abandoned_job, has_lost_batch_script, stands_for_job
 from slurm_elastic.agent.asker import is_asker
 from slurm_elastic.agent.elastic_agent import SlurmElasticAgent
 from slurm_elastic.agent.events import EventLog
@@ -153,7 +153,9 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
     if outcome.exit_code is ExitCode.LEFT:
         if inquiry.asks:
             _requeue(settings)
-    elif coordination.leads and settings.job is not None:
+    elif settings.job is not None and (
+        coordination.leads or stands_for_job(settings.job, settings.agent, agent.last_place)
+    ):
         # The leader goes last.
         end_abandoned_job(settings.job, os.environ, Controller(), record_signals().fd, logger.info)
     return outcome.exit_code

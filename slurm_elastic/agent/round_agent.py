@@ -124,6 +124,11 @@ class RoundAgent(LocalElasticAgent):
         """How far the workers here are, by local rank; from any thread."""
         return self._agreement.progress()
 
+    @property
+    def last_place(self) -> Placed | None:
+        """The place in the round that runs here or ran last, None before the first and while the next one forms."""
+        return self._placed
+
     def last_checkpoint(self) -> int | None:
         """The newest checkpoint that a worker here has reported, None if none did; from any thread."""
         steps = [worker.checkpoint for worker in self._agreement.progress() if worker.checkpoint is not None]

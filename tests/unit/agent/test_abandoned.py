@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm_elastic.agent.abandoned import end_abandoned_job
+from slurm_elastic.agent.abandoned import end_abandoned_job, stands_for_job
+from slurm_elastic.rendezvous.membership import Place, Reason
+from slurm_elastic.rendezvous.messages import Placed
 from slurm_elastic.slurm import Controller, NodeState, SlurmJob
 
 
@@ -84,3 +86,27 @@ def test_without_an_answer_slurm_decides(signalled: int, state: NodeState, *, ex
 
 def test_an_agent_that_knows_no_srun_does_nothing(signalled: int) -> None:
     assert not ended({}, signalled, NodeState.DOWN)
+
+
+@pytest.mark.parametrize(
+    ("rank", "leader", "members", "stands"),
+    [
+        # Led from the job itself: its leader goes last.
+        (1, "n1/7.0/1", "n[1-2]", False),
+        (1, "n2/7.0/1", "n2", False),
+        # Led by a store, or from another job of the run: the first of the job that was there to the end.
+        (0, "s1/9.0/1", "n[1-2]", True),
+        (1, "s1/9.0/1", "n[1-2]", False),
+        (1, "s1/9.0/1", "n[2-3]", True),
+        # This job was started again since.
+        (1, "n1/7.1/1", "n2", True),
+    ],
+)
+def test_who_sees_to_the_end_of_the_job(rank: int, leader: str, members: str, stands: bool) -> None:
+    place = Place(f"n{rank + 1}/7.0/5", f"n{rank + 1}", rank, 1, rank, "default", rank, 2)
+    placed = Placed(1, place, 0, Reason.START, 2, 2, "n1", 1, 0, leader=leader, members=members)
+    assert stands_for_job(job(rank), place.agent, placed) is stands
+
+
+def test_nobody_stands_for_a_job_that_never_trained() -> None:
+    assert not stands_for_job(job(1), "n2/7.0/5", None)
