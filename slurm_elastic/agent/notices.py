@@ -13,12 +13,13 @@ import time
 from dataclasses import dataclass
 from types import FrameType
 
-__all__ = ["Notices", "Received", "record_signals"]
+__all__ = ["RECORDED", "Notices", "Received", "record_signals"]
 
 _TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """What makes an agent leave: Slurm's own signal, those of terminals and people, the warnings of ``sbatch --signal``.
 SIGQUIT is among them because torchrun handles it (torch 2.13, run.py, --signals-to-handle)."""
-_RECORDED = (*_TO_GO, signal.SIGCONT)
+RECORDED = (*_TO_GO, signal.SIGCONT)
+"""What is recorded."""
 _MOST = 64
 """Signals that are remembered; whoever sends more has nothing new to say."""
 
@@ -80,6 +81,6 @@ def record_signals() -> Notices:
     global _notices
     if _notices is None:
         _notices = Notices()
-        for number in _RECORDED:
+        for number in RECORDED:
             signal.signal(number, _notices.note)
     return _notices

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from slurm_elastic.cli.agent_scan import glance
-from slurm_elastic.cli.base import Verb
+from slurm_elastic.cli.base import Verb, reported
 
 if TYPE_CHECKING:
     from slurm_elastic.agent.warm import WarmProcess
 
-__all__ = ["Agent"]
+__all__ = ["Agent", "go_on"]
 
 
 class Agent(Verb):
@@ -23,54 +24,100 @@ class Agent(Verb):
     name = "agent"
     summary = "train with one elastic agent on this node; every option of torchrun works"
 
+    def execute(self, arguments: Sequence[str]) -> None:
+        """Import torch once for the agent and the process that starts workers, where that is possible."""
+        from slurm_elastic.agent.notices import RECORDED
+        from slurm_elastic.agent.warm.joint import can_be_joint, execute_jointly
+        from slurm_elastic.rendezvous.private import PRIVATE
+
+        start = _WarmStart(arguments, {name: value for name, value in os.environ.items() if name not in PRIVATE})
+        if start.warm and start.program is not None and can_be_joint(start.program):
+            execute_jointly(
+                start.program,
+                start.preload,
+                start.environment,
+                go_on=f"{__name__}:{go_on.__name__}",
+                arguments=arguments,
+                signals=RECORDED,
+            )
+
     def run(self, arguments: Sequence[str]) -> int:
         """Resolve the command line and Slurm's environment, and launch."""
-        from slurm_elastic.agent import notices
-
-        # First of all: until then a signal from Slurm has its default action and simply ends the process.
-        notices.record_signals()
-        from slurm_elastic.agent.story import tell
-
-        tell(os.environ.get("SLURMD_NODENAME", "localhost"))
-        from slurm_elastic.rendezvous.private import take_private
-
-        private = take_private(os.environ)
-        warm = _start_warm(arguments)
-        try:
-            with _quick_imports():
-                # Slow: this imports torch.
-                from slurm_elastic.agent.claim import claim
-                from slurm_elastic.agent.launch import launch
-                from slurm_elastic.agent.settings import resolve
-                from slurm_elastic.cli.agent_parser import agent_parser
-            settings = resolve(agent_parser().parse_args(arguments), {**os.environ, **private})
-            settings.run_dir.open()
-            with claim(settings.run_dir.secret(), settings.node, settings.job):
-                return int(launch(settings, warm))
-        finally:
-            warm.close()
+        return _run(arguments, None)
 
 
-def _start_warm(arguments: Sequence[str]) -> WarmProcess:
-    """Start the process that starts workers, so that its imports run while the agent does its own."""
-    from slurm_elastic.agent.warm import Program, WarmProcess
+def go_on(arguments: Sequence[str], warm: WarmProcess | None, mask: Sequence[int]) -> int:
+    """Be the agent, after `Agent.execute` and the import of torch.
 
-    seen = glance(arguments, os.environ)
-    return WarmProcess.start(
-        Program.from_command_line(arguments),
+    Args:
+        arguments: what follows the verb.
+        warm: the process that starts workers; None to start one.
+        mask: the signals that were blocked when this process was started.
+
+    Returns:
+        The exit code.
+    """
+    from slurm_elastic.agent.notices import record_signals
+
+    record_signals()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return reported(lambda: _run(arguments, warm))
+
+
+def _run(arguments: Sequence[str], warm: WarmProcess | None) -> int:
+    from slurm_elastic.agent.notices import record_signals
+
+    # First of all: until then a signal from Slurm has its default action and simply ends the process.
+    record_signals()
+    from slurm_elastic.agent.story import tell
+
+    tell(os.environ.get("SLURMD_NODENAME", "localhost"))
+    from slurm_elastic.rendezvous.private import take_private
+
+    private = take_private(os.environ)
+    # Its imports run while the agent does its own.
+    warm = warm or _WarmStart(arguments, os.environ).process()
+    try:
+        with _quick_imports():
+            # Slow: this imports torch.
+            from slurm_elastic.agent.claim import claim
+            from slurm_elastic.agent.launch import launch
+            from slurm_elastic.agent.settings import resolve
+            from slurm_elastic.cli.agent_parser import agent_parser
+        settings = resolve(agent_parser().parse_args(arguments), {**os.environ, **private})
+        settings.run_dir.open()
+        with claim(settings.run_dir.secret(), settings.node, settings.job):
+            return int(launch(settings, warm))
+    finally:
+        warm.close()
+
+
+class _WarmStart:
+    """How the process that starts workers is to be started."""
+
+    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+        from slurm_elastic.agent.warm.program import Program, worker_environment
+
+        seen = glance(arguments, environ)
+        self.program = Program.from_command_line(arguments)
         # Without a script there is only a help text or an error to come.
-        warm=seen.start in (None, "warm") and seen.script is not None,
-        preload=seen.preload,
-        local_world_size=_local_world_size(seen.nproc_per_node),
-    )
+        self.warm = seen.start in (None, "warm") and seen.script is not None
+        self.preload = seen.preload
+        self.environment = worker_environment(environ, _local_world_size(seen.nproc_per_node, environ))
+
+    def process(self) -> WarmProcess:
+        """Start it."""
+        from slurm_elastic.agent.warm import WarmProcess
+
+        return WarmProcess.start(self.program, warm=self.warm, preload=self.preload, environment=self.environment)
 
 
-def _local_world_size(text: str | None) -> int:
+def _local_world_size(text: str | None, environ: Mapping[str, str]) -> int:
     if text is not None and text.isdecimal():
         return int(text)
     from slurm_elastic.slurm import SlurmJob
 
-    job = SlurmJob.from_environment(os.environ)
+    job = SlurmJob.from_environment(environ)
     gpus = job.gpus_on_node if job else 0
     # What auto, cpu and gpu come to is known to torch; whether it is more than one is guessed well enough.
     return gpus or (1 if text is None else os.cpu_count() or 1)

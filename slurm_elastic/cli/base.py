@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NoReturn
 
-from slurm_elastic.errors import UsageError
+from slurm_elastic.errors import SlurmElasticError, UsageError
 
-__all__ = ["Parser", "Verb"]
+__all__ = ["Parser", "Verb", "reported"]
+
+
+def reported(run: Callable[[], int]) -> int:
+    """The exit code of a verb; an error of ours is printed as one line."""
+    try:
+        return run()
+    except SlurmElasticError as error:
+        print(f"slurm-elastic: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        return int(error.exit_code)
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,6 +50,9 @@ class Verb(ABC):
         Raises:
             SlurmElasticError: printed as one line, with its exit code.
         """
+
+    def execute(self, arguments: Sequence[str]) -> None:  # noqa: B027
+        """Become another program that does it, where there is one; called only in a process that does nothing else."""
 
     def parser(self, *, examples: str = "") -> Parser:
         """Return an empty parser for the arguments of this verb."""

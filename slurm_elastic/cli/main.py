@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
-import sys
 from collections.abc import Sequence
 
 from slurm_elastic._version import __version__
-from slurm_elastic.cli.base import Parser, Verb
-from slurm_elastic.errors import SlurmElasticError, UsageError
+from slurm_elastic.cli.base import Parser, Verb, reported
+from slurm_elastic.errors import UsageError
 
 __all__ = ["main"]
 
@@ -30,12 +29,15 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, by default that of this process, and return its exit code."""
-    try:
-        options = _parser().parse_args(argv)
-        return _verb(options.verb).run(options.arguments)
-    except SlurmElasticError as error:
-        print(f"slurm-elastic: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-        return int(error.exit_code)
+    return reported(lambda: _run(argv))
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    options = _parser().parse_args(argv)
+    verb = _verb(options.verb)
+    if argv is None:
+        verb.execute(options.arguments)
+    return verb.run(options.arguments)
 
 
 class _MainParser(Parser):

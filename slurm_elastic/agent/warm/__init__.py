@@ -7,7 +7,8 @@ and everything else from the script, handles its exceptions and finalizes. So th
 script, and nothing to imitate. A fork of the agent, however early, would carry the agent's modules, exit handlers and
 flags; a process that ran the script through runpy would show its frames to inspect, faulthandler and profilers.
 
-The agent uses it so::
+The command line imports torch once for both (see `joint`). Who cannot, or has no process of its own to give for it,
+uses it so::
 
     from slurm_elastic.agent.warm import Program, WarmProcess            # needs no torch
 

@@ -37,6 +37,10 @@ class Channel:
         os.set_inheritable(descriptor, False)
         return cls(socket.socket(fileno=descriptor))
 
+    def detach(self) -> int:
+        """Give up the descriptor, for `inherited`."""
+        return self._socket.detach()
+
     def fileno(self) -> int:
         """Readable when a message waits or the other end is gone."""
         return self._socket.fileno()

@@ -40,7 +40,7 @@ class _Fork(enum.Enum):
 class Zygote:
     """One warm process. `serve` returns only in a worker."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, Any], finalization: Finalization) -> None:
         # While the imports run nobody looks whether the agent lives.
         set_parent_death_signal(signal.SIGKILL)
         if os.getppid() != settings["agent"]:
@@ -50,7 +50,7 @@ class Zygote:
         self._agent = os.pidfd_open(settings["agent"])
         self._task_name = Path("/proc/self/comm").read_bytes().strip()
         self._family = Family()
-        self._finalization = Finalization()
+        self._finalization = finalization
         self._torch_seed: int | None = None
         self._unconfirmed: list[tuple[int, int, int]] = []
         self._later: list[str] = []
@@ -105,7 +105,7 @@ class Zygote:
     # Imports
 
     def _warm_up(self) -> None:
-        before = dict(os.environ)
+        before = self._settings.get("environment") or dict(os.environ)
         directory = preload.script_directory(self._settings["options"])
         sys.path[:0] = directory
         state = {"state": "warm"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -13,20 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from slurm_elastic.agent.warm._boot_environment import boot_environment
 from slurm_elastic.agent.warm._channel import Channel, memory_file
 from slurm_elastic.agent.warm._conditions import Launch, obstacle_to_warm_start
 from slurm_elastic.agent.warm._linux import become_subreaper
 from slurm_elastic.agent.warm._orders import Order, StartInterruptedError, State
 from slurm_elastic.agent.warm._orphans import kill_orphans
 from slurm_elastic.agent.warm._successor import Successor
-from slurm_elastic.agent.warm.program import FUNCTION, Program
+from slurm_elastic.agent.warm.program import FUNCTION, Program, worker_environment
 from slurm_elastic.errors import UsageError
 
 __all__ = ["SWITCHED_OFF", "WarmProcess"]
 
 SWITCHED_OFF = "warm start is switched off"
 
-_BOOT = Path(__file__).parent / "_boot"
 _LAST_STEPS = 10.0
 """Seconds that the warm process is given to kill what is left and go, once the agent has hung up."""
 
@@ -35,7 +34,13 @@ class WarmProcess:
     """One process that starts all workers of this node. To be used from one thread, the main thread."""
 
     def __init__(
-        self, program: Program | None, preload: Sequence[str], environment: Mapping[str, str], *, warm: bool
+        self,
+        program: Program | None,
+        preload: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        warm: bool,
+        found: Successor | None = None,
     ) -> None:
         self._program = program
         self._preload = tuple(preload)
@@ -55,7 +60,12 @@ class WarmProcess:
             self._given_up = SWITCHED_OFF
         elif program is None:
             self._given_up = "the entry point is not a Python script"
-        self._channel, self._process = self._spawn()
+        if found is None:
+            self._channel, self._process = self._spawn()
+        else:
+            assert program is not None
+            self._set_out(program)
+            self._channel, self._process = found.channel, found
 
     @classmethod
     def start(
@@ -76,15 +86,27 @@ class WarmProcess:
             program: What the workers will run; None if that is not a Python script.
             warm: False to start all workers cold.
             preload: Modules to import besides torch.
-            local_world_size: Workers on this node. torchrun sets OMP_NUM_THREADS to 1 where there are several and it is
-                not set (torch/distributed/run.py, config_from_args, 2.13), and OpenMP reads that at import.
+            local_world_size: Workers on this node; see `worker_environment`.
             environment: What the workers' environment will be, as far as known now; default: this process's.
         """
-        known = dict(os.environ if environment is None else environment)
-        if local_world_size is not None and local_world_size > 1:
-            known.setdefault("OMP_NUM_THREADS", "1")
+        known = worker_environment(os.environ if environment is None else environment, local_world_size)
         become_subreaper()
         return cls(program, preload, known, warm=warm)
+
+    @classmethod
+    def adopt(
+        cls, child: Successor, program: Program, preload: Sequence[str], environment: Mapping[str, str]
+    ) -> WarmProcess:
+        """Take over one that was forked from this very process, before this became the agent.
+
+        Args:
+            child: the process.
+            program: see `start`.
+            preload: see `start`; it was given the same.
+            environment: what was in force when torch was imported.
+        """
+        become_subreaper()
+        return cls(program, preload, environment, warm=True, found=child)
 
     @property
     def program(self) -> Program | None:
@@ -215,37 +237,37 @@ class WarmProcess:
 
     def _spawn(self) -> tuple[Channel, subprocess.Popen[bytes]]:
         warm = self._program is not None and not self._given_up
-        self._launched = self._program if self._program is not None and warm else FUNCTION
-        self._sessions: set[int] = set()
-        self._module = "Python"
-        self.state = State.IMPORTING
+        self._set_out(self._program if self._program is not None and warm else FUNCTION)
         near_end, far_end = Channel.pair()
-        python_path = self._launch.environment.get("PYTHONPATH")
         # Slurm signals every process of a step. This one must live as long as a worker wants to, so that it never
         # takes a signal; its workers get the mask that is in force here.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         settings = {
             "agent": os.getpid(),
             "channel": far_end.fileno(),
-            "pythonpath": python_path,
+            "pythonpath": self._launch.environment.get("PYTHONPATH"),
             "warm": warm,
             "preload": self._preload,
             "options": self._launched.options,
             "signal_mask": sorted(int(number) for number in mask),
         }
-        environment = {
-            **self._launch.environment,
-            "PYTHONPATH": os.pathsep.join([str(_BOOT), python_path] if python_path else [str(_BOOT)]),
-            "SLURM_ELASTIC_WARM": json.dumps(settings),
-        }
         try:
             process = subprocess.Popen(
-                self._launched.command(), env=environment, pass_fds=[far_end.fileno()], start_new_session=True
+                self._launched.command(),
+                env=boot_environment(self._launch.environment, settings),
+                pass_fds=[far_end.fileno()],
+                start_new_session=True,
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             far_end.close()
         return near_end, process
+
+    def _set_out(self, program: Program) -> None:
+        self._launched = program
+        self._sessions: set[int] = set()
+        self._module = "Python"
+        self.state = State.IMPORTING
 
     def _send_order(self, order: Order, how: str) -> None:
         details = memory_file(order.details(how))

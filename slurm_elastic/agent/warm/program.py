@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["FUNCTION", "Program"]
+__all__ = ["FUNCTION", "Program", "worker_environment"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Program:
         Returns:
             None when no Python script is run (--no-python), or none was named. With --run-path: FUNCTION.
         """
-        seen = {dest for dest in _SWITCHES.values() if environment.get(f"PET_{dest.upper()}", "0") not in ("0", "")}
+        seen = {dest for dest in _ALL_SWITCHES.values() if environment.get(f"PET_{dest.upper()}", "0") not in ("0", "")}
         position = 0
         while position < len(arguments) and arguments[position].startswith("-"):
             flag, has_value, _value = arguments[position].partition("=")
@@ -73,6 +73,18 @@ class Program:
         return tuple(command[start:]) if tuple(command[:start]) == (self.interpreter, *self.options) else None
 
 
+def worker_environment(environment: Mapping[str, str], local_world_size: int | None) -> dict[str, str]:
+    """What the environment of workers will be, as far as libraries read it at import.
+
+    torchrun sets OMP_NUM_THREADS to 1 where there are several workers on a node and it is not set
+    (torch/distributed/run.py, config_from_args, 2.13), and OpenMP reads that at import.
+    """
+    known = dict(environment)
+    if local_world_size is not None and local_world_size > 1:
+        known.setdefault("OMP_NUM_THREADS", "1")
+    return known
+
+
 _PACKAGE_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))  # noqa: PTH100, PTH118, PTH120
 
 FUNCTION = Program(
@@ -99,16 +111,25 @@ _SWITCHES = {
     "-h": "help",
     "--help": "help",
 }
+_OWN_SWITCHES = {
+    "--no-watchdog": "no_watchdog",
+    "--no_watchdog": "no_watchdog",
+    "--no-health": "no_health",
+    "--no_health": "no_health",
+}
+_ALL_SWITCHES = {**_SWITCHES, **_OWN_SWITCHES}
 # Long flags that take a value and are also written as a single letter: "-r3" carries its value.
 _LETTERS_WITH_VALUE = ("-r", "-t")
 
 
 def _switch(flag: str) -> str | None:
-    if flag in _SWITCHES:
-        return _SWITCHES[flag]
+    if flag in _ALL_SWITCHES:
+        return _ALL_SWITCHES[flag]
     # argparse accepts a long flag's beginning where only one flag starts so.
     meant = {
-        dest for name, dest in _SWITCHES.items() if flag.startswith("--") and len(flag) > 2 and name.startswith(flag)
+        dest
+        for name, dest in _ALL_SWITCHES.items()
+        if flag.startswith("--") and len(flag) > 2 and name.startswith(flag)
     }
     return meant.pop() if len(meant) == 1 else None
 

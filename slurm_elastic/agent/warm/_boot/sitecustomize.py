@@ -48,13 +48,17 @@ def _wait_for_work(settings: dict[str, object], root: str) -> None:
     """Serve the agent; return only in a worker. Leaves no trace of our package among the worker's modules."""
     before = set(sys.modules)
     sys.path.insert(0, root)
+    from slurm_elastic.agent.warm._finalization import Finalization
+    from slurm_elastic.agent.warm._parting import part
     from slurm_elastic.agent.warm._zygote import Zygote
 
     sys.path.remove(root)
+    finalization = Finalization()
+    settings = part(settings)
     for name in set(sys.modules) - before:
         if name.partition(".")[0] == "slurm_elastic":
             del sys.modules[name]
-    Zygote(settings).serve()
+    Zygote(settings, finalization).serve()
 
 
 def _main() -> None:

@@ -4,7 +4,9 @@ import sys
 
 import pytest
 
-from slurm_elastic.agent.warm import FUNCTION, Program
+from slurm_elastic.agent.warm import FUNCTION, Program, program
+from slurm_elastic.cli import agent_scan
+from slurm_elastic.cli.agent_parser import agent_parser
 
 
 @pytest.mark.parametrize(
@@ -19,6 +21,7 @@ from slurm_elastic.agent.warm import FUNCTION, Program
         ("-r 3 -t3 --tee=1 train.py x", "-u train.py", "x"),
         ("--start warm --preload numpy,scipy train.py", "-u train.py", ""),
         ("--virtual-local-rank -- -odd.py y", "-u -odd.py", "y"),
+        ("--no-health --no-watchdog train.py y", "-u train.py", "y"),
     ],
 )
 def test_program_of_a_command_line(line: str, options: str, arguments: str) -> None:
@@ -49,9 +52,16 @@ def test_other_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_arguments_of_a_command() -> None:
-    program = Program("/python", ("-u", "train.py"), ("x",))
-    assert program.arguments_of(["/python", "-u", "train.py", "y", "z"]) == ("y", "z")
-    assert program.arguments_of(["/python", "-u", "train.py"]) == ()
-    assert program.arguments_of(["/python", "-u", "other.py", "x"]) is None
-    assert program.arguments_of(["/python3", "-u", "train.py", "x"]) is None
-    assert program.arguments_of(["/python", "-u"]) is None
+    found = Program("/python", ("-u", "train.py"), ("x",))
+    assert found.arguments_of(["/python", "-u", "train.py", "y", "z"]) == ("y", "z")
+    assert found.arguments_of(["/python", "-u", "train.py"]) == ()
+    assert found.arguments_of(["/python", "-u", "other.py", "x"]) is None
+    assert found.arguments_of(["/python3", "-u", "train.py", "x"]) is None
+    assert found.arguments_of(["/python", "-u"]) is None
+
+
+def test_every_option_without_a_value_is_known_before_torch_is_imported() -> None:
+    options = {name for action in agent_parser()._actions if action.nargs == 0 for name in action.option_strings}
+    assert options == set(program._ALL_SWITCHES)
+    known = {name for name in options if name.replace("_", "-") == name} - {"-h", "--help"}
+    assert known <= agent_scan._FLAGS

@@ -1,0 +1,23 @@
+"""How a Python is told to stop in the middle of its start (see `_boot`)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["boot_environment"]
+
+_BOOT = Path(__file__).parent / "_boot"
+
+
+def boot_environment(environment: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, str]:
+    """The environment to execute it with. The settings come first, see `_title`."""
+    python_path = environment.get("PYTHONPATH")
+    return {
+        "SLURM_ELASTIC_WARM": json.dumps(settings),
+        **environment,
+        "PYTHONPATH": os.pathsep.join([str(_BOOT), python_path] if python_path else [str(_BOOT)]),
+    }
