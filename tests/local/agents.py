@@ -186,6 +186,11 @@ class Allocation:
         formed = [event for event in self.events() if event["event"] == "round_formed" and event["round"] == round_]
         return list(formed[0]["nodes"]) if formed else []
 
+    def leader(self) -> str:
+        """The node of whoever says that it leads."""
+        (published,) = (self.run_dir / "endpoints").glob("*.json")
+        return str(json.loads(published.read_text())["agent"]).split("/")[0]
+
     def rounds(self) -> int:
         """How many rounds there were."""
         return len(list((self.run_dir / "rounds").glob("*.json")))

@@ -77,7 +77,9 @@ def test_a_leader_paused_for_long_is_followed_and_joins_its_successor_when_it_go
     agents[0].signal(signal.SIGSTOP)
     assert nodes.nodes_of(1) == ["127.0.0.2", "127.0.0.3"]
     env = nodes.seen(1)[0]["env"]
-    assert (env["SLURM_ELASTIC_REASON"], env["SLURM_ELASTIC_EPOCH"]) == ("node_lost", "2")
+    assert env["SLURM_ELASTIC_REASON"] == "node_lost"
+    # An epoch may be claimed in vain.
+    assert int(env["SLURM_ELASTIC_EPOCH"]) > int(seen[0]["env"]["SLURM_ELASTIC_EPOCH"])
     agents[0].signal(signal.SIGCONT)
     assert nodes.nodes_of(2) == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
     assert not Path(f"/proc/{seen[0]['pid']}").exists()
@@ -136,15 +138,17 @@ def test_killed_leaders_are_followed_until_one_agent_is_left(allocate: Allocate)
     nodes = allocate(3)
     agents = nodes.start_all()
     nodes.seen(0)
-    agents[0].kill()
-    assert nodes.nodes_of(1) == ["127.0.0.2", "127.0.0.3"]
-    agents[1].kill()
-    assert nodes.nodes_of(2) == ["127.0.0.3"]
+    left, killed = {agent.node: agent for agent in agents}, []
+    for number in (1, 2):
+        # Nearly always the first of those that are left; any of them may lead.
+        killed.append(nodes.leader())
+        left.pop(killed[-1]).kill()
+        assert nodes.nodes_of(number) == sorted(left)
     nodes.touch("finish")
-    assert agents[2].wait() == 0
+    assert [agent.wait() for agent in left.values()] == [0]
     eventually(lambda: not nodes.processes(), lambda: str(nodes.processes()))
-    changes = [event["nodes"] for event in nodes.events() if event["event"] == "leader_changed"]
-    assert changes == [["127.0.0.1"], ["127.0.0.2"]]
+    changes = [event for event in nodes.events() if event["event"] == "leader_changed"]
+    assert [event["nodes"] for event in sorted(changes, key=lambda event: str(event["time"]))] == [[n] for n in killed]
 
 
 def test_a_leader_that_is_told_to_go_hands_over(allocate: Allocate) -> None:

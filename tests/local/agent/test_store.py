@@ -33,21 +33,16 @@ def start_agents(nodes: Allocation, *options: str) -> list[Agent]:
     return [nodes.start(number, "--run-id=mine", "--nnodes=2:8", *options) for number in (1, 2)]
 
 
-def leader(nodes: Allocation) -> str:
-    published = json.loads((nodes.run_dir / "endpoints" / "mine.0.json").read_text())
-    return str(published["agent"]).split("/")[0]
-
-
 def test_it_leads_without_a_place_and_an_agent_follows_it_when_it_is_killed(nodes: Allocation) -> None:
     store = start_store(nodes)
     store.expect("leads run mine without workers")
     agents = start_agents(nodes)
     assert nodes.nodes_of(0) == [*nodes.nodes[:2]]
-    assert leader(nodes) == nodes.nodes[2]
+    assert nodes.leader() == nodes.nodes[2]
 
     store.kill()
     assert nodes.nodes_of(1) == [*nodes.nodes[:2]]
-    assert leader(nodes) in nodes.nodes[:2]
+    assert nodes.leader() in nodes.nodes[:2]
 
     # It comes back and leads nobody; the end of the run is its end, too.
     second = start_store(nodes)
@@ -67,14 +62,14 @@ def test_it_stays_when_all_agents_leave_and_hands_over_when_it_has_to_go(nodes: 
 
     agents = start_agents(nodes)
     assert nodes.nodes_of(1) == [*nodes.nodes[:2]]
-    assert leader(nodes) == nodes.nodes[2]
+    assert nodes.leader() == nodes.nodes[2]
     store.signal(signal.SIGTERM)
     store.signal(signal.SIGTERM)
     assert store.wait() == 75
     store.expect("got SIGTERM: an agent will lead the run")
     seen = nodes.seen(2)
     assert [seen[rank]["env"]["SLURM_ELASTIC_REASON"] for rank in (0, 1)] == ["node_left", "node_left"]
-    assert leader(nodes) in nodes.nodes[:2]
+    assert nodes.leader() in nodes.nodes[:2]
     nodes.touch("finish")
     assert [agent.wait() for agent in agents] == [0, 0]
     assert start_store(nodes).wait() == 0

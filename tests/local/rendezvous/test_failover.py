@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
 
 from slurm_elastic.rendezvous.membership import Claim, LeaveReason, Reason
 from slurm_elastic.rendezvous.messages import Interrupted, Placed
-from tests.local.agents import eventually
+from slurm_elastic.rendezvous.options import RendezvousOptions
+from tests.local.agents import PATIENCE, eventually
 from tests.local.rendezvous.parties import Party, Run, form
 
 StartRun = Callable[..., Run]
@@ -35,34 +35,36 @@ def places_after(parties: list[Party]) -> list[Placed]:
     return [places[party.seat.agent] for party in parties]
 
 
-def test_the_next_in_line_follows_a_leader_that_has_ended(start_run: StartRun) -> None:
-    run = start_run()
+def test_a_leader_that_has_ended_is_followed_without_waiting_for_its_silence(start_run: StartRun) -> None:
+    run = start_run(options=RendezvousOptions(leader_limit=2 * PATIENCE))
     parties = run.all_of(4)
     before = form(parties)
-    assert {place.epoch for place in before} == {1}
     parties[0].die()
 
-    began = time.monotonic()
     for party in parties[1:]:
         assert party.hear(Interrupted).reason is Reason.NODE_LOST
         party.join()
     places = places_after(parties[1:])
-    assert time.monotonic() - began < 2.0
-    assert {(place.round, place.epoch, place.nodes, place.reason) for place in places} == {(1, 2, 3, Reason.NODE_LOST)}
+    assert {(place.nodes, place.reason) for place in places} == {(3, Reason.NODE_LOST)}
+    assert min(place.epoch for place in places) > before[0].epoch
     assert [place.place.rank for place in places] == [0, 1, 2]
-    assert [party.link.leads for party in parties[1:]] == [True, False, False]
-    assert [each for each in parties[1].decisions if isinstance(each, Claim)] == [Claim("node1")]
+    # Nearly always the first of them; only one in any case.
+    (leader,) = [party for party in parties[1:] if party.link.leads]
+    assert Claim("node1") in leader.decisions
 
 
 def test_leaders_fall_one_after_the_other_until_one_agent_is_left(start_run: StartRun) -> None:
     run = start_run()
-    parties = run.all_of(4)
-    form(parties)
-    for number in range(3):
-        parties[number].die()
-        rest = parties[number + 1 :]
+    rest = run.all_of(4)
+    epochs = [form(rest)[0].epoch]
+    while len(rest) > 1:
+        (leader,) = [party for party in rest if party.link.leads]
+        leader.die()
+        rest = [party for party in rest if party is not leader]
         places = places_after(rest)
-        assert {(place.round, place.epoch, place.nodes) for place in places} == {(number + 1, number + 2, len(rest))}
+        assert {place.nodes for place in places} == {len(rest)}
+        epochs.append(places[0].epoch)
+    assert sorted(set(epochs)) == epochs
 
 
 def test_a_leader_that_leaves_hands_over(start_run: StartRun) -> None:
@@ -74,10 +76,9 @@ def test_a_leader_that_leaves_hands_over(start_run: StartRun) -> None:
         assert party.hear(Interrupted).reason is Reason.NODE_LEFT
         party.join()
     parties[0].link.left(LeaveReason.PREEMPTED)
-    began = time.monotonic()
+    # How soon it is followed: tests/unit/rendezvous/test_finder.py.
     places = [party.hear(Placed) for party in parties[1:]]
-    assert time.monotonic() - began < 1.0
-    assert {(place.round, place.epoch, place.nodes, place.reason) for place in places} == {(1, 2, 2, Reason.NODE_LEFT)}
+    assert {(place.nodes, place.reason) for place in places} == {(2, Reason.NODE_LEFT)}
 
 
 def test_who_goes_with_the_leader_does_not_follow_it(start_run: StartRun) -> None:
@@ -110,7 +111,7 @@ def test_an_agent_that_comes_later_finds_the_new_leader(start_run: StartRun) -> 
         assert party.hear(Interrupted).reason is Reason.NODE_JOINED
         party.join()
     places = [late.hear(Placed), *(party.hear(Placed) for party in parties[1:])]
-    assert {(place.round, place.nodes, place.epoch) for place in places} == {(2, 3, 2)}
+    assert {place.nodes for place in places} == {3}
 
 
 def test_a_run_whose_agents_have_all_ended_is_begun_again_by_whoever_comes(start_run: StartRun) -> None:
@@ -140,4 +141,5 @@ def test_a_leader_that_was_followed_joins_the_new_one(start_run: StartRun) -> No
     parties[2].link.left(LeaveReason.DRAINED)
     parties[2].link.stop(timeout=1)
     places = places_after(parties[:2])
-    assert {(place.epoch, place.nodes) for place in places} == {(3, 2)}
+    assert {place.nodes for place in places} == {2}
+    assert min(place.epoch for place in places) > 2
