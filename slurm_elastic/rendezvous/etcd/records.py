@@ -102,7 +102,7 @@ class EtcdRecords:
         self._scope = f"scopes/{quote(scope, safe='')}/"
         self._epochs = f"{self._scope}epochs/"
         self._endpoint = f"{self._scope}endpoint"
-        self._copy_failed = False
+        self._copy_failed = self._silent = False
         self._opening = _Opening()
 
     def enter(self, timeout: float) -> None:
@@ -125,6 +125,7 @@ class EtcdRecords:
         except RecordsUnreachableError:
             if not hurried:
                 raise
+            self._silent = True
             return copied
         return _newest([*(int(key.removeprefix(self._epochs)) for key in found), copied])
 
@@ -185,11 +186,13 @@ class EtcdRecords:
             self._tell(error)
             return self._cabinet.create(_DONE, record)
         try:
-            self._cabinet.create(_DONE, record, patient=False)
-        except RecordsUnreachableError:
-            logger.warning("etcd does not answer; that the run is finished is written in the run directory alone")
+            # Once is enough to find out that etcd is silent.
+            if not self._silent:
+                self._cabinet.create(_DONE, record, patient=False)
+                return first
         except RecordsError as error:
-            logger.warning("%s; that the run is finished is written in the run directory alone", error)
+            logger.debug("%s", error)
+        logger.warning("that the run is finished is written in the run directory alone: etcd does not take it")
         return first
 
     def is_done(self) -> bool:

@@ -34,6 +34,12 @@ def binary(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="session")
+def last_binary() -> Path:
+    """The newest etcd that is installed. The agents' tests and those on a cluster have members of the first."""
+    return (_binaries() or [Path("etcd")])[-1]
+
+
+@pytest.fixture(scope="session")
 def etcd(binary: Path) -> Iterator[EtcdServer]:
     """One etcd without TLS and authentication, shared by the tests that do it no harm."""
     with EtcdServer(binary=binary) as server:

@@ -17,8 +17,8 @@ GUARD = 30.0
 
 
 @pytest.fixture(scope="module")
-def whole_cluster(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"), binary)
+def whole_cluster(last_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"), last_binary)
     yield cluster
     cluster.stop()
 
@@ -151,9 +151,13 @@ def test_tokens_of_a_member_that_restarted_are_renewed(cluster: Cluster, prefix:
     ids=["add", "append", "compare_set"],
 )
 def test_operation_whose_answer_was_lost_is_done_once(
-    etcd: EtcdServer, prefix: str, once: bytes, operation: Callable[[EtcdStore], object]
+    first_etcd: EtcdServer, prefix: str, once: bytes, operation: Callable[[EtcdStore], object]
 ) -> None:
-    with Proxy(etcd.config.endpoints[0]) as proxy, EtcdClient(proxy.config) as far, EtcdClient(etcd.config) as near:
+    with (
+        Proxy(first_etcd.config.endpoints[0]) as proxy,
+        EtcdClient(proxy.config) as far,
+        EtcdClient(first_etcd.config) as near,
+    ):
         store = EtcdStore(far, prefix)
         # One exchange first, so that the operation's own read is not what is lost.
         store.check(["key"])

@@ -45,11 +45,11 @@ def test_data_survives_a_crash(tmp_path: Path) -> None:
     assert server.data_dir.is_dir(), "a directory that was given is not ours to delete"
 
 
-def test_taken_port_is_replaced(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_taken_port_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = iter([taken.getsockname()[1], free_port()])
         monkeypatch.setattr(server, "free_port", lambda host: next(ports, None) or free_port(host))
-        with EtcdServer(binary=binary) as started:
+        with EtcdServer() as started:
             assert started.client_port != taken.getsockname()[1]
             with EtcdClient(started.config) as client:
                 client.connect()
