@@ -182,9 +182,10 @@ def main() -> int:
     parser.add_argument("--mishaps", type=_mishaps, default=MISHAPS, help="some of: " + ",".join(MISHAPS))
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of the mishaps")
     parser.add_argument("--release", default="22.05", choices=["22.05", "24.11"], help="of Slurm")
+    parser.add_argument("--proctrack", default="cgroup", choices=["cgroup", "linuxproc"], help="of Slurm")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
-    cluster = Cluster.up(Settings("soak", 4, "cgroup", False, options.release))
+    cluster = Cluster.up(Settings("soak", 4, options.proctrack, False, options.release))
     directory = shared_directory("soak")
     try:
         with own_environment() as programs:
