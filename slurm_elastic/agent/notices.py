@@ -6,6 +6,7 @@ change half way. Importing this costs nothing; the command line does so before a
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -77,10 +78,23 @@ _notices: Notices | None = None
 
 
 def record_signals() -> Notices:
-    """Record signals from now on; called again, returns the same object. Main thread only."""
+    """Record signals from now on, and ignore them at the very end; called again, returns the same object.
+
+    Main thread only.
+    """
     global _notices
     if _notices is None:
         _notices = Notices()
         for number in RECORDED:
             signal.signal(number, _notices.note)
+        atexit.register(_ignore_signals)
     return _notices
+
+
+def _ignore_signals() -> None:
+    """While Python ends it would give signals with a handler their default action back, and that is to end otherwise.
+
+    Signals that are ignored stay so (Modules/signalmodule.c, _PySignal_Fini, 3.11).
+    """
+    for number in RECORDED:
+        signal.signal(number, signal.SIG_IGN)

@@ -4,7 +4,7 @@
 step by files, as in a collective. A step takes the seconds in the file ``pace``.
 
 Arguments: ``silent`` makes the ranks take no part; ``on-signal`` makes them save and end well on SIGUSR1 instead;
-``on-term`` makes them end well on SIGTERM.
+``on-term`` makes them end well on SIGTERM; ``slow-to-save`` makes a checkpoint take five minutes.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ def meet(step: int) -> bool:
 
 
 def save(step: int) -> None:
+    if "slow-to-save" in sys.argv:
+        time.sleep(300)
     if RANK == "0":
         write(CHECKPOINT, str(step))
 

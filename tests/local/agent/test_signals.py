@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from tests.local.agents import WORKER, Allocation, agent_command, eventually
 
@@ -122,6 +126,26 @@ def test_while_python_is_still_importing(allocate: Allocate) -> None:
     agent.signal(signal.SIGTERM)
     assert agent.wait() == 75
     assert nodes.rounds() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_while_python_ends(number: signal.Signals) -> None:
+    script = f"""if True:
+        import os, sys
+        from slurm_elastic.agent.notices import record_signals
+
+        record_signals()
+
+        class Last:
+            kill, pid = os.kill, os.getpid()
+
+            def __del__(self):
+                Last.kill(Last.pid, {int(number)})
+
+        last = Last()
+        sys.exit(75)
+    """
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 75
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:

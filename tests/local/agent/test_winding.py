@@ -130,6 +130,35 @@ def test_a_step_that_takes_too_long_is_not_waited_for(allocate: Allocate) -> Non
     assert any(event["event"] == "round_ended" and "step" not in event for event in nodes.events())
 
 
+def test_a_checkpoint_that_takes_longer_than_the_grace_is_not_waited_for(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    first, second = training(nodes, "--grace=4", "--shutdown-timeout=4", words=("slow-to-save",))
+    begun = time.monotonic()
+    second.signal(signal.SIGTERM)
+    assert second.wait() == 75
+    assert time.monotonic() - begun < 10.0
+    stepped(nodes, 1)
+    assert not (nodes.directory / "checkpoint").exists()
+    nodes.touch("finish")
+    assert first.wait() == 0
+    assert {event["restarts"] for event in nodes.events() if event["event"] == "round_formed"} == {0}
+
+
+def test_two_nodes_leave_at_once_and_the_third_loses_no_step(allocate: Allocate) -> None:
+    nodes = allocate(3)
+    first, second, third = training(nodes)
+    first.signal(signal.SIGTERM)
+    third.signal(signal.SIGUSR2)
+    assert [first.wait(), third.wait()] == [75, 75]
+    eventually(lambda: nodes.rounds() > 1 and steps(nodes)[-1][0] == nodes.rounds() - 1, nodes.story)
+    nodes.touch("finish")
+    second.expect("the run succeeded")
+    # As no first node is left that could end the job, it stays to do that, unless it is told to go.
+    second.signal(signal.SIGTERM)
+    assert second.wait() == 0
+    no_step_was_lost(nodes)
+
+
 def test_a_worker_that_takes_no_part_makes_it_an_interruption(allocate: Allocate) -> None:
     nodes = allocate(2)
     agents = training(nodes, words=("silent",))
