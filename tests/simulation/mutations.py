@@ -121,9 +121,11 @@ TOLD_NOBODY = faults.Script(3, 3, (), store=True, late=((1, 1.1),))
 
 @mutation("one member of the last round is enough", "a majority goes on", "of two halves one goes on")
 def one_is_enough(patch: pytest.MonkeyPatch) -> None:
-    def enough(base: Any, present: Any, gone: Any, own: str, *_: Any, **__: Any) -> bool:
-        return base is None or any(name in present for name in base.members) or gone.issuperset(base.members)
+    def enough(base: Any, present: Any, *arguments: Any, **options: Any) -> bool:
+        here = base is not None and any(name in present for name in base.members)
+        return here or original(base, present, *arguments, **options)
 
+    original = quorum.has_quorum
     patch.setattr(quorum, "has_quorum", enough)
 
 

@@ -83,7 +83,7 @@ class Checks:
         lost = party.heard_at + FENCE * self._world.limit + RESTORE + NAP
         if party.wire is None:
             lost = min(lost, party.search.began + RESTORE)
-        if self._world.now > max(lost, party.awake_since) + STOP + 2 * NAP:
+        if self._world.now > max(lost, party.awake_since + RESTORE) + STOP + 3 * NAP:
             raise Violation("who hears no leader stops by itself", f"{party.name} has workers of {party.workers}")
 
     def _check_majority(self, leading: Leading, table: Table) -> None:
