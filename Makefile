@@ -2,7 +2,7 @@
 
 PYTHON := /opt/slurm-elastic/venv/bin/python
 
-.PHONY: help setup demo test test-all soak lint bench docs shell
+.PHONY: help setup demo test test-all simulate soak lint bench docs shell
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,7 +23,11 @@ test-all: test ## the cluster layer on Slurm 24.11, too
 	@.ci/setup --release 24.11
 	@SLURM_ELASTIC_TEST_RELEASE=24.11 $(PYTHON) -m pytest tests/cluster $(PYTEST)
 
-soak: setup ## mishaps to one run on a real cluster, an hour of them; SOAK="--mishaps preempt --times 20"
+simulate: setup ## a million simulated schedules on all cores; SIMULATE="--schedules 20000 --first 7"
+	@$(PYTHON) -m tests.simulation $(or $(SIMULATE),--schedules 1000000)
+
+# Whoever chooses the mishaps wants these alone.
+soak: setup $(if $(SOAK),,simulate) ## that, and mishaps to one run on a real cluster for an hour; SOAK="--mishaps preempt --times 20"
 	@$(PYTHON) -m tests.cluster.soak $(SOAK)
 
 bench: setup ## the benchmarks behind docs/benchmarks.md

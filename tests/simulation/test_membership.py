@@ -19,7 +19,7 @@ from tests.simulation.schedules import play_all, play_membership
 from tests.simulation.shrink import play, report, shrink
 from tests.simulation.world import World
 
-SEEDS = int(os.environ.get("SIMULATION_SEEDS", "30000"))
+SEEDS = int(os.environ.get("SIMULATION_SEEDS", "25000"))
 FIRST = int(os.environ.get("SIMULATION_FIRST", "0"))
 ONLY = os.environ.get("SIMULATION_SEED")
 PLANNED = min(SEEDS // 6, 500)

@@ -15,7 +15,7 @@ from tests.simulation.schedules import Result, play_all, play_leaders, play_scri
 from tests.simulation.succession import faults
 from tests.simulation.succession.world import World
 
-SCHEDULES = int(os.environ.get("SIMULATION_LEADERS", "60000"))
+SCHEDULES = int(os.environ.get("SIMULATION_LEADERS", "65000"))
 LEADER = os.environ.get("SIMULATION_LEADER")
 STRIKE = os.environ.get("SIMULATION_STRIKE")
 
