@@ -47,6 +47,7 @@ class Chair:
         self._failed = failed
         self._idle: Door | None = None
         self._leading: asyncio.Task[None] | None = None
+        self._complaint = ""
         self.leader: Leader | None = None
 
     @property
@@ -82,7 +83,9 @@ class Chair:
         except PatienceError:
             return False
         except (SlurmElasticError, LookupError, ValueError, TypeError) as error:
-            logger.warning("cannot stand up to lead: %s", error)
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                logger.warning("cannot stand up to lead: %s", error)
             return False
         if self.leader is None:
             await self._lead(leader)

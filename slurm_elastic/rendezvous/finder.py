@@ -125,7 +125,7 @@ class Finder:
             gone = gone | {known.leader}
         elif lost is not None and self._is_silent(lost):
             silent = frozenset({known.leader})
-        return Vacancy(Reason.NODE_LEFT if known.resigned else Reason.NODE_LOST, frozenset(gone), silent)
+        return Vacancy(Reason.NODE_LEFT if known.resigned else Reason.NODE_LOST, frozenset(gone), silent, known.round)
 
     def _is_silent(self, lost: Link) -> bool:
         return asyncio.get_running_loop().time() > lost.heard_at + self._settings.leader_limit

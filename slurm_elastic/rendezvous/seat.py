@@ -177,8 +177,16 @@ def _follow(
         # Somebody has just claimed it, and says in a moment where it is; unless it has died in between.
         tried.add(newest)
         raise PatienceError
-    before = seat.records.epoch(newest) if newest else None
+    before = None
+    with contextlib.suppress(RecordsError):
+        # It only tells whom this one follows.
+        before = seat.records.epoch(newest) if newest else None
     last = last_round(situation, seat.incarnation)
+    if vacancy.round > (last.round if last is not None else -1):
+        raise RecordsError(
+            f"{seat.run_dir.path} shows no round {vacancy.round}, in which this agent was: on {seat.node} it is another"
+            " directory than on the other nodes, or was emptied; mount the one that they share"
+        )
     base = last.base if last is not None else None
     lost = str(before["agent"]) if before is not None else ""
     survives = base is not None and seat.agent in base.members

@@ -47,11 +47,13 @@ class Vacancy:
         reason: why the last leader is followed.
         gone: agents that are gone for certain.
         silent: agents that may not be, but were silent for longer than a leader waits for anybody.
+        round: the last one in which this agent was given a place, -1 for none.
     """
 
     reason: Reason
     gone: frozenset[str] = frozenset()
     silent: frozenset[str] = frozenset()
+    round: int = -1
 
 
 def default_leader_limit(heartbeat_limit: float) -> float:

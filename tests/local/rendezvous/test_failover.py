@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from slurm_elastic.rendezvous.membership import Claim, LeaveReason, Reason
-from slurm_elastic.rendezvous.messages import Interrupted, Placed
+from slurm_elastic.rendezvous.membership import Claim, LeaveReason, Outcome, Reason
+from slurm_elastic.rendezvous.messages import Ended, Interrupted, Placed
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from tests.local.agents import PATIENCE, eventually
 from tests.local.rendezvous.parties import Party, Run, form
@@ -65,6 +65,20 @@ def test_leaders_fall_one_after_the_other_until_one_agent_is_left(start_run: Sta
         assert {place.nodes for place in places} == {len(rest)}
         epochs.append(places[0].epoch)
     assert sorted(set(epochs)) == epochs
+
+
+def test_one_that_is_left_of_a_run_that_needs_two_waits_for_another_and_no_longer_than_told(
+    start_run: StartRun,
+) -> None:
+    run = start_run(min_nodes=2, options=RendezvousOptions(join_timeout=1.5))
+    parties = run.all_of(3)
+    form(parties)
+    for party in parties[:2]:
+        party.die()
+    assert parties[2].hear(Interrupted).reason is Reason.NODE_LOST
+    parties[2].join()
+    ended = parties[2].hear(Ended)
+    assert (ended.outcome, ended.detail) == (Outcome.TIMED_OUT, "1 of at least 2 nodes came within 1.5 s")
 
 
 def test_a_leader_that_leaves_hands_over(start_run: StartRun) -> None:

@@ -175,11 +175,11 @@ def test_a_leader_that_has_ended_is_gone_and_a_silent_one_is_not_waited_for() ->
     network = Cut(2, healed_at=100.0)
     leader = network.order[0].agent
     network.lost(network.refuse)
-    assert network.vacancy == Vacancy(Reason.NODE_LOST, gone=frozenset({leader}))
+    assert network.vacancy == Vacancy(Reason.NODE_LOST, gone=frozenset({leader}), round=0)
 
     network = Cut(2, healed_at=100.0)
     network.lost(network.connect)
-    assert network.vacancy == Vacancy(Reason.NODE_LOST, silent=frozenset({leader}))
+    assert network.vacancy == Vacancy(Reason.NODE_LOST, silent=frozenset({leader}), round=0)
     # Its silence began when it was heard last.
     assert network.stood_at is not None
     assert 4.25 < network.stood_at < 4.4
