@@ -99,15 +99,17 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdV3RendezvousBacken
     """Create a backend and a store from torchrun's parameters.
 
     The endpoint is ``host1:2379,host2:2379``, ``etcd://...``, or ``etcds://...`` for TLS. ``--rdzv-conf`` takes
-    read_timeout (seconds for each call, 60 by default) and the options of
-    :mod:`slurm_elastic.rendezvous.etcd.credentials`. The run id decides what state is seen: a requeued job needs
-    another, such as ``$SLURM_JOB_ID.$SLURM_RESTART_COUNT``, because torch's handler closes a run id for good.
+    read_timeout (seconds for each call, 60 by default) and protocol (http or https, for an endpoint without a scheme),
+    as torch's backend does, and the options of :mod:`slurm_elastic.rendezvous.etcd.credentials`.
+
+    The run id decides what state is seen: a requeued job needs another, such as
+    ``$SLURM_JOB_ID.$SLURM_RESTART_COUNT``, because torch's handler closes a run id for good.
 
     Raises:
         UsageError: An option is wrong, or etcd is not what the options say.
         RendezvousConnectionError: etcd did not answer.
     """
-    config = load_config(params.endpoint, params.config)
+    config = load_config(_with_scheme(params.endpoint, params.get("protocol")), params.config)
     read_timeout = params.get_as_int("read_timeout", 60)
     if read_timeout is None or read_timeout <= 0:
         raise UsageError("the read_timeout in --rdzv-conf must be a positive number of seconds")
@@ -126,6 +128,20 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     """Create torch's handler on top of :func:`create_backend`."""
     backend, store = create_backend(params)
     return create_dynamic_handler(store, backend, params)
+
+
+def _with_scheme(endpoint: str, protocol: object) -> str:
+    schemes = {"": "", "http": "etcd://", "https": "etcds://"}
+    scheme = schemes.get(str(protocol or "").strip().lower())
+    if scheme is None:
+        raise UsageError(f"the protocol in --rdzv-conf is {protocol!r}; it must be http or https")
+    if not endpoint:
+        return endpoint
+    if "://" not in endpoint:
+        return f"{scheme}{endpoint}"
+    if scheme and not endpoint.strip().startswith(scheme):
+        raise UsageError(f"protocol={protocol} contradicts the endpoint {endpoint}; leave one of them out")
+    return endpoint
 
 
 def _translated(call: Callable[[], _T]) -> _T:

@@ -171,6 +171,8 @@ def test_bad_options_are_told_in_one_line(etcd: EtcdServer) -> None:
         ({"read_timeout": 0}, "read_timeout"),
         ({"password": "secret"}, "every user of the node"),
         ({"ca_cert": "/no/such/file"}, "/no/such/file"),
+        ({"protocol": "ftp"}, "http or https"),
+        ({"protocol": "https"}, "does not speak TLS"),
     ):
         with pytest.raises(UsageError, match=words):
             create_handler(parameters(str(etcd.config.endpoints[0]), **options))
