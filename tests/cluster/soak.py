@@ -3,10 +3,10 @@
     python3 -m tests.cluster.soak --minutes 60 --seed 7
     python3 -m tests.cluster.soak --mishaps preempt --times 20
 
-An array of four trains the digits example while its nodes are preempted, killed, cut off and paused, one or two at a
+An array of four trains the digits example while its nodes are preempted, killed, cut off and paused, one or more at a
 time. The seed is printed, and names the same mishaps again. With --times each mishap waits until all four train again,
 and what it has cost is printed. Exit code 0 if the run ended by itself, with every sample of every epoch exactly once
-and nothing left behind; with nothing but announced preemptions also without a step lost or a restart charged.
+and nothing left behind; with --times a preemption may cost no step and no restart either.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from tests.cluster.gaps import change, formed, has_stepped, summary
 from tests.cluster.jobs import Job, Jobs
 from tests.cluster.testbed import Cluster, Settings
 
-MISHAPS = ("preempt", "kill", "cut", "pause", "preempt two")
-ANNOUNCED = frozenset({"preempt", "preempt two"})
+PREEMPTED = {"preempt": 1, "preempt two": 2, "preempt all": 4}
+"""How many nodes are taken at once."""
+MISHAPS = (*PREEMPTED, "kill", "cut", "pause")
 
 
 class Soak:
@@ -95,7 +96,7 @@ class Soak:
             print(f"  {number}: all train {after:.1f} s after it began", flush=True)
             going.append(changes[0])
             coming += changes[1:]
-            if mishap in ANNOUNCED:
+            if mishap in PREEMPTED:
                 self._wrong += [f"{number}: {one}" for one in changes if one.lost or one.charged]
         for what, found in (("goes", going), ("comes", coming)):
             print(f"gap when one {what}: {summary([one.gap for one in found if one.gap is not None])}")
@@ -104,12 +105,13 @@ class Soak:
         print(f"{lost} steps lost, {charged} restarts charged", flush=True)
 
     def _happen(self, mishap: str, job: Job) -> None:
-        nodes = self._rng.sample(self._cluster.settings.node_names, 2)
+        nodes = self._rng.sample(self._cluster.settings.node_names, 4)
         seconds = self._rng.uniform(1, 15)
-        print(f"{time.strftime('%H:%M:%S')} {mishap} {' '.join(nodes)} {seconds:.1f} s", flush=True)
+        meant = " ".join(nodes[: PREEMPTED.get(mishap, 1)])
+        print(f"{time.strftime('%H:%M:%S')} {mishap} {meant} {seconds:.1f} s", flush=True)
         match mishap:
-            case "preempt" | "preempt two":
-                for node in nodes[: 1 if mishap == "preempt" else 2]:
+            case "preempt" | "preempt two" | "preempt all":
+                for node in nodes[: PREEMPTED[mishap]]:
                     self._jobs.take(node, seconds)
             case "kill":
                 self._cluster.kill(nodes[0])
