@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -87,12 +88,24 @@ def test_a_run_over_etcd(lone_etcd: EtcdServer, allocate: Allocate) -> None:
     # The connections of the leader stand; nothing but its silence tells.
     with stopped(agents[0].pid):
         eventually(lambda: newest_nodes(nodes) == ["127.0.0.2", "127.0.0.3"], nodes.story)
+    # It finds that it was followed, and joins.
     eventually(lambda: newest_nodes(nodes) == list(nodes.nodes), nodes.story)
-    agents[1].kill()
-    eventually(lambda: newest_nodes(nodes) == ["127.0.0.1", "127.0.0.3"], nodes.story)
+    left = {agent.node: agent for agent in agents}
+    left.pop(leaders(nodes)[-1][1]).kill()
+    eventually(lambda: newest_nodes(nodes) == sorted(left), nodes.story)
     nodes.touch("finish")
-    assert [agents[0].wait(), agents[2].wait()] == [0, 0]
+    assert [agent.wait() for agent in left.values()] == [0, 0]
     assert "etcd" not in nodes.story()
+    # A leader that was followed has formed no round after that, and every epoch is somebody else's.
+    epochs = leaders(nodes)
+    assert [epoch for epoch, _ in epochs] == sorted(epoch for epoch, _ in epochs)
+    assert len(set(epochs)) == len({epoch for epoch, _ in epochs}) >= 3
+
+
+def leaders(nodes: Allocation) -> list[tuple[int, str]]:
+    """The epoch of every round, and on which node it was led."""
+    rounds = [json.loads(path.read_text()) for path in sorted((nodes.run_dir / "rounds").glob("*.json"))]
+    return [(round_["epoch"], str(round_["leader"]).split("/")[0]) for round_ in rounds]
 
 
 def newest_nodes(nodes: Allocation) -> list[str]:
