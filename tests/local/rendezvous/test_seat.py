@@ -11,7 +11,8 @@ import pytest
 
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.leader import Leader
-from slurm_elastic.rendezvous.membership import Reason
+from slurm_elastic.rendezvous.membership import OnTie, Reason
+from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.words import Unreachable
 from tests.local.rendezvous.parties import Run, form
 
@@ -77,12 +78,14 @@ def test_a_run_of_several_listens_to_all(start_run: StartRun) -> None:
 
 
 def test_the_leader_knows_what_the_seat_says(start_run: StartRun, leaders: list[Leader]) -> None:
-    run = start_run(expected_nodes=("node1", "node2"), min_nodes=2, max_nodes=2, max_restarts=5)
+    options = RendezvousOptions(on_tie=OnTie.NONE)
+    run = start_run(expected_nodes=("node1", "node2"), min_nodes=2, max_nodes=2, max_restarts=5, options=options)
     run.run_dir.claim_round(3, b"{}")
     run.party(0, restart_count=0)
     settings = leaders[0]._settings
     assert (settings.min_nodes, settings.max_nodes, settings.max_restarts) == (2, 2, 5)
     assert settings.expected_nodes == ("node1", "node2")
+    assert settings.on_tie is OnTie.NONE
     assert (settings.first_round, settings.first_reason) == (4, Reason.START)
     assert (leaders[0].epoch, leaders[0].run) == (1, "run.0")
 
