@@ -5,7 +5,6 @@ They keep their own account of what the leader was told, beside the machine's, a
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from slurm_elastic.rendezvous.membership import (
@@ -35,6 +34,8 @@ from slurm_elastic.rendezvous.membership import (
     Tick,
     next_deadline,
 )
+from tests.simulation.tables import check_table
+from tests.simulation.violation import Violation, require
 
 if TYPE_CHECKING:
     from slurm_elastic.rendezvous.membership.state import Agent
@@ -42,21 +43,7 @@ if TYPE_CHECKING:
     from tests.simulation.workers import Workers
     from tests.simulation.world import World
 
-__all__ = ["Checks", "Violation"]
-
-
-class Violation(AssertionError):  # noqa: N818
-    """A promise is broken. `promise` names it, for the search for a smaller schedule that breaks the same one."""
-
-    def __init__(self, promise: str, detail: str) -> None:
-        super().__init__(f"{promise}: {detail}")
-        self.promise = promise
-
-
-def require(condition: object, promise: str, detail: object = "") -> None:
-    """Raise if a promise does not hold."""
-    if not condition:
-        raise Violation(promise, str(detail))
+__all__ = ["Checks"]
 
 
 class Checks:
@@ -251,7 +238,7 @@ class Checks:
         require(table.round == first, "rounds follow each other", table.round)
         require(latest is None or latest.round in self._over, "one table is current", table)
         self._check_one_group(table.round)
-        self._check_table(after, table)
+        check_table(after, table, self._latest)
         require(table.restarts == after.restarts, "restarts are the same for all", table)
         for place in table.places:
             name = place.agent
@@ -278,29 +265,6 @@ class Checks:
         if isinstance(event, Leaving | Left):
             gone.add(event.agent)
         require(gone - self._finished, "who has finished is not missed", gone)
-
-    def _check_table(self, state: State, table: Table) -> None:
-        settings, places = state.settings, table.places
-        promise = "tables are complete"
-        require(settings.min_nodes <= len(places) <= settings.max_nodes, promise, f"{len(places)} nodes")
-        require([place.rank for place in places] == list(range(len(places))), promise, places)
-        candidates = [state.agents[place.agent].candidate for place in places]
-        require(candidates == sorted(candidates, key=lambda candidate: candidate.order), "ranks follow Slurm's order")
-        if self._latest is not None:
-            now = {place.agent: place.rank for place in places}
-            ranks = [now[place.agent] for place in self._latest.places if place.agent in now]
-            require(ranks == sorted(ranks), "survivors keep their order", places)
-        base, roles = 0, Counter[str]()
-        for place, candidate in zip(places, candidates, strict=True):
-            told = (place.node, place.local_world_size, place.role)
-            require(told == (candidate.node, candidate.local_world_size, candidate.role), promise, place)
-            require((place.base_rank, place.role_base_rank) == (base, roles[place.role]), promise, place)
-            base += place.local_world_size
-            roles[place.role] += place.local_world_size
-        require(table.world_size == base, promise, table)
-        require(all(place.role_world_size == roles[place.role] for place in places), promise, places)
-        store = (candidates[0].address, candidates[0].store_port)
-        require((table.store_address, table.store_port) == store, promise, table)
 
     def _check_one_group(self, round_: int) -> None:
         for agent in self._world.agents.values():

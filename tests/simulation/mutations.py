@@ -20,7 +20,6 @@ from slurm_elastic.rendezvous.ledger import Ledger
 from slurm_elastic.rendezvous.membership import Phase, Resign, State, Table, machine, quorum, succession, transitions
 from slurm_elastic.rendezvous.participant import Participant
 from tests.simulation import shrink
-from tests.simulation.checks import Violation
 from tests.simulation.faults import draw
 from tests.simulation.leader import SimulatedLeader
 from tests.simulation.network import Place
@@ -29,6 +28,7 @@ from tests.simulation.succession import faults, party, search
 from tests.simulation.succession.checks import Checks
 from tests.simulation.succession.party import Party
 from tests.simulation.succession.records import Records
+from tests.simulation.violation import Violation
 
 __all__ = ["MUTATIONS", "Mutation"]
 

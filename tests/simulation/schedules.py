@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from tests.simulation import shrink
-from tests.simulation.checks import Violation
 from tests.simulation.faults import draw
 from tests.simulation.stopping import StopSchedule
 from tests.simulation.succession import faults
 from tests.simulation.succession.faults import Script
 from tests.simulation.succession.world import World
+from tests.simulation.violation import Violation
 
 __all__ = ["KINDS", "Result", "play_all", "play_leaders", "play_membership", "play_script", "play_stop", "play_strikes"]
 

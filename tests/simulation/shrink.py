@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from tests.simulation.checks import Violation
 from tests.simulation.faults import CALM, Action, Arrive, Schedule
+from tests.simulation.violation import Violation
 from tests.simulation.world import World
 
 __all__ = ["play", "report", "shrink"]

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from slurm_elastic.rendezvous.membership import Settings, conditions, machine, state, transitions, winding
-from tests.simulation.checks import Violation
 from tests.simulation.faults import CALM, NORMAL, Arrive, Schedule, draw, draw_planned
 from tests.simulation.schedules import play_all, play_membership
 from tests.simulation.shrink import play, report, shrink
+from tests.simulation.violation import Violation
 from tests.simulation.world import World
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "25000"))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from slurm_elastic.rendezvous.membership import NodesSeen, Phase, Status, Table
 from tests.simulation.agents import SimulatedAgent
-from tests.simulation.checks import Checks, Violation
+from tests.simulation.checks import Checks
 from tests.simulation.faults import (
     Action,
     Arrive,
@@ -25,6 +25,7 @@ from tests.simulation.faults import (
     StallLeader,
 )
 from tests.simulation.leader import SimulatedLeader
+from tests.simulation.violation import Violation
 from tests.simulation.workers import Group
 
 __all__ = ["World"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from slurm_elastic.rendezvous.membership import Table
 from slurm_elastic.rendezvous.succession import FENCE, default_leader_limit
-from tests.simulation.checks import Violation
+from tests.simulation.violation import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.succession.leading import Leading
@@ -127,10 +127,10 @@ class Checks:
             self._world.at(due, self._check_ended, party, party.workers)
 
     def _check_ended(self, party: Party, number: int) -> None:
-        # Whoever was paused has its time from then on.
+        # Whoever was paused has its time from then on; and what a leader says waits for what it writes down.
         if party.workers != number or not party.alive or party.paused:
             return
-        due = party.awake_since + BOUND
+        due = max(party.awake_since, self._world.slow_until) + BOUND
         if self._world.now < due:
             self._world.at(due, self._check_ended, party, number)
         else:

@@ -8,12 +8,12 @@ import random
 from collections.abc import Callable
 
 from slurm_elastic.rendezvous.membership import Reason
-from tests.simulation.checks import Violation
 from tests.simulation.succession.checks import Checks
 from tests.simulation.succession.faults import LEADER, Fault, Script
 from tests.simulation.succession.party import Party
 from tests.simulation.succession.records import Records
 from tests.simulation.succession.wire import Wire
+from tests.simulation.violation import Violation
 
 __all__ = ["World"]
 
@@ -23,6 +23,7 @@ class World:
 
     Attributes:
         limit: the heartbeat limit.
+        slow_until: until when the records are slow.
         messages: how many have been under way so far; what is done with the records counts twice.
         story: what happened, if it is wanted.
     """
@@ -39,7 +40,7 @@ class World:
         self._count = 0
         self._wires: list[Wire] = []
         self._cut: tuple[frozenset[str], ...] = ()
-        self._slow_until = 0.0
+        self.slow_until = 0.0
         self._slowness = self.rng.choice((0.002, 0.02, 0.1))
         self._disk = self.rng.choice((0.005, 0.05))
         self._dead_since: dict[str, float] = {}
@@ -77,7 +78,7 @@ class World:
 
     def disk(self) -> float:
         """How long it takes until something is done with the records, or its result is known."""
-        slow = max(0.0, self._slow_until - self.now)
+        slow = max(0.0, self.slow_until - self.now)
         return slow + self.rng.random() * (self._disk if self.rng.random() < 0.95 else 1.0)
 
     def connected(self, one: Party, other: Party) -> bool:
@@ -225,7 +226,7 @@ class World:
                 wire = party.wire
                 party.later(0.0, lambda: party.drop(wire))
             case "disk":
-                self._slow_until = self.now + fault.seconds
+                self.slow_until = self.now + fault.seconds
 
     def _heal(self, side: frozenset[str]) -> None:
         self._cut = tuple(each for each in self._cut if each is not side)

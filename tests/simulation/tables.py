@@ -1,0 +1,35 @@
+"""What every table has to be: complete, in Slurm's order, and in the order of the one before."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from slurm_elastic.rendezvous.membership import State, Table
+from tests.simulation.violation import require
+
+__all__ = ["check_table"]
+
+
+def check_table(state: State, table: Table, before: Table | None) -> None:
+    """Check a table of a leader in this state, that follows another if there was one."""
+    settings, places = state.settings, table.places
+    promise = "tables are complete"
+    require(settings.min_nodes <= len(places) <= settings.max_nodes, promise, f"{len(places)} nodes")
+    require([place.rank for place in places] == list(range(len(places))), promise, places)
+    candidates = [state.agents[place.agent].candidate for place in places]
+    require(candidates == sorted(candidates, key=lambda candidate: candidate.order), "ranks follow Slurm's order")
+    if before is not None:
+        now = {place.agent: place.rank for place in places}
+        ranks = [now[place.agent] for place in before.places if place.agent in now]
+        require(ranks == sorted(ranks), "survivors keep their order", places)
+    base, roles = 0, Counter[str]()
+    for place, candidate in zip(places, candidates, strict=True):
+        told = (place.node, place.local_world_size, place.role)
+        require(told == (candidate.node, candidate.local_world_size, candidate.role), promise, place)
+        require((place.base_rank, place.role_base_rank) == (base, roles[place.role]), promise, place)
+        base += place.local_world_size
+        roles[place.role] += place.local_world_size
+    require(table.world_size == base, promise, table)
+    require(all(place.role_world_size == roles[place.role] for place in places), promise, places)
+    store = (candidates[0].address, candidates[0].store_port)
+    require((table.store_address, table.store_port) == store, promise, table)

@@ -1,0 +1,19 @@
+"""A promise that is broken."""
+
+from __future__ import annotations
+
+__all__ = ["Violation", "require"]
+
+
+class Violation(AssertionError):  # noqa: N818
+    """A promise is broken. `promise` names it, for the search for a smaller schedule that breaks the same one."""
+
+    def __init__(self, promise: str, detail: str) -> None:
+        super().__init__(f"{promise}: {detail}")
+        self.promise = promise
+
+
+def require(condition: object, promise: str, detail: object = "") -> None:
+    """Raise if a promise does not hold."""
+    if not condition:
+        raise Violation(promise, str(detail))
