@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import tempfile
@@ -14,6 +15,7 @@ from tests.local.agents import allocation, eventually
 __all__ = ["followed_after"]
 
 _SIZE = 3
+_job_ids = itertools.count(100)
 
 
 def followed_after(etcd: EtcdServer) -> float:
@@ -22,8 +24,10 @@ def followed_after(etcd: EtcdServer) -> float:
     Its connections stand, as those of a node without power do, so nothing but its silence tells. The agents are real;
     their workers wait.
     """
-    with tempfile.TemporaryDirectory() as directory, allocation(Path(directory), _SIZE) as nodes:
-        leader, *_ = nodes.start_all(f"--rdzv-endpoint={etcd.config}", f"--rdzv-id=silent-{time.monotonic_ns()}")
+    # A run of its own each time: etcd still has the records of the one before.
+    job_id = str(next(_job_ids))
+    with tempfile.TemporaryDirectory() as directory, allocation(Path(directory), _SIZE, job_id=job_id) as nodes:
+        leader, *_ = nodes.start_all(f"--rdzv-endpoint={etcd.config}")
         nodes.seen(0)
         began = time.monotonic()
         os.kill(leader.pid, signal.SIGSTOP)
