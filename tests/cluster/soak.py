@@ -82,7 +82,7 @@ class Soak:
             time.sleep(self._rng.uniform(0, 10))
 
     def _happen_in_turn(self, job: Job, times: int) -> None:
-        going, coming = [], []
+        gone, going, coming = [], [], []
         for number in range(1, times + 1):
             mishap, first, begin = self._rng.choice(self._mishaps), len(job.tables()), time.monotonic()
             self._happen(mishap, job)
@@ -94,13 +94,14 @@ class Soak:
                 print(f"  {number}: comes: {later}")
             after = formed(job, len(job.tables()) - 1) - begin
             print(f"  {number}: all train {after:.1f} s after it began", flush=True)
-            going.append(changes[0])
+            # Where all nodes go, nobody is left to whom the time until they are back would be a gap.
+            (gone if PREEMPTED.get(mishap) == 4 else going).append(changes[0])
             coming += changes[1:]
             if mishap in PREEMPTED:
                 self._wrong += [f"{number}: {one}" for one in changes if one.lost or one.charged]
         for what, found in (("goes", going), ("comes", coming)):
             print(f"gap when one {what}: {summary([one.gap for one in found if one.gap is not None])}")
-        every = [*going, *coming]
+        every = [*gone, *going, *coming]
         lost, charged = sum(one.lost for one in every), sum(one.charged for one in every)
         print(f"{lost} steps lost, {charged} restarts charged", flush=True)
 
