@@ -69,13 +69,16 @@ def newest_order(told: Sequence[_T], told_in: int, recorded: Sequence[_T], recor
     """Who may follow the leader, in which order, by the newest round that this agent knows of.
 
     A leader may be lost when it has written down a round that some of its members, or all, were not told of. Those that
-    went by different rounds might each be the first in their own order, stand, and not look for each other.
+    went by different rounds might each be the first in their own order, stand, and not look for each other. Nor would
+    those that have no place in that round any more; they come last.
 
     Args:
         told, told_in: what the last leader said, and in which round; empty and -1 if nobody did.
         recorded, recorded_in: the same of the last round on record.
     """
-    return recorded if recorded and (recorded_in > told_in or not told) else told
+    if not recorded or (told and recorded_in <= told_in):
+        return told
+    return [*recorded, *(each for each in told if each not in recorded)]
 
 
 def patience(order: Sequence[str], own: str, ended: Collection[str], leaving: Collection[str] = ()) -> float:

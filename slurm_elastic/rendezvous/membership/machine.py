@@ -133,7 +133,14 @@ def _newcomer(state: State, event: Joined, now: float) -> Result:
         # A leader without workers may have waited for hours until Slurm started somebody.
         state = replace(state, forming_since=now)
     state = with_agent(state, Agent(candidate, event.attempt, Status.WAITING, last_heard=now))
-    state = replace(state, gone_nodes=state.gone_nodes - {candidate.node}, awaited=state.awaited - {candidate.agent})
+    state = replace(
+        state,
+        gone_nodes=state.gone_nodes - {candidate.node},
+        # Slurm's word that it had gone was wrong, or came too soon.
+        gone=state.gone - {candidate.agent},
+        lingering=state.lingering - {candidate.agent},
+        awaited=state.awaited - {candidate.agent},
+    )
     if state.phase is not Phase.RUNNING or state.table is None:
         return state, ()
     if len(state.table.places) >= state.settings.max_nodes:

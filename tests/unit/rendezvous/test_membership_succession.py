@@ -180,6 +180,13 @@ def test_a_silent_member_that_said_it_goes_is_not_missed_by_others_of_its_round(
     assert only(Publish, run.join("n0", last_round=0))
 
 
+def test_a_member_that_comes_counts_whatever_slurm_said() -> None:
+    run = successor(agent="n3", gone=frozenset({"n0"}))
+    run.join("n3", last_round=4)
+    assert not run.on(NodesSeen(frozenset({"n1"})))
+    assert only(Claim, run.join("n1", last_round=4))
+
+
 def test_a_leader_does_not_resign_before_its_own_workers_have_ended() -> None:
     run = Scenario(agent="n0", max_nodes=1)
     run.join("n0", "n1")

@@ -67,6 +67,8 @@ def test_the_times_follow_each_other(limit: float) -> None:
     [
         # Written down when its leader was lost, before everybody was told.
         (3, "bca", 4, "bca"),
+        # Without those that it had given up.
+        (3, "a", 4, "abc"),
         # The record has the lost leader, too.
         (3, "abc", 3, "bc"),
         (3, "", -1, "bc"),
@@ -80,4 +82,4 @@ def test_who_stands_first_is_the_same_for_all_that_know_of_the_newest_round(
 
 
 def test_who_was_told_nothing_goes_by_the_records() -> None:
-    assert newest_order("", -1, "ab", 0) == "ab"
+    assert list(newest_order("", -1, "ab", 0)) == ["a", "b"]
