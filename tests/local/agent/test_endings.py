@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from slurm_elastic.rendezvous.session import PROTOCOL
 from tests.local.agents import WORKER, Allocation, agent_command, eventually
 
 Allocate = Callable[..., Allocation]
@@ -108,7 +109,7 @@ def test_an_agent_of_another_protocol_is_2_with_one_line(allocate: Allocate) -> 
     assert member.wait() == 2
     lines = [line for line in member.err.splitlines() if "protocol" in line]
     assert len(lines) == 1
-    assert "speaks protocol 2, 0.0.1 here speaks 0; install the same version on all nodes" in lines[0]
+    assert f"speaks protocol {PROTOCOL}, 0.0.1 here speaks 0; install the same version on all nodes" in lines[0]
     leader.expect("slurm_elastic 0.0.1 there speaks protocol 0")
 
 
