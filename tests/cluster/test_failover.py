@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 from tests.cluster.jobs import CHECKOUT, Job, on
@@ -42,9 +43,9 @@ def test_the_first_node_is_killed_and_then_the_new_leaders(jobs):
         (first, "node_lost", 0),
         (second, "node_lost", 0),
     ]
-    epochs = [round_["epoch"] for round_ in job.rounds()]
-    # An epoch may be claimed in vain; each of these leaders was another one.
-    assert sorted(set(epochs)) == epochs
+    for before, after in itertools.pairwise(job.rounds()):
+        # An epoch may be claimed in vain.
+        assert after["epoch"] - before["epoch"] >= (after["leader"] != before["leader"])
     assert_one_group_at_a_time(job.steps())
     assert_nothing_is_lost(job.steps())
     print(f"seconds without a step: {gap(job, 1):.2f}, {gap(job, 2):.2f}, led by n1, {leader}, {leaders_node(job)}")
