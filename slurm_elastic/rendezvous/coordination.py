@@ -187,6 +187,11 @@ class Coordination:
         following.cancel()
         await chair.close(timeout)
         self._release()
+        # An attempt to connect that fails while it is cancelled is no news; asyncio.run would tell it with a traceback.
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
 
     def _report(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
