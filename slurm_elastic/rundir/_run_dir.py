@@ -295,7 +295,8 @@ class RunDir:
         with self._reported(path):
             content = _files.read(path)
         if content is not None and not _is_json_object(content):
-            raise RecordError(f"{path} is not one complete JSON object: truncated or not ours; remove it")
+            mend = "end the run, remove the file and submit again"
+            raise RecordError(f"{path} is not one complete JSON object: truncated or not ours; {mend}")
         return content
 
     def _base_is_there(self) -> bool:
