@@ -98,7 +98,7 @@ class World:
             self._happen(fault, leader)
 
     def longest_silence(self) -> float:
-        """For how long anything was paused or cut without a break, by now or in the last seconds."""
+        """For how long anything was paused, cut or slow to read without a break, by now or in the last seconds."""
         longest = 0.0
         begin = end = -math.inf
         for since, until in sorted(self._silences):
@@ -204,7 +204,7 @@ class World:
             party = self._leader() if fault.agent == LEADER else self.parties[self._nodes[fault.agent]]
         self.tell(party.name, f"*** {fault}")
         self._busy_until = max(self._busy_until, self.now + fault.seconds)
-        if fault.kind in ("pause", "cut"):
+        if fault.kind in ("pause", "cut", "disk"):
             self._silences.append((self.now, self.now + fault.seconds))
         match fault.kind:
             case "kill" | "power":
