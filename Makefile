@@ -33,6 +33,7 @@ soak: setup $(if $(SOAK),,simulate) ## that, and mishaps to one run on a real cl
 bench: setup ## the benchmarks behind docs/benchmarks.md
 	@mkdir -p build
 	-@$(PYTHON) -m benchmarks.rendezvous --json build/rendezvous.json
+	-@$(PYTHON) -m benchmarks.etcd --json build/etcd.json
 	-@$(PYTHON) -m benchmarks.recovery --json build/recovery.json
 	-@$(PYTHON) -m benchmarks.launch --json build/launch.json
 	-@$(PYTHON) -m benchmarks.store_names --json build/store_names.json

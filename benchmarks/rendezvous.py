@@ -1,6 +1,6 @@
 """How long agents need to agree who is in a round.
 
-    python -m benchmarks.rendezvous [--json FILE] [--repetitions 5] [--only ours,torch,queue,churn,etcd]
+    python -m benchmarks.rendezvous [--json FILE] [--repetitions 5] [--only ours,torch,queue,churn]
 
 The leader runs in one process, the agents in another: real connections, real sealed messages, rounds written to a run
 directory; only workers are missing. torch's dynamic rendezvous over c10d runs in the same harness: its store in one
@@ -13,26 +13,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks import sandbox
 from benchmarks.agents import Crowd
-from benchmarks.etcd_load import Newcomers, steady_rate
-from benchmarks.leading import RUN, LeaderProcess
-from benchmarks.silent_leader import followed_after
+from benchmarks.leading import LeaderProcess
 from benchmarks.tables import Bar, Results, Table, median, seconds
 from benchmarks.usage import Usage, usage
-from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer
-from slurm_elastic.rundir import RunDir
 
 _SIZES = (64, 128, 256, 1024)
 _MANY = 4096
 _TORCH_SIZES = (64, 128)
 _CHURN_SIZE, _CHURN_ROUNDS = 256, 50
-_ETCD_SIZE, _ETCD_THREADS = 1024, 32
-_IDLE_AGENTS, _IDLE_SECONDS = 32, 30.0
 
 
 def main() -> int:
@@ -51,8 +43,6 @@ def main() -> int:
         _torch(results, ours, repetitions, options.limit)
     if "churn" in only:
         _churn(results)
-    if "etcd" in only:
-        _etcd(results, repetitions)
     return results.finish(options.json)
 
 
@@ -60,7 +50,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rendezvous", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
     parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="of which medians are taken")
-    parser.add_argument("--only", default="ours,queue,torch,churn,etcd", help="the parts to run")
+    parser.add_argument("--only", default="ours,queue,torch,churn", help="the parts to run")
     parser.add_argument("--limit", type=float, default=180.0, metavar="S", help="seconds for one rendezvous of torch")
     parser.add_argument("--sizes", type=lambda text: [int(size) for size in text.split(",")], default=list(_SIZES))
     parser.add_argument("--many", type=int, default=_MANY, metavar="N", help="agents of the single large rendezvous")
@@ -224,66 +214,6 @@ async def _rounds() -> tuple[list[float], list[float], dict[str, Usage], dict[st
         after = {"leader": leader.usage(), f"{size} agents": usage()}
         await crowd.close()
     return leaves, joins, before, after
-
-
-def _etcd(results: Results, repetitions: int) -> None:
-    with EtcdServer() as etcd:
-        table = Table(
-            "The same with the run's records in a local etcd (s)",
-            ["agents", "from connecting", "longest"],
-            note="Every agent starts to connect at once: it asks etcd for all that it has of the run, finds the leader "
-            f"there, and joins; the round is written to etcd. Medians of {repetitions}.",
-        )
-        taken = [asyncio.run(_over_etcd(etcd, _ETCD_SIZE)) for _ in range(repetitions)]
-        table.rows.append([_ETCD_SIZE, seconds(median(taken), 3), seconds(max(taken), 3)])
-        results.add(table)
-        with tempfile.TemporaryDirectory() as directory:
-            run_dir = RunDir.for_run(Path(directory), "idle").open()
-            rate = steady_rate(etcd, run_dir, "idle.0", _IDLE_AGENTS, _IDLE_SECONDS)
-        followed = [followed_after(etcd) for _ in range(repetitions)]
-    silent = Table(
-        "A leader falls silent, its connections stand, the records are in etcd (s)",
-        ["agents", "until the next round", "longest"],
-        note=f"Real agents without a training; the leader's stands still. Medians of {repetitions}.",
-    )
-    silent.rows.append([3, seconds(median(followed)), seconds(max(followed))])
-    results.add(silent)
-    idle = Table(
-        "What an idle run asks of etcd",
-        ["agents", "requests per agent and second"],
-        note=f"By etcd's own count, over {_IDLE_SECONDS:g} s: all renew the run's lease, the leader also looks after "
-        "its records.",
-    )
-    idle.rows.append([_IDLE_AGENTS, f"{rate:.3f}"])
-    results.add(idle)
-    results.bars.append(Bar.at_most("1,024 agents hold their rank over etcd in 4 s", median(taken), 4))
-    results.bars.append(Bar.at_most("a silent leader is followed in 6 s", median(followed), 6))
-    results.bars.append(Bar.at_most("at most 1 request to etcd per agent and second", rate, 1, "requests"))
-
-
-async def _over_etcd(etcd: EtcdServer, size: int) -> float:
-    loop = asyncio.get_running_loop()
-    with LeaderProcess(size, size, str(etcd.config)) as leader, ThreadPoolExecutor(_ETCD_THREADS) as threads:
-        # In a run every agent has a process of its own.
-        loop.set_default_executor(threads)
-        newcomers = Newcomers(etcd, leader.run_dir, RUN)
-        crowd = Crowd(leader)
-
-        async def come(index: int) -> None:
-            if await asyncio.to_thread(newcomers.ask, index) != leader.endpoint[1]:
-                raise RuntimeError("the leader's place is not in etcd")
-            agent = crowd.add(index)
-            agent.connect()
-            agent.join()
-
-        begin = loop.time()
-        await asyncio.gather(*map(come, range(size)))
-        taken = await crowd.next_round(size) - begin
-        await crowd.close()
-        newcomers.close()
-    with EtcdClient(etcd.config) as client:
-        client.delete(etcd.config.run_prefix(leader.run_dir.run_id), prefix=True)
-    return taken
 
 
 def _compare(results: Results, size: int, ours: float | None, torch: float | None) -> None:

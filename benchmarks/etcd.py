@@ -1,0 +1,104 @@
+"""A run whose records are in etcd.
+
+    python -m benchmarks.etcd [--json FILE] [--repetitions 5]
+
+As benchmarks.rendezvous, with a private etcd beside; and what agents that have nothing to do ask of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from benchmarks import sandbox
+from benchmarks.agents import Crowd
+from benchmarks.etcd_load import Newcomers, steady_rate
+from benchmarks.leading import RUN, LeaderProcess
+from benchmarks.silent_leader import followed_after
+from benchmarks.tables import Bar, Results, Table, median, seconds
+from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer
+from slurm_elastic.rundir import RunDir
+
+_SIZE, _THREADS = 1024, 32
+_IDLE_AGENTS, _IDLE_SECONDS = 32, 30.0
+
+
+def main() -> int:
+    """Measure, show and judge."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.etcd", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
+    parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="of which medians are taken")
+    options = parser.parse_args()
+    sandbox.enter("benchmarks.etcd")
+    sandbox.raise_descriptor_limit()
+    results = Results.of("etcd")
+    _measure(results, options.repetitions)
+    return results.finish(options.json)
+
+
+def _measure(results: Results, repetitions: int) -> None:
+    with EtcdServer() as etcd:
+        table = Table(
+            "Time until all agents hold their rank, with the run's records in a local etcd (s)",
+            ["agents", "from connecting", "longest"],
+            note="Every agent starts to connect at once: it asks etcd for all that it has of the run, finds the leader "
+            f"there, and joins; the round is written to etcd. Medians of {repetitions}.",
+        )
+        taken = [asyncio.run(_over_etcd(etcd, _SIZE)) for _ in range(repetitions)]
+        table.rows.append([_SIZE, seconds(median(taken), 3), seconds(max(taken), 3)])
+        results.add(table)
+        with tempfile.TemporaryDirectory() as directory:
+            run_dir = RunDir.for_run(Path(directory), "idle").open()
+            rate = steady_rate(etcd, run_dir, "idle.0", _IDLE_AGENTS, _IDLE_SECONDS)
+        followed = [followed_after(etcd) for _ in range(repetitions)]
+    silent = Table(
+        "A leader falls silent and its connections stand (s)",
+        ["agents", "until the next round", "longest"],
+        note=f"Real agents without a training; the leader's stands still. Medians of {repetitions}.",
+    )
+    silent.rows.append([3, seconds(median(followed)), seconds(max(followed))])
+    results.add(silent)
+    idle = Table(
+        "What an idle run asks of etcd",
+        ["agents", "requests per agent and second"],
+        note=f"By etcd's own count, over {_IDLE_SECONDS:g} s: all renew the run's lease, the leader also looks after "
+        "its records.",
+    )
+    idle.rows.append([_IDLE_AGENTS, f"{rate:.3f}"])
+    results.add(idle)
+    results.bars.append(Bar.at_most("1,024 agents hold their rank over etcd in 4 s", median(taken), 4))
+    results.bars.append(Bar.at_most("a silent leader is followed in 6 s", median(followed), 6))
+    results.bars.append(Bar.at_most("at most 1 request to etcd per agent and second", rate, 1, "requests"))
+
+
+async def _over_etcd(etcd: EtcdServer, size: int) -> float:
+    loop = asyncio.get_running_loop()
+    with LeaderProcess(size, size, str(etcd.config)) as leader, ThreadPoolExecutor(_THREADS) as threads:
+        # In a run every agent has a process of its own.
+        loop.set_default_executor(threads)
+        newcomers = Newcomers(etcd, leader.run_dir, RUN)
+        crowd = Crowd(leader)
+
+        async def come(index: int) -> None:
+            if await asyncio.to_thread(newcomers.ask, index) != leader.endpoint[1]:
+                raise RuntimeError("the leader's place is not in etcd")
+            agent = crowd.add(index)
+            agent.connect()
+            agent.join()
+
+        begin = loop.time()
+        await asyncio.gather(*map(come, range(size)))
+        taken = await crowd.next_round(size) - begin
+        await crowd.close()
+        newcomers.close()
+    with EtcdClient(etcd.config) as client:
+        client.delete(etcd.config.run_prefix(leader.run_dir.run_id), prefix=True)
+    return taken
+
+
+if __name__ == "__main__":
+    sys.exit(main())
