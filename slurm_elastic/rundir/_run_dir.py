@@ -125,15 +125,6 @@ class RunDir:
         with self._reported(self._done):
             return _files.exists(self._done)
 
-    def done_record(self) -> dict[str, Any] | None:
-        """Return what `mark_done` recorded, None if the run is not finished.
-
-        Raises:
-            RecordError: the record is not one JSON object.
-        """
-        content = self._record(self._done)
-        return None if content is None else json.loads(content)
-
     def claim_round(self, number: int, content: bytes) -> bool:
         """Create the record of a round, a JSON object. Returns False if the number is taken."""
         return self._claim(self._numbered("rounds", number), content)

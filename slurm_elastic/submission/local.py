@@ -78,7 +78,7 @@ class LocalElasticExecutor(local.LocalExecutor):
         stored = Stored(delayed, self.folder, uid, self.max_pickle_size_gb)
         base = utils.JobPaths.get_first_id_independent_folder(self.folder)
         words = (*self.nodes.for_agents, *self.agent.words(Path(base)), *stored.agent, *stored.entry)
-        command = shlex.join([sys.executable, "-m", "slurm_elastic.submission.local_agent", uid, *words])
+        command = shlex.join([sys.executable, "-m", "slurm_elastic.cli.local_agent", uid, *words])
         process = local.start_controller(
             folder=self.folder,
             command=command,

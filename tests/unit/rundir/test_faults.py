@@ -24,7 +24,6 @@ def test_truncated_or_foreign_records_are_reported(run_dir: RunDir, content: byt
         lambda: run_dir.endpoint("0"),
         lambda: run_dir.epoch_record("0", 1),
         lambda: run_dir.round_record(0),
-        run_dir.done_record,
     ):
         with pytest.raises(RecordError, match="not one complete JSON object"):
             read()

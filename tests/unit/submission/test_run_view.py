@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.cli.local_agent import share_devices
 from slurm_elastic.rundir import RunDir
-from slurm_elastic.submission.local_agent import share_devices
 from slurm_elastic.submission.run_view import RunView, latest_log, look
 
 FAILURE = {"agent": "n2/7.0/11", "node": "n2", "rank": 1, "exit_code": 1, "message": "ValueError: x"}

@@ -1,4 +1,4 @@
-"""``python -m slurm_elastic.submission.local_agent``: one of the agents that stand for nodes on this machine.
+"""``python -m slurm_elastic.cli.local_agent``: one of the agents that stand for nodes on this machine.
 
 submitit's controller starts it (submitit/local/local.py, 1.5.4) and signals it before its time is over; it is an agent.
 """
@@ -11,7 +11,7 @@ import sys
 from collections.abc import MutableMapping
 
 from slurm_elastic.agent.notices import record_signals
-from slurm_elastic.cli import main as command
+from slurm_elastic.cli.main import main as command
 from slurm_elastic.errors import ExitCode
 
 __all__ = ["main", "share_devices"]
