@@ -1,27 +1,23 @@
-"""Names and records of a run directory."""
+"""The records of a run directory."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import _files, _secret
 from slurm_elastic.rundir._errors import RecordError, RunDirError, explain
+from slurm_elastic.rundir._fitness import make_fit
+from slurm_elastic.rundir._names import highest_number, numbered, safe
 
 __all__ = ["RunDir", "incarnation"]
 
 _RUNS = "elastic-runs"
-_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-_NUMBERED = re.compile(r"([0-9]{6,})\.json")
-_PROBE_BYTES = 65536
-_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # link(2)
+_SUBDIRECTORIES = ("rounds", "epochs", "endpoints", "events", "logs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +57,7 @@ class RunDir:
         Raises:
             UsageError: the run id is no safe file name.
         """
-        return cls(path=Path(base).absolute() / _RUNS / _safe("run id", run_id), run_id=run_id)
+        return cls(path=Path(base).absolute() / _RUNS / safe("run id", run_id), run_id=run_id)
 
     def open(self) -> RunDir:
         """Create the directory unless it is there, and make sure by writing that it is fit for use.
@@ -74,16 +70,7 @@ class RunDir:
         Raises:
             UsageError: the parent is missing, or the directory is not writable, full, or lacks hard links.
         """
-        if not self._base_is_there():
-            raise UsageError(
-                f"{self.path.parent.parent} is no directory on this node; give a run directory that all nodes "
-                "share by --run-dir"
-            )
-        for directory in (self.path.parent, self.path, *self._subdirectories()):
-            with _unfit(directory):
-                _files.make_directory(directory)
-        with _unfit(self.path):
-            self._probe()
+        make_fit(self.path.parent.parent, self.path, _SUBDIRECTORIES)
         return self
 
     def secret(self) -> bytes:
@@ -143,14 +130,14 @@ class RunDir:
 
     def claim_epoch(self, scope: str, number: int, content: bytes) -> bool:
         """Take an epoch with a record, a JSON object. Returns False if it is taken."""
-        path = self._numbered(f"epochs/{_safe('scope', scope)}", number)
+        path = self._numbered(f"epochs/{safe('scope', scope)}", number)
         with self._reported(path.parent):
             _files.make_directory(path.parent)
         return self._claim(path, content)
 
     def newest_epoch(self, scope: str) -> int | None:
         """Return the highest epoch taken in a scope, None before the first."""
-        return self._newest(f"epochs/{_safe('scope', scope)}")
+        return self._newest(f"epochs/{safe('scope', scope)}")
 
     def epoch_record(self, scope: str, number: int) -> bytes | None:
         """Return the record of an epoch, None if there is none.
@@ -158,7 +145,7 @@ class RunDir:
         Raises:
             RecordError: the record is not one JSON object.
         """
-        return self._record(self._numbered(f"epochs/{_safe('scope', scope)}", number))
+        return self._record(self._numbered(f"epochs/{safe('scope', scope)}", number))
 
     def publish_endpoint(self, scope: str, content: bytes) -> None:
         """Say where the leader's store is, by a JSON object."""
@@ -235,13 +222,13 @@ class RunDir:
         """Append one line to the events of a node; only agents of that node may."""
         if "\n" in line:
             raise ValueError(f"an event is one line: {line!r}")
-        path = self.path / "events" / f"{_safe('node name', node)}.jsonl"
+        path = self.path / "events" / f"{safe('node name', node)}.jsonl"
         with self._reported(path):
             _files.append(path, line.encode() + b"\n")
 
     def log_dir(self, round_number: int, node: str) -> Path:
         """Return the directory for the logs of a node in a round; it is not made."""
-        return self.path / "logs" / f"round_{round_number:04d}" / _safe("node name", node)
+        return self.path / "logs" / f"round_{round_number:04d}" / safe("node name", node)
 
     def rank_dir(self, round_number: int, node: str, rank: int, world_size: int) -> Path:
         """Return the directory for the logs of a worker in a round; it is not made."""
@@ -252,31 +239,26 @@ class RunDir:
     def _done(self) -> Path:
         return self.path / "done.json"
 
-    def _subdirectories(self) -> tuple[Path, ...]:
-        return tuple(self.path / name for name in ("rounds", "epochs", "endpoints", "events", "logs"))
-
     def _endpoint(self, scope: str) -> Path:
-        return self.path / "endpoints" / f"{_safe('scope', scope)}.json"
+        return self.path / "endpoints" / f"{safe('scope', scope)}.json"
 
     def _failure(self, scope: str) -> Path:
-        return self.path / "failures" / f"{_safe('scope', scope)}.json"
+        return self.path / "failures" / f"{safe('scope', scope)}.json"
 
     def _health(self, node: str, job: str) -> Path:
-        return self.path / "health" / f"{_safe('node name', node)}.{_safe('job id', job)}.json"
+        return self.path / "health" / f"{safe('node name', node)}.{safe('job id', job)}.json"
 
     def _file(self, name: str) -> Path:
-        return self.path / _safe("file name", name)
+        return self.path / safe("file name", name)
 
     def _numbered(self, directory: str, number: int) -> Path:
-        if number < 0:
-            raise ValueError(f"numbers start at 0: {number}")
-        return self.path / directory / f"{number:06d}.json"
+        return self.path / directory / numbered(number)
 
     def _newest(self, directory: str) -> int | None:
         path = self.path / directory
         with self._reported(path):
             names = _files.list_names(path)
-        return max((int(match[1]) for name in names if (match := _NUMBERED.fullmatch(name))), default=None)
+        return highest_number(names)
 
     def _claim(self, path: Path, content: bytes) -> bool:
         with self._reported(path):
@@ -290,24 +272,6 @@ class RunDir:
             raise RecordError(f"{path} is not one complete JSON object: truncated or not ours; {mend}")
         return content
 
-    def _base_is_there(self) -> bool:
-        with _unfit(self.path.parent.parent):
-            return self.path.parent.parent.is_dir()
-
-    def _probe(self) -> None:
-        """Write for real: mode bits tell nothing of read-only mounts, quotas or missing hard links."""
-        with _files.written(self.path / "probe", bytes(_PROBE_BYTES)) as temporary:
-            link = temporary.with_name(f"{temporary.name}.link")
-            try:
-                link.hardlink_to(temporary)
-            except OSError as error:
-                if error.errno not in _NO_HARD_LINKS:
-                    raise
-                raise UsageError(
-                    f"{self.path}: the file system has no hard links; give a run directory on another by --run-dir"
-                ) from None
-            link.unlink()
-
     @staticmethod
     @contextlib.contextmanager
     def _reported(path: Path) -> Iterator[None]:
@@ -320,23 +284,6 @@ class RunDir:
 def incarnation(run_id: str, restart_count: int) -> str:
     """Name the scope of one start of a run: a requeued job reads nothing that its predecessor coordinated."""
     return f"{run_id}.{restart_count}"
-
-
-@contextlib.contextmanager
-def _unfit(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"{explain(path, error)}, or give another run directory by --run-dir") from None
-
-
-def _safe(what: str, name: str) -> str:
-    if not _SAFE_NAME.fullmatch(name):
-        raise UsageError(
-            f"{what} {name[:140]!r} is no safe file name; use at most 128 letters, digits, '.', '_' and '-', "
-            "and begin with a letter or digit"
-        )
-    return name
 
 
 def _is_json_object(content: bytes) -> bool:
