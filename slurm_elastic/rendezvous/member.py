@@ -136,7 +136,8 @@ class Member:
                 self._say(message)
             case Probed(probe):
                 self._say(Ponged(self._settings.agent, probe, self._slowest()))
-            case Placed(attempt=attempt, round=round_):
+            case Placed(attempt=attempt, round=round_, restarts=restarts):
+                self._participant = self._participant.charged(restarts)
                 placed = self._participant.placed(attempt, round_)
                 if placed is not None:
                     self._participant = placed
@@ -157,7 +158,8 @@ class Member:
                 if stopping is not None:
                     self._participant = stopping
                     self._deliver(message)
-            case Interrupted(round=round_):
+            case Interrupted(round=round_, restarts=restarts):
+                self._participant = self._participant.charged(restarts)
                 if self._participant.interrupted(round_):
                     self._deliver(message)
                 elif self._participant.candidate is not None:

@@ -85,12 +85,13 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """This round is over: stop its workers and join again."""
+    """This round is over: stop its workers and join again. `restarts` are the worker failures charged so far."""
 
     round: int
     reason: Reason
     node: str
     detail: str
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ class Participant:
         stop: the step at which the workers of `last_round` stop; None until it is known.
         leave_by: own monotonic time at which it has to be gone; None if it does not leave, or nobody knows.
         told: what it has told the leader that still holds, to be said again on a new connection.
+        restarts: worker failures charged so far, as a leader told it: the next one may not find that on record.
     """
 
     agent: str
@@ -47,6 +48,7 @@ class Participant:
     stop: int | None = None
     leave_by: float | None = None
     told: tuple[Leaving | Left | WorkerFailed | Finished | Closed, ...] = ()
+    restarts: int = 0
 
     def join(self, candidate: Candidate) -> tuple[Participant, Joined]:
         """Say that there are no workers here (any more) and that a place is wanted.
@@ -55,7 +57,7 @@ class Participant:
         """
         told = tuple(message for message in self.told if not isinstance(message, Leaving))
         joining = replace(self, attempt=self.attempt + 1, candidate=candidate, running=False, told=told)
-        return joining, Joined(candidate, joining.attempt, joining.last_round)
+        return joining, Joined(candidate, joining.attempt, joining.last_round, joining.restarts)
 
     def failed(self, failure: WorkerFailure) -> tuple[Participant, WorkerFailed]:
         """Say that a worker of the round that runs here failed by itself.
@@ -125,6 +127,10 @@ class Participant:
         if self.candidate is None or attempt != self.attempt:
             return None
         return replace(self, candidate=None, last_round=round_, running=True, stop=None, told=())
+
+    def charged(self, restarts: int) -> Participant:
+        """Note how many worker failures a leader says are charged so far."""
+        return self if restarts <= self.restarts else replace(self, restarts=restarts)
 
     def holding(self, round_: int) -> bool:
         """Whether the workers that run here are asked for a step; not any more once they were told one."""

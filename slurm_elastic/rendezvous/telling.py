@@ -65,8 +65,8 @@ def tell(peers: Peers, epoch: int, state: State, decision: Decision) -> None:
             peers.send(agents, Holding(round_, _leaving(state)))
         case StopAt(agents, round_, step, reason, node, seconds, detail):
             peers.send(agents, Stopping(round_, step, reason, node, detail, seconds, _leaving(state)))
-        case Interrupt(agents, round_, reason, node, detail):
-            peers.send(agents, Interrupted(round_, reason, node, detail))
+        case Interrupt(agents, round_, reason, node, detail, restarts=restarts):
+            peers.send(agents, Interrupted(round_, reason, node, detail, restarts))
         case Probe(agents, probe):
             peers.send(agents, Probed(probe))
         case Spare(agent):

@@ -112,6 +112,10 @@ ALONE = faults.Script(6, 3, (faults.Fault(1.15, "leave", 0, 6.0),), late=((1, 1.
 """One agent trains alone, and is told to go when two others have just come."""
 
 
+FAILS = faults.failing(4)
+"""A worker fails by itself."""
+
+
 TOLD_NOBODY = faults.Script(3, 3, (), store=True, late=((1, 1.1),))
 """One agent trains alone when another comes; somebody leads who is no member, and so is in nobody's order."""
 
@@ -196,6 +200,19 @@ def resigns_too_soon(patch: pytest.MonkeyPatch) -> None:
         return replace(state, phase=Phase.CLOSED), (Resign(tuple(state.agents)),)
 
     patch.setattr(succession, "resign", resign)
+
+
+@mutation(
+    "a new leader goes by the restarts on record alone",
+    "restarts are one number for the run",
+    among=strikes_of(FAILS),
+)
+def forgets_a_charge(patch: pytest.MonkeyPatch) -> None:
+    def joined(state: Any, event: Any, now: float) -> Any:
+        return original(state, replace(event, restarts=0), now)
+
+    original = machine._HANDLERS[machine.Joined]
+    patch.setitem(machine._HANDLERS, machine.Joined, joined)
 
 
 # Silence.

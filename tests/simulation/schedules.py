@@ -16,7 +16,17 @@ from tests.simulation.succession.faults import Script
 from tests.simulation.succession.world import World
 from tests.simulation.violation import Violation
 
-__all__ = ["KINDS", "Result", "play_all", "play_leaders", "play_membership", "play_script", "play_stop", "play_strikes"]
+__all__ = [
+    "KINDS",
+    "Result",
+    "play_all",
+    "play_failures",
+    "play_leaders",
+    "play_membership",
+    "play_script",
+    "play_stop",
+    "play_strikes",
+]
 
 _STORY = 200
 """Lines of a story that are shown."""
@@ -46,19 +56,27 @@ def play_leaders(seed: int) -> Result:
 
 def play_strikes(seed: int) -> Result:
     """A short script, once for every message in it and everything that can happen to its leader then."""
-    script = faults.script(seed)
+    return _struck(faults.script(seed), f"SIMULATION_STRIKE={seed}")
+
+
+def play_failures(seed: int) -> Result:
+    """The same with a script in which workers fail by themselves."""
+    return _struck(faults.failing(seed), f"SIMULATION_FAILURE={seed}")
+
+
+def _struck(script: Script, repeat: str) -> Result:
     world = World(script)
     violation = _run(world)
     played = 1
     if violation is not None:
-        return Result(played, _report(script, violation, f"SIMULATION_STRIKE={seed}"))
+        return Result(played, _report(script, violation, repeat))
     for message in range(1, world.messages + 1):
         for kind in faults.STRIKES:
             struck = faults.strike(script, message, kind)
             violation = play_script(struck)
             played += 1
             if violation is not None:
-                return Result(played, _report(struck, violation, f"SIMULATION_STRIKE={seed}:{message}:{kind}"))
+                return Result(played, _report(struck, violation, f"{repeat}:{message}:{kind}"))
     return Result(played)
 
 
@@ -75,6 +93,7 @@ KINDS: dict[str, Callable[[int], Result]] = {
     "membership": play_membership,
     "leaders": play_leaders,
     "strikes": play_strikes,
+    "failures": play_failures,
     "stop": play_stop,
 }
 
@@ -91,7 +110,7 @@ def play_all(kind: str, seeds: Iterable[int], tell: Callable[[int], None] = lamb
     played = 0
     with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
         try:
-            for result in pool.map(KINDS[kind], seeds, chunksize=1 if kind == "strikes" else 50):
+            for result in pool.map(KINDS[kind], seeds, chunksize=1 if kind in ("strikes", "failures") else 50):
                 played += result.played
                 tell(result.played)
                 if result.failure:

@@ -2,22 +2,26 @@
 
 SIMULATION_LEADERS: about how many schedules to play, a third of them random, the others one short script after the
 other with one more fault at each of its messages. SIMULATION_LEADER: play this random one only. SIMULATION_STRIKE: play
-this script only, or with message and kind (12:57:kill) this one.
+this script only, or with message and kind (12:57:kill) this one. SIMULATION_FAILURE: the same for scripts in which
+workers fail by themselves.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 
-from tests.simulation.schedules import Result, play_all, play_leaders, play_script, play_strikes
+from tests.simulation.schedules import Result, play_all, play_failures, play_leaders, play_script, play_strikes
 from tests.simulation.succession import faults
+from tests.simulation.succession.faults import Script
 from tests.simulation.succession.world import World
 
 SCHEDULES = int(os.environ.get("SIMULATION_LEADERS", "65000"))
 LEADER = os.environ.get("SIMULATION_LEADER")
 STRIKE = os.environ.get("SIMULATION_STRIKE")
+FAILURE = os.environ.get("SIMULATION_FAILURE")
 
 PER_SCRIPT = 400
 """Schedules that one script is good for, on average."""
@@ -29,22 +33,34 @@ def check(result: Result) -> None:
     print(f"{result.played} schedules")
 
 
-@pytest.mark.skipif(STRIKE is not None, reason="another schedule is asked for")
+@pytest.mark.skipif(bool(STRIKE or FAILURE), reason="another schedule is asked for")
 def test_one_group_trains_whatever_happens_when() -> None:
     check(play_all("leaders", range(SCHEDULES // 3)) if LEADER is None else play_leaders(int(LEADER)))
 
 
-@pytest.mark.skipif(LEADER is not None, reason="another schedule is asked for")
+@pytest.mark.skipif(bool(LEADER or FAILURE), reason="another schedule is asked for")
 def test_one_group_trains_whatever_happens_to_the_leader_at_every_message() -> None:
     if STRIKE is None:
         check(play_all("strikes", range(-(-SCHEDULES * 2 // 3 // PER_SCRIPT))))
-        return
-    seed, *where = STRIKE.split(":")
+    else:
+        play_one(STRIKE, play_strikes, faults.script)
+
+
+@pytest.mark.skipif(bool(LEADER or STRIKE), reason="another schedule is asked for")
+def test_a_charge_outlives_the_leader_whatever_happens_to_it_at_every_message() -> None:
+    if FAILURE is None:
+        check(play_all("failures", range(-(-SCHEDULES // 30 // PER_SCRIPT))))
+    else:
+        play_one(FAILURE, play_failures, faults.failing)
+
+
+def play_one(asked: str, play: Callable[[int], Result], script: Callable[[int], Script]) -> None:
+    seed, *where = asked.split(":")
     if not where:
-        check(play_strikes(int(seed)))
+        check(play(int(seed)))
         return
     story: list[str] = []
-    violation = play_script(faults.strike(faults.script(int(seed)), int(where[0]), where[1]), story)
+    violation = play_script(faults.strike(script(int(seed)), int(where[0]), where[1]), story)
     print("\n".join(story))
     assert violation is None
 

@@ -60,7 +60,7 @@ class Interrupt:
     """The round is over: these agents stop their workers and join again, or go if they have announced it.
 
     `node` is the one that caused it. `step` is the one at which all workers have stopped by themselves, None if there
-    was none.
+    was none. `restarts` are the worker failures charged so far, this end included.
     """
 
     agents: tuple[str, ...]
@@ -69,6 +69,7 @@ class Interrupt:
     node: str
     detail: str = ""
     step: int | None = None
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,11 +35,13 @@ class Joined:
         candidate: what it says of itself.
         attempt: counts the joins of this agent from 1; an older one than the last seen is ignored.
         last_round: the last round in which it was given a place, None before the first.
+        restarts: worker failures charged so far, as the last leader told it; what is on record may be behind.
     """
 
     candidate: Candidate
     attempt: int
     last_round: int | None = None
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,9 @@ def _joined(state: State, event: Joined, now: float) -> Result:
     name = event.candidate.agent
     if state.finish is not None:
         return state, (replace(state.finish, agents=(name,)),)
+    if event.restarts > state.restarts:
+        # The last leader charged a failure and was lost before it wrote down the round after it.
+        state = replace(state, restarts=event.restarts)
     known = state.agents.get(name)
     if known is None:
         if event.attempt <= state.gone_agents.get(name, 0):
@@ -173,7 +176,9 @@ def _connected(state: State, event: Connected, now: float) -> Result:
     reason = state.reason if known is not None else Reason.NODE_LOST
     if state.round == state.settings.first_round:
         node = state.settings.first_node or node
-    return state, (Interrupt((event.agent,), event.running, reason, node, "this round is over"), *decisions)
+    over = "this round is over"
+    interrupt = Interrupt((event.agent,), event.running, reason, node, over, restarts=state.restarts)
+    return state, (interrupt, *decisions)
 
 
 def _disconnected(state: State, event: Disconnected, now: float) -> Result:

@@ -109,7 +109,8 @@ def start_forming(
         newcomer_last=None,
         winding=None,
     )
-    return state, (Interrupt(tuple(interrupted), table.round, reason, node, detail, step),)
+    interrupt = Interrupt(tuple(interrupted), table.round, reason, node, detail, step, state.restarts)
+    return state, (interrupt,)
 
 
 def publish(state: State, now: float) -> Result:

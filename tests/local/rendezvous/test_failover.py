@@ -113,6 +113,19 @@ def test_who_goes_with_the_leader_does_not_follow_it(start_run: StartRun) -> Non
     assert not going[1].decisions
 
 
+def test_a_charge_outlives_the_leader(start_run: StartRun) -> None:
+    run = start_run(max_restarts=2)
+    parties = run.all_of(3)
+    form(parties)
+    parties[1].fail()
+    for party in parties[1:]:
+        assert party.hear(Interrupted).reason is Reason.WORKER_FAILED
+        party.join()
+    # Its own agent has not joined, so no round with that charge is on record.
+    parties[0].die()
+    assert [(place.reason, place.restarts) for place in places_after(parties[1:])] == [(Reason.NODE_LOST, 1)] * 2
+
+
 def test_an_agent_that_comes_later_finds_the_new_leader(start_run: StartRun) -> None:
     run = start_run()
     parties = run.all_of(3)

@@ -39,6 +39,7 @@ class Checks:
     def __init__(self, world: World) -> None:
         self._world = world
         self.told: dict[int, Table] = {}
+        self.failures = 0
         self._led_since: dict[int, float] = {}
         self._started_at: dict[int, float] = {}
 
@@ -59,7 +60,15 @@ class Checks:
         if any(number > leading.epoch for number in newer):
             raise Violation("a superseded leader publishes nothing", f"round {table.round} of epoch {leading.epoch}")
         self._led_since.setdefault(leading.epoch, self._world.now)
+        self._check_charges(table)
         self._check_majority(leading, table)
+
+    def _check_charges(self, table: Table) -> None:
+        """Each failure is charged at most once, and what any member was told of is not forgotten."""
+        known = max(self._world.parties[place.agent].participant.restarts for place in table.places)
+        if not known <= table.restarts <= self.failures:
+            detail = f"round {table.round} counts {table.restarts}, members {known}; {self.failures} failures"
+            raise Violation("restarts are one number for the run", detail)
 
     def after_take(self, leading: Leading) -> None:
         """An agent has taken an epoch: the leader before was lost, let go, or could not be heard for long enough.

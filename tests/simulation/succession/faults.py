@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-__all__ = ["LEADER", "STRIKES", "Fault", "Script", "draw", "script", "strike"]
+__all__ = ["LEADER", "STRIKES", "Fault", "Script", "draw", "failing", "script", "strike"]
 
 LEADER = -1
 """Stands for the agent that leads when a fault happens."""
@@ -20,13 +20,13 @@ STRIKES = ("kill", "power", "pause", "leave", "cut", "break")
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that happens: kill, power, pause, leave, arrive, cut, break or disk.
+    """One thing that happens: kill, power, pause, leave, arrive, cut, break, disk or fail, which a worker does.
 
     Attributes:
         at: virtual time in seconds.
         kind: what.
         agent: index of whom; of a cut and a slow disk nobody.
-        seconds: how long it lasts; of a leave, how long workers run on if nobody stops them.
+        seconds: how long it lasts, or matters; of a leave, how long workers run on if nobody stops them.
         side: indexes of the agents on one side of a cut.
         message: instead of a time, the number of the message before which it happens; to the one that leads there.
     """
@@ -97,6 +97,16 @@ def script(seed: int) -> Script:
         kind = rng.choice(("kill", "power", "pause", "leave", "leave", "cut", "arrive", "break"))
         faults.append(_fault(rng, at, kind, rng.choice((LEADER, LEADER, rng.randrange(agents))), agents))
     return Script(seed, agents, tuple(faults), store=rng.random() < 0.2, late=_late(rng, agents, 1.5))
+
+
+def failing(seed: int) -> Script:
+    """A short schedule in which a worker fails by itself, or two."""
+    rng = random.Random(f"{seed} failing")
+    agents = rng.choice((2, 3, 3, 4))
+    moments = [rng.uniform(1.0, 1.5) for _ in range(rng.choice((1, 1, 2)))]
+    # It takes a while until somebody is charged.
+    faults = tuple(Fault(moment, "fail", rng.randrange(agents), seconds=2.0) for moment in sorted(moments))
+    return Script(seed, agents, faults, store=rng.random() < 0.2)
 
 
 def strike(base: Script, message: int, kind: str) -> Script:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from slurm_elastic.rendezvous.membership import Candidate, Interrupt, LeaveReason, OnTie, Ponged, Probe
+from slurm_elastic.rendezvous.membership import Candidate, Interrupt, LeaveReason, OnTie, Ponged, Probe, WorkerFailure
 from slurm_elastic.rendezvous.participant import Participant
 from slurm_elastic.rendezvous.succession import FENCE, default_leader_limit
 from tests.simulation.succession.checks import NAP, STOP
@@ -157,6 +157,13 @@ class Party:
             then = self._goodbye
         then()
 
+    def fail(self) -> None:
+        """Say that a worker failed by itself, and wait until the round is over."""
+        if self.workers is not None and self.participant.running and not self._stopping:
+            failure = WorkerFailure(self.name, self.name, self.position, 1)
+            self.participant, failed = self.participant.failed(failure)
+            self._say(failed)
+
     def leave(self, seconds: float) -> None:
         """Announce it, let the workers run on for so long unless they are stopped, say goodbye."""
         if self.leaving:
@@ -242,7 +249,8 @@ class Party:
                 self._say(self.participant.held(message.round, None))
             case Placed():
                 self._take(message)
-            case Interrupt(_, round_):
+            case Interrupt(_, round_, restarts=restarts):
+                self.participant = self.participant.charged(restarts)
                 if self.participant.interrupted(round_):
                     self._stop_workers(self._join)
                 elif self.participant.candidate is not None:
@@ -253,6 +261,7 @@ class Party:
                 raise AssertionError(message)
 
     def _take(self, message: Placed) -> None:
+        self.participant = self.participant.charged(message.table.restarts)
         placed = self.participant.placed(message.attempt, message.table.round)
         if placed is not None:
             self.participant = placed

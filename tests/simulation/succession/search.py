@@ -128,9 +128,11 @@ class Search:
         settings = Settings(
             min_nodes=1,
             max_nodes=16,
+            max_restarts=16,
             agent=party.name,
             first_round=0 if last is None else last.round + 1,
             first_reason=reason,
+            first_restarts=last.restarts if last is not None else 0,
             base=last.base if last is not None else None,
             gone=frozenset(gone),
             on_tie=party.on_tie,

@@ -222,6 +222,9 @@ class World:
                 side = frozenset(name for index, name in self._nodes.items() if index in fault.side)
                 self._cut = (*self._cut, side)
                 self.at(self.now + fault.seconds, self._heal, side)
+            case "fail" if party.alive:
+                self.checks.failures += 1
+                party.later(0.0, party.fail)
             case "break" if party.alive and party.wire is not None:
                 wire = party.wire
                 party.later(0.0, lambda: party.drop(wire))

@@ -42,6 +42,11 @@ def test_a_farewell_is_said_again_to_a_leader_that_is_met_on_the_way_out() -> No
     assert participant.greet(now=101.0)[1] == (Connected("n0", None), leaving, left)
 
 
+def test_a_join_says_what_the_last_leader_has_charged() -> None:
+    participant, _ = running(4).charged(2).charged(1).stopped().join(candidate("n0"))
+    assert participant.greet(now=100.0)[1] == (Connected("n0", None), Joined(candidate("n0"), 3, 4, restarts=2))
+
+
 def test_a_place_is_taken_once() -> None:
     assert running().placed(1, 4) is None
 

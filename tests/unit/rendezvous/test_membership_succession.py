@@ -16,6 +16,7 @@ from slurm_elastic.rendezvous.membership import (
     Held,
     Hold,
     Interrupt,
+    Joined,
     LeaveReason,
     Leaving,
     Left,
@@ -30,7 +31,7 @@ from slurm_elastic.rendezvous.membership import (
     StopAt,
     missing,
 )
-from tests.unit.rendezvous.scenario import Scenario, failed, only
+from tests.unit.rendezvous.scenario import Scenario, candidate, failed, only
 
 LAST = Base(4, ("n0", "n1", "n2", "n3"), ("n0", "n1", "n2", "n3"), leader="n0")
 
@@ -60,6 +61,15 @@ def test_the_epoch_is_claimed_with_a_majority_and_published_with_all_that_can_co
     (publish,) = only(Publish, run.join("n3", last_round=4))
     assert (publish.table.round, publish.table.reason, publish.table.restarts) == (5, Reason.NODE_LOST, 2)
     assert run.members == ["n1", "n2", "n3"]
+
+
+def test_a_charge_that_the_last_leader_told_its_members_and_nobody_else_still_counts() -> None:
+    run = successor(gone=frozenset({"n0"}))
+    run.on(Joined(candidate("n1"), 1, last_round=4, restarts=2))
+    run.on(Joined(candidate("n2"), 1, last_round=4, restarts=3))
+    run.on(Claimed())
+    (publish,) = only(Publish, run.on(Joined(candidate("n3"), 1, last_round=4, restarts=1)))
+    assert publish.table.restarts == 3
 
 
 def test_nothing_is_published_before_the_epoch_is_taken() -> None:
