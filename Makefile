@@ -35,6 +35,7 @@ bench: setup ## the benchmarks behind docs/benchmarks.md
 	-@$(PYTHON) -m benchmarks.rendezvous --json build/rendezvous.json
 	-@$(PYTHON) -m benchmarks.etcd --json build/etcd.json
 	-@$(PYTHON) -m benchmarks.recovery --json build/recovery.json
+	-@$(PYTHON) -m benchmarks.failover --json build/failover.json
 	-@$(PYTHON) -m benchmarks.launch --json build/launch.json
 	-@$(PYTHON) -m benchmarks.store_names --json build/store_names.json
 	-@$(PYTHON) -m benchmarks.trainer --json build/trainer.json

@@ -89,6 +89,14 @@ def change(job: Job, round_number: int) -> Change:
     return Change(gap, lost, charged)
 
 
+def between(job: Job, round_number: int) -> float | None:
+    """Seconds from the last step of any round before this one to the first of it, or of a later one; None as yet."""
+    before = [e["at"] for number in range(round_number) for diary in _diaries(job, number) for e in _taken(diary)]
+    later = range(round_number, len(job.tables()))
+    after = [e["at"] for number in later for diary in _diaries(job, number) for e in _taken(diary)]
+    return min(after) - max(before) if before and after else None
+
+
 def has_stepped(job: Job, round_number: int) -> bool:
     """Whether every worker of a round has taken a step."""
     places = job.rounds()[round_number]["places"]
@@ -122,7 +130,11 @@ def _read(path: Path) -> Diary:
 
 
 def _steps(diaries: Iterable[Diary]) -> list[int]:
-    return [e["step"] for diary in diaries for e in diary if e["what"] == "step"]
+    return [e["step"] for diary in diaries for e in _taken(diary)]
+
+
+def _taken(diary: Diary) -> Diary:
+    return [e for e in diary if e["what"] == "step"]
 
 
 def _has(diary: Diary, what: str) -> bool:
