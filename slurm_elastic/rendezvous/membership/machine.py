@@ -258,7 +258,12 @@ def _worker_failed(state: State, event: WorkerFailed, now: float) -> Result:
         return state, ()
     state = _alive(state, known, now)
     table = state.table
-    if table is None or table.round != event.round or not state.is_member(known) or state.judgement is not None:
+    if table is None or table.round != event.round or not state.is_member(known):
+        return state, ()
+    if (judgement := state.judgement) is not None:
+        if event.failure.hung and not judgement.failure.hung:
+            # Its end by the watchdog is what made the other one fail, whoever told first.
+            state = replace(state, judgement=replace(judgement, failure=event.failure))
         return state, ()
     # A dead node makes the workers of its peers fail: ask everybody before anybody is blamed. The one that told is
     # asked too, as its own node may be dying.

@@ -42,3 +42,20 @@ def test_a_hang_names_the_rank_that_is_behind_on_another_node(restarts: int, hun
     said = only(Interrupt, decisions)[0].detail if restarts else only(Finish, decisions)[0].failure.message
     expected = "it hangs; rank 1 is behind: 5 steps in this round, others 8" if hung else "it hangs"
     assert said == (f"rank 3: {expected}" if restarts else expected)
+
+
+@pytest.mark.parametrize("first", ["the hung one", "its peer"])
+def test_a_worker_that_was_killed_because_it_hangs_is_blamed_for_the_failure_of_its_peers(first: str) -> None:
+    run = Scenario(min_nodes=2, max_restarts=1, settle_time=0.1)
+    run.join("n0", "n1")
+    hangs, peer = failed("n1"), failed("n0")
+    told = [replace(hangs, failure=replace(hangs.failure, message="it hangs", hung=True)), peer]
+    for event in told if first == "the hung one" else reversed(told):
+        run.on(event)
+    for name, taken in (("n0", 5), ("n1", 4)):
+        run.on(Ponged(name, run.state.probe, Slowest(int(name[1]), taken)))
+    interrupt = only(Interrupt, run.wait(0.2))[0]
+    assert (interrupt.node, interrupt.detail) == (
+        "n1",
+        "rank 3: it hangs; rank 1 is behind: 4 steps in this round, others 5",
+    )
