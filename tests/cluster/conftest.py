@@ -24,8 +24,9 @@ from types import FrameType
 
 import pytest
 
+from tests.cluster.aftermath import describe
 from tests.cluster.jobs import Jobs
-from tests.cluster.testbed import Cluster, Settings
+from tests.cluster.testbed import Cluster, Settings, TestbedError
 from tests.cluster.testbed.sessions import Session
 
 VENV = Path("/opt/slurm-elastic/venv")
@@ -63,6 +64,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield
     if report.failed:
         item.stash[_failed] = True
+    found = getattr(item, "funcargs", {})
+    # Before the fixtures clear everything away.
+    if report.failed and report.when == "call" and "cluster" in found:
+        try:
+            text = describe(found["cluster"], found.get("workdir"))
+        except Exception as error:
+            # Files and machines may go at any moment.
+            text = f"cannot be said: {error!r}"
+        report.sections.append(("what there was on the cluster", text))
     return report
 
 
@@ -115,12 +125,20 @@ def workdir(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 def shared_directory(name: str) -> Path:
     """Make a fresh directory of the ordinary user that every node sees."""
-    WORK.mkdir(mode=0o755, exist_ok=True)
     prefix = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:40]
-    directory = Path(tempfile.mkdtemp(prefix=f"{prefix}-", dir=WORK))
-    directory.chmod(0o755)
+    directory = _fresh_directory(f"{prefix}-")
     shutil.chown(directory, "elastic", "elastic")
     return directory
+
+
+def _fresh_directory(prefix: str) -> Path:
+    while True:
+        WORK.mkdir(mode=0o755, exist_ok=True)
+        # Another session that ends may remove the parent in between.
+        with contextlib.suppress(FileNotFoundError):
+            directory = Path(tempfile.mkdtemp(prefix=prefix, dir=WORK))
+            directory.chmod(0o755)
+            return directory
 
 
 def remove_shared_directory(directory: Path) -> None:
@@ -135,7 +153,11 @@ def jobs(request: pytest.FixtureRequest, cluster: Cluster, workdir: Path, enviro
     submitter = Jobs(cluster, workdir, environment)
     yield submitter
     if not request.node.stash.get(_failed, False):
-        assert submitter.running() == ""
+        assert submitter.going_on() == ""
+        # A job that was cancelled last may still be ending, with its processes.
+        cluster.wait_until("jobs do not end", lambda: submitter.running() == "", 20)
+        with contextlib.suppress(TestbedError):
+            cluster.wait_until("", lambda: submitter.processes() == {}, 5)
         assert submitter.processes() == {}
 
 
@@ -155,10 +177,8 @@ def own_environment() -> Iterator[Path]:
     It is the caller's own and stacked upon the common one, so that sessions of different checkouts do not change each
     other's package.
     """
-    WORK.mkdir(mode=0o755, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="environment-", dir=WORK, ignore_cleanup_errors=True) as name:
-        own = Path(name)
-        own.chmod(0o755)
+    own = _fresh_directory("environment-")
+    try:
         _run(str(VENV / "bin/python"), "-m", "venv", "--without-pip", str(own))
         (below,) = VENV.glob("lib/python3*/site-packages")
         (packages,) = own.glob("lib/python3*/site-packages")
@@ -167,7 +187,9 @@ def own_environment() -> Iterator[Path]:
         install = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--ignore-installed"]
         _run(*pip, *install, str(CHECKOUT))
         yield own / "bin"
-    _remove_if_empty(WORK)
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+        _remove_if_empty(WORK)
 
 
 def _remove_if_empty(directory: Path) -> None:

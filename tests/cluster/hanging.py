@@ -1,6 +1,7 @@
-"""A training whose rank 2 hangs in its tenth step of round 0, when the others are in the next collective.
+"""A training whose rank 2 hangs in round 0 when there is `hang`, while the others go on to the next collective.
 
-Writes `hung_at` when it does, and a line to `trained/<round>.<rank>` for every step; ends when there is `enough`.
+Writes the number of its steps before that to `hung_after`, and a line to `trained/<round>.<rank>` for every step; ends
+when there is `enough`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ with Path(f"trained/{round_}.{rank}").open("w", buffering=1) as log:
         enough = torch.tensor(float(Path("enough").exists()))
         dist.all_reduce(enough)
         step += 1
-        if (round_, rank, step) == (0, 2, 10):
-            Path("hung_at").write_text(str(time.time()))
+        if (round_, rank) == (0, 2) and step >= 10 and Path("hang").exists():
+            Path("hung_after").write_text(str(step - 1))
             while True:
                 time.sleep(60)
         log.write(f"{time.time()}\n")

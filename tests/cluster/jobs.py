@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable
@@ -39,6 +40,13 @@ exec sleep "$1"
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"})
 
 
+def outermost(processes: Iterable[Process], words: str) -> Process:
+    """The one process with these words in its command line that was not started by another such process."""
+    found = {process.pid: process for process in processes if words in process.command}
+    (first,) = [process for process in found.values() if process.parent not in found]
+    return first
+
+
 def on(*nodes: str) -> tuple[str, str]:
     """sbatch's options for these nodes and no others."""
     return f"--nodes={len(nodes)}", f"--nodelist={','.join(nodes)}"
@@ -53,8 +61,10 @@ class Job:
 
     @property
     def output(self) -> str:
-        """What the job printed."""
-        return "\n".join(path.read_text() for path in sorted(self.directory.glob(f"*-{self.id}.out")))
+        """What the job printed, an array all of its elements."""
+        files = [path for path in self.directory.glob("*.out") if re.search(rf"-{self.id}(_\d+)?\.out$", path.name)]
+        # The last character may still be being written.
+        return "\n".join(path.read_text(errors="replace") for path in sorted(files))
 
     @property
     def lines(self) -> list[str]:
@@ -211,6 +221,11 @@ class Jobs:
     def running(self) -> str:
         """What Slurm has not finished, one line per job."""
         return self.cluster.command(["squeue", "--noheader", "--all"]).stdout
+
+    def going_on(self) -> str:
+        """As `running`, without the jobs that have ended and whose nodes are being cleaned."""
+        states = "PENDING,RUNNING,SUSPENDED,CONFIGURING"
+        return self.cluster.command(["squeue", "--noheader", "--all", f"--states={states}"]).stdout
 
 
 def _objects(path: Path) -> list[dict[str, Any]]:

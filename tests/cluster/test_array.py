@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 
-from tests.cluster.jobs import CHECKOUT, Job, on
+from tests.cluster.jobs import CHECKOUT, Job, on, outermost
 
 
 def test_the_elements_of_an_array_are_one_run(jobs):
@@ -27,15 +28,13 @@ def test_a_store_in_a_job_of_its_own_leads_an_array_that_trains_on_without_it(jo
 
     store = jobs.submit(*on("n4"), "store.sbatch", "--nnodes=2:2", "--submit", *array)
 
-    store.wait_until("the run is not submitted", lambda: "submitted job" in store.output)
-    run = Job(jobs.cluster, jobs.directory, int(store.output.split("submitted job ")[1].split(";")[0]))
+    submitted = re.compile(r"submitted job (\d+);")
+    store.wait_until("the run is not submitted", lambda: submitted.search(store.output) is not None)
+    run = Job(jobs.cluster, jobs.directory, int(submitted.search(store.output).group(1)))
     run.run_dir = jobs.directory / f"elastic-runs/store-{store.id}"
     run.wait_for_steps(0, ["n1", "n2"])
     assert run.leader() == "n4"
-    os.kill(
-        min(each.pid for each in jobs.cluster.processes("n4") if "/slurm-elastic store " in each.command),
-        signal.SIGKILL,
-    )
+    os.kill(outermost(jobs.cluster.processes("n4"), "/slurm-elastic store ").pid, signal.SIGKILL)
     run.wait_until("no further round", lambda: len(run.rounds()) > 1)
     run.wait_until("no training", lambda: run.trained_on(len(run.rounds()) - 1) == ["n1", "n2"])
     assert run.leader() != "n4"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.cluster.jobs import on
@@ -19,9 +21,11 @@ def test_a_cancelled_job_leaves_nothing_behind(jobs, proctrack, start):
     assert not (job.run_dir / "done.json").exists()
     assert len(job.rounds()) == 1
     if proctrack == "cgroup":
-        # Slurm signals its own children alone, so it was the agents that told the workers, and in time. The last one
-        # may have missed the others before.
-        assert len([e["node"] for e in job.diary() if e.get("signal") == "SIGTERM"]) >= 2
+        # Slurm signals its own children alone, so it was the agents that told the workers, and in time. Those of an
+        # agent that was told last may have missed the others before.
+        assert [e["node"] for e in job.diary() if e.get("signal") == "SIGTERM"] != []
         assert "n1 leaves: cancelled" in job.output
         for node in ("n1", "n2", "n3"):
-            assert f"[slurm-elastic {node}] {node} got SIGTERM: leaving round 0" in job.output
+            # The first one's agent asks Slurm, and its answer may be there before Slurm's signal is at another node.
+            told = rf"\[slurm-elastic {node}\] {node} (got SIGTERM: leaving round|leaves: cancelled)"
+            assert re.search(told, job.output)

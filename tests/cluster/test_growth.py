@@ -73,9 +73,9 @@ def test_a_spare_takes_the_place_of_a_lost_member_and_another_ends_with_the_run(
     job = jobs.submit("--nodes=4", "job.sh")
     # The first two that come are members.
     job.wait_until("no training", lambda: len(job.trained_on(0)) == 2)
-    job.wait_until("no spares", lambda: len(job.events("node_spare")) == 2)
     members = job.trained_on(0)
     spares = sorted({"n1", "n2", "n3", "n4"} - set(members))
+    job.wait_until("no spares", lambda: {*spares} == {n for event in job.events("node_spare") for n in event["nodes"]})
     # Not n1, where the leader is.
     survivor, victim = members
 
@@ -93,7 +93,8 @@ def test_a_spare_takes_the_place_of_a_lost_member_and_another_ends_with_the_run(
 
 
 def test_agents_that_start_a_minute_apart_find_each_other(late):
-    late.wait_for("COMPLETED", timeout=90)
+    # This test may be the only one that runs, and the later agent has yet to be started.
+    late.wait_for("COMPLETED", timeout=150)
 
     assert late.exit_codes() == {"n1": 0, "n2": 0}
     assert late.tables() == [["n1", "n2"]]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from pathlib import Path
 
 HERE = Path(__file__).parent
+ALL = ["n1", "n2", "n3", "n4"]
 TIMEOUT = 4.0
 """Seconds; four workers on two cores that others use as well may take some for one step."""
 
@@ -19,35 +19,47 @@ def test_a_hang_costs_one_restart_and_every_health_port_answers_throughout(jobs)
     health = job.run_dir / "health"
     job.wait_until("not all health ports are published", lambda: len(list(health.glob("[!.]*.json"))) == 4)
     targets = sorted(json.loads(path.read_text())[0]["targets"][0] for path in health.glob("[!.]*.json"))
-    assert [target.partition(":")[0] for target in targets] == ["n1", "n2", "n3", "n4"]
+    assert [target.partition(":")[0] for target in targets] == ALL
 
-    with (jobs.directory / "answers").open("w") as answers:
-        asking = jobs.cluster.popen(["python3", "asking.py", *targets], cwd=jobs.directory, stdout=answers)
+    answers = jobs.directory / "answers"
+    with answers.open("w") as file:
+        asking = jobs.cluster.popen(["python3", "asking.py", *targets], cwd=jobs.directory, stdout=file)
         try:
+            job.wait_until("no round trains", lambda: trained(job.directory, 0) == 4)
+            job.wait_until("no answers", lambda: {node for node, *_ in told(answers)} == {*ALL})
+            (jobs.directory / "hang").touch()
             job.wait_until("no second round trains", lambda: trained(job.directory, 1) == 4)
+            before = len(told(answers))
+            job.wait_until("no more answers", lambda: {node for node, *_ in told(answers)[before:]} == {*ALL})
         finally:
             (jobs.directory / "asked").touch()
-            asking.wait()
+            asking.wait(timeout=60)
     job.say_enough()
     job.wait_for("COMPLETED")
 
-    # Stacks first, of the worker that hangs.
-    hangs = {event["rank"]: event for event in job.events("worker_hung")}
-    hang = hangs[2]
-    assert hang["steps"] == 9
-    assert f"process {hang['pid']}," in Path(hang["stacks"]).read_text()
-    hung_at = float((job.directory / "hung_at").read_text())
-    found = datetime.fromisoformat(hang["time"]).timestamp() - hung_at
-    assert found < TIMEOUT + 0.5, f"found after {found:.2f} s"
+    # Of the worker that hangs, or of one that waits for it and was found first.
+    hangs = job.events("worker_hung")
+    assert hangs
+    hung_after = int((job.directory / "hung_after").read_text())
+    for hang in hangs:
+        assert hang["steps"] == hung_after + (hang["rank"] != 2)
+        assert hang["seconds"] >= TIMEOUT
+        assert f"process {hang['pid']}," in Path(hang["stacks"]).read_text()
     # One restart for all, and the rank that is behind is named, whoever told first.
     assert [round_["restarts"] for round_ in job.rounds()] == [0, 1]
-    assert job.tables()[1] == ["n1", "n2", "n3", "n4"]
-    assert "; rank 2 is behind: 9 steps in this round, others 10" in job.events("round_ended")[0]["text"]
+    assert job.tables()[1] == ALL
+    behind = f"; rank 2 is behind: {hung_after} steps in this round, others {hung_after + 1}"
+    assert behind in job.events("round_ended")[0]["text"]
 
-    told = [line.split() for line in (jobs.directory / "answers").read_text().splitlines()]
-    assert {(node, status) for node, status, _ in told} == {(node, "200") for node in ("n1", "n2", "n3", "n4")}
-    assert len(told) > 4 * 20
-    print(f"slowest of {len(told)} answers: {max(float(taken) for _, _, taken in told):.0f} ms")
+    assert {(node, status) for node, status, _ in told(answers)} == {(node, "200") for node in ALL}
+    slowest = max(float(taken) for _, _, taken in told(answers))
+    print(f"slowest of {len(told(answers))} answers: {slowest:.0f} ms")
+
+
+def told(answers: Path) -> list[list[str]]:
+    """What asking.py has written: node, status and milliseconds of each answer."""
+    text = answers.read_text()
+    return [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def trained(directory: Path, round_: int) -> int:

@@ -6,7 +6,7 @@ import os
 import signal
 from collections import defaultdict
 
-from tests.cluster.jobs import SRUN, Job
+from tests.cluster.jobs import SRUN, Job, outermost
 
 COMING_AND_GOING = f"""\
 #!/bin/bash
@@ -21,12 +21,6 @@ until [ -e again ]; do sleep 0.1; done
 add n2
 wait
 """
-
-
-def agent_on(job: Job, node: str) -> int:
-    """The process id of the agent."""
-    found = [process for process in job.cluster.processes(node) if "/slurm-elastic agent " in process.command]
-    return min(process.pid for process in found)
 
 
 def lost_steps(job: Job) -> dict[int, list[int]]:
@@ -51,7 +45,7 @@ def test_a_node_that_leaves_and_comes_back_costs_no_step(jobs):
     full = len(job.tables()) - 1
     job.wait_for_steps(full, ["n1", "n2", "n3"])
 
-    os.kill(agent_on(job, "n2"), signal.SIGTERM)
+    os.kill(outermost(jobs.cluster.processes("n2"), "/slurm-elastic agent ").pid, signal.SIGTERM)
     job.wait_for_steps(full + 1, ["n1", "n3"])
     job.wait_until("n2 stays", lambda: job.exit_codes() == {"n2": 75})
     (jobs.directory / "again").touch()

@@ -71,7 +71,10 @@ class Cluster(Login):
             return False
         if any(network.cable_is_cut(settings, name) for name in settings.machines):
             return False
-        shown = self.command(["sinfo", "-h", "-N", "-o", "%N %T"], user="root", check=False, timeout=5)
+        try:
+            shown = self.command(["sinfo", "-h", "-N", "-o", "%N %T"], user="root", check=False, timeout=5)
+        except TestbedError:
+            return False
         states = {line.split()[1] for line in shown.stdout.splitlines()}
         return shown.returncode == 0 and states <= {"idle", "mixed", "allocated", "completing"}
 
@@ -95,7 +98,7 @@ class Cluster(Login):
         """Bring a killed machine back, cable plugged in, and wait until Slurm can use it."""
         if processes.init_of(self.settings.namespace(machine_name)) is not None:
             raise TestbedError(f"{machine_name} is running")
-        begin = int(time.time())
+        begin = self._begin(machine_name)
         leftovers.remove_groups(self.settings, machine_name)
         if machine_name in accounting.MACHINES:
             accounting.start_machine(self.settings, machine_name)
@@ -149,10 +152,13 @@ class Cluster(Login):
             # A plain scancel waits KillWait for whoever does not heed SIGTERM.
             for name in self.settings.machines:
                 processes.kill(self.processes(name))
-            return not self.command(["squeue", "--noheader", "--all"], user="root").stdout
+            left = self.command(["squeue", "--noheader", "--all"], user="root").stdout
+            if left:
+                # Each time: one that is being requeued can be cancelled only when it is pending again.
+                for user in (USER, "root"):
+                    self.command(["scancel", f"--user={user}"], user="root", check=False)
+            return not left
 
-        for user in (USER, "root"):
-            self.command(["scancel", f"--user={user}"], user="root", check=False)
         self.wait_until("jobs do not end", empty, timeout)
 
     def restore(self) -> None:
@@ -174,24 +180,32 @@ class Cluster(Login):
                 self.wait_usable(node)
         self.wait_idle()
 
+    def _begin(self, machine_name: str) -> int:
+        """The present second of the clock, when it is later than that in which the machine's last slurmd was started.
+
+        The controller knows a slurmd by the second of its start.
+        """
+        last = self._slurmd_started(machine_name) if machine_name in self.settings.node_names else 0
+        self.wait_until(f"the clock is before the last start of {machine_name}", lambda: int(time.time()) > last)
+        return int(time.time())
+
+    def _slurmd_started(self, node: str) -> int:
+        """Second of the clock in which the node's slurmd was started that the controller heard last; 0 if of none."""
+        environment = {"SLURM_TIME_FORMAT": "%s"}
+        try:
+            shown = self.command(["scontrol", "show", "node", node], user="root", env=environment, check=False)
+        except TestbedError:
+            return 0
+        fields = slurm.records(shown.stdout)
+        started = fields[0].get("SlurmdStartTime", "") if fields else ""
+        return int(started) if started.isdigit() else 0
+
     def _wait_registered(self, node: str, begin: int) -> None:
         """Wait until the controller has heard of the slurmd that was started at `begin` or later.
 
         Before that it calls the node idle too: on a fresh cluster, and for a while after a node's death.
         """
-
-        def registered() -> bool:
-            shown = self.command(
-                ["scontrol", "show", "node", node],
-                user="root",
-                env={"SLURM_TIME_FORMAT": "%s"},
-                check=False,
-            )
-            fields = slurm.records(shown.stdout)
-            started = fields[0].get("SlurmdStartTime", "") if fields else ""
-            return started.isdigit() and int(started) >= begin
-
-        self.wait_until(f"{node} does not register", registered, 30)
+        self.wait_until(f"{node} does not register", lambda: self._slurmd_started(node) >= begin, 30)
 
     def _controller_answers(self) -> bool:
         return self.command(["scontrol", "ping"], user="root", check=False).returncode == 0

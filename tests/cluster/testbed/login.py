@@ -75,7 +75,8 @@ class Login:
     ) -> subprocess.Popen[str]:
         """Start a command on a machine; `stdout` and `stderr` as for subprocess.Popen.
 
-        Its end is the caller's business; `Cluster.restore` kills what is left of it.
+        Its end is the caller's business (`os.killpg`, as its one process merely enters the machine); `Cluster.restore`
+        kills what is left of it.
         """
         return subprocess.Popen(
             self._entry(machine, argv, user, cwd, env),
@@ -83,6 +84,7 @@ class Login:
             stdout=stdout,
             stderr=stderr,
             text=True,
+            start_new_session=True,
         )
 
     def submit(
