@@ -183,11 +183,11 @@ class Jobs:
         return target
 
     def write(self, name: str, text: str) -> Path:
-        """Write a file of the user's."""
-        path = self.directory / name
-        path.write_text(text)
-        path.chmod(0o644)
-        return path
+        """Write a file of the user's, which is whole when it is there."""
+        path, part = self.directory / name, self.directory / f".{name}.part"
+        part.write_text(text)
+        part.chmod(0o644)
+        return part.replace(path)
 
     def submit(self, *argv: str, cwd: Path | None = None, environ: dict[str, str] | None = None) -> Job:
         """`sbatch ARGV`, by default in the directory."""
@@ -195,10 +195,10 @@ class Jobs:
         job_id = self.cluster.submit(argv, directory, env={**self.environ, **(environ or {})})
         return Job(self.cluster, directory, job_id)
 
-    def take(self, node: str = "", seconds: float | None = None) -> Job:
+    def take(self, node: str = "", *options: str, seconds: float | None = None) -> Job:
         """Have Slurm preempt whoever uses this node, or some node, for so long or until the new job is cancelled."""
         where = [f"--nodelist={node}"] if node else []
-        return self.submit(*where, "take.sh", "infinity" if seconds is None else f"{seconds:.1f}")
+        return self.submit(*where, *options, "take.sh", "infinity" if seconds is None else f"{seconds:.1f}")
 
     def processes(self) -> dict[str, list[Process]]:
         """All processes of the ordinary user, by the node that has some."""

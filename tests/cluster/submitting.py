@@ -112,8 +112,9 @@ def array() -> dict[str, Any]:
     executor = slurm_elastic.ElasticExecutor(FOLDER, min_nodes=2, max_nodes=3, shape="array")
     job = executor.submit(count, 10**6)
     Path("job_id").write_text(job.job_id)
-    _wait_for(Path("enough").exists)
+    _wait_for(Path("look").exists)
     state = job.get_info("force")["State"]
+    Path("enough").touch()
     return {"before": state, "results": job.results(), "state": _final_state(job), "output": job.stdout()}
 
 

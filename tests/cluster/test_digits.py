@@ -8,7 +8,7 @@ import sys
 
 from tests.cluster.jobs import CHECKOUT, Job
 
-EPOCHS, STEPS_PER_EPOCH = 4, 45
+STEPS_PER_EPOCH = 45
 
 
 def steps_of_rank_0(job: Job) -> list[int]:
@@ -19,11 +19,9 @@ def steps_of_rank_0(job: Job) -> list[int]:
 
 def test_no_step_is_lost_and_every_sample_comes_once_through_three_preemptions(jobs):
     jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
-    for name in ("digits.py", "count_samples.py"):
-        jobs.place(CHECKOUT / "docs/examples" / name)
-    training = (
-        f"digits.py --epochs {EPOCHS} --step-time 0.15 --checkpoint-every 10000 --checkpoint-dir . --record records"
-    )
+    for path in ("docs/examples/digits.py", "docs/examples/count_samples.py", "tests/cluster/timed_digits.py"):
+        jobs.place(CHECKOUT / path)
+    training = "timed_digits.py --step-time 0.1 --checkpoint-every 10000 --checkpoint-dir . --record records"
     job = jobs.submit("--array=0-3", "array.sbatch", "--nnodes=1:4", *training.split())
     job.wait_until("not all four train", lambda: bool(job.tables()) and len(job.tables()[-1]) == 4)
 
@@ -34,6 +32,9 @@ def test_no_step_is_lost_and_every_sample_comes_once_through_three_preemptions(j
         takers.append(jobs.take(node))
         job.wait_until(f"{node} stays", lambda node=node: node not in job.tables()[-1])
         job.wait_until("the others stop", lambda before=before: len(steps_of_rank_0(job)) > before + 2)
+    # All ranks have to learn it before they are there.
+    epochs = len(steps_of_rank_0(job)) // STEPS_PER_EPOCH + 3
+    jobs.write("epochs", str(epochs))
     job.wait_until("it does not end", (job.run_dir / "done.json").exists)
     for taker in takers:
         taker.cancel()
@@ -41,10 +42,10 @@ def test_no_step_is_lost_and_every_sample_comes_once_through_three_preemptions(j
     jobs.wait_until_all_ended()
     assert [round_["reason"] for round_ in job.rounds()][-3:] == ["node_left"] * 3
     assert {round_["restarts"] for round_ in job.rounds()} == {0}
-    assert steps_of_rank_0(job) == list(range(1, EPOCHS * STEPS_PER_EPOCH + 1))
+    assert steps_of_rank_0(job) == list(range(1, epochs * STEPS_PER_EPOCH + 1))
     command = [sys.executable, "count_samples.py", "records", "checkpoint.pt"]
     counted = subprocess.run(command, cwd=job.directory, capture_output=True, text=True)
     assert counted.stdout.splitlines() == [
-        f"epoch {epoch}: 1437 of 1437 samples once, exactly once" for epoch in range(EPOCHS)
+        f"epoch {epoch}: 1437 of 1437 samples once, exactly once" for epoch in range(epochs)
     ], counted.stderr
     assert {state for state, _ in jobs.elements(job)} == {"COMPLETED"}

@@ -48,8 +48,8 @@ def test_a_preempted_allocation_saves_and_comes_back_smaller(jobs, proctrack, pr
 
     high = jobs.take()
 
-    nodes = comes_back(job)
-    assert len(nodes) == 3
+    # On those of the others that Slurm has ready then.
+    assert len(comes_back(job)) in (2, 3)
     assert re.search(r"n1 leaves: preempted, \d+ s left \(grace of 15 s\)", job.output)
     assert job.output.count("requeued: preempted") == 1
     # Long before the grace was over, so that the other job could begin.
@@ -70,7 +70,7 @@ def test_a_preempted_allocation_saves_and_comes_back_smaller(jobs, proctrack, pr
 
 def test_a_job_with_a_script_of_its_own_comes_back_from_its_time_limit_without_its_first_node(jobs):
     jobs.write("own.sh", f"#!/bin/bash\n{SRUN} slurm-elastic agent --warning=20 train.py --asks\n")
-    options = ("--time=1", "--signal=USR2@20", "--nodes=3", "--requeue", "--open-mode=append")
+    options = ("--time=10", "--signal=USR2@20", "--nodes=3", "--requeue", "--open-mode=append")
     job = jobs.submit(*options, "own.sh")
     job.wait_until("no training", lambda: len(job.trained_on(0)) == 3)
     first, *others = job.nodes()
@@ -78,22 +78,30 @@ def test_a_job_with_a_script_of_its_own_comes_back_from_its_time_limit_without_i
     jobs.cluster.command(["slurm-elastic", "drain", str(job.id), first], cwd=jobs.directory, env=jobs.environ)
     job.wait_for_steps(1, others)
 
-    # Slurm looks twice a minute, and on a slow machine may warn it again before it has begun.
-    job.wait_until("it does not train again", lambda: len(job.trained_on(2)) == 3, timeout=150)
+    # Slurm looks twice a minute, and warns when so much is left.
+    jobs.cluster.command(["scontrol", "update", f"JobId={job.id}", "EndTime=now+50"], user="root")
+    job.wait_until("it is not requeued", lambda: jobs.cluster.job(job.id)["Restarts"] == "1", timeout=90)
+    # The second time it has as long as the first time, and is not warned.
+    jobs.cluster.command(["scontrol", "update", f"JobId={job.id}", "TimeLimit=10"], user="root")
+    job.wait_until("it does not train again", lambda: len(job.trained_on(2)) == 3)
 
     assert re.search(rf"{others[0]} leaves: time limit near, \d+ s left \(SIGUSR2\)", job.output)
     assert "requeued: time limit near" in job.output
     assert "time_limit" in {e["stop"] for e in job.diary() if "stop" in e and e["round"] == 1}
     assert_no_step_is_lost(job, 1)
     job.say_enough()
-    job.wait_for("COMPLETED", timeout=150)
+    job.wait_for("COMPLETED")
 
 
 def test_a_controller_that_is_down_when_the_agents_go_requeues_later(jobs):
     job = jobs.submit("--nodes=4", "elastic.sbatch", "train.py", "--asks")
     job.wait_for_steps(0, ALL)
 
-    high = jobs.take()
+    # A controller that is killed forgets what it has not saved, which it does every five seconds.
+    high = jobs.take("", "--hold", "--job-name=saved-taker")
+    saved = jobs.cluster.settings.state / "controller/job_state"
+    job.wait_until("not saved", lambda: saved.exists() and b"saved-taker" in saved.read_bytes())
+    jobs.cluster.command(["scontrol", "release", str(high.id)])
     job.wait_until("nobody is told", lambda: "leaves: preempted" in job.output)
     jobs.cluster.kill("ctl")
     jobs.cluster.wait_until("agents stay", lambda: job.output.count("ends: left after") == 4)
@@ -112,12 +120,12 @@ def test_a_signal_for_the_batch_script_alone_and_a_wish_to_requeue_reach_all_age
 
     # As `sbatch --signal=B:USR2@120` does.
     jobs.cluster.command(["scancel", "--batch", "--signal=USR2", str(job.id)])
-    comes_back(job)
+    nodes = comes_back(job)
     assert_no_step_is_lost(job)
     assert "requeued: signalled" in job.output
 
     said = jobs.cluster.command(["slurm-elastic", "requeue", str(job.id)], cwd=jobs.directory, env=jobs.environ).stdout
-    assert said == f"asked to leave and come back: {', '.join(job.nodes())}\n"
+    assert said == f"asked to leave and come back: {', '.join(nodes)}\n"
     job.wait_until("it does not train again", lambda: len(job.trained_on(2)) == 2)
     assert "requeued: requeue wanted" in job.output
     job.say_enough()
