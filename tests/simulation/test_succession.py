@@ -16,7 +16,6 @@ import pytest
 from tests.simulation.schedules import Result, play_all, play_failures, play_leaders, play_script, play_strikes
 from tests.simulation.succession import faults
 from tests.simulation.succession.faults import Script
-from tests.simulation.succession.world import World
 
 SCHEDULES = int(os.environ.get("SIMULATION_LEADERS", "65000"))
 LEADER = os.environ.get("SIMULATION_LEADER")
@@ -63,11 +62,3 @@ def play_one(asked: str, play: Callable[[int], Result], script: Callable[[int], 
     violation = play_script(faults.strike(script(int(seed)), int(where[0]), where[1]), story)
     print("\n".join(story))
     assert violation is None
-
-
-def test_a_schedule_is_the_same_whenever_it_is_played() -> None:
-    stories: list[list[str]] = [[], []]
-    for story in stories:
-        World(faults.strike(faults.script(7), 10, "pause"), story).run()
-    assert stories[0] == stories[1]
-    assert any("before message 10" in line for line in stories[0])

@@ -1,0 +1,50 @@
+"""What happens in the first schedules of every kind, for comparison: `python -m tests.simulation.stories`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from tests.simulation.faults import draw
+from tests.simulation.stopping import StopSchedule
+from tests.simulation.succession import faults
+from tests.simulation.succession.world import World as SuccessionWorld
+from tests.simulation.world import World
+
+__all__ = ["in_order", "stories"]
+
+SCHEDULES = 250
+"""Of each kind. Among so many are some in which two agents are lost in the same moment."""
+
+_SET = re.compile(r"frozenset\({([^{}]*)}\)")
+
+
+def in_order(text: str) -> str:
+    """The same with all sets sorted; as they show themselves, their order is another one in each process."""
+    return _SET.sub(lambda found: f"{{{', '.join(sorted(found[1].split(', ')))}}}", text)
+
+
+def stories() -> Iterator[str]:
+    """Line by line."""
+    for seed in range(SCHEDULES):
+        membership: list[tuple[float, str, str]] = []
+        World(draw(seed), membership).run()
+        yield from (f"membership {seed}: {moment} {who} {what}" for moment, who, what in membership)
+        for kind, script in (
+            ("leaders", faults.draw(seed)),
+            ("strike", faults.strike(faults.script(seed), 10 + seed, faults.STRIKES[seed % len(faults.STRIKES)])),
+            ("failure", faults.strike(faults.failing(seed), 10 + seed, faults.STRIKES[seed % len(faults.STRIKES)])),
+        ):
+            leaders: list[str] = []
+            SuccessionWorld(script, leaders).run()
+            yield from (f"{kind} {seed}: {line}" for line in leaders)
+        stop = StopSchedule(seed)
+        stop.play()
+        stopped = {rank: step for rank, (step, _) in stop.stops.items()}
+        # The last says how often chance was asked on the way.
+        yield f"stop {seed}: {stopped}, {stop.passed}, {stop.stop_step}, {stop.chance.random()}"
+
+
+if __name__ == "__main__":
+    for each in stories():
+        print(in_order(each))
