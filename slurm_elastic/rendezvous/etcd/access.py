@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slurm_elastic.rendezvous.etcd.connection import Connection, Limits
 from slurm_elastic.rendezvous.etcd.credentials import EtcdConfig
+from slurm_elastic.rendezvous.etcd.errors import EtcdAuthenticationError, EtcdError, EtcdPermissionError
 from slurm_elastic.rendezvous.etcd.rpc import load_rpc
 from slurm_elastic.rendezvous.etcd.transactions import prefix_end
 
@@ -28,7 +29,11 @@ def enable_authentication(
     connection = Connection(config)
 
     def call(method: str, request: object) -> None:
-        connection.call("Auth", method, request, Limits(timeout))
+        try:
+            connection.call("Auth", method, request, Limits(timeout))
+        except EtcdError as error:
+            if not (error.retried and _is_done(method, error)):
+                raise
 
     try:
         call("UserAdd", rpc.etcd.AuthUserAddRequest(name="root", password=root_password))
@@ -44,3 +49,11 @@ def enable_authentication(
         call("AuthEnable", rpc.etcd.AuthEnableRequest())
     finally:
         connection.close()
+
+
+def _is_done(method: str, error: EtcdError) -> bool:
+    """Whether a request that was sent twice has failed because it was carried out before (etcd 3.4, auth/store.go)."""
+    if method in ("UserAdd", "RoleAdd"):
+        return str(error).endswith("already exists")
+    # From then on etcd wants to know who enables it.
+    return method == "AuthEnable" and isinstance(error, EtcdAuthenticationError | EtcdPermissionError)

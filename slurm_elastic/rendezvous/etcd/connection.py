@@ -133,6 +133,7 @@ class Connection:
                 hurried = limits.timeout < _FAIR_SECONDS and error.code().name == "DEADLINE_EXCEEDED"
                 outcome = Retry.OTHER_MEMBER if hurried else self.judge(member, error, limits)
                 if isinstance(outcome, EtcdError):
+                    outcome.retried = retried
                     raise outcome from None
                 retried = True
                 failures += 1

@@ -20,7 +20,14 @@ __all__ = [
 
 
 class EtcdError(SlurmElasticError):
-    """Base of everything that this package raises about etcd."""
+    """Base of everything that this package raises about etcd.
+
+    Attributes:
+        retried: Whether the request was sent before, and may have been carried out then: nobody knows, as its answer
+            was lost.
+    """
+
+    retried: bool = False
 
 
 class EtcdUnavailableError(EtcdError):

@@ -15,6 +15,7 @@ from slurm_elastic.errors import ExitCode, UsageError
 from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdConfig, EtcdServer, EtcdUnavailableError
 from slurm_elastic.rendezvous.etcd.access import enable_authentication
 from slurm_elastic.rendezvous.etcd.certificates import create_authority
+from slurm_elastic.rendezvous.etcd.connection import Connection
 from slurm_elastic.rendezvous.etcd.credentials import Endpoint
 from slurm_elastic.rendezvous.etcd.errors import (
     EtcdAuthenticationError,
@@ -24,6 +25,7 @@ from slurm_elastic.rendezvous.etcd.errors import (
     EtcdPermissionError,
 )
 from slurm_elastic.rendezvous.etcd.machine import free_port
+from slurm_elastic.rendezvous.etcd.rpc import load_rpc
 from slurm_elastic.rendezvous.etcd.server import ServerTls
 from slurm_elastic.rendezvous.etcd.store import EtcdStore
 from tests.local.etcd.cluster import Cluster
@@ -168,6 +170,46 @@ def test_no_password_where_one_is_asked_for(own_etcd: EtcdServer) -> None:
     error = refusal(own_etcd.config)
     assert isinstance(error, EtcdAuthenticationError)
     assert "SLURM_ELASTIC_ETCD_PASSWORD" in str(error)
+
+
+def test_authentication_is_enabled_though_every_first_answer_is_lost(
+    own_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grpc = load_rpc().grpc
+    lost: set[str] = set()
+    attempt = Connection._attempt
+
+    class Lost(grpc.RpcError):  # type: ignore[misc, name-defined]
+        def code(self) -> object:
+            return grpc.StatusCode.UNAVAILABLE
+
+        def details(self) -> str:
+            return "connection reset by peer"
+
+    def lose(
+        connection: Connection, member: object, service: str, method: str, request: object, *rest: object
+    ) -> object:
+        answer = attempt(connection, member, service, method, request, *rest)  # type: ignore[arg-type]
+        known = f"{method} {request}"
+        if service == "Auth" and known not in lost:
+            lost.add(known)
+            raise Lost
+        return answer
+
+    with monkeypatch.context() as context:
+        context.setattr(Connection, "_attempt", lose)
+        enable_authentication(own_etcd.config, "some-password", {"trainer": ("password", own_etcd.config.prefix)})
+    assert len(lost) == 8
+    with EtcdClient(replace(own_etcd.config, user="trainer", password="password")) as client:
+        client.connect()
+    with pytest.raises(EtcdAuthenticationError):
+        enable_authentication(own_etcd.config, "some-password", {})
+
+
+def test_users_that_are_there_already_are_not_taken_over(own_etcd: EtcdServer) -> None:
+    users = {"trainer": ("password", own_etcd.config.prefix)}
+    with pytest.raises(EtcdError, match="user name already exists"):
+        enable_authentication(own_etcd.config, "some-password", {"root": ("password", own_etcd.config.prefix), **users})
 
 
 def test_client_certificate_alone_where_a_user_is_asked_for(secured: Cluster) -> None:
