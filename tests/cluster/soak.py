@@ -5,8 +5,9 @@
 
 An array of four trains the digits example while its nodes are preempted, killed, cut off and paused, one or more at a
 time. The seed is printed, and names the same mishaps again. With --times each mishap waits until all four train again,
-and what it has cost is printed. Exit code 0 if the run ended by itself, with every sample of every epoch exactly once
-and nothing left behind; with --times a preemption may cost no step and no restart either.
+and what it has cost is printed. Exit code 0 if the run ended by itself, with the accuracy that digits.py reaches, every
+sample of every epoch exactly once and nothing left behind or leaked; with --times a preemption may cost no step and no
+restart either.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -24,10 +26,13 @@ from pathlib import Path
 from tests.cluster.conftest import CHECKOUT, VENV, own_environment, remove_shared_directory, shared_directory
 from tests.cluster.gaps import change, formed, has_stepped, summary
 from tests.cluster.jobs import Job, Jobs
+from tests.cluster.leaks import Leaks
 from tests.cluster.testbed import Cluster, Settings
 
 PREEMPTED = {"preempt": 1, "preempt two": 2, "preempt all": 4}
 """How many nodes are taken at once."""
+ACCURACY = 95.0
+"""Percent that a training of any length reaches."""
 MISHAPS = (*PREEMPTED, "kill", "cut", "pause")
 
 
@@ -46,6 +51,7 @@ class Soak:
         self._jobs, self._cluster, self._rng = jobs, jobs.cluster, random.Random(seed)
         self._mishaps, self._seconds, self._times = mishaps, 60 * minutes, times
         self._wrong: list[str] = []
+        self._leaks = Leaks(jobs.cluster)
 
     def play(self) -> list[str]:
         """Train, let things happen, and return what is wrong at the end."""
@@ -59,7 +65,7 @@ class Soak:
         self._cluster.wait_until("the run does not end", (job.run_dir / "done.json").exists, 600)
         self._jobs.wait_until_all_ended(120)
         left = [f"left on {node}: {processes}" for node, processes in self._jobs.processes().items()]
-        return [*self._wrong, *self._samples(job), *left]
+        return [*self._wrong, *_accuracy(job), *self._samples(job), *left, *self._leaks.found()]
 
     def _submit(self) -> Job:
         self._jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
@@ -137,6 +143,7 @@ class Soak:
         self._cluster.wait_until(
             f"no step after {before}", lambda: _last(job, "step") > before or done.exists(), timeout=180
         )
+        self._leaks.look()
         nodes = ", ".join(job.tables()[-1])
         print(f"{time.strftime('%H:%M:%S')} a step after {time.monotonic() - begin:.1f} s on {nodes}", flush=True)
 
@@ -146,6 +153,15 @@ class Soak:
         lines = counted.stdout.splitlines()
         print(f"{len(lines)} epochs, exit code {counted.returncode}; rounds {len(job.tables())}")
         return [line for line in lines if "exactly once" not in line] + ([counted.stderr] if counted.stderr else [])
+
+
+def _accuracy(job: Job) -> list[str]:
+    """What is wrong with the result that the last round's rank 0 has printed."""
+    *_, newest = sorted(job.run_dir.glob("logs/round_*/*/rank_00/stdout.log"))
+    said = re.findall(r"^finished after \d+ steps: test accuracy ([\d.]+)%$", newest.read_text(), re.MULTILINE)
+    print(f"test accuracy: {said}")
+    right = len(said) == 1 and float(said[0]) >= ACCURACY
+    return [] if right else [f"test accuracy {said}, not one of {ACCURACY} % or more"]
 
 
 def _is_whole(job: Job) -> bool:
@@ -186,9 +202,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of the mishaps")
     parser.add_argument("--release", default="22.05", choices=["22.05", "24.11"], help="of Slurm")
     parser.add_argument("--proctrack", default="cgroup", choices=["cgroup", "linuxproc"], help="of Slurm")
+    parser.add_argument("--name", default="soak", help="of the test cluster (default: soak)")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
-    cluster = Cluster.up(Settings("soak", 4, options.proctrack, False, options.release))
+    cluster = Cluster.up(Settings(options.name, 4, options.proctrack, False, options.release))
     directory = shared_directory("soak")
     try:
         with own_environment() as programs:
