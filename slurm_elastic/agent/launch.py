@@ -280,6 +280,7 @@ def _seat(settings: AgentSettings, records: Records) -> Seat:
         local_world_size=config.nproc_per_node,
         role=config.role,
         expected_nodes=settings.expected_nodes,
+        job_nodes=len(settings.job.nodes) if settings.job is not None else 1,
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,
         max_restarts=config.max_restarts,

@@ -48,6 +48,7 @@ class Seat:
         options: times.
         shared: whether jobs that start at different times belong to the run, such as elements of an array: then one
             that was requeued joins the living run.
+        job_nodes: on how many nodes the job of this agent starts agents.
         has_workers: whether this agent wants places in rounds; else all it does is lead.
     """
 
@@ -70,6 +71,7 @@ class Seat:
     ports: tuple[int, ...]
     options: RendezvousOptions
     shared: bool = False
+    job_nodes: int = 1
     has_workers: bool = True
 
     @property
@@ -87,6 +89,8 @@ class Seat:
             role=self.role,
             address=self.address,
             store_port=store_port,
+            job=self.agent.partition("/")[2].partition("/")[0],
+            job_nodes=self.job_nodes,
         )
 
 

@@ -200,8 +200,14 @@ def _forming(state: State, now: float, ticked: bool) -> Result:
 
 
 def _some_node_unknown(state: State) -> bool:
-    """Whether there are nodes of the allocation that nobody has heard of yet: only for them a last call waits."""
+    """Whether there are nodes that should come and nobody has heard of yet: only for them a last call waits.
+
+    They are those of the allocation. A leader that belongs to none learns from those that come how many nodes their
+    jobs have; that counts for the first round, and when all have gone and others come, but for no other round.
+    """
     expected = state.settings.expected_nodes
+    if not expected and succession.begins_anew(state):
+        return any(state.unheard.get(agent.candidate.job, 0) > 0 for agent in state.agents.values())
     if len(state.agents) + len(state.gone_nodes) < len(expected):
         # Counting is enough to know that some are missing, and spares the walk while thousands join.
         return True

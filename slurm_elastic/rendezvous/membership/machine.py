@@ -144,6 +144,9 @@ def _newcomer(state: State, event: Joined, now: float) -> Result:
         lingering=state.lingering - {candidate.agent},
         awaited=state.awaited - {candidate.agent},
     )
+    if candidate.agent not in state.gone_agents and succession.begins_anew(state):
+        others = state.unheard.get(candidate.job, candidate.job_nodes)
+        state = replace(state, unheard={**state.unheard, candidate.job: others - 1})
     if state.phase is not Phase.RUNNING or state.table is None:
         return state, ()
     if len(state.table.places) >= state.settings.max_nodes:

@@ -22,6 +22,7 @@ from slurm_elastic.rendezvous.membership.state import (
 )
 
 __all__ = [
+    "begins_anew",
     "claim",
     "farewell",
     "gone",
@@ -49,6 +50,11 @@ def has_quorum(state: State) -> bool:
     return quorum.has_quorum(
         state.base, _present(state), state.gone, settings.agent, settings.on_tie, lingering=state.lingering
     )
+
+
+def begins_anew(state: State) -> bool:
+    """Whether nobody is here who was in the last round: those who come are the first, again."""
+    return state.base is None or not any(name in state.agents for name in state.base.members)
 
 
 def missing(state: State) -> tuple[str, ...]:

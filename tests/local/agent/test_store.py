@@ -30,7 +30,10 @@ def start_store(nodes: Allocation, *options: str) -> Agent:
 
 
 def start_agents(nodes: Allocation, *options: str) -> list[Agent]:
-    return [nodes.start(number, "--run-id=mine", "--nnodes=2:8", *options) for number in (1, 2)]
+    theirs = "127.0.0.[1-2]"
+    return [
+        nodes.start(number, "--run-id=mine", "--nnodes=2:8", *options, SLURM_STEP_NODELIST=theirs) for number in (1, 2)
+    ]
 
 
 def test_it_leads_without_a_place_and_an_agent_follows_it_when_it_is_killed(nodes: Allocation) -> None:

@@ -197,6 +197,18 @@ def test_a_last_call_waits_for_nodes_that_are_unknown_only(start_run: StartRun) 
     assert publish.seconds < 0.5
 
 
+def test_a_leader_that_does_not_know_who_comes_waits_for_all_of_a_job(start_run: StartRun) -> None:
+    run = start_run(job_nodes=3)
+    first, second = run.party(0), run.party(1)
+    for party in (first, second):
+        party.join()
+    # What is waited for is what does not come: a round of two.
+    assert first.link.next_word(timeout=0.3) is None
+    third = run.party(2)
+    third.join()
+    assert {place.nodes for place in placed([first, second, third])} == {3}
+
+
 def test_a_second_one_that_may_lead_follows(start_run: StartRun) -> None:
     run = start_run(expected_nodes=("node1", "node2"))
     first = run.party(0)
