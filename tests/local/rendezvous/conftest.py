@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.rendezvous import seat
 from slurm_elastic.rendezvous.leader import Leader
+from slurm_elastic.rendezvous.whereabouts import MemberSettings
+from tests.local.agents import PATIENCE
 from tests.local.rendezvous.parties import Run
 
 
@@ -27,6 +30,14 @@ def start_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     yield start
     for run in runs:
         run.close()
+
+
+@pytest.fixture
+def _patient_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents look for their leader as long as it takes, however short the time in which a round has to form."""
+    monkeypatch.setattr(
+        seat, "MemberSettings", lambda **settings: MemberSettings(**{**settings, "connect_timeout": PATIENCE})
+    )
 
 
 @pytest.fixture

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -15,12 +16,22 @@ from slurm_elastic.rendezvous.messages import Interrupted, Placed
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records import RunDirRecords
 from slurm_elastic.rendezvous.seat import Seat, connect
+from slurm_elastic.rendezvous.succession import default_leader_limit
 from slurm_elastic.rendezvous.words import Word
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import port_sequence
-from tests.local.agents import PATIENCE
+from tests.local.agents import PATIENCE, eventually
 
 _Word = TypeVar("_Word", bound=Word)
+
+
+def options(**changes: Any) -> RendezvousOptions:
+    """Times in which nothing happens by itself in a test but what it asks for, however slow the machine is.
+
+    Whoever ends in these tests does so audibly; nobody is to be lost because a thread was not served for seconds.
+    """
+    times = {"last_call_timeout": PATIENCE, "heartbeat_limit": PATIENCE, **changes}
+    return RendezvousOptions(**{"leader_limit": default_leader_limit(times["heartbeat_limit"]), **times})
 
 
 class Party:
@@ -37,6 +48,17 @@ class Party:
     def hear(self, kind: type[_Word]) -> _Word:
         """The next word, which has to be of this kind."""
         word = self.link.next_word(timeout=PATIENCE)
+        if not isinstance(word, kind):
+            pytest.fail(f"{self.seat.node} heard {word}, not {kind.__name__}")
+        return word
+
+    def hear_after(self, kind: type[_Word]) -> _Word:
+        """The next word but that the round is over, after which this one joins again.
+
+        A new leader that has not heard the join yet says it once more.
+        """
+        while isinstance(word := self.link.next_word(timeout=PATIENCE), Interrupted):
+            self.join()
         if not isinstance(word, kind):
             pytest.fail(f"{self.seat.node} heard {word}, not {kind.__name__}")
         return word
@@ -83,8 +105,9 @@ class Run:
             max_restarts=0,
             may_lead=False,
             leader_host="127.0.0.1",
-            ports=port_sequence(run_id, 0, 32768),
-            options=RendezvousOptions(last_call_timeout=PATIENCE),
+            # Others than those of the same tests that another process runs.
+            ports=port_sequence(f"{run_id} {os.getpid()}", 0, 32768),
+            options=options(),
         )
 
     def party(self, position: int, **changes: object) -> Party:
@@ -119,6 +142,14 @@ def form(parties: Sequence[Party]) -> list[Placed]:
 def placed(parties: Sequence[Party]) -> list[Placed]:
     """All get a place."""
     return [party.hear(Placed) for party in parties]
+
+
+def leader_of(parties: Sequence[Party]) -> Party:
+    """The one that leads. Another may have stood up, too, which it leaves as soon as it has heard of this one."""
+    found: list[Party] = eventually(
+        lambda: len(leading := [party for party in parties if party.link.leads]) == 1 and leading
+    )
+    return found[0]
 
 
 def interrupted(parties: Sequence[Party], reason: Reason) -> None:

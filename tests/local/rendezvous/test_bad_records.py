@@ -18,7 +18,7 @@ from slurm_elastic.rendezvous.records import Record, RunDirRecords, Situation
 from slurm_elastic.rendezvous.words import LeaderLost
 from slurm_elastic.rundir import RunDir
 from tests.local.agents import PATIENCE
-from tests.local.rendezvous.parties import Party, Run, form
+from tests.local.rendezvous.parties import Party, Run, form, leader_of
 from tests.local.rendezvous.test_failover import places_after
 
 StartRun = Callable[..., Run]
@@ -64,11 +64,7 @@ def test_a_disk_that_takes_no_epoch_is_said_in_one_line(
     parties[0].die()
     assert parties[1].hear(Interrupted).reason is Reason.NODE_LOST
     parties[1].join()
-    # Until the leader that stands up here has heard that, it says once more that the round is over.
-    while isinstance(word := parties[1].link.next_word(timeout=PATIENCE), Interrupted):
-        parties[1].join()
-    assert isinstance(word, LeaderLost)
-    why = word.why
+    why = parties[1].hear_after(LeaderLost).why
     assert line in why
     assert "\n" not in why
 
@@ -102,7 +98,7 @@ def test_a_successor_whose_file_system_hangs_joins_the_next_one(start_run: Start
     records.released.clear()
     parties[0].die()
     places = places_after(parties[1:])
-    assert [party.link.leads for party in parties[1:]] == [False, True]
+    assert leader_of(parties[1:]) is parties[2]
     assert {place.nodes for place in places} == {2}
     records.released.set()
     # What comes of its reading then is of no use any more.
@@ -125,7 +121,7 @@ def test_an_agent_whose_directory_is_not_that_of_the_run_does_not_lead(
     records._run_dir = RunDir.for_run(other, "run").open()
     leader.die()
     places = places_after([second, third])
-    assert [party.link.leads for party in (second, third)] == [False, True]
+    assert leader_of([second, third]) is third
     assert {place.nodes for place in places} == {2}
     assert not list(other.glob("elastic-runs/*/rounds/*.json"))
     told = [record.message for record in caplog.records if "cannot stand up to lead" in record.message]
@@ -151,10 +147,12 @@ class Dying(RunDirRecords):
 
     party: Party
     died = threading.Event()
+    taken: threading.Event
 
     def claim_epoch(self, number: int, record: Record) -> bool:
         taken = super().claim_epoch(number, record)
         self.party.link._post(lambda: self.party.link._stopping.set_result(0))
+        self.taken.set()
         return taken
 
     def publish_endpoint(self, record: Record) -> None:
@@ -163,10 +161,14 @@ class Dying(RunDirRecords):
 
 def test_a_successor_that_dies_while_it_takes_over_is_followed_by_the_next(start_run: StartRun) -> None:
     run = start_run(expected_nodes=("node1", "node2", "node3", "node4"))
-    records = Dying(run.run_dir, "run.0")
-    parties = [run.party(0), party_with(run, 1, records), run.party(2), run.party(3)]
+    records, others = Dying(run.run_dir, "run.0"), Slow(run.run_dir, "run.0")
+    # Nobody else stands up before it has.
+    records.taken = others.released = threading.Event()
+    others.released.set()
+    parties = [run.party(0), party_with(run, 1, records), party_with(run, 2, others), party_with(run, 3, others)]
     records.party = parties[1]
     form(parties)
+    others.released.clear()
     parties[0].die()
     for party in parties[1:]:
         assert party.hear(Interrupted).reason is Reason.NODE_LOST

@@ -8,9 +8,8 @@ import pytest
 
 from slurm_elastic.rendezvous.membership import Claim, LeaveReason, Outcome, Reason
 from slurm_elastic.rendezvous.messages import Ended, Interrupted, Placed
-from slurm_elastic.rendezvous.options import RendezvousOptions
 from tests.local.agents import PATIENCE, eventually
-from tests.local.rendezvous.parties import Party, Run, form
+from tests.local.rendezvous.parties import Party, Run, form, leader_of, options
 
 StartRun = Callable[..., Run]
 
@@ -36,7 +35,7 @@ def places_after(parties: list[Party]) -> list[Placed]:
 
 
 def test_a_leader_that_has_ended_is_followed_without_waiting_for_its_silence(start_run: StartRun) -> None:
-    run = start_run(options=RendezvousOptions(leader_limit=2 * PATIENCE))
+    run = start_run(options=options(leader_limit=2 * PATIENCE))
     parties = run.all_of(4)
     before = form(parties)
     parties[0].die()
@@ -49,8 +48,7 @@ def test_a_leader_that_has_ended_is_followed_without_waiting_for_its_silence(sta
     assert min(place.epoch for place in places) > before[0].epoch
     assert [place.place.rank for place in places] == [0, 1, 2]
     # Nearly always the first of them; only one in any case.
-    (leader,) = [party for party in parties[1:] if party.link.leads]
-    assert Claim("node1") in leader.decisions
+    assert Claim("node1") in leader_of(parties[1:]).decisions
 
 
 def test_leaders_fall_one_after_the_other_until_one_agent_is_left(start_run: StartRun) -> None:
@@ -58,7 +56,7 @@ def test_leaders_fall_one_after_the_other_until_one_agent_is_left(start_run: Sta
     rest = run.all_of(4)
     epochs = [form(rest)[0].epoch]
     while len(rest) > 1:
-        (leader,) = [party for party in rest if party.link.leads]
+        leader = leader_of(rest)
         leader.die()
         rest = [party for party in rest if party is not leader]
         places = places_after(rest)
@@ -67,17 +65,16 @@ def test_leaders_fall_one_after_the_other_until_one_agent_is_left(start_run: Sta
     assert sorted(set(epochs)) == epochs
 
 
+@pytest.mark.usefixtures("_patient_search")
 def test_one_that_is_left_of_a_run_that_needs_two_waits_for_another_and_no_longer_than_told(
     start_run: StartRun,
 ) -> None:
-    run = start_run(min_nodes=2, options=RendezvousOptions(join_timeout=1.5))
-    parties = run.all_of(3)
+    run = start_run(min_nodes=2, expected_nodes=("node1", "node2", "node3"))
+    parties = [run.party(0), run.party(1), run.party(2, options=options(join_timeout=1.5))]
     form(parties)
     for party in parties[:2]:
         party.die()
-    assert parties[2].hear(Interrupted).reason is Reason.NODE_LOST
-    parties[2].join()
-    ended = parties[2].hear(Ended)
+    ended = parties[2].hear_after(Ended)
     assert (ended.outcome, ended.detail) == (Outcome.TIMED_OUT, "1 of at least 2 nodes came within 1.5 s")
 
 
@@ -91,7 +88,7 @@ def test_a_leader_that_leaves_hands_over(start_run: StartRun) -> None:
         party.join()
     parties[0].link.left(LeaveReason.PREEMPTED)
     # How soon it is followed: tests/unit/rendezvous/test_finder.py.
-    places = [party.hear(Placed) for party in parties[1:]]
+    places = places_after(parties[1:])
     assert {(place.nodes, place.reason) for place in places} == {(2, Reason.NODE_LEFT)}
 
 
@@ -137,7 +134,7 @@ def test_an_agent_that_comes_later_finds_the_new_leader(start_run: StartRun) -> 
     for party in parties[1:]:
         assert party.hear(Interrupted).reason is Reason.NODE_JOINED
         party.join()
-    places = [late.hear(Placed), *(party.hear(Placed) for party in parties[1:])]
+    places = places_after([late, *parties[1:]])
     assert {place.nodes for place in places} == {3}
 
 
@@ -151,8 +148,8 @@ def test_a_run_whose_agents_have_all_ended_is_begun_again_by_whoever_comes(start
     for party in again:
         party.join()
     places = places_after(again)
-    eventually(lambda: sum(party.link.leads for party in again) == 1)
     # Both may have stood up, and one of them in vain.
+    leader_of(again)
     assert len({place.epoch for place in places}) == 1
     assert {place.nodes for place in places} == {2}
 

@@ -24,9 +24,8 @@ from torch.distributed.elastic.rendezvous import (
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.handler import SlurmRendezvousHandler, create_handler, handler_factory
 from slurm_elastic.rendezvous.membership import Spare
-from slurm_elastic.rendezvous.options import RendezvousOptions
 from tests.local.agents import PATIENCE, eventually
-from tests.local.rendezvous.parties import Run
+from tests.local.rendezvous.parties import Run, options
 
 StartRun = Callable[..., Run]
 T = TypeVar("T")
@@ -215,14 +214,15 @@ def test_shutdown_twice(handlers: MakeHandlers) -> None:
     assert some.run.run_dir.is_done()
 
 
+@pytest.mark.usefixtures("_patient_search")
 def test_too_few_nodes_time_out(handlers: MakeHandlers) -> None:
-    some = handlers(min_nodes=2, options=RendezvousOptions(join_timeout=0.3))
+    some = handlers(min_nodes=2, options=options(join_timeout=0.3))
     with pytest.raises(RendezvousTimeoutError, match=r"1 of at least 2 nodes came within 0\.3 s"):
         some.make(0).next_rendezvous()
 
 
 def test_no_leader_is_a_connection_error(handlers: MakeHandlers) -> None:
-    some = handlers(options=RendezvousOptions(join_timeout=0.3))
+    some = handlers(options=options(join_timeout=0.3))
     with pytest.raises(RendezvousConnectionError, match=r"no leader on 127\.0\.0\.1"):
         some.make(1).next_rendezvous()
 
@@ -245,7 +245,7 @@ def test_the_factory_needs_no_endpoint_and_no_id(monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(str(tmp_path))
     create = handler_factory()
     assert callable(create)
-    handler = create(_parameters(join_timeout="5", timeout=900))
+    handler = create(_parameters(join_timeout=f"{PATIENCE:g}", timeout=900))
     assert isinstance(handler, SlurmRendezvousHandler)
     try:
         info = handler.next_rendezvous()

@@ -10,10 +10,9 @@ import pytest
 
 from slurm_elastic.rendezvous.membership import Reason
 from slurm_elastic.rendezvous.messages import Interrupted
-from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.reaching import reach
 from tests.local.agents import PATIENCE
-from tests.local.rendezvous.parties import Run, form
+from tests.local.rendezvous.parties import Run, form, options
 from tests.local.rendezvous.test_failover import places_after
 
 NAME = "node1.test"
@@ -33,15 +32,12 @@ def _name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", answer)
 
 
-def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
-
-
 def test_a_name_whose_addresses_all_refuse_is_a_process_that_has_ended() -> None:
-    with pytest.raises(ConnectionRefusedError):
-        asyncio.run(reach(asyncio.Protocol, (NAME, closed_port())))
+    # Nobody else can listen on a port that is bound, and nobody listens on it.
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        with pytest.raises(ConnectionRefusedError):
+            asyncio.run(reach(asyncio.Protocol, (NAME, bound.getsockname()[1])))
 
 
 def test_a_place_is_known_by_its_address_once_it_was_reached() -> None:
@@ -60,8 +56,8 @@ def test_a_leader_that_was_found_by_name_is_followed_at_once(
 ) -> None:
     # Whoever comes before the leader has said where it is looks for it under the name of its node. Its silence would
     # tell nobody in the time of this test that it is lost.
-    options = RendezvousOptions(leader_limit=2 * PATIENCE)
-    run = start_run(leader_host=NAME, expected_nodes=("node1", "node2", "node3"), options=options)
+    times = options(leader_limit=2 * PATIENCE)
+    run = start_run(leader_host=NAME, expected_nodes=("node1", "node2", "node3"), options=times)
     leader = run.party(0, leader_host="127.0.0.1")
     with monkeypatch.context() as context:
         context.setattr(type(run.seat.records), "endpoint", lambda records: None)

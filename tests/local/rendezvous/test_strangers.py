@@ -35,9 +35,9 @@ def frame(content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + content
 
 
-def connect_to(party: Party) -> socket.socket:
+def connect_to(party: Party, source: str = "127.0.0.1") -> socket.socket:
     endpoint = json.loads(party.seat.run_dir.endpoint(party.seat.incarnation) or b"")
-    return socket.create_connection(("127.0.0.1", endpoint["port"]), timeout=PATIENCE)
+    return socket.create_connection(("127.0.0.1", endpoint["port"]), timeout=PATIENCE, source_address=(source, 0))
 
 
 def closed(stranger: socket.socket) -> bool:
@@ -104,12 +104,16 @@ def test_a_handshake_that_is_never_completed_is_cut_off(
 ) -> None:
     monkeypatch.setattr("slurm_elastic.rendezvous.connection._HANDSHAKE_TIMEOUT", 0.1)
     party = start_run().party(0)
-    with connect_to(party) as stranger:
+    form([party])
+    connections = leaders[0]._peers._connections
+    before = connections[party.seat.agent]
+    with connect_to(party, "127.0.0.3") as stranger:
         stranger.sendall(b"\x00\x00")
         assert closed(stranger)
-    assert leaders[0].rejected["127.0.0.1" if "127.0.0.1" in leaders[0].rejected else "::ffff:127.0.0.1"] == 1
-    # Those that have completed it stay.
-    form([party])
+    assert leaders[0].rejected["127.0.0.3" if "127.0.0.3" in leaders[0].rejected else "::ffff:127.0.0.3"] == 1
+    # Those that have completed it stay, and their time would be over by now, too.
+    assert connections[party.seat.agent] is before
+    assert party.silent()
 
 
 def test_records_of_another_run_are_dropped(
