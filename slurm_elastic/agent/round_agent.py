@@ -40,7 +40,7 @@ from slurm_elastic.rendezvous.coordination import Coordination
 from slurm_elastic.rendezvous.membership import LeaveReason, WorkerFailure
 from slurm_elastic.rendezvous.messages import Placed
 from slurm_elastic.rendezvous.seat import Seat
-from slurm_elastic.rendezvous.worker_store import ReservedPort, open_worker_store
+from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, open_worker_store
 
 __all__ = ["UNPLANNED_STOP_TIMEOUT", "Doing", "RoundAgent"]
 
@@ -106,6 +106,7 @@ class RoundAgent(LocalElasticAgent):
         self._doing = Doing.JOINING
         self._processes: WorkerProcesses | None = None
         self._placed: Placed | None = None
+        self._ports = FreshPorts()
         self._reserved: ReservedPort | None = None
         self._round_store: TCPStore | None = None
         self._result = RunResult(state=WorkerState.HEALTHY)
@@ -141,7 +142,7 @@ class RoundAgent(LocalElasticAgent):
             # Else workers on other nodes may still be saving; then it is served until the next round.
             self._round_store = None
         self._placed = None
-        self._reserved = ReservedPort()
+        self._reserved = self._ports.reserve()
         self._coordination.join(self._seat.candidate(self._reserved.port))
         return None
 

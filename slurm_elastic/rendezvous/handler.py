@@ -35,7 +35,7 @@ from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.private import take_private
 from slurm_elastic.rendezvous.seat import Seat, connect
 from slurm_elastic.rendezvous.words import LeaderLost, Unreachable, Word
-from slurm_elastic.rendezvous.worker_store import ReservedPort, open_worker_store
+from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, open_worker_store
 from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import (
     AddressWish,
@@ -69,6 +69,7 @@ class SlurmRendezvousHandler(RendezvousHandler):
         self._seat = seat
         self._coordination = coordination
         self._store: Store | None = None
+        self._ports = FreshPorts()
         self._reserved: ReservedPort | None = None
         self._interrupted = False
         self._end: RendezvousError | None = None
@@ -91,7 +92,7 @@ class SlurmRendezvousHandler(RendezvousHandler):
         """Join and wait for a place; see torch's RendezvousHandler for the errors."""
         self._raise_if_over()
         self._store = None
-        self._reserved = ReservedPort()
+        self._reserved = self._ports.reserve()
         self._coordination.join(self._seat.candidate(self._reserved.port))
         while True:
             # A signal handler that raises has to get its turn, so no wait is longer than this.

@@ -9,9 +9,10 @@ from torch._C._distributed_c10d import TCPStore
 
 from slurm_elastic.rendezvous.messages import Placed
 
-__all__ = ["ReservedPort", "open_worker_store"]
+__all__ = ["FreshPorts", "ReservedPort", "open_worker_store"]
 
 _TIMEOUT = timedelta(seconds=300)
+_REMEMBERED = 256
 
 
 class ReservedPort:
@@ -39,6 +40,32 @@ class ReservedPort:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+class FreshPorts:
+    """Reserves the ports of one agent, none of them twice within the last 256.
+
+    The kernel gives a port that was closed to whoever asks next. A worker of an earlier round that still looks for its
+    store would find that of another round there.
+    """
+
+    def __init__(self) -> None:
+        self._given: dict[int, None] = {}
+
+    def reserve(self) -> ReservedPort:
+        """Reserve one more."""
+        old: list[ReservedPort] = []
+        try:
+            while (fresh := ReservedPort()).port in self._given:
+                # Kept until another one is found, so that it is not given again.
+                old.append(fresh)
+        finally:
+            for port in old:
+                port.close()
+        self._given[fresh.port] = None
+        if len(self._given) > _REMEMBERED:
+            del self._given[next(iter(self._given))]
+        return fresh
 
 
 def open_worker_store(placed: Placed, reserved: ReservedPort) -> TCPStore | None:
