@@ -8,6 +8,7 @@ each; `command` starts one by the command line instead.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -17,29 +18,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.local.waiting import PATIENCE, eventually
+
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("worker.py")
-PATIENCE = 30.0
-"""Seconds after which something that should have happened at once is taken to hang."""
 
 _fork = multiprocessing.get_context("forkserver")
 _fork.set_forkserver_preload(["slurm_elastic.agent.launch", "slurm_elastic.cli.agent_parser", "slurm_elastic.cli"])
-
-
-def eventually(happened: Callable[[], Any], explain: Callable[[], str] = str) -> Any:
-    """Wait until this is true, and return it; else fail with an explanation."""
-    deadline = time.monotonic() + PATIENCE
-    while not (result := happened()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {PATIENCE:g} s: {explain()}")
-        time.sleep(0.01)
-    return result
 
 
 class Agent:
@@ -106,6 +97,8 @@ class Allocation:
             "TMPDIR": self._temporary,
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
+            # Who is silent for long is lost; tests that are not about that hold on a machine that stands still, too.
+            "PET_RDZV_CONF": "heartbeat_limit=20",
             "SLURM_ELASTIC_TEST": self._mark,
             "SLURM_JOB_ID": self.job_id,
             "SLURM_JOB_NODELIST": f"127.0.0.[1-{self.size}]",
@@ -118,12 +111,22 @@ class Allocation:
             **({"SLURM_RESTART_COUNT": str(self.restart_count)} if self.restart_count else {}),
         }
 
-    def start(self, number: int, *arguments: str, script: Sequence[str] = (str(WORKER),), **variables: str) -> Agent:
-        """Start the agent on a node, counted from 1, with these options."""
+    def start(
+        self,
+        number: int,
+        *arguments: str,
+        script: Sequence[str] = (str(WORKER),),
+        constants: Mapping[str, object] | None = None,
+        **variables: str,
+    ) -> Agent:
+        """Start the agent on a node, counted from 1, with these options.
+
+        `constants` are other values for it of what modules have under these names, ``package.module.NAME``.
+        """
         argv = ["agent", "--start=cold", f"--local-addr={self.nodes[number - 1]}", *arguments, *script]
         files = self._files(number)
         environ = {**self.environment(number), **variables}
-        process = _fork.Process(target=_run, args=(argv, environ, str(self.directory), str(files)))
+        process = _fork.Process(target=_run, args=(argv, environ, str(self.directory), str(files), constants or {}))
         process.start()
 
         def wait(timeout: float) -> int | None:
@@ -165,15 +168,9 @@ class Allocation:
 
     def seen(self, round_: int) -> dict[int, dict[str, Any]]:
         """What the workers of a round saw, by rank; waits until all of them have started."""
-        directory = self.directory / "seen"
-
-        def read() -> dict[int, dict[str, Any]] | None:
-            records = [json.loads(path.read_text()) for path in directory.glob(f"{round_}.*.json")]
-            if not records or len(records) != int(records[0]["env"]["WORLD_SIZE"]):
-                return None
-            return {int(record["env"]["RANK"]): record for record in records}
-
-        found: dict[int, dict[str, Any]] = eventually(read, lambda: f"round {round_}\n{self.story()}")
+        found: dict[int, dict[str, Any]] = eventually(
+            lambda: self._seen(round_), lambda: f"round {round_}\n{self.story()}"
+        )
         return found
 
     def nodes_of(self, round_: int) -> list[str]:
@@ -182,14 +179,26 @@ class Allocation:
         return [seen[rank]["env"]["SLURM_ELASTIC_NODE"] for rank in sorted(seen)]
 
     def nodes_of_round(self, round_: int) -> list[str]:
-        """The nodes of a round that was formed, in the order of ranks, as the leader tells."""
-        formed = [event for event in self.events() if event["event"] == "round_formed" and event["round"] == round_]
-        return list(formed[0]["nodes"]) if formed else []
+        """The nodes of a round on record, in the order of ranks."""
+        record = json.loads((self.run_dir / "rounds" / f"{round_:06d}.json").read_text())
+        return [place["node"] for place in record["places"]]
+
+    def comes_to(self, nodes: Sequence[str], after: int) -> int:
+        """Wait for a round on just these nodes whose workers have started, and return its number.
+
+        There may be others between round `after` and it: in how many steps several nodes change is not promised.
+        """
+
+        def found() -> list[int]:
+            rounds = range(after + 1, self.rounds())
+            return [number for number in rounds if self.nodes_of_round(number) == list(nodes) and self._seen(number)]
+
+        return int(eventually(found, lambda: f"no round of {nodes} after {after}\n{self.story()}")[0])
 
     def leader(self) -> str:
-        """The node of whoever says that it leads."""
-        (published,) = (self.run_dir / "endpoints").glob("*.json")
-        return str(json.loads(published.read_text())["agent"]).split("/")[0]
+        """The node of whoever formed the newest round."""
+        newest = max((self.run_dir / "rounds").glob("*.json"))
+        return str(json.loads(newest.read_text())["leader"]).split("/")[0]
 
     def rounds(self) -> int:
         """How many rounds there were."""
@@ -230,6 +239,13 @@ class Allocation:
             time.sleep(0.01)
         shutil.rmtree(self._temporary, ignore_errors=True)
 
+    def _seen(self, round_: int) -> dict[int, dict[str, Any]] | None:
+        paths = (self.directory / "seen").glob(f"{round_}.*.json")
+        records = [json.loads(path.read_text()) for path in paths]
+        if not records or len(records) != int(records[0]["env"]["WORLD_SIZE"]):
+            return None
+        return {int(record["env"]["RANK"]): record for record in records}
+
     def _files(self, number: int) -> Path:
         directory = self.directory / "agents"
         directory.mkdir(exist_ok=True)
@@ -258,7 +274,7 @@ def agent_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "slurm_elastic", "agent", "--start=cold", *arguments]
 
 
-def _run(argv: list[str], environ: dict[str, str], directory: str, files: str) -> None:
+def _run(argv: list[str], environ: dict[str, str], directory: str, files: str, constants: Mapping[str, object]) -> None:
     os.setsid()
     os.environ.clear()
     os.environ.update(environ)
@@ -267,6 +283,9 @@ def _run(argv: list[str], environ: dict[str, str], directory: str, files: str) -
         opened = os.open(files + suffix, os.O_WRONLY | os.O_APPEND)
         os.dup2(opened, descriptor)
         os.close(opened)
+    for name, value in constants.items():
+        module, _, constant = name.rpartition(".")
+        setattr(importlib.import_module(module), constant, value)
     from slurm_elastic.cli import main
 
     sys.exit(main(argv))

@@ -1,7 +1,8 @@
 """A training script without torch whose ranks go step by step together, and stop where the trainer API says.
 
 ``steps.<rank>`` gets a line for every step: round, step, rank, monotonic time. Ranks wait for each other after every
-step by files, as in a collective. A step takes the seconds in the file ``pace``.
+step by files, as in a collective. A step takes the seconds in the file ``pace``; with ``0.01`` there, a rank that has
+read it makes ``in-0.01.<rank>``.
 
 Arguments: ``silent`` makes the ranks take no part; ``on-signal`` makes them save and end well on SIGUSR1 instead;
 ``on-term`` makes them end well on SIGTERM; ``slow-to-save`` makes a checkpoint take five minutes.
@@ -57,7 +58,9 @@ def main() -> int:
     with Path(f"steps.{RANK}").open("a", buffering=1) as log:
         finished = False
         while not finished:
-            time.sleep(float(Path("pace").read_text()))
+            pace = Path("pace").read_text()
+            Path(f"in-{pace}.{RANK}").touch()
+            time.sleep(float(pace))
             step += 1
             finished = meet(step)
             log.write(f"{ROUND} {step} {RANK} {time.monotonic():.4f}\n")

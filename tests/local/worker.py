@@ -28,11 +28,14 @@ def main() -> int:
         subprocess.Popen(["/bin/sleep", "300"])
     seen = Path("seen")
     seen.mkdir(exist_ok=True)
-    record = {"pid": os.getpid(), "argv": sys.argv[1:], "env": dict(os.environ)}
+    # The field starttime, proc_pid_stat(5), by which it is known from another process with the same number.
+    began = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    record = {"pid": os.getpid(), "began": began, "argv": sys.argv[1:], "env": dict(os.environ)}
+    # Whoever has seen the record may end this process at once.
+    print(f"working in round {round_}", flush=True)
     part = seen / f".{round_}.{rank}.{os.getpid()}"
     part.write_text(json.dumps(record))
     part.rename(seen / f"{round_}.{rank}.json")
-    print(f"working in round {round_}", flush=True)
     fail = Path(f"fail.{round_}.{rank}")
     while True:
         if fail.exists():

@@ -22,9 +22,12 @@ def test_drained_nodes_leave_and_the_others_go_on(allocate: Allocate, capsys: py
     assert capsys.readouterr().out == "asked to leave: 127.0.0.2, 127.0.0.3\n"
     assert (second.wait(), third.wait()) == (75, 75)
     assert "127.0.0.2 leaves: drained by " in second.err
-    eventually(lambda: nodes.rounds() >= 2)
-    left = {node for event in nodes.events() if event["event"] == "node_left" for node in event["nodes"]}
-    assert left == {"127.0.0.2", "127.0.0.3"}
+    nodes.comes_to(nodes.nodes[:1], after=0)
+
+    def left() -> set[str]:
+        return {node for event in nodes.events() if event["event"] == "node_left" for node in event["nodes"]}
+
+    eventually(lambda: left() == {"127.0.0.2", "127.0.0.3"}, lambda: str(nodes.events()))
     nodes.touch("finish")
     assert leader.wait() == 0
 

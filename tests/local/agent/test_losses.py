@@ -6,10 +6,11 @@ import json
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from tests.local.agents import PATIENCE, WORKER, Allocation, agent_command, allocation, eventually
+from tests.local.waiting import is_there
 
 Allocate = Callable[..., Allocation]
 
@@ -41,27 +42,29 @@ def test_a_silent_member_is_given_up_and_joins_again_when_it_goes_on(allocate: A
     agents = nodes.start_all(QUICK)
     seen = nodes.seen(0)
     agents[2].signal(signal.SIGSTOP)
-    assert nodes.nodes_of(1) == ["127.0.0.1", "127.0.0.2"]
-    lost = next(event for event in nodes.events() if event["event"] == "node_lost")
-    assert (lost["nodes"], lost["why"]) == (["127.0.0.3"], "silent")
-    assert lost["silent_for"] > 1
+    shrunk = nodes.comes_to(nodes.nodes[:2], after=0)
+    lost = eventually(lambda: [event for event in nodes.events() if event["event"] == "node_lost"])
+    assert lost[0]["why"] == "silent"
+    assert lost[0]["silent_for"] >= 1
+    assert ["127.0.0.3"] in [event["nodes"] for event in lost]
 
     agents[2].signal(signal.SIGCONT)
-    assert nodes.nodes_of(2) == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    whole = nodes.comes_to(nodes.nodes, after=shrunk)
     # Its old workers were stopped before it joined again.
-    assert not Path(f"/proc/{seen[2]['pid']}").exists()
-    assert nodes.seen(2)[0]["env"]["TORCHELASTIC_RESTART_COUNT"] == "0"
+    assert not is_there(seen[2])
+    assert nodes.seen(whole)[0]["env"]["TORCHELASTIC_RESTART_COUNT"] == "0"
     nodes.touch("finish")
     assert [agent.wait() for agent in agents] == [0, 0, 0]
 
 
 def test_a_paused_leader_loses_nobody(allocate: Allocate) -> None:
     nodes = allocate(3)
-    agents = nodes.start_all("--rdzv-conf=heartbeat_limit=6")
+    agents = nodes.start_all("--rdzv-conf=heartbeat_limit=12")
     nodes.seen(0)
     members = [_sockets(agent.pid) for agent in agents[1:]]
     agents[0].signal(signal.SIGSTOP)
-    # The members miss it: each tries another connection beside its own after half of the heartbeat limit.
+    # The members miss it: each tries another connection beside its own after half of the heartbeat limit. They stop
+    # their workers after five sixths of it.
     eventually(lambda: all(_sockets(agent.pid) - old for agent, old in zip(agents[1:], members, strict=True)))
     agents[0].signal(signal.SIGCONT)
     nodes.touch("finish")
@@ -75,14 +78,14 @@ def test_a_leader_paused_for_long_is_followed_and_joins_its_successor_when_it_go
     agents = nodes.start_all(QUICK)
     seen = nodes.seen(0)
     agents[0].signal(signal.SIGSTOP)
-    assert nodes.nodes_of(1) == ["127.0.0.2", "127.0.0.3"]
-    env = nodes.seen(1)[0]["env"]
+    followed = nodes.comes_to(nodes.nodes[1:], after=0)
+    env = nodes.seen(followed)[0]["env"]
     assert env["SLURM_ELASTIC_REASON"] == "node_lost"
     # An epoch may be claimed in vain.
     assert int(env["SLURM_ELASTIC_EPOCH"]) > int(seen[0]["env"]["SLURM_ELASTIC_EPOCH"])
     agents[0].signal(signal.SIGCONT)
-    assert nodes.nodes_of(2) == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
-    assert not Path(f"/proc/{seen[0]['pid']}").exists()
+    nodes.comes_to(nodes.nodes, after=followed)
+    assert not is_there(seen[0])
     nodes.touch("finish")
     assert [agent.wait() for agent in agents] == [0, 0, 0]
 
@@ -93,11 +96,11 @@ def test_of_two_the_one_that_does_not_lead_waits_for_the_other(allocate: Allocat
     seen = nodes.seen(0)
     leader.signal(signal.SIGSTOP)
     # It cannot know whether the other side trains, and stops.
-    eventually(lambda: not Path(f"/proc/{seen[1]['pid']}").exists())
+    eventually(lambda: not is_there(seen[1]))
     assert member.running()
     assert nodes.rounds() == 1
     leader.signal(signal.SIGCONT)
-    assert nodes.nodes_of(1) == ["127.0.0.1", "127.0.0.2"]
+    nodes.comes_to(nodes.nodes, after=0)
     nodes.touch("finish")
     assert [leader.wait(), member.wait()] == [0, 0]
 
@@ -120,7 +123,10 @@ def test_a_worker_that_is_cut_off_may_not_publish_though_nobody_has_followed_yet
     nodes = allocate(2)
     script = nodes.directory / "slow_to_publish.py"
     script.write_text(_SLOW_TO_PUBLISH)
-    leader, member = nodes.start_all(QUICK, script=[str(script)])
+    leader = nodes.start(1, QUICK, script=[str(script)])
+    # Workers of a broken group get half a second, in which one that has to wait for a processor may not come to answer.
+    patient = {"slurm_elastic.agent.elastic_agent.UNPLANNED_STOP_TIMEOUT": 60.0}
+    member = nodes.start(2, QUICK, script=[str(script)], constants=patient)
     eventually(lambda: len(list(nodes.directory.glob("ready.*"))) == 2)
     leader.signal(signal.SIGSTOP)
     answer = nodes.directory / "answer.1"
@@ -136,19 +142,26 @@ def test_a_worker_that_is_cut_off_may_not_publish_though_nobody_has_followed_yet
 
 def test_killed_leaders_are_followed_until_one_agent_is_left(allocate: Allocate) -> None:
     nodes = allocate(3)
-    agents = nodes.start_all()
+    left = {agent.node: agent for agent in nodes.start_all()}
     nodes.seen(0)
-    left, killed = {agent.node: agent for agent in agents}, []
-    for number in (1, 2):
+    killed: list[str] = []
+    round_ = 0
+
+    def followed() -> list[str]:
+        # An epoch may be claimed in vain, and then once more.
+        changes = [event for event in nodes.events() if event["event"] == "leader_changed"]
+        changes.sort(key=lambda event: str(event["time"]))
+        return list(dict.fromkeys(node for event in changes for node in event["nodes"]))
+
+    for _ in range(2):
         # Nearly always the first of those that are left; any of them may lead.
         killed.append(nodes.leader())
         left.pop(killed[-1]).kill()
-        assert nodes.nodes_of(number) == sorted(left)
+        round_ = nodes.comes_to(sorted(left), after=round_)
+        eventually(lambda: followed() == killed, nodes.story)
     nodes.touch("finish")
     assert [agent.wait() for agent in left.values()] == [0]
     eventually(lambda: not nodes.processes(), lambda: str(nodes.processes()))
-    changes = [event for event in nodes.events() if event["event"] == "leader_changed"]
-    assert [event["nodes"] for event in sorted(changes, key=lambda event: str(event["time"]))] == [[n] for n in killed]
 
 
 def test_a_leader_that_is_told_to_go_hands_over(allocate: Allocate) -> None:
@@ -156,8 +169,8 @@ def test_a_leader_that_is_told_to_go_hands_over(allocate: Allocate) -> None:
     agents = nodes.start_all()
     nodes.seen(0)
     agents[0].signal(signal.SIGTERM)
-    assert nodes.nodes_of(1) == ["127.0.0.2", "127.0.0.3"]
-    assert nodes.seen(1)[0]["env"]["SLURM_ELASTIC_REASON"] == "node_left"
+    followed = nodes.comes_to(nodes.nodes[1:], after=0)
+    assert nodes.seen(followed)[0]["env"]["SLURM_ELASTIC_REASON"] == "node_left"
     assert agents[0].wait() == 75
     nodes.touch("finish")
     assert [agent.wait() for agent in agents[1:]] == [0, 0]
@@ -181,12 +194,12 @@ def test_what_a_worker_leaves_behind_is_gone_in_the_next_round(allocate: Allocat
     agents = nodes.start_all("--max-restarts=1")
     seen = nodes.seen(0)
     (nodes.directory / "leave-child").unlink()
-    left = set(nodes.processes("/bin/sleep"))
-    assert len(left) == 2
+    # Just executed, it may not show its command line yet.
+    eventually(lambda: len(nodes.processes("/bin/sleep")) == 2, nodes.story)
     nodes.touch("fail.0.1", "3")
     nodes.seen(1)
     assert not nodes.processes("/bin/sleep")
-    assert not any(Path(f"/proc/{record['pid']}").exists() for record in seen.values())
+    assert not any(is_there(record) for record in seen.values())
     nodes.touch("finish")
     assert [agent.wait() for agent in agents] == [0, 0]
     assert not nodes.processes()
@@ -197,7 +210,7 @@ def test_what_a_worker_that_ended_well_leaves_behind_is_gone_at_the_end(allocate
     nodes.touch("leave-child")
     agent = nodes.start(1)
     nodes.seen(0)
-    assert nodes.processes("/bin/sleep")
+    eventually(lambda: nodes.processes("/bin/sleep"), nodes.story)
     nodes.touch("finish")
     assert agent.wait() == 0
     assert not nodes.processes()
@@ -213,8 +226,11 @@ def test_a_killed_agent_does_not_leave_workers_that_ignore_sigterm(allocate: All
 
 def _sockets(pid: int) -> set[str]:
     """The sockets of a process."""
-    links = [entry.readlink() for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()]
-    return {str(link) for link in links if str(link).startswith("socket:")}
+    links = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            links.add(str(entry.readlink()))
+    return {link for link in links if link.startswith("socket:")}
 
 
 def test_strangers_that_hold_more_connections_than_there_are_descriptors(allocate: Allocate) -> None:
@@ -239,8 +255,9 @@ def test_strangers_that_hold_more_connections_than_there_are_descriptors(allocat
         nodes.seen(1)
         member.signal(signal.SIGTERM)
         assert member.wait() == 75
+        alone = nodes.comes_to(nodes.nodes[:1], after=1)
         nodes.start(2, "--max-restarts=1")
-        assert nodes.nodes_of(3) == ["127.0.0.1", "127.0.0.2"]
+        nodes.comes_to(nodes.nodes, after=alone)
         nodes.touch("finish")
         assert [leader.wait(), nodes.agents[-1].wait()] == [0, 0]
     assert leader.err.count("dropped ") == 1

@@ -40,11 +40,11 @@ def test_it_leads_without_a_place_and_an_agent_follows_it_when_it_is_killed(node
     store = start_store(nodes)
     store.expect("leads run mine without workers")
     agents = start_agents(nodes)
-    assert nodes.nodes_of(0) == [*nodes.nodes[:2]]
+    assert nodes.nodes_of(0) == list(nodes.nodes[:2])
     assert nodes.leader() == nodes.nodes[2]
 
     store.kill()
-    assert nodes.nodes_of(1) == [*nodes.nodes[:2]]
+    nodes.comes_to(nodes.nodes[:2], after=0)
     assert nodes.leader() in nodes.nodes[:2]
 
     # It comes back and leads nobody; the end of the run is its end, too.
@@ -64,13 +64,13 @@ def test_it_stays_when_all_agents_leave_and_hands_over_when_it_has_to_go(nodes: 
     assert [agent.wait() for agent in first] == [75, 75]
 
     agents = start_agents(nodes)
-    assert nodes.nodes_of(1) == [*nodes.nodes[:2]]
+    assert nodes.nodes_of(1) == list(nodes.nodes[:2])
     assert nodes.leader() == nodes.nodes[2]
     store.signal(signal.SIGTERM)
     store.signal(signal.SIGTERM)
     assert store.wait() == 75
     store.expect("got SIGTERM: an agent will lead the run")
-    seen = nodes.seen(2)
+    seen = nodes.seen(nodes.comes_to(nodes.nodes[:2], after=1))
     assert [seen[rank]["env"]["SLURM_ELASTIC_REASON"] for rank in (0, 1)] == ["node_left", "node_left"]
     assert nodes.leader() in nodes.nodes[:2]
     nodes.touch("finish")
