@@ -11,7 +11,7 @@ import os
 import random
 import time
 
-from tests.cluster.jobs import Job
+from tests.cluster.jobs import Job, on
 from tests.cluster.test_node_loss import assert_one_group_at_a_time
 
 CUTS = int(os.environ.get("SLURM_ELASTIC_CUTS", "5"))
@@ -19,7 +19,7 @@ SEED = int(os.environ.get("SLURM_ELASTIC_SEED", "1"))
 NODES = ("n1", "n2", "n3", "n4")
 PLACES = ("the leader", "two members", "one member", "everybody", "the leader and a member")
 """Who is cut off from the others. Two keep each other; everybody is alone."""
-LONG, SHORT = (4.5, 7.0), (0.2, 3.0)
+LONG, SHORT = (4.5, 6.0), (0.2, 3.0)
 """Seconds: longer than a leader may be silent, or so short that nobody may be given up. Slurm notices neither."""
 
 
@@ -71,3 +71,21 @@ def test_one_group_trains_through_cuts(jobs):
     job.wait_for("COMPLETED")
     assert_one_group_at_a_time(job.steps())
     print(f"seed {SEED}: {CUTS} cuts, all trained again at most {max(healed):.1f} s after healing")
+
+
+def test_neither_half_goes_on_alone_where_it_is_told_so(jobs):
+    job = jobs.submit(*on("n1", "n2"), "elastic.sbatch", "--rdzv-conf=on_tie=none", "train.py")
+    job.wait_for_steps(0, ["n1", "n2"])
+    rounds, lost = len(job.rounds()), len(job.events("node_lost"))
+
+    jobs.cluster.cut("n1")
+
+    # The half that leads would go on as soon as it has given the other one up.
+    job.wait_until("nobody is missed", lambda: len(job.events("node_lost")) > lost)
+    time.sleep(1.0)
+    assert len(job.rounds()) == rounds
+    jobs.cluster.heal("n1")
+    job.wait_for_steps(rounds, ["n1", "n2"])
+    job.say_enough()
+    job.wait_for("COMPLETED")
+    assert_one_group_at_a_time(job.steps())
