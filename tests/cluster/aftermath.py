@@ -41,7 +41,8 @@ def _runs(directory: Path) -> Iterator[str]:
         lines = [line for path in run.glob("events/*.jsonl") for line in _read(path).splitlines()]
         yield _part(f"events of {run.name}", "\n".join(sorted(_event(line) for line in lines)))
         for path in sorted(run.glob("logs/*/*/*/std*.log")):
-            yield _part(str(path.relative_to(run)), _read(path), 10)
+            if text := _read(path):
+                yield _part(str(path.relative_to(run)), text, 10)
 
 
 def _printed(directory: Path) -> Iterator[str]:

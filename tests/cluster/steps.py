@@ -20,6 +20,8 @@ from typing import Any
 
 CHECKPOINT, ENOUGH, STEPS = Path("step"), Path("enough"), Path("steps")
 CHECKPOINT_EVERY = 4
+FAIL_AHEAD = 2.0
+"""Seconds by which a worker that is told to fail does so before the others miss it, which then fail, too."""
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -123,12 +125,14 @@ def main() -> None:
     group = Alone() if args.alone else Group()
     rank = int(os.environ["RANK"])
     first = step = group.resume()
-    fails = rank == args.fail and int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < args.fail_times
+    fails = args.fail is not None and int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < args.fail_times
     enough = False
     while not enough:
         step += 1
         if fails and step == first + 3:
-            raise RuntimeError(f"rank {rank} fails as it was told to")
+            if rank == args.fail:
+                raise RuntimeError(f"rank {rank} fails as it was told to")
+            time.sleep(FAIL_AHEAD)
         enough = group.step(step == args.steps or (not args.steps and ENOUGH.exists()))
         diary.write(step=step)
         stop = trainer.should_stop(step) if args.asks else None
