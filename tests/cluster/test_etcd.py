@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,8 @@ from tests.cluster.testbed.settings import CONTROLLER
 
 MEMBERS = Path(__file__).with_name("etcd_members.py")
 CREDENTIALS = "SLURM_ELASTIC_ETCD_CREDENTIALS"
+_PATIENCE = 60.0
+"""Seconds for whatever the members are told."""
 
 
 class Members:
@@ -60,7 +63,10 @@ class Members:
         self._order("start")
 
     def close(self) -> None:
-        self._process.communicate(timeout=30)
+        try:
+            self._process.communicate(timeout=_PATIENCE)
+        finally:
+            self._process.kill()
 
     def _order(self, command: str) -> None:
         assert self._process.stdin
@@ -70,7 +76,10 @@ class Members:
 
     def _expect(self, word: str) -> None:
         assert self._process.stdout
-        assert self._process.stdout.readline() == f"{word}\n"
+        answers, _, _ = select.select([self._process.stdout], [], [], _PATIENCE)
+        assert answers, f"the members of etcd do not say {word} within {_PATIENCE} s"
+        said = self._process.stdout.readline()
+        assert said == f"{word}\n", f"the members of etcd have ended with {self._process.wait()}"
 
 
 @pytest.fixture

@@ -302,8 +302,9 @@ def test_the_next_session_removes_what_a_killed_one_left(release):
     """
     with python(code, release) as process:
         name = process.stdout.readline().strip()
-        assert traces(name)
+        before = traces(name)
         process.kill()
+    assert before
 
     with Session() as session:
         assert left_of(name, session.name) == []
@@ -330,9 +331,14 @@ def test_a_test_run_that_is_ended_takes_its_cluster_down(tmp_path, ending):
         text=True,
     ) as process:
         name = process.stderr.readline().strip()
-        assert traces(name)
+        before = traces(name)
         os.kill(process.pid, ending)
-        assert process.wait(timeout=60) == pytest.ExitCode.INTERRUPTED
+        try:
+            process.wait(timeout=60)
+        finally:
+            process.kill()
+    assert before
+    assert process.returncode == pytest.ExitCode.INTERRUPTED
 
     assert left_of(name) == []
 

@@ -31,7 +31,8 @@ if [ "${SLURM_ELASTIC_BOOT_STAGE:-1}" = 1 ]; then
         mkdir "$root/sys/fs/cgroup/freezer"
         mount -t cgroup -o freezer cgroup "$root/sys/fs/cgroup/freezer"
         group=$root/sys/fs/cgroup/freezer/slurm-elastic/${state##*/}/$machine
-        mkdir -p "$group"
+        # Whoever removes the last other cluster removes the common parent, perhaps in between.
+        mkdir -p "$group" || mkdir -p "$group"
         echo $$ >"$group/cgroup.procs"
         umount "$root/sys/fs/cgroup/freezer"
         export SLURM_ELASTIC_BOOT_STAGE=2
