@@ -42,10 +42,11 @@ class Finalization:
 
     def __init__(self) -> None:
         self._inherited: dict[str, ModuleType] = {}
+        self._worker = False
         atexit.register(self._spare)
 
-    def inherit(self) -> None:
-        """From now on this process is a worker: the modules that are there came from the warm process."""
+    def note_modules(self) -> None:
+        """In the warm process, when it has imported all that workers are to inherit."""
         main = sys.modules["__main__"]
         self._inherited = {
             name: module
@@ -53,6 +54,11 @@ class Finalization:
             # multiprocessing knows __main__ by a second name.
             if name not in _OF_THE_INTERPRETER and isinstance(module, ModuleType) and module is not main
         }
+
+    def inherit(self) -> None:
+        """From now on this process is a worker: the modules that were noted came from the warm process."""
+        self._worker = True
+        main = sys.modules["__main__"]
         # Everything imported so far is frozen, so that collections leave its memory shared (gc.freeze). But a frozen
         # namespace of __main__ would keep the script's objects from being finalized: it begins as a young object.
         for young in (main, vars(main)):
@@ -61,7 +67,7 @@ class Finalization:
         spare_exit_handlers()
 
     def _spare(self) -> None:
-        if not self._inherited:
+        if not self._worker:
             return
         # Finalizers of the script's objects that nothing refers to may import: they run while all modules are there.
         # What came from the warm process is frozen and not looked at.

@@ -30,19 +30,22 @@ _THREADS_END = 0.1
 """Seconds until a thread that has ended is not seen any more."""
 
 
-def part(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of the warm process, in the warm process. The agent, if it is here, never returns."""
-    if "joint" not in settings:
-        return settings
+def part(settings: dict[str, Any], there: set[str], libraries_loaded: Callable[[], None]) -> dict[str, Any]:
+    """Return the settings of the warm process, in the warm process. The agent never returns.
+
+    Args:
+        settings: those that `joint` gave.
+        there: the modules that were there before anything was imported for torch or the agent.
+        libraries_loaded: waits for what `_ahead` has begun.
+    """
     before = dict(os.environ)
-    inherited = _open_files()
     gc.disable()
     # What is broken is told by the agent as without this.
-    pid, ends = _fork(settings) if _import_required(settings) else (-1, None)
+    pid, ends = _fork(settings) if _import_required(settings, there, libraries_loaded) else (-1, None)
     gc.enable()
     if pid == 0:
         assert ends is not None
-        return _warm_settings(settings, before, inherited, *ends)
+        return _warm_settings(settings, before, *ends)
     code = 1
     try:
         code = _go_on(settings, before, _child(pid, *ends) if ends is not None and pid > 0 else None)
@@ -55,18 +58,16 @@ def part(settings: dict[str, Any]) -> dict[str, Any]:
     raise AssertionError
 
 
-def _import_required(settings: dict[str, Any]) -> bool:
+def _import_required(settings: dict[str, Any], there: set[str], libraries_loaded: Callable[[], None]) -> bool:
     """Import what both need.
 
     Returns:
         False if the warm process has to be started on its own: torch cannot be imported, or workers would find one of
         these modules beside their script.
     """
-    there = set(sys.modules)
     try:
-        wait = ahead.load_libraries()
         ahead.import_meanwhile()
-        wait()
+        libraries_loaded()
         for name in preload.REQUIRED:
             preload.import_module(name)
         beside = [
@@ -96,28 +97,15 @@ def _fork(settings: dict[str, Any]) -> tuple[int, tuple[Channel, Channel] | None
 
 
 def _warm_settings(
-    settings: dict[str, Any], before: dict[str, str], inherited: list[int], near_end: Channel, far_end: Channel
+    settings: dict[str, Any], before: dict[str, str], near_end: Channel, far_end: Channel
 ) -> dict[str, Any]:
     near_end.close()
     # As when it is executed on its own (subprocess, close_fds and start_new_session).
-    for descriptor in inherited:
+    for descriptor in settings["inherited"]:
         os.close(descriptor)
     os.setsid()
     ahead.forget_agent()
     return {**settings, "channel": far_end.detach(), "environment": before}
-
-
-def _open_files() -> list[int]:
-    """Besides the standard streams."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        descriptor = int(name)
-        # The directory itself is closed by now.
-        with contextlib.suppress(OSError):
-            os.fstat(descriptor)
-            if descriptor > 2:
-                found.append(descriptor)
-    return found
 
 
 def _child(pid: int, near_end: Channel, far_end: Channel) -> Successor | None:

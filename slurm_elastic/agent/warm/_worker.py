@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import signal
@@ -67,7 +66,6 @@ def become_fresh_interpreter(
         os.sched_setaffinity(0, order["cpus"])
     sys.argv[1:] = order["arguments"]
     sys.orig_argv[:] = order["command"]
-    importlib.invalidate_caches()
     _seed_anew(torch_seed)
     if "threading" in sys.modules:
         # Not done after a fork (Lib/threading.py, _after_fork, Python 3.11).

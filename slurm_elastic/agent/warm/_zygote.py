@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import gc
+import importlib
 import json
 import os
 import select
@@ -124,7 +125,7 @@ class Zygote:
             name: (before.get(name), after.get(name)) for name in before | after if before.get(name) != after.get(name)
         }
         flush_c_streams()
-        gc.freeze()
+        self._keep_imports()
         self._tell(**state)
 
     def _import(self, names: Sequence[str]) -> str | None:
@@ -139,6 +140,12 @@ class Zygote:
                 if obstacle is not None:
                     return f"after importing {name} {obstacle}"
         return None
+
+    def _keep_imports(self) -> None:
+        """Do once what is the same in all workers, each of which would have to copy the memory that it touches."""
+        self._finalization.note_modules()
+        importlib.invalidate_caches()
+        gc.freeze()
 
     # The successor
 
@@ -188,7 +195,7 @@ class Zygote:
         if obstacle is not None:
             os._exit(0)
         self._later = []
-        gc.freeze()
+        self._keep_imports()
         # From now on it outlives the process that it was forked from.
         set_parent_death_signal(0)
         self._tell(state="complete")

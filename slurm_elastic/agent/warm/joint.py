@@ -8,6 +8,7 @@ the process that Slurm started, with its process id, its environment and its sig
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -74,9 +75,21 @@ def execute_jointly(
         "options": program.options,
         "signal_mask": sorted(int(number) for number in mask),
         "joint": descriptor,
+        "inherited": _inheritable_files(),
     }
     try:
         os.execve(program.interpreter, program.command(), boot_environment(environment, settings))
     except OSError:
         os.close(descriptor)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _inheritable_files() -> list[int]:
+    """Besides the standard streams."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        # The directory itself is closed by now.
+        with contextlib.suppress(OSError):
+            if int(name) > 2 and os.get_inheritable(int(name)):
+                found.append(int(name))
+    return found

@@ -56,8 +56,8 @@ def test_scripts_run_as_under_torchrun(tmp_path: Path, inherited_file: int) -> N
             (tmp_path / "scripts" / script.name).write_text(script.read_text())
     (tmp_path / "scripts" / "files.py").write_text("import os\nprint(sorted(os.listdir('/proc/self/fd'))[:-1])\n")
     (tmp_path / "scripts" / "modules.py").write_text(
-        "import sys\nours = ('slurm_elastic', 'hostlist', 'msgspec')\n"
-        "print([name for name in sys.modules if name.startswith(ours)])\n"
+        "import logging, sys\nours = ('slurm_elastic', 'hostlist', 'msgspec')\n"
+        "print([name for name in (*sys.modules, *logging.root.manager.loggerDict) if name.startswith(ours)])\n"
     )
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("joint.py")), str(tmp_path)],
@@ -74,6 +74,20 @@ def test_scripts_run_as_under_torchrun(tmp_path: Path, inherited_file: int) -> N
     assert {name: warm for name, (warm, _plain) in results.items()} == {
         name: plain for name, (_warm, plain) in results.items()
     }
+
+
+def test_nothing_waits_for_the_libraries_that_are_loaded_meanwhile() -> None:
+    code = (
+        "import sys\n"
+        "from slurm_elastic.agent.warm import _ahead as ahead\n"
+        "def libraries(): return {line.split()[-1] for line in open('/proc/self/maps') if '.so' in line}\n"
+        "ahead.import_before()\n"
+        "before = libraries()\n"
+        "ahead.import_meanwhile()\n"
+        "print(libraries() - before, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "set() False\n"
 
 
 def test_agent_stays_the_process_that_was_started(tmp_path: Path) -> None:

@@ -48,13 +48,17 @@ def _wait_for_work(settings: dict[str, object], root: str) -> None:
     """Serve the agent; return only in a worker. Leaves no trace of our package among the worker's modules."""
     before = set(sys.modules)
     sys.path.insert(0, root)
+    from slurm_elastic.agent.warm._ahead import load_libraries
     from slurm_elastic.agent.warm._finalization import Finalization
+
+    finalization = Finalization()
+    libraries_loaded = load_libraries() if "joint" in settings else None
     from slurm_elastic.agent.warm._parting import part
     from slurm_elastic.agent.warm._zygote import Zygote
 
     sys.path.remove(root)
-    finalization = Finalization()
-    settings = part(settings)
+    if libraries_loaded is not None:
+        settings = part(settings, before, libraries_loaded)
     for name in set(sys.modules) - before:
         if name.partition(".")[0] == "slurm_elastic":
             del sys.modules[name]
