@@ -28,6 +28,7 @@ from slurm_elastic.agent.warm import StartInterruptedError, WarmProcess
 from slurm_elastic.agent.watchdog import Hang, Watchdog, make_pipe
 from slurm_elastic.agent.workers import worker_starter
 from slurm_elastic.errors import ExitCode
+from slurm_elastic.rendezvous.coordination import Coordination
 from slurm_elastic.rendezvous.handler import SlurmRendezvousHandler
 from slurm_elastic.rendezvous.journal import Entry, describe
 from slurm_elastic.rendezvous.keeping import open_records
@@ -98,13 +99,14 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
         health.reporter.hung(killed=hang.killed is not None)
         events.add(_hung(settings.node, hang), logging.WARNING)
 
-    _get_ready(settings, warm)
     coordination = connect(seat, journal, can_hold=True)
     health.pages.leadership = lambda: (
         settings.node if coordination.leads else coordination.leader_address(),
         coordination.leads,
     )
     health.pages.rejected = coordination.rejected
+    # The leader knows of this agent from now on, and lets others that come about now wait for it.
+    _get_ready(settings, warm, coordination)
     handler = SlurmRendezvousHandler(seat, coordination)
     spec = WorkerSpec(
         role=config.role,
@@ -161,11 +163,11 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
     return outcome.exit_code
 
 
-def _get_ready(settings: AgentSettings, warm: WarmProcess) -> None:
+def _get_ready(settings: AgentSettings, warm: WarmProcess, coordination: Coordination) -> None:
     """Import what can be imported before this node joins a run whose workers train, and stand still when it does."""
     if settings.shared and settings.run_dir.last_round() is not None:
         with contextlib.suppress(StartInterruptedError):
-            warm.import_all(_GET_READY, lambda: record_signals().first() is not None)
+            warm.import_all(_GET_READY, lambda: record_signals().first() is not None or coordination.has_word)
 
 
 def _inquiry(settings: AgentSettings, checkpoint: Callable[[], int | None]) -> Inquiry:
@@ -280,7 +282,6 @@ def _seat(settings: AgentSettings, records: Records) -> Seat:
         local_world_size=config.nproc_per_node,
         role=config.role,
         expected_nodes=settings.expected_nodes,
-        job_nodes=len(settings.job.nodes) if settings.job is not None else 1,
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,
         max_restarts=config.max_restarts,
@@ -288,4 +289,5 @@ def _seat(settings: AgentSettings, records: Records) -> Seat:
         leader_host=leader_host,
         ports=settings.ports,
         options=RendezvousOptions.from_config(config.rdzv_configs),
+        cohort=settings.job.cohort if settings.job is not None else ("", 1),
     )

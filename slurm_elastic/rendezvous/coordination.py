@@ -84,6 +84,11 @@ class Coordination:
         return word
 
     @property
+    def has_word(self) -> bool:
+        """Whether :meth:`next_word` has one to give at once."""
+        return not self._words.empty()
+
+    @property
     def leads(self) -> bool:
         """Whether this agent leads the run, or did until it stopped."""
         return self._led if self._stopped else self._chair.leads()

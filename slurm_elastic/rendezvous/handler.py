@@ -229,6 +229,7 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
         ports=ports,
         options=options,
         shared=shared,
+        cohort=job.cohort if job is not None else ("", 1),
     )
     return SlurmRendezvousHandler(seat, connect(seat, _log))
 

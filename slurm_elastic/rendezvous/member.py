@@ -46,7 +46,7 @@ class Member:
     ) -> None:
         self._settings, self._slowest = settings, slowest
         self._deliver = deliver
-        self._participant = Participant(settings.agent)
+        self._participant = Participant(settings.agent, coming=settings.coming)
         self._link: Link | None = None
         self._over = False
         self._fenced: int | None = None

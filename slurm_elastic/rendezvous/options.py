@@ -25,7 +25,8 @@ class RendezvousOptions:
 
     Attributes:
         join_timeout: how long to wait for the minimum of nodes.
-        last_call_timeout: how long to wait for nodes whose fate is unknown once the minimum is there.
+        last_call_timeout: how long to wait for nodes whose fate is unknown once the minimum is there, and for agents
+            on their way before a running round is ended for those that came with them.
         heartbeat_limit: silence after which an agent is lost; torch's keep_alive_interval times
             keep_alive_max_attempt sets it, too.
         leader_limit: silence after which the leader is lost, at least the default that follows from heartbeat_limit.

@@ -38,6 +38,7 @@ class Participant:
         leave_by: own monotonic time at which it has to be gone; None if it does not leave, or nobody knows.
         told: what it has told the leader that still holds, to be said again on a new connection.
         restarts: worker failures charged so far, as a leader told it: the next one may not find that on record.
+        coming: whether it will join soon, for the first time.
     """
 
     agent: str
@@ -49,6 +50,7 @@ class Participant:
     leave_by: float | None = None
     told: tuple[Leaving | Left | WorkerFailed | Finished | Closed, ...] = ()
     restarts: int = 0
+    coming: bool = False
 
     def join(self, candidate: Candidate) -> tuple[Participant, Joined]:
         """Say that there are no workers here (any more) and that a place is wanted.
@@ -56,7 +58,7 @@ class Participant:
         How the last round ended here still holds: a leader that has not heard of the failure would charge nobody.
         """
         told = tuple(message for message in self.told if not isinstance(message, Leaving))
-        joining = replace(self, attempt=self.attempt + 1, candidate=candidate, running=False, told=told)
+        joining = replace(self, attempt=self.attempt + 1, candidate=candidate, running=False, told=told, coming=False)
         return joining, Joined(candidate, joining.attempt, joining.last_round, joining.restarts)
 
     def failed(self, failure: WorkerFailure) -> tuple[Participant, WorkerFailed]:
@@ -83,7 +85,7 @@ class Participant:
         leaving = Leaving(self.agent, reason, seconds)
         leave_by = None if seconds is None else now + seconds
         told = tuple(message for message in self.told if not isinstance(message, Leaving))
-        return replace(self, candidate=None, leave_by=leave_by, told=(*told, leaving)), leaving
+        return replace(self, candidate=None, leave_by=leave_by, told=(*told, leaving), coming=False), leaving
 
     def held(self, round_: int, step: int | None) -> Held:
         """Say at which step the workers of this round can stop, or that they cannot."""
@@ -96,7 +98,8 @@ class Participant:
         """
         left = Left(self.agent, reason, stopped)
         # Another leader, which this agent meets on its way out, would wait for it.
-        return replace(self, running=self.running and stopped, told=(*self.told, left)), left
+        running = self.running and stopped
+        return replace(self, running=running, told=(*self.told, left), coming=False), left
 
     def closing(self) -> tuple[Participant, Closed]:
         """Say that the run is closed for everybody."""
@@ -116,7 +119,7 @@ class Participant:
             else message
             for message in self.told
         )
-        greeting = (Connected(self.agent, self.last_round if self.running else None), *told)
+        greeting = (Connected(self.agent, self.last_round if self.running else None, self.coming), *told)
         if self.candidate is None:
             return self, greeting
         joining, joined = self.join(self.candidate)

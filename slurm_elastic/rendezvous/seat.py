@@ -48,8 +48,8 @@ class Seat:
         options: times.
         shared: whether jobs that start at different times belong to the run, such as elements of an array: then one
             that was requeued joins the living run.
-        job_nodes: on how many nodes the job of this agent starts agents.
         has_workers: whether this agent wants places in rounds; else all it does is lead.
+        cohort: name and size; see :class:`~slurm_elastic.rendezvous.membership.Candidate`.
     """
 
     run_id: str
@@ -71,8 +71,8 @@ class Seat:
     ports: tuple[int, ...]
     options: RendezvousOptions
     shared: bool = False
-    job_nodes: int = 1
     has_workers: bool = True
+    cohort: tuple[str, int] = ("", 1)
 
     @property
     def incarnation(self) -> str:
@@ -89,8 +89,8 @@ class Seat:
             role=self.role,
             address=self.address,
             store_port=store_port,
-            job=self.agent.partition("/")[2].partition("/")[0],
-            job_nodes=self.job_nodes,
+            cohort=self.cohort[0],
+            cohort_size=self.cohort[1],
         )
 
 
@@ -124,6 +124,7 @@ def connect(seat: Seat, journal: Callable[[Decision], None], *, can_hold: bool =
             heartbeat_limit=seat.options.heartbeat_limit,
             leader_limit=seat.options.leader_limit,
             can_hold=can_hold,
+            coming=seat.has_workers,
         ),
         listener,
         lambda vacancy: _follow(seat, secret, listener, journal, vacancy, tried),

@@ -50,6 +50,7 @@ class MemberSettings:
         standing: whether this agent stands without having taken an epoch yet.
         stand_down: ends that.
         can_hold: whether the workers here can be asked for a step to stop at.
+        coming: whether this agent will join soon after it has found the leader.
         connect_timeout: seconds until a leader must be found.
         heartbeat_limit: seconds of silence after which the leader gives up an agent.
         leader_limit: seconds of silence after which the leader is lost.
@@ -65,6 +66,7 @@ class MemberSettings:
     standing: Callable[[], bool] | None = None
     stand_down: Callable[[], Awaitable[None]] | None = None
     can_hold: bool = False
+    coming: bool = False
     connect_timeout: float = 600.0
     heartbeat_limit: float = 3.0
     leader_limit: float = 4.25

@@ -137,6 +137,16 @@ class SlurmJob:
         """
         return self.job_id if self.array is None else f"{self.array.job_id}_{self.array.task_id}"
 
+    @property
+    def cohort(self) -> tuple[str, int]:
+        """The srun that started this process: a name that no other has, and the number of its nodes.
+
+        No name outside a step. A requeued job's steps have other names than those before.
+        """
+        if self.step_id is None:
+            return "", 1
+        return f"{self.job_id}.{self.restart_count}.{self.step_id}", len(self.nodes)
+
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> SlurmJob | None:
         """Parse the environment of a batch script or of a task of srun.

@@ -41,10 +41,12 @@ class SimulatedAgent(Process):
         answered: the last probe that it answered.
     """
 
-    def __init__(self, world: World, candidate: Candidate, *, takes_part: bool = True) -> None:
+    def __init__(
+        self, world: World, candidate: Candidate, *, takes_part: bool = True, ready_after: float = 0.0
+    ) -> None:
         super().__init__(world, candidate.agent)
         self.node = candidate.node
-        self.participant = Participant(self.name)
+        self.participant = Participant(self.name, coming=True)
         self.over = False
         self.workers: int | None = None
         self.stepping: Workers | None = None
@@ -60,7 +62,10 @@ class SimulatedAgent(Process):
         self._departure: Departure | None = None
         self._joins_by_itself = self.rng.random() < 0.5
         self.connect()
-        self._join()
+        if ready_after:
+            self.later(ready_after, self._join_first)
+        else:
+            self._join()
 
     # The link.
 
@@ -161,6 +166,10 @@ class SimulatedAgent(Process):
         self._candidate = replace(self._candidate, store_port=self._candidate.store_port + 1)
         self.participant, joined = self.participant.join(self._candidate)
         self._say(joined)
+
+    def _join_first(self) -> None:
+        if self.leaving is None and not self.over:
+            self._join()
 
     def _take(self, message: Place) -> None:
         placed = self.participant.placed(message.attempt, message.table.round)

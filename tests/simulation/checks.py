@@ -5,6 +5,7 @@ They keep their own account of what the leader was told, beside the machine's, a
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from slurm_elastic.rendezvous.membership import (
@@ -57,6 +58,8 @@ class Checks:
         # What the leader was told.
         self._attempts: dict[str, int] = {}
         self._connected: set[str] = set()
+        self._coming: set[str] = set()
+        self._heard_of: Counter[str] = Counter()
         self._leaving: set[str] = set()
         self._left: set[str] = set()
         self._finished: set[str] = set()
@@ -180,6 +183,8 @@ class Checks:
                     self._check_planned(before, event, decisions, decision)
                 if decision.reason in (Reason.NODE_LOST, Reason.NODE_LEFT) and after.phase is not before.phase:
                     self._check_cause(before, event, decisions)
+        if after.winding is not None and before.winding is None and after.winding.reason is Reason.NODE_JOINED:
+            self._check_gathered(before)
         if after.phase is Phase.RUNNING:
             require(after.table is self._latest, "one table is current", after.table)
         self._given_up -= after.agents.keys() - before.agents.keys()
@@ -202,14 +207,20 @@ class Checks:
         match event:
             case Joined(candidate, attempt):
                 name = candidate.agent
+                self._heard_of[candidate.cohort] += name not in self._attempts
                 self._attempts[name] = max(attempt, self._attempts.get(name, 0))
                 self._known_nodes.add(candidate.node)
+                self._coming.discard(name)
                 # Said before it ended, and it came late: the leader has to find out once more.
                 self._ended.discard(name)
             case Connected(agent):
                 self._connected.add(agent)
+                self._coming.discard(agent)
+                if event.coming and agent not in self._attempts:
+                    self._coming.add(agent)
             case Disconnected(agent):
                 self._connected.discard(agent)
+                self._coming.discard(agent)
             case Finished(agent, round_) if self._latest is not None and round_ == self._latest.round:
                 self._finished.add(agent)
             case Leaving(agent):
@@ -246,6 +257,8 @@ class Checks:
             require(name not in self._leaving, "members are not leaving", name)
             require(after.agents[name].attempt == self._attempts[name], "members have joined", name)
         # Whoever has not come by now is not waited for again.
+        for agent in after.agents.values():
+            self._heard_of[agent.candidate.cohort] = agent.candidate.cohort_size
         self._known_nodes |= set(settings.expected_nodes)
         self._latest = self.tables[table.round] = table
         self._finished.clear()
@@ -303,15 +316,34 @@ class Checks:
             judgement.failure,
         )
 
+    def _check_gathered(self, before: State) -> None:
+        """A running round ends for new agents."""
+        settings, table = before.settings, self._latest
+        first, coming = before.newcomer_first, self._coming - self._leaving
+        if first is None or table is None or self._world.now >= first + settings.last_call_timeout:
+            return
+        new = before.agents.keys() - {place.agent for place in table.places}
+        full = len(table.places) + len(new) >= settings.max_nodes
+        require(full or not coming, "joins that are close together make one round", coming)
+
     def _check_no_needless_wait(self, state: State) -> None:
         waiting = [agent for agent in state.agents.values() if agent.status is Status.WAITING]
         if len(waiting) < state.settings.min_nodes or len(waiting) < len(state.agents) or state.broken:
             return
         if not self._has_majority(waiting):
             return
-        missing = set(state.settings.expected_nodes) - self._known_nodes
+        missing = set(state.settings.expected_nodes) - self._known_nodes or self._missing_with(waiting)
         full = len(waiting) >= state.settings.max_nodes
         require(missing and not full, "no wait that is not needed", [agent.candidate.agent for agent in waiting])
+
+    def _missing_with(self, waiting: list[Agent]) -> set[str]:
+        """Cohorts of these agents that are not complete, where a run begins without anybody knowing who comes."""
+        here = {agent.candidate.agent for agent in waiting}
+        before = self._latest.places if self._latest is not None else ()
+        if self._world.schedule.settings.expected_nodes or any(place.agent in here for place in before):
+            return set()
+        candidates = (agent.candidate for agent in waiting)
+        return {each.cohort for each in candidates if self._heard_of[each.cohort] < each.cohort_size}
 
     def _has_majority(self, waiting: list[Agent]) -> bool:
         """Whether enough of the last round's members are there; who is on its way, or has ended unknown, is not."""

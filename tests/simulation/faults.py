@@ -46,16 +46,22 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Arrive(Action):
-    """An agent starts on a node."""
+    """An agent starts on a node, and says so; it joins when it has got ready, after `seconds`.
+
+    `cohort` as in Candidate: name and size.
+    """
 
     node: str = ""
     position: int = 0
     workers: int = 1
     role: str = "trainer"
     takes_part: bool = True
+    cohort: tuple[str, int] = ("", 1)
 
     def candidate(self) -> Candidate:
-        return Candidate(self.agent, self.node, self.position, self.workers, self.role, self.node, 20000)
+        return Candidate(
+            self.agent, self.node, self.position, self.workers, self.role, self.node, 20000, 0, *self.cohort
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +196,7 @@ def draw(seed: int) -> Schedule:
         leave_margin=rng.choice((0.5, 2.0)),
         min_round_time=rng.choice((0.0, 0.0, 1.0)),
     )
-    arrivals = _draw_arrivals(rng, names, allocation)
+    arrivals = _draw_preparations(seed, _draw_arrivals(rng, names, allocation), allocation=allocation)
     actions: list[Action] = list(arrivals)
     at = rng.uniform(0.0, FAULTS_UNTIL)
     for _ in range(rng.choice((0, 1, 2, 3, 5, 8, 12))):
@@ -253,6 +259,21 @@ def _draw_arrivals(rng: random.Random, names: list[str], allocation: bool) -> li
     return arrivals
 
 
+def _draw_preparations(seed: int, arrivals: list[Arrive], *, allocation: bool) -> list[Arrive]:
+    """How long each agent takes from its start to its first join, and which were started together."""
+    rng = random.Random(f"preparations {seed}")
+    longest = rng.choice((0.0, 0.0, 0.3, 2.0))
+    size = rng.choice((1, 1, 2, 3))
+    cohorts = [f"{index // size}" for index in range(len(arrivals))] if not allocation else ["0"] * len(arrivals)
+    # Some are started that never become agents.
+    strays = rng.choice((0, 0, 0, 1))
+    sizes = {cohort: cohorts.count(cohort) + strays for cohort in cohorts}
+    return [
+        replace(arrival, seconds=rng.uniform(0.0, longest), cohort=(cohort, sizes[cohort]))
+        for arrival, cohort in zip(arrivals, cohorts, strict=True)
+    ]
+
+
 _WEIGHTS = {
     "die": 5, "leave": 4, "fail": 4, "break": 5, "cut": 2, "hang": 2, "stall": 2, "ledger": 1, "slurm": 1,
     "complete": 1.5, "close": 0.2,
@@ -301,5 +322,5 @@ def _draw_return(rng: random.Random, arrival: Arrive, gone_at: float) -> list[Ac
         actions.append(SlurmSays(gone_at + rng.uniform(0.0, 2.0)))
     if rng.random() < 0.5:
         again = arrival.agent.rsplit("/", 1)[0] + f"/{rng.randint(2, 999)}"
-        actions.append(replace(arrival, at=gone_at + rng.uniform(0.0, 3.0), agent=again))
+        actions.append(replace(arrival, at=gone_at + rng.uniform(0.0, 3.0), agent=again, cohort=(again, 1)))
     return actions

@@ -50,6 +50,11 @@ def _simpler(schedule: Schedule) -> Iterator[Schedule]:
     for arrival in actions:
         if isinstance(arrival, Arrive):
             yield replace(schedule, actions=tuple(action for action in actions if action.agent != arrival.agent))
+    alone = tuple(replace(action, cohort=("", 1)) if isinstance(action, Arrive) else action for action in actions)
+    ready = tuple(replace(action, seconds=0.0) if isinstance(action, Arrive) else action for action in actions)
+    for simpler in (alone, ready):
+        if simpler != actions:
+            yield replace(schedule, actions=simpler)
     size = len(actions) // 2
     while size:
         for start in range(0, len(actions), size):

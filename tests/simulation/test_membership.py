@@ -6,13 +6,14 @@ SIMULATION_SEEDS: how many schedules to play; SIMULATION_FIRST: the first seed; 
 from __future__ import annotations
 
 import os
+import random
 import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from slurm_elastic.rendezvous.membership import Settings, conditions, machine, state, transitions, winding
+from slurm_elastic.rendezvous.membership import Settings, arrivals, conditions, machine, state, transitions, winding
 from tests.simulation.faults import CALM, NORMAL, Arrive, Schedule, draw, draw_planned
 from tests.simulation.schedules import play_all, play_membership
 from tests.simulation.shrink import play, report, shrink
@@ -42,6 +43,24 @@ def test_ten_nodes_that_come_together_cost_one_further_round(seed: int) -> None:
     world = World(Schedule(seed, Settings(min_nodes=1, max_nodes=16), noise, tuple(arrivals)))
     world.settle()
     assert [len(table.places) for table in world.checks.tables.values()] == [1, 11]
+
+
+@pytest.mark.parametrize("how", ["announced", "one srun"])
+@pytest.mark.parametrize("seed", range(10))
+def test_nodes_that_start_together_and_join_seconds_apart_cost_one_further_round(seed: int, how: str) -> None:
+    rng = random.Random(seed)
+    arrivals = [Arrive(at=0.0, agent="node0/1", node="node0")]
+    for index in range(1, 5):
+        late = rng.uniform(0.0, 1.5)
+        arrival = Arrive(at=2.0 + late, agent=f"node{index}/1", node=f"node{index}", cohort=("7.0.1", 4))
+        if how == "announced":
+            # One may get ready while another has not started yet, but none joins before all have said that they come.
+            arrival = replace(arrival, seconds=2.0 + rng.uniform(0.0, 1.5), cohort=("", 1))
+        arrivals.append(arrival)
+    noise = replace(NORMAL, late=0.0) if seed % 2 else CALM
+    world = World(Schedule(seed, Settings(min_nodes=1, max_nodes=16), noise, tuple(arrivals)))
+    world.settle()
+    assert [len(table.places) for table in world.checks.tables.values()] == [1, 5]
 
 
 @pytest.mark.parametrize("part", range(2))
@@ -112,6 +131,12 @@ def test_an_agent_that_is_not_interrupted_again_is_found_and_reported(monkeypatc
     assert f"SIMULATION_SEED={schedule.seed}" in text
     assert "the smallest schedule found" in text
     assert re.search(r"\*\*\* (Break|Cut|Hang)", text)
+
+
+def test_a_round_that_ends_although_more_are_on_their_way_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "_more_to_come", lambda state: False)
+    _, violation = first_violation(range(200))
+    assert violation.promise == "joins that are close together make one round"
 
 
 def test_stopping_at_the_earliest_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,9 @@ class World:
         match action:
             case Arrive():
                 if action.agent not in self.agents:
-                    self.agents[action.agent] = SimulatedAgent(self, action.candidate(), takes_part=action.takes_part)
+                    self.agents[action.agent] = SimulatedAgent(
+                        self, action.candidate(), takes_part=action.takes_part, ready_after=action.seconds
+                    )
                 return
             case StallLeader():
                 self.leader.stall(action.seconds, timer_first=action.timer_first)

@@ -7,7 +7,7 @@ agent is given up, and nobody blamed, while the explanation waits in the leader'
 
 from __future__ import annotations
 
-from slurm_elastic.rendezvous.membership import succession, transitions, winding
+from slurm_elastic.rendezvous.membership import arrivals, succession, transitions, winding
 from slurm_elastic.rendezvous.membership.blame import who_is_behind
 from slurm_elastic.rendezvous.membership.changes import replace
 from slurm_elastic.rendezvous.membership.decisions import Decision, Outcome
@@ -75,14 +75,13 @@ def _verdict_due(state: State) -> float | None:
 
 def _admission_due(state: State) -> float | None:
     """When the running round is to end for new agents; None while it is better not."""
-    first, last, table = state.newcomer_first, state.newcomer_last, state.table
-    if first is None or last is None or table is None or state.judgement is not None or state.broken:
+    gathered, table = arrivals.gathered_at(state), state.table
+    if gathered is None or table is None or state.judgement is not None or state.broken:
         return None
     if state.winding is not None:
         return None
     if any(state.agents[place.agent].status is Status.FINISHED for place in table.places):
         return None
-    gathered = min(first + state.settings.gather_limit, last + state.settings.gather_quiet)
     return max(gathered, state.published_at + state.settings.min_round_time)
 
 
@@ -202,12 +201,12 @@ def _forming(state: State, now: float, ticked: bool) -> Result:
 def _some_node_unknown(state: State) -> bool:
     """Whether there are nodes that should come and nobody has heard of yet: only for them a last call waits.
 
-    They are those of the allocation. A leader that belongs to none learns from those that come how many nodes their
-    jobs have; that counts for the first round, and when all have gone and others come, but for no other round.
+    They are those of the allocation. A leader that belongs to none learns from those that come how many one srun has
+    started with them. That counts for the first round, and when all have gone and others come, but for no other round.
     """
     expected = state.settings.expected_nodes
     if not expected and succession.begins_anew(state):
-        return any(state.unheard.get(agent.candidate.job, 0) > 0 for agent in state.agents.values())
+        return not arrivals.cohorts_are_complete(state, state.agents.values())
     if len(state.agents) + len(state.gone_nodes) < len(expected):
         # Counting is enough to know that some are missing, and spares the walk while thousands join.
         return True

@@ -46,10 +46,17 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """An agent's connection stands (again). `running` is the round whose workers it has, None when it has none."""
+    """An agent's connection stands (again).
+
+    Attributes:
+        agent: whose.
+        running: the round whose workers it has, None when it has none.
+        coming: whether it has not joined yet, and will as soon as it is ready to start workers.
+    """
 
     agent: str
     running: int | None
+    coming: bool = False
 
 
 @dataclass(frozen=True, slots=True)

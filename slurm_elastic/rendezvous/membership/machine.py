@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from slurm_elastic.rendezvous.membership import succession, transitions, winding
+from slurm_elastic.rendezvous.membership import arrivals, succession, transitions, winding
 from slurm_elastic.rendezvous.membership.changes import replace
 from slurm_elastic.rendezvous.membership.conditions import advance
 from slurm_elastic.rendezvous.membership.decisions import Decision, Interrupt, Outcome, Probe, Resend, Spare
@@ -135,6 +135,7 @@ def _newcomer(state: State, event: Joined, now: float) -> Result:
     if not state.agents and not state.awaited and state.phase is Phase.FORMING:
         # A leader without workers may have waited for hours until Slurm started somebody.
         state = replace(state, forming_since=now)
+    state = arrivals.hear_of(state, candidate)
     state = with_agent(state, Agent(candidate, event.attempt, Status.WAITING, last_heard=now))
     state = replace(
         state,
@@ -144,9 +145,6 @@ def _newcomer(state: State, event: Joined, now: float) -> Result:
         lingering=state.lingering - {candidate.agent},
         awaited=state.awaited - {candidate.agent},
     )
-    if candidate.agent not in state.gone_agents and succession.begins_anew(state):
-        others = state.unheard.get(candidate.job, candidate.job_nodes)
-        state = replace(state, unheard={**state.unheard, candidate.job: others - 1})
     if state.phase is not Phase.RUNNING or state.table is None:
         return state, ()
     if len(state.table.places) >= state.settings.max_nodes:
@@ -159,6 +157,7 @@ def _connected(state: State, event: Connected, now: float) -> Result:
     known = state.agents.get(event.agent)
     if state.finish is not None:
         return state, (replace(state.finish, agents=(event.agent,)),)
+    state = (arrivals.announce if event.coming else arrivals.withdraw)(state, event.agent)
     decisions: tuple[Decision, ...] = ()
     if known is None and event.agent in state.awaited:
         state = succession.meet(state, event.agent, now)
@@ -185,6 +184,7 @@ def _connected(state: State, event: Connected, now: float) -> Result:
 
 
 def _disconnected(state: State, event: Disconnected, now: float) -> Result:
+    state = arrivals.withdraw(state, event.agent)
     known = state.agents.get(event.agent)
     if known is None or known.departed or known.disconnected_at is not None or state.phase is Phase.CLOSED:
         return state, ()
@@ -217,6 +217,7 @@ def _ponged(state: State, event: Ponged, now: float) -> Result:
 
 
 def _leaving(state: State, event: Leaving, now: float) -> Result:
+    state = arrivals.withdraw(state, event.agent)
     known = state.agents.get(event.agent)
     margin = state.settings.leave_margin
     deadline = None if event.seconds is None else now + winding.seconds_to_stop(event.seconds, margin)
@@ -244,6 +245,7 @@ def _leaving(state: State, event: Leaving, now: float) -> Result:
 
 
 def _left(state: State, event: Left, now: float) -> Result:
+    state = arrivals.withdraw(state, event.agent)
     known = state.agents.get(event.agent)
     if known is None or known.departed or state.phase is Phase.CLOSED:
         return succession.farewell(succession.leader_goes(state, event, state.resign_by), event), ()

@@ -29,12 +29,13 @@ class Settings:
         on_tie: what half of the last round is worth; see :class:`~.quorum.OnTie`.
         claimed: whether the epoch is the leader's own; else it is claimed once there is a quorum.
         join_timeout: how long a round may lack its minimum before the run is given up.
-        last_call_timeout: how long to wait for nodes whose fate is unknown once the minimum is there.
+        last_call_timeout: how long to wait for nodes whose fate is unknown once the minimum is there, and how long new
+            agents wait for others that are on their way, before a running round is ended for them.
         heartbeat_limit: silence after which an agent is lost.
         reconnect_grace: how long a broken connection may stay broken before the agent is lost.
         settle_time: how long a worker failure waits for news of a lost or leaving node that explains it.
         gather_quiet, gather_limit: a running round is interrupted for new nodes when none has come for `gather_quiet`,
-            at the latest `gather_limit` after the first.
+            at the latest `gather_limit` after the first, unless more are known to be on their way.
         min_round_time: a round is not ended for new nodes before it has lasted so long.
         leave_margin: how long before an announced departure those that still run are interrupted; see
             :func:`~.winding.seconds_to_stop`.

@@ -79,7 +79,8 @@ class Candidate:
         address: host name or address at which other nodes reach it.
         store_port: port that is bound already, on which the workers' store listens if this agent becomes rank 0.
         standby_port: port on which this agent listens, and on which it leads if it has to; 0 if it never does.
-        job, job_nodes: to which it belongs, and on how many nodes that starts agents.
+        cohort: name of the srun that started this agent together with others; empty if none did.
+        cohort_size: how many agents that was to start, this one included.
     """
 
     agent: str
@@ -90,8 +91,8 @@ class Candidate:
     address: str
     store_port: int
     standby_port: int = 0
-    job: str = ""
-    job_nodes: int = 1
+    cohort: str = ""
+    cohort_size: int = 1
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -205,8 +206,9 @@ class State:
         published_at: when the newest round was published.
         restarts: worker failures charged so far.
         gone_nodes: nodes that left, were lost, are down by Slurm's word, or did not come until a last call ended.
-        unheard: by job, how many of its nodes nobody has heard of, before there is a round with any of them.
+        unheard: by cohort, how many of it have not joined yet; none once a round had to do without them.
         newcomer_first, newcomer_last: when, in this running round, the first and last new agent joined.
+        coming: agents that have said that they will join soon.
         gone_agents: identities that left or were lost, and the number of their last join: an older one may still be on
             its way and must not bring them back.
         seen_until: when the last event was processed; a long gap means that the leader itself was paused.
@@ -245,6 +247,7 @@ class State:
     unheard: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     newcomer_first: float | None = None
     newcomer_last: float | None = None
+    coming: frozenset[str] = frozenset()
     winding: Winding | None = None
     probe: int = 0
     base: Base | None = None

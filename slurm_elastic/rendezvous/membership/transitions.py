@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slurm_elastic.rendezvous.membership import arrivals
 from slurm_elastic.rendezvous.membership.changes import replace
 from slurm_elastic.rendezvous.membership.decisions import (
     Decision,
@@ -131,7 +132,7 @@ def publish(state: State, now: float) -> Result:
         Spare(name, agent.candidate.node) for name, agent in agents.items() if agent.status is Status.WAITING
     )
     state = replace(
-        state,
+        arrivals.settle(state),
         agents=agents,
         blocking=len(table.places),
         phase=Phase.RUNNING,

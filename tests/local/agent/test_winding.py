@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.local.agents import Allocation, eventually
+from tests.local.agents import PATIENCE, Allocation, eventually
 from tests.local.waiting import at_once
 
 Allocate = Callable[..., Allocation]
@@ -88,8 +90,22 @@ def test_a_node_that_joins_a_living_run_has_imported_before_what_its_workers_nee
     living = ("--run-id=living", "--nnodes=1:2", "importing.py")
     first = nodes.start(1, *living)
     first.expect("round 0 formed")
+    (nodes.directory / "waiting.py").write_text(
+        "import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\n"
+    )
     # However long that takes.
-    second = others.start(1, "--start=warm", *living, constants={"slurm_elastic.agent.launch._GET_READY": 300.0})
+    constants = {"slurm_elastic.agent.launch._GET_READY": 300.0}
+    second = others.start(1, "--start=warm", "--preload=waiting", *living, constants=constants)
+    # The leader knows of it before it is ready, so that others which come about now can wait for it.
+    place = nodes.directory / "elastic-runs" / "living" / "health" / "127.0.0.1.8.json"
+    eventually(place.exists, nodes.story)
+    ((group,),) = [json.loads(place.read_text())]
+    status: dict[str, Any] = {}
+    while not status.get("leader"):
+        with urllib.request.urlopen(f"http://{group['targets'][0]}/status", timeout=PATIENCE) as answer:
+            status = json.load(answer)
+    assert status["state"] == "starting"
+    nodes.touch("go")
     eventually(lambda: "imported: " in second.out and second.out.endswith("\n"), nodes.story)
     assert "imported: True" in second.out
     stepped(nodes, 1)

@@ -58,6 +58,35 @@ def test_a_node_leaves_and_another_comes(start_run: StartRun) -> None:
     assert [(place.round, place.place.rank, place.restarts) for place in places] == [(2, 0, 0), (2, 1, 0), (2, 2, 0)]
 
 
+@pytest.mark.parametrize("cohort", [("", 1), ("7.0.1", 2)], ids=["connected", "one srun"])
+def test_a_node_that_is_known_to_come_and_joins_late_causes_no_round_of_its_own(
+    start_run: StartRun, leaders: list[Leader], cohort: tuple[str, int]
+) -> None:
+    run = start_run(cohort=cohort, options=options(min_round_time=0.0))
+    first = run.party(0, cohort=("", 1))
+    form([first])
+    early = run.party(1)
+    late = run.party(2) if not cohort[0] else None
+    eventually(lambda: len(leaders[0]._state.coming) == (2 if late else 1))
+    early.join()
+    assert first.link.next_word(timeout=0.5) is None
+    late = late or run.party(2)
+    late.join()
+    interrupted([first], Reason.NODE_JOINED)
+    assert {place.nodes for place in form([first])} == {3}
+
+
+def test_a_node_that_dies_before_it_joins_is_not_waited_for(start_run: StartRun, leaders: list[Leader]) -> None:
+    run = start_run()
+    first = run.party(0)
+    form([first])
+    early, late = run.party(1), run.party(2)
+    eventually(lambda: len(leaders[0]._state.coming) == 2)
+    early.join()
+    late.die()
+    interrupted([first], Reason.NODE_JOINED)
+
+
 def test_nodes_that_come_before_a_round_is_over_cause_one_round(start_run: StartRun, leaders: list[Leader]) -> None:
     run = start_run()
     first = run.party(0)
@@ -214,7 +243,7 @@ def change(party: Party, leader: Leader, **settings: float) -> None:
 
 
 def test_a_leader_that_does_not_know_who_comes_waits_for_all_of_a_job(start_run: StartRun) -> None:
-    run = start_run(job_nodes=3)
+    run = start_run(cohort=("7.0.0", 3))
     first, second = run.party(0), run.party(1)
     for party in (first, second):
         party.join()

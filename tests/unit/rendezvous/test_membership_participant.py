@@ -36,6 +36,18 @@ def test_a_join_is_said_again_with_a_new_number_on_a_new_connection() -> None:
     assert participant.placed(2, 0) is not None
 
 
+def test_an_agent_that_gets_ready_says_on_each_connection_that_it_comes_until_it_joins_or_leaves() -> None:
+    participant = Participant("n0", coming=True)
+    assert participant.greet(now=100.0)[1] == (Connected("n0", None, coming=True),)
+    assert participant.greet(now=101.0)[1] == (Connected("n0", None, coming=True),)
+    joining, _ = participant.join(candidate("n0"))
+    assert joining.greet(now=102.0)[1][0] == Connected("n0", None)
+    leaving, _ = participant.leaving(LeaveReason.PREEMPTED, None, now=102.0)
+    assert leaving.greet(now=103.0)[1][0] == Connected("n0", None)
+    gone, _ = participant.left(LeaveReason.PREEMPTED, stopped=False)
+    assert gone.greet(now=103.0)[1][0] == Connected("n0", None)
+
+
 def test_a_farewell_is_said_again_to_a_leader_that_is_met_on_the_way_out() -> None:
     participant, leaving = running().leaving(LeaveReason.PREEMPTED, None, now=100.0)
     participant, left = participant.stopped().left(LeaveReason.PREEMPTED, stopped=False)

@@ -64,6 +64,14 @@ def test_a_real_batch_script() -> None:
     assert (job.context, job.step_id, job.node, job.node_rank) == (Context.BATCH, None, "f1", 0)
     assert job.nodes == ("f1", "f2")
     assert (job.shape, job.run_id) == (Shape.ALLOCATION, "1")
+    assert job.cohort == ("", 1), "nobody else runs a batch script"
+
+
+def test_the_processes_of_one_srun_are_a_cohort() -> None:
+    assert parsed(STEP).cohort == parsed({**STEP, "SLURMD_NODENAME": "n4", "SLURM_NODEID": "2"}).cohort
+    assert parsed(STEP).cohort[1] == 3
+    for other in ({"SLURM_STEP_ID": "1"}, {"SLURM_RESTART_COUNT": "1"}, {"SLURM_JOB_ID": "13"}):
+        assert parsed({**STEP, **other}).cohort[0] != parsed(STEP).cohort[0]
 
 
 def test_a_real_array_element() -> None:
@@ -77,6 +85,7 @@ def test_a_real_step_across_a_het_job() -> None:
     job = parsed(recorded("het_step.env"))
     assert job.het == (HetComponent(0, "4", ("f1",)), HetComponent(1, "5", ("f2",)))
     assert (job.job_id, job.nodes, job.node, job.node_rank) == ("4", ("f1", "f2"), "f2", 1)
+    assert job.cohort == ("4.0.0", 2)
 
 
 def test_a_het_step_may_reach_beyond_its_own_components_list() -> None:
