@@ -6,13 +6,15 @@ import itertools
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer
-from slurm_elastic.rendezvous.etcd.machine import free_port
+from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer, connection
+from slurm_elastic.rendezvous.etcd.credentials import Endpoint
 from tests.local.etcd.proxy import Proxy
 
 _SECOND_ETCD = Path("/opt/slurm-elastic/trixie/usr/bin/etcd")
@@ -63,8 +65,29 @@ def own_etcd(binary: Path) -> Iterator[EtcdServer]:
 @pytest.fixture
 def lone_etcd() -> Iterator[EtcdServer]:
     """The same for tests of what lies above the API. It comes back where it was."""
-    with EtcdServer(client_port=free_port(), peer_port=free_port()) as server:
+    with EtcdServer() as server:
+        server._wanted_ports = (server.client_port, server.peer_port)
         yield server
+
+
+@pytest.fixture
+def nobody() -> Iterator[Callable[[], Endpoint]]:
+    """An endpoint at which nobody listens, and nobody else can: its port is bound."""
+    with ExitStack() as stack:
+
+        def bind() -> Endpoint:
+            bound = stack.enter_context(socket.socket())
+            bound.bind(("127.0.0.1", 0))
+            return Endpoint(*bound.getsockname())
+
+        yield bind
+
+
+@pytest.fixture
+def _slow_members_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No member is lost, and told about, because the machine is busy; one that has ended is known all the same."""
+    monkeypatch.setattr(connection, "_PROBE_SECONDS", 30.0)
+    monkeypatch.setattr(connection, "_OUTAGE_SECONDS", 30.0)
 
 
 @pytest.fixture

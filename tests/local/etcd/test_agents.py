@@ -109,26 +109,31 @@ def leaders(nodes: Allocation) -> list[tuple[int, str]]:
 
 
 def newest_nodes(nodes: Allocation) -> list[str]:
-    """The nodes of the newest round, whose workers have all started."""
-    return nodes.nodes_of(nodes.rounds() - 1)
+    """The nodes of the newest round, if its workers have all started; it may be over before they do."""
+    paths = (nodes.directory / "seen").glob(f"{nodes.rounds() - 1}.*.json")
+    seen = {int(record["RANK"]): record for record in (json.loads(path.read_text())["env"] for path in paths)}
+    whole = bool(seen) and len(seen) == int(seen[min(seen)]["WORLD_SIZE"])
+    return [seen[rank]["SLURM_ELASTIC_NODE"] for rank in sorted(seen)] if whole else []
 
 
 def test_a_change_of_membership_waits_for_etcd_and_the_end_of_a_run_does_not(
     lone_etcd: EtcdServer, allocate: Allocate
 ) -> None:
     nodes = allocate(3)
-    agents = nodes.start_all(f"--rdzv-endpoint={lone_etcd.config}")
+    left = {agent.node: agent for agent in nodes.start_all(f"--rdzv-endpoint={lone_etcd.config}")}
     before = nodes.seen(0)
     lone_etcd.kill()
-    agents[2].kill()
-    agents[0].expect("lost 127.0.0.3")
-    agents[0].expect("no etcd member answers")
+    leader = left[leaders(nodes)[-1][1]]
+    lost = left.pop(max(left.keys() - {leader.node}))
+    lost.kill()
+    leader.expect(f"lost {lost.node}")
+    leader.expect("no etcd member answers")
     assert nodes.rounds() == 1
     lone_etcd.start()
-    assert nodes.nodes_of(1) == ["127.0.0.1", "127.0.0.2"]
+    assert nodes.nodes_of(1) == sorted(left)
     lone_etcd.kill()
     nodes.touch("finish")
-    assert [agent.wait() for agent in agents[:2]] == [0, 0]
+    assert [agent.wait() for agent in left.values()] == [0, 0]
     assert (nodes.run_dir / "done.json").exists()
     assert nodes.story().count("that the run is finished is written in the run directory alone") == 1
     assert before[0]["env"]["TORCHELASTIC_RESTART_COUNT"] == "0"
@@ -136,7 +141,7 @@ def test_a_change_of_membership_waits_for_etcd_and_the_end_of_a_run_does_not(
 
 def test_an_etcd_lost_for_good_ends_all_agents(lone_etcd: EtcdServer, allocate: Allocate) -> None:
     nodes = allocate(2)
-    agents = nodes.start_all(f"--rdzv-endpoint={lone_etcd.config}", "--rdzv-conf=etcd_limit=2")
+    agents = nodes.start_all(f"--rdzv-endpoint={lone_etcd.config}", "--rdzv-conf=etcd_limit=4")
     nodes.seen(0)
     lone_etcd.kill()
     assert [agent.wait() for agent in agents] == [75, 75]
@@ -151,10 +156,9 @@ def test_a_signal_ends_the_wait_for_etcd(lone_etcd: EtcdServer, allocate: Alloca
     nodes = allocate(1)
     agent = nodes.start(1, f"--rdzv-endpoint={lone_etcd.config}")
     agent.expect("no etcd member answers")
-    told = time.monotonic()
+    # It would wait for minutes. How soon every wait ends: test_client.py.
     agent.signal(signal.SIGTERM)
     assert agent.wait() == 75
-    assert time.monotonic() - told < 1.0
 
 
 def refused(nodes: Allocation, *arguments: str, **variables: str) -> str:
@@ -168,7 +172,6 @@ def refused(nodes: Allocation, *arguments: str, **variables: str) -> str:
 
 def test_an_etcd_that_cannot_be_used(allocate: Allocate) -> None:
     nodes = allocate(1)
-    assert "there is no host of this name" in refused(nodes, "--rdzv-endpoint=etcd://wrong.invalid:1")
     assert "is no host:port" in refused(nodes, "--rdzv-endpoint=etcd://host:port")
     with http_server({"hello": "world"}) as endpoint:
         line = refused(nodes, SLURM_ELASTIC_ETCD_ENDPOINT=f"etcd://{endpoint}")

@@ -23,7 +23,7 @@ from slurm_elastic.rendezvous.etcd.backend import EtcdV3RendezvousBackend, creat
 from tests.local.etcd.proxy import Proxy
 
 REPOSITORY = Path(__file__).parents[3]
-GUARD = 120.0
+GUARD = 300.0
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import http.server
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,6 @@ from slurm_elastic.rendezvous.etcd.errors import (
     EtcdNoSpaceError,
     EtcdPermissionError,
 )
-from slurm_elastic.rendezvous.etcd.machine import free_port
 from slurm_elastic.rendezvous.etcd.rpc import load_rpc
 from slurm_elastic.rendezvous.etcd.server import ServerTls
 from slurm_elastic.rendezvous.etcd.store import EtcdStore
@@ -84,7 +83,7 @@ def banner_server() -> Iterator[Endpoint]:
             thread.join()
 
 
-def refusal(config: EtcdConfig, timeout: float = 10.0) -> EtcdError:
+def refusal(config: EtcdConfig, timeout: float = 30.0) -> EtcdError:
     """Return the error that a client ends with; it must be one line and must not tell the password."""
     with EtcdClient(config) as client, pytest.raises(EtcdError) as caught:
         client.limited(timeout).connect()
@@ -261,8 +260,11 @@ def test_full_database(binary: Path, prefix: str) -> None:
         assert store.delete_key("kept")
 
 
-def test_list_with_a_dead_member_costs_one_line(etcd: EtcdServer, prefix: str, warnings: list[str]) -> None:
-    dead = Endpoint("127.0.0.1", free_port())
+@pytest.mark.usefixtures("_slow_members_are_there")
+def test_list_with_a_dead_member_costs_one_line(
+    etcd: EtcdServer, prefix: str, warnings: list[str], nobody: Callable[[], Endpoint]
+) -> None:
+    dead = nobody()
     lost = 0
     while not lost:  # Where a client begins in the list is chance.
         with EtcdClient(replace(etcd.config, endpoints=(dead, *etcd.config.endpoints))) as client:
@@ -273,13 +275,24 @@ def test_list_with_a_dead_member_costs_one_line(etcd: EtcdServer, prefix: str, w
         assert len(warnings) == lost
 
 
-def test_no_member_there() -> None:
-    config = EtcdConfig((Endpoint("127.0.0.1", free_port()), Endpoint("127.0.0.1", free_port())))
+def test_no_member_there(nobody: Callable[[], Endpoint]) -> None:
+    config = EtcdConfig((nobody(), nobody()))
     error = refusal(config, timeout=1.0)
     assert isinstance(error, EtcdUnavailableError)
     assert not isinstance(error, UsageError)
     assert "connection refused" in str(error)
     assert "check that etcd runs" in str(error)
+
+
+def test_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch, nobody: Callable[[], Endpoint]) -> None:
+    def unknown(*_: object, **__: object) -> object:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    endpoint = nobody()
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    error = refusal(EtcdConfig((endpoint,)))
+    assert isinstance(error, EtcdEndpointError)
+    assert f"{endpoint}: there is no host of this name; check the endpoint" in str(error)
 
 
 def test_value_too_large_for_etcd(client: EtcdClient, prefix: str) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer, EventKind, Watch, connection
 from slurm_elastic.rendezvous.etcd.store import EtcdStore
+from tests.local.agents import eventually
 from tests.local.etcd.cluster import Cluster
 from tests.local.etcd.processes import stopped
 from tests.local.etcd.proxy import Proxy
@@ -64,20 +66,23 @@ def wait_until_told(watch: Watch, value: bytes) -> None:
         last = events[-1].value
 
 
+@pytest.mark.usefixtures("_slow_members_are_there")
 def test_each_member_killed_in_turn_costs_one_line_each(
     cluster: Cluster, client: EtcdClient, prefix: str, warnings: list[str]
 ) -> None:
-    lease = client.lease(5)
+    lease = client.lease(8)
     client.put(prefix + "leased", b"", lease.id)
     with client.watch(prefix + "watched") as watch:
         for number in range(3):
             lost = member_of(cluster, client)
             lost.kill()
+            lost_at = time.monotonic()
             write_and_read(client, prefix + "watched", b"%d" % number)
             wait_until_told(watch, b"%d" % number)
             cluster.start()
             assert len(warnings) == number + 1
             assert str(lost.config.endpoints[0]) in warnings[number]
+    eventually(lambda: lease.renewed_at > lost_at)
     assert client.get(prefix + "leased") is not None
     assert not lease.lost
 
@@ -85,10 +90,11 @@ def test_each_member_killed_in_turn_costs_one_line_each(
 def test_all_members_down_and_back_loses_nothing(
     cluster: Cluster, client: EtcdClient, prefix: str, warnings: list[str]
 ) -> None:
-    lease = client.lease(5)
+    lease = client.lease(8)
     client.put(prefix + "leased", b"", lease.id)
     with client.watch(prefix + "watched") as watch:
         cluster.stop()
+        lost_at = time.monotonic()
         assert watch.next(1.0) == ()
         # The restart also forgets all tokens.
         back = threading.Timer(1.0, cluster.start)
@@ -96,6 +102,7 @@ def test_all_members_down_and_back_loses_nothing(
         write_and_read(client, prefix + "watched", b"after")
         back.join()
         wait_until_told(watch, b"after")
+    eventually(lambda: lease.renewed_at > lost_at)
     assert client.get(prefix + "leased") is not None
     assert not lease.lost
     assert len(warnings) <= 3, "one for each member at most"
@@ -105,18 +112,18 @@ def test_member_that_hangs_is_left(
     cluster: Cluster, client: EtcdClient, prefix: str, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "_ATTEMPT_SECONDS", 1.0)
+    monkeypatch.setattr(connection, "_OUTAGE_SECONDS", GUARD)
     hung = member_of(cluster, client)
     assert hung.pid is not None
     with stopped(hung.pid):
         write_and_read(client, prefix + "key", b"1")
-        assert len(warnings) == 1
+        # Another may be too slow, too.
+        assert len([line for line in warnings if f"member {hung.config.endpoints[0]} is lost" in line]) == 1
 
 
 def test_what_a_member_has_lost_is_soon_asked_of_another(
     first_etcd: EtcdServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "_FIRST_SECONDS", 0.2)
-    monkeypatch.setattr(connection, "_PROBE_SECONDS", 0.2)
     monkeypatch.setattr(connection, "_ATTEMPT_SECONDS", 600.0)
     here = first_etcd.config.endpoints[0]
     with Proxy(here) as proxy, EtcdClient(replace(first_etcd.config, endpoints=(proxy.endpoint, here))) as client:
@@ -127,6 +134,7 @@ def test_what_a_member_has_lost_is_soon_asked_of_another(
         assert client._connection.member().endpoint == here
 
 
+@pytest.mark.usefixtures("_slow_members_are_there")
 def test_tokens_of_a_member_that_restarted_are_renewed(cluster: Cluster, prefix: str, warnings: list[str]) -> None:
     one = cluster.members[0]
     with EtcdClient(replace(cluster.config, endpoints=one.config.endpoints)) as client:

@@ -18,7 +18,6 @@ def run(program: str, **environment: str) -> str:
         env={**clean, "PYTHONPATH": str(REPOSITORY), **environment},
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert done.stderr == ""

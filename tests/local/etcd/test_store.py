@@ -20,7 +20,8 @@ from tests.local.etcd.proxy import Proxy
 from tests.local.etcd.test_client import compact
 
 GUARD = timedelta(seconds=30)
-SHORT = timedelta(milliseconds=50)
+SHORT = timedelta(milliseconds=250)
+"""More than etcd takes for any answer; who waits for what never comes waits so long."""
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ STEPS: dict[str, list[Step]] = {
     "wait": [
         ("set", ("a", "1"), None),
         ("wait", (["a"],), None),
-        ("wait", (["a"], SHORT), None),
+        ("wait", (["a"], GUARD), None),
         ("wait", (["a", "b"], SHORT), DistStoreError),
     ],
     "compare_set": [
@@ -159,7 +160,7 @@ def test_list_keys_names_them(etcd_store: EtcdStore) -> None:
 def test_timeout_is_that_of_the_base(etcd_store: EtcdStore) -> None:
     etcd_store.set_timeout(SHORT)
     assert etcd_store.timeout == SHORT
-    with pytest.raises(DistStoreError, match="wait timeout after 50ms, keys: /a, /b"):
+    with pytest.raises(DistStoreError, match="wait timeout after 250ms, keys: /a, /b"):
         etcd_store.wait(["a", "b"])
 
 
@@ -209,6 +210,7 @@ def test_waits_send_nothing_while_they_wait(client: EtcdClient, etcd_store: Etcd
     client._connection.call = lambda *arguments: sent.append(arguments[1]) or original(*arguments)
     waiter = threading.Thread(target=etcd_store.wait, args=(["a", "b"],))
     waiter.start()
+    eventually(lambda: bool(client._watches._subscriptions))
     time.sleep(0.5)
     assert sent == ["Txn"], "one read, then the watch"
     etcd_store.multi_set(["a", "b"], ["", ""])
@@ -278,9 +280,13 @@ def test_store_without_etcd_says_so(lone_etcd: EtcdServer, prefix: str) -> None:
             store.get("key")
 
 
+LONG = 300.0
+
+
 def _train(endpoint: str, prefix: str, rank: int, world_size: int) -> None:
     with EtcdClient(load_config(endpoint)) as client:
-        store = EtcdStore(client, prefix, GUARD)
+        # The other one imports torch meanwhile.
+        store = EtcdStore(client, prefix, timedelta(seconds=LONG))
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
         total = torch.tensor([float(rank + 1)])
         dist.all_reduce(total)
@@ -293,13 +299,14 @@ def _train(endpoint: str, prefix: str, rank: int, world_size: int) -> None:
 
 
 def test_process_group_uses_it(first_etcd: EtcdServer, prefix: str) -> None:
-    context = multiprocessing.get_context("spawn")
+    # Its server has torch imported for the tests of agents, too.
+    context = multiprocessing.get_context("forkserver")
     processes = [context.Process(target=_train, args=(str(first_etcd.config), prefix, rank, 2)) for rank in range(2)]
     try:
         for process in processes:
             process.start()
         for process in processes:
-            process.join(60)
+            process.join(LONG)
         assert [process.exitcode for process in processes] == [0, 0]
     finally:
         for process in processes:
