@@ -69,6 +69,10 @@ class Chair:
         """Whether a leader runs here that has no epoch yet."""
         return self.leader is not None and not self.leader.claimed.is_set()
 
+    def in_the_way(self) -> bool:
+        """See :func:`~.membership.in_the_way`."""
+        return self.leader is not None and self.leader.in_the_way()
+
     async def open(self, leader: Leader | None) -> None:
         """Begin to lead, or to tell everybody that nobody leads from here."""
         if leader is None:

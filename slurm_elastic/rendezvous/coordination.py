@@ -180,6 +180,7 @@ class Coordination:
             own=lambda: chair.endpoint,
             stand=chair.stand,
             standing=chair.stands,
+            in_the_way=chair.in_the_way,
             stand_down=chair.stand_down,
         )
         self._member = Member(settings, self._deliver, lambda: self.slowest())

@@ -84,6 +84,12 @@ class Leader:
         self._signs: dict[str, float] = {}
         self._decisions: asyncio.Queue[tuple[State, Decision]] = asyncio.Queue()
         self._timer: asyncio.TimerHandle | None = None
+        # Its times begin when it serves.
+        self._state = membership.initial_state(settings, 0.0)
+
+    def in_the_way(self) -> bool:
+        """See :func:`~.membership.in_the_way`."""
+        return membership.in_the_way(self._state)
 
     async def serve(self, listener: socket.socket) -> None:
         """Lead until cancelled, or until this leader has resigned.

@@ -11,6 +11,7 @@ from slurm_elastic.rendezvous.link import Link
 from slurm_elastic.rendezvous.reaching import Endpoint
 from slurm_elastic.rendezvous.search import READ_AGAIN, Search
 from slurm_elastic.rendezvous.session import SessionError
+from slurm_elastic.rendezvous.succession import IN_THE_WAY
 from slurm_elastic.rendezvous.whereabouts import LeaderRefusedError, Leadership, MemberSettings
 
 __all__ = ["look_for_rivals"]
@@ -21,7 +22,9 @@ logger = logging.getLogger(__name__)
 async def look_for_rivals(
     settings: MemberSettings, known: Leadership, connect: Callable[[Endpoint], Awaitable[Link]]
 ) -> bool:
-    """While this agent stands without an epoch of its own, find out whether somebody else leads, or is ahead of it.
+    """While this agent stands without an epoch of its own, find out whether it had better not.
+
+    Somebody else may lead, or be ahead of it; or it may be in the way of others.
 
     Args:
         settings: of this agent.
@@ -29,9 +32,11 @@ async def look_for_rivals(
         connect: tries one place.
 
     Returns:
-        Whether somebody was found; then it is this agent that stands back.
+        Whether that is so; then it is this agent that stands back.
     """
     search = Search(connect)
+    loop = asyncio.get_running_loop()
+    in_the_way_since: float | None = None
     try:
         while (standing := settings.standing) is not None and standing():
             seen = await aside(settings.locate)
@@ -39,12 +44,18 @@ async def look_for_rivals(
             names = [each.agent for each in order]
             ahead = order[: names.index(settings.agent)] if settings.agent in names else order
             places = [*seen.places, *((each.address, each.port) for each in ahead)]
-            until = asyncio.get_running_loop().time() + READ_AGAIN
-            while standing() and asyncio.get_running_loop().time() < until:
+            until = loop.time() + READ_AGAIN
+            while standing() and loop.time() < until:
                 others = {known.left, *settings.addresses()}
                 link = await search.look(place for place in places if place not in others)
                 if link is not None:
                     link.abort()
+                    return True
+                if not settings.in_the_way():
+                    in_the_way_since = None
+                elif in_the_way_since is None:
+                    in_the_way_since = loop.time()
+                elif loop.time() >= in_the_way_since + IN_THE_WAY:
                     return True
     except (SessionError, LeaderRefusedError):
         logger.debug("looking for another leader ended", exc_info=True)

@@ -13,13 +13,18 @@ from typing import TypeVar
 
 from slurm_elastic.rendezvous.membership import Reason
 
-__all__ = ["FENCE", "Successor", "Vacancy", "default_leader_limit", "newest_order", "patience"]
+__all__ = ["FENCE", "IN_THE_WAY", "Successor", "Vacancy", "default_leader_limit", "newest_order", "patience"]
 
 _T = TypeVar("_T")
 
 FENCE = 5 / 6
 """Of the heartbeat limit: after so much silence of its leader an agent stops its workers. The leader gives it up after
 the whole limit, when they have stopped."""
+
+IN_THE_WAY = 6.0
+"""Seconds for which a candidate that was not in the last round keeps members of it without getting a quorum. Two such
+candidates do not know of each other, and would wait for ever, each with some of them; once they are let go, the
+members find each other. Longer than it takes a member to stop its workers, and Slurm to say who is gone."""
 
 _STOP = 0.75
 """Seconds in which a leader that has lost its majority notices that and stops its own workers; see UNPLANNED_STOP."""

@@ -48,6 +48,7 @@ class MemberSettings:
         stand: stands up to lead, told what is known of those who did; returns
             whether that worked. None for an agent that never leads.
         standing: whether this agent stands without having taken an epoch yet.
+        in_the_way: whether it keeps members of the last round from each other by that.
         stand_down: ends that.
         can_hold: whether the workers here can be asked for a step to stop at.
         coming: whether this agent will join soon after it has found the leader.
@@ -64,6 +65,7 @@ class MemberSettings:
     addresses: Callable[[], Collection[Endpoint]] = lambda: ()
     stand: Callable[[Vacancy], Awaitable[bool]] | None = None
     standing: Callable[[], bool] | None = None
+    in_the_way: Callable[[], bool] = lambda: False
     stand_down: Callable[[], Awaitable[None]] | None = None
     can_hold: bool = False
     coming: bool = False

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.simulation.schedules import Result, play_all, play_failures, play_leaders, play_script, play_strikes
-from tests.simulation.succession import faults
+from tests.simulation.succession import faults, search
 from tests.simulation.succession.faults import Script
 
 SCHEDULES = int(os.environ.get("SIMULATION_LEADERS", "65000"))
@@ -62,3 +62,17 @@ def play_one(asked: str, play: Callable[[int], Result], script: Callable[[int], 
     violation = play_script(faults.strike(script(int(seed)), int(where[0]), where[1]), story)
     print("\n".join(story))
     assert violation is None
+
+
+def test_candidates_that_do_not_know_of_each_other_let_the_members_find_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # In this schedule each of two agents that a lost leader had given up gets one member of the last round, if whoever
+    # goes by a newer one does not look for them.
+    def newest_alone(told: list[str], told_in: int, recorded: list[str], recorded_in: int) -> list[str]:
+        return recorded if recorded and (recorded_in > told_in or not told) else told
+
+    monkeypatch.setattr(search, "newest_order", newest_alone)
+    story: list[str] = []
+    assert play_script(faults.draw(316052), story) is None
+    assert any("stands down for the members of the last round" in line for line in story)

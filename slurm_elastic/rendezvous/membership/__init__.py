@@ -53,7 +53,7 @@ from slurm_elastic.rendezvous.membership.state import (
     WorkerFailure,
     initial_state,
 )
-from slurm_elastic.rendezvous.membership.succession import missing
+from slurm_elastic.rendezvous.membership.succession import in_the_way, missing
 from slurm_elastic.rendezvous.membership.table import Place, Table, build_table
 from slurm_elastic.rendezvous.membership.winding import seconds_to_stop
 
@@ -105,6 +105,7 @@ __all__ = [
     "build_table",
     "has_quorum",
     "initial_state",
+    "in_the_way",
     "missing",
     "next_deadline",
     "seconds_to_stop",

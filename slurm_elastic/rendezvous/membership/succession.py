@@ -27,6 +27,7 @@ __all__ = [
     "farewell",
     "gone",
     "has_quorum",
+    "in_the_way",
     "leader_goes",
     "lose_patience",
     "meet",
@@ -55,6 +56,17 @@ def has_quorum(state: State) -> bool:
 def begins_anew(state: State) -> bool:
     """Whether nobody is here who was in the last round: those who come are the first, again."""
     return state.base is None or not any(name in state.agents for name in state.base.members)
+
+
+def in_the_way(state: State) -> bool:
+    """Whether this leader, which was not in the last round, has members of it, and not enough of them.
+
+    They look for each other and find each other, but nobody looks for a leader that is none of them.
+    """
+    base = state.base
+    if base is None or state.claimed or state.settings.agent in base.members or has_quorum(state):
+        return False
+    return any(name in state.agents for name in base.members)
 
 
 def missing(state: State) -> tuple[str, ...]:

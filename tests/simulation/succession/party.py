@@ -124,7 +124,8 @@ class Party:
                 if self.world.now >= self.search.rivals_at:
                     self.search.look_for_rivals()
                 self.wake_at(self.search.rivals_at)
-            self.wake_at(self.leading.next_look())
+            if self.leading is not None:
+                self.wake_at(self.leading.next_look())
         self.world.checks.after_look(self)
 
     def _watch(self, wire: Wire) -> None:

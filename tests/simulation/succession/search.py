@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slurm_elastic.rendezvous.ledger import Ledger, last_round
-from slurm_elastic.rendezvous.membership import Reason, Settings
+from slurm_elastic.rendezvous.membership import Reason, Settings, in_the_way
 from slurm_elastic.rendezvous.records import Situation
-from slurm_elastic.rendezvous.succession import default_leader_limit, newest_order, patience
+from slurm_elastic.rendezvous.succession import IN_THE_WAY, default_leader_limit, newest_order, patience
 from tests.simulation.succession.checks import RESTORE
 from tests.simulation.succession.leading import Leading, Placed
 from tests.simulation.succession.wire import Wire
@@ -61,6 +61,7 @@ class Search:
         self._reading = False
         self._stand_again_at = 0.0
         self.rivals_at = 0.0
+        self._in_the_way_since = math.inf
 
     def placed(self, message: Placed) -> None:
         """Note who leads, and who may next."""
@@ -113,6 +114,14 @@ class Search:
     def look_for_rivals(self) -> None:
         """While this agent stands without an epoch: find out whether somebody else leads, or should."""
         self.rivals_at = self.world.now + READ_AGAIN
+        leading = self.party.leading
+        if leading is None or not in_the_way(leading.state):
+            self._in_the_way_since = math.inf
+        else:
+            self._in_the_way_since = min(self._in_the_way_since, self.world.now)
+            if self.world.now >= self._in_the_way_since + IN_THE_WAY:
+                self._stand_down("the members of the last round")
+                return
         self._read()
         order, own = self._order(), self.party.name
         ahead = order[: order.index(own)] if own in order else order
@@ -212,6 +221,11 @@ class Search:
         wire.close_by_member()
         leading = self.party.leading
         if leading is not None and not leading.state.claimed and wire.leader.leading is not None:
-            self.world.tell(self.party.name, f"stands down for {wire.leader.name}")
-            self._stand_again_at = self.world.now + STAND_BACK
-            leading.end()
+            self._stand_down(wire.leader.name)
+
+    def _stand_down(self, whom: str) -> None:
+        self.world.tell(self.party.name, f"stands down for {whom}")
+        self._stand_again_at = self.world.now + STAND_BACK
+        self._in_the_way_since = math.inf
+        if self.party.leading is not None:
+            self.party.leading.end()

@@ -8,13 +8,14 @@ from typing import cast
 
 import pytest
 
-from slurm_elastic.rendezvous import lookup
+from slurm_elastic.rendezvous import lookup, rivals
 from slurm_elastic.rendezvous.finder import Finder
 from slurm_elastic.rendezvous.link import ClosedError, Link
 from slurm_elastic.rendezvous.membership import Reason
 from slurm_elastic.rendezvous.reaching import Endpoint
+from slurm_elastic.rendezvous.rivals import look_for_rivals
 from slurm_elastic.rendezvous.session import Session
-from slurm_elastic.rendezvous.succession import Successor, Vacancy
+from slurm_elastic.rendezvous.succession import IN_THE_WAY, Successor, Vacancy
 from slurm_elastic.rendezvous.whereabouts import Leadership, MemberSettings, Whereabouts
 from tests.unit.rendezvous.virtual_time import run
 
@@ -29,7 +30,8 @@ def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     async def at_once(call: Callable[[], object]) -> object:
         return call()
 
-    monkeypatch.setattr(lookup, "aside", at_once)
+    for module in (lookup, rivals):
+        monkeypatch.setattr(module, "aside", at_once)
 
 
 class Network:
@@ -125,6 +127,26 @@ class Cut:
             return await self.find(lost, connect)
 
         return run(find())
+
+
+@pytest.mark.parametrize("in_the_way", [True, False])
+def test_who_keeps_members_from_each_other_stands_for_a_while_only(in_the_way: bool) -> None:
+    async def refuse(place: Endpoint) -> Link:
+        raise ConnectionRefusedError
+
+    async def stand() -> tuple[bool, float]:
+        now = asyncio.get_running_loop().time
+        settings = MemberSettings(
+            *("7", b"secret", "n3/0.0/3", lambda: Whereabouts((OLD,), True, LAST)),
+            standing=lambda: now() < 20.0,
+            # For a moment it is not.
+            in_the_way=lambda: in_the_way and not 4.0 < now() < 4.1,
+        )
+        return await look_for_rivals(settings, Leadership(), refuse), now()
+
+    stands_back, moment = run(stand())
+    assert stands_back is in_the_way
+    assert moment == pytest.approx(4.1 + IN_THE_WAY if in_the_way else 20.0, abs=0.1)
 
 
 @pytest.mark.parametrize(("own", "seconds"), [(2, 0.05), (3, 1.3)])

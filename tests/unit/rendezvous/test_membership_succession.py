@@ -29,6 +29,7 @@ from slurm_elastic.rendezvous.membership import (
     Reason,
     Resign,
     StopAt,
+    in_the_way,
     missing,
 )
 from tests.unit.rendezvous.scenario import Scenario, candidate, failed, only
@@ -70,6 +71,21 @@ def test_a_charge_that_the_last_leader_told_its_members_and_nobody_else_still_co
     run.on(Claimed())
     (publish,) = only(Publish, run.on(Joined(candidate("n3"), 1, last_round=4, restarts=1)))
     assert publish.table.restarts == 3
+
+
+def test_who_was_no_member_is_in_the_way_of_members_that_are_not_enough() -> None:
+    run = successor(agent="n9")
+    run.join("n9")
+    assert not in_the_way(run.state), "there is nobody whom it keeps"
+    run.join("n1", last_round=4)
+    assert in_the_way(run.state)
+    run.join("n2", last_round=4)
+    assert in_the_way(run.state), "half of them, without the leader"
+    run.join("n3", last_round=4)
+    assert not in_the_way(run.state)
+    member = successor()
+    member.join("n1", last_round=4)
+    assert not in_the_way(member.state)
 
 
 def test_nothing_is_published_before_the_epoch_is_taken() -> None:
