@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rendezvous.etcd.credentials import ENVIRONMENT_PREFIX, OPTIONS, EtcdConfig, load_config
+from slurm_elastic.rendezvous.etcd.credentials import ENVIRONMENT_PREFIX, OPTIONS, TORCH_NAMES, EtcdConfig, load_config
 from slurm_elastic.rendezvous.records import Records, RunDirRecords
 from slurm_elastic.rundir import RunDir
 
@@ -33,7 +33,7 @@ def etcd_wanted(
     Raises:
         UsageError: a value that cannot be, or options of etcd without one.
     """
-    given = sorted(name for name in OPTIONS if options.get(name))
+    given = sorted(name for name in (*OPTIONS, *TORCH_NAMES) if options.get(name))
     if endpoint and not is_etcd(endpoint):
         asked = False
     else:

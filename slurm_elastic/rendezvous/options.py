@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.etcd.credentials import OPTIONS as ETCD_OPTIONS
+from slurm_elastic.rendezvous.etcd.credentials import TORCH_NAMES as ETCD_TORCH_NAMES
 from slurm_elastic.rendezvous.membership import OnTie
 from slurm_elastic.rendezvous.succession import default_leader_limit
 
@@ -14,9 +15,14 @@ __all__ = ["RendezvousOptions"]
 
 _MAY_BE_ZERO = ("min_round_time", "leave_margin")
 _KEEP_ALIVE = ("keep_alive_interval", "keep_alive_max_attempt")
-_IGNORED = ("timeout", *ETCD_OPTIONS)
+_IGNORED = ("timeout", *ETCD_OPTIONS, *ETCD_TORCH_NAMES)
 """torch's LaunchConfig always adds ``timeout=900`` (launcher/api.py, 2.13); its own c10d backend ignores it as well.
 The options of etcd are read by :mod:`slurm_elastic.rendezvous.keeping`."""
+_OTHERWISE = {
+    "protocol": "write --rdzv-endpoint=etcds://HOST:PORT for https, and etcd:// for http",
+    "read_timeout": "the time after which an etcd that does not answer is given up is etcd_limit",
+}
+"""What torch's own etcd backends take, and this rendezvous calls otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,8 @@ class RendezvousOptions:
         """
         names = tuple(field.name for field in fields(cls))
         unknown = sorted(set(config) - {*names, *_KEEP_ALIVE, *_IGNORED})
+        if unknown and unknown[0] in _OTHERWISE:
+            raise UsageError(f"--rdzv-conf: {unknown[0]} is for torch's own rendezvous; {_OTHERWISE[unknown[0]]}")
         if unknown:
             raise UsageError(f"--rdzv-conf: unknown key {unknown[0]!r}; known are {', '.join((*names, *_KEEP_ALIVE))}")
         times = (name for name in (*names, *_KEEP_ALIVE) if name in config and name != "on_tie")

@@ -18,7 +18,16 @@ from urllib.parse import quote
 
 from slurm_elastic.errors import UsageError
 
-__all__ = ["DEFAULT_PORT", "DEFAULT_PREFIX", "ENVIRONMENT_PREFIX", "OPTIONS", "Endpoint", "EtcdConfig", "load_config"]
+__all__ = [
+    "DEFAULT_PORT",
+    "DEFAULT_PREFIX",
+    "ENVIRONMENT_PREFIX",
+    "OPTIONS",
+    "TORCH_NAMES",
+    "Endpoint",
+    "EtcdConfig",
+    "load_config",
+]
 
 DEFAULT_PORT = 2379
 """The client port that IANA lists for etcd."""
@@ -31,6 +40,10 @@ ENVIRONMENT_PREFIX = "SLURM_ELASTIC_ETCD_"
 OPTIONS = ("endpoint", "ca_cert", "ssl_cert", "ssl_cert_key", "user", "key_prefix", "credentials")
 """Names of the options. ca_cert, ssl_cert and ssl_cert_key are those of torch's etcd-v2 backend
 (torch 2.13, distributed/elastic/rendezvous/etcd_rendezvous_backend.py)."""
+
+TORCH_NAMES = {"cacert": "ca_cert", "cert": "ssl_cert", "key": "ssl_cert_key", "etcd_prefix": "key_prefix"}
+"""What torch's older etcd backend calls some of them, which are taken too (torch 2.13, distributed/elastic/rendezvous/
+etcd_rendezvous.py, create_rdzv_handler)."""
 
 _PATHS = ("ca_cert", "ssl_cert", "ssl_cert_key")
 
@@ -109,14 +122,14 @@ def load_config(
     Args:
         endpoint: ``etcd://host1:2379,host2:2379``, ``etcds://...`` for TLS, or without a scheme. Empty: from
             the environment or the credentials file.
-        options: Values by the names in :data:`OPTIONS`; other names are left alone, so that torchrun's
-            ``--rdzv-conf`` can be given as it is.
+        options: Values by the names in :data:`OPTIONS` or :data:`TORCH_NAMES`; other names are left alone, so that
+            torchrun's ``--rdzv-conf`` can be given as it is.
         environment: The variables to read; None for those of this process.
 
     Raises:
         UsageError: A value that cannot be, or a password where others can read it.
     """
-    given = dict(options or {})
+    given = _with_own_names(options or {})
     variables = os.environ if environment is None else environment
     if given.get("password") is not None:
         raise UsageError(
@@ -149,6 +162,18 @@ def load_config(
         password=from_environment("password") or file.get("password"),
         prefix=value("key_prefix") or DEFAULT_PREFIX,
     )
+
+
+def _with_own_names(options: Mapping[str, object]) -> dict[str, object]:
+    own = {name: value for name, value in options.items() if name not in TORCH_NAMES}
+    for torch_name, name in TORCH_NAMES.items():
+        text = str(options.get(torch_name) or "")
+        if text and own.get(name):
+            raise UsageError(f"{torch_name} and {name} are two names of one option of etcd; give one of them")
+        if text:
+            # torch's prefix needs no slash at either end, and its default has none at the end.
+            own[name] = f"/{text.strip('/')}/" if name == "key_prefix" else text
+    return own
 
 
 def _parse_endpoints(text: str) -> tuple[str, tuple[Endpoint, ...]]:

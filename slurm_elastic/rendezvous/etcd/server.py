@@ -17,12 +17,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from slurm_elastic.rendezvous.etcd.certificates import Certificate
 from slurm_elastic.rendezvous.etcd.credentials import Endpoint, EtcdConfig
 from slurm_elastic.rendezvous.etcd.errors import EtcdServerError
 from slurm_elastic.rendezvous.etcd.machine import find_binary, free_port
 from slurm_elastic.rendezvous.etcd.member import Member
+
+if TYPE_CHECKING:
+    from slurm_elastic.rendezvous.etcd.client import EtcdClient
 
 __all__ = ["EtcdServer", "ServerTls"]
 
@@ -82,7 +86,7 @@ class EtcdServer:
 
     def __init__(
         self,
-        data_dir: Path | None = None,
+        data_dir: str | Path | None = None,
         host: str = "127.0.0.1",
         binary: str | Path | None = None,
         tls: ServerTls | None = None,
@@ -102,7 +106,7 @@ class EtcdServer:
         self._cluster = cluster
         self._arguments = tuple(arguments)
         self._temporary = data_dir is None
-        self.data_dir = data_dir or Path(tempfile.mkdtemp(prefix="slurm-elastic-etcd-"))
+        self.data_dir = Path(data_dir or tempfile.mkdtemp(prefix="slurm-elastic-etcd-"))
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -143,6 +147,29 @@ class EtcdServer:
             ssl_cert=own.certificate if own else None,
             ssl_cert_key=own.key if own else None,
         )
+
+    def get_port(self) -> int:
+        """The port for clients; 0 before the first start, unless one was given. By torch's name, as the next three."""
+        return self.client_port
+
+    def get_host(self) -> str:
+        """The host at which clients reach it."""
+        return self.host
+
+    def get_endpoint(self) -> str:
+        """Host and port as ``--rdzv-endpoint`` of torchrun takes them."""
+        return str(self.config.endpoints[0])
+
+    def get_client(self) -> EtcdClient:
+        """Return a new client of it, for the v3 API; to be closed by the caller.
+
+        Raises:
+            UsageError: etcd's client cannot be imported.
+        """
+        # Its imports take a while, and whoever only starts an etcd does without.
+        from slurm_elastic.rendezvous.etcd.client import EtcdClient
+
+        return EtcdClient(self.config)
 
     def start(self, timeout: float = 30.0) -> None:
         """Start it and wait until it answers by the v3 API.

@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.rendezvous import etcd_server
 
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer, server
+from slurm_elastic.rendezvous.etcd.credentials import load_config
 from slurm_elastic.rendezvous.etcd.errors import EtcdServerError
 from slurm_elastic.rendezvous.etcd.machine import BINARY_VARIABLE, find_binary, free_port
 from tests.local.etcd.processes import gone, wait_gone
@@ -25,6 +27,19 @@ def test_stop_leaves_neither_process_nor_directory() -> None:
     wait_gone(guard.pid)
     assert not directory.exists()
     server.stop()
+
+
+def test_it_has_what_torch_asks_of_its_own() -> None:
+    with EtcdServer() as server:
+        assert (server.get_host(), server.get_port()) == (server.host, server.client_port)
+        assert server.get_endpoint() == f"{server.get_host()}:{server.get_port()}"
+        with server.get_client() as client:
+            client.put("/asked", b"1")
+        with EtcdClient(load_config(server.get_endpoint(), {}, {})) as client:
+            found = client.get("/asked")
+        assert found is not None
+    torchs = {name for name in vars(etcd_server.EtcdServer) if not name.startswith("_")}
+    assert torchs <= set(dir(EtcdServer))
 
 
 def test_data_survives_a_crash(tmp_path: Path) -> None:

@@ -39,10 +39,16 @@ def test_the_leader_is_lost_to_members_after_it_has_noticed_that_it_lost_them() 
         RendezvousOptions.from_config({"heartbeat_limit": "12", "leader_limit": "14"})
 
 
-@pytest.mark.parametrize("key", ["close_timeout", "read_timeout", "join_timout"])
+@pytest.mark.parametrize("key", ["close_timeout", "join_timout"])
 def test_unknown_keys_are_errors(key: str) -> None:
     with pytest.raises(UsageError, match=f"--rdzv-conf: unknown key '{key}'; known are join_timeout, last_call"):
         RendezvousOptions.from_config({"join_timeout": "60", key: "1"})
+
+
+@pytest.mark.parametrize(("key", "ours"), [("read_timeout", "etcd_limit"), ("protocol", "etcds://")])
+def test_what_torch_takes_and_this_rendezvous_calls_otherwise_is_named(key: str, ours: str) -> None:
+    with pytest.raises(UsageError, match=f"--rdzv-conf: {key} is for torch's own rendezvous; .*{ours}"):
+        RendezvousOptions.from_config({key: "1"})
 
 
 def test_a_round_need_not_last_for_any_time() -> None:
