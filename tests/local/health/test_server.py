@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.client
 import os
+import re
 import socket
 import threading
 import time
@@ -19,7 +21,9 @@ from slurm_elastic.agent.health._listener import listen
 
 TOKEN = "0123456789abcdef"
 PATIENCE = 20.0
-LIMITS = Limits(connections=8, request_seconds=0.3, idle_seconds=0.5, answer_seconds=0.5)
+PATIENT = Limits(connections=8, request_seconds=60, idle_seconds=60, answer_seconds=60)
+"""For clients that are proper, however long they have to wait for a processor."""
+STRICT = Limits(connections=8, request_seconds=0.3, idle_seconds=0.5, answer_seconds=0.5)
 
 
 class Pages:
@@ -78,7 +82,7 @@ class Port:
 def make() -> Iterator[Callable[..., Port]]:
     made: list[Port] = []
 
-    def open_port(limits: Limits = LIMITS) -> Port:
+    def open_port(limits: Limits = PATIENT) -> Port:
         made.append(Port(limits))
         return made[-1]
 
@@ -98,12 +102,15 @@ def everything(client: socket.socket) -> bytes:
 
 def test_it_is_alive_while_there_is_progress(make: Callable[..., Port]) -> None:
     port = make()
-    assert port.server.alive_callback() == int(time.time())
+    before = int(time.time())
+    assert before <= port.server.alive_callback() <= time.time()
     assert port.get("/healthz") == (200, b"alive\n")
     port.last_progress = lambda: time.time() - 75
     status, text = port.get("/healthz")
     assert status == 503
-    assert text.startswith(b"no sign of life for 7")
+    said = re.fullmatch(rb"no sign of life for (\d+) s\n", text)
+    assert said is not None
+    assert 75 <= int(said[1]) <= 75 + PATIENCE
 
 
 def test_one_connection_asks_many_times(make: Callable[..., Port]) -> None:
@@ -119,13 +126,17 @@ def test_one_connection_asks_many_times(make: Callable[..., Port]) -> None:
 def test_whoever_asks_too_much_waits_and_nobody_else_does(make: Callable[..., Port]) -> None:
     port = make()
     begin = time.monotonic()
-    with port.connect() as client:
-        client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n" * 149 + b"GET /metrics HTTP/1.0\r\n\r\n")
-        eventually(lambda: any(connection.waits for connection in port.server._connections))
-        assert port.get("/healthz")[0] == 200
-        assert time.monotonic() - begin < 1.0
-        assert everything(client).count(b"200 OK") == 150
+    assert (
+        port.said_to(b"GET /metrics HTTP/1.1\r\n\r\n" * 149 + b"GET /metrics HTTP/1.0\r\n\r\n").count(b"200 OK") == 150
+    )
     assert time.monotonic() - begin >= 1.0
+    # It would have to wait for a minute.
+    port = make(dataclasses.replace(PATIENT, requests_per_second=2))
+    with port.connect() as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n" * 120)
+        eventually(lambda: any(connection.waits for connection in list(port.server._connections)))
+        assert port.get("/healthz")[0] == 200
+        assert 0 < client.recv(1 << 20).count(b"200 OK") < 120
 
 
 def test_whoever_says_no_more_is_still_answered(make: Callable[..., Port]) -> None:
@@ -162,37 +173,43 @@ def test_nonsense_is_answered_and_ended(make: Callable[..., Port], content: byte
 
 @pytest.mark.parametrize("content", [b"", b"GET /hea", b"GET /healthz HTTP/1.1\r\nA: b\r\n"])
 def test_half_a_request_is_not_waited_for_longer_than_the_limit(make: Callable[..., Port], content: bytes) -> None:
-    port = make()
-    assert port.said_to(content) == b""
+    port = make(STRICT)
+    with port.connect() as client:
+        # It may be over before it was said.
+        with contextlib.suppress(ConnectionError):
+            client.sendall(content)
+        assert everything(client) == b""
 
 
 def test_drops_of_a_request_do_not_prolong_it(make: Callable[..., Port]) -> None:
-    port = make()
-    begin = time.monotonic()
+    port = make(STRICT)
     with port.connect() as client, contextlib.suppress(ConnectionError):
-        while time.monotonic() - begin < PATIENCE:
+        for _ in range(400):
             client.sendall(b"G")
             time.sleep(0.05)
-    assert time.monotonic() - begin < PATIENCE
+        pytest.fail("it waits for drops without end")
 
 
 def test_who_does_not_take_its_answer_is_ended(make: Callable[..., Port]) -> None:
-    port = make()
+    port, ended = make(dataclasses.replace(PATIENT, answer_seconds=0.5)), threading.Event()
+    # It cannot be seen from the client's side, for which what was sent still lies in the kernel.
+    port.server.closed = lambda _connection: ended.set()
     with port.connect() as client:
         client.sendall(b"GET /status HTTP/1.1\r\n\r\n" * 10)
-        eventually(lambda: not port.server._connections)
-    with port.connect() as client:
+        assert ended.wait(PATIENCE)
+    with make().connect() as client:
         # One that takes it slowly gets all of it.
         client.sendall(b"GET /status HTTP/1.0\r\n\r\n")
         assert len(everything(client)) > 4 << 20
 
 
 def test_connections_without_end_lock_nobody_out(make: Callable[..., Port]) -> None:
-    port = make(Limits(connections=8))
+    port = make()
     with contextlib.ExitStack() as held:
         for _ in range(50):
             held.enter_context(port.connect()).sendall(b"GET /hea")
-            assert len(port.server._connections) <= 8
+            # The one that comes, and then goes the oldest.
+            assert len(port.server._connections) <= 8 + 1
         assert port.get("/healthz")[0] == 200
 
 
@@ -200,42 +217,61 @@ def test_a_slow_answer_holds_nobody_up_and_is_made_once(make: Callable[..., Port
     port = make()
     token = {"Authorization": f"Bearer {TOKEN}"}
     answers: list[tuple[int, bytes]] = []
-    asking = threading.Thread(target=lambda: answers.append(port.get("/stacks", **token)))
+
+    def ask() -> None:
+        with contextlib.closing(port.client()) as client:
+            client.request("GET", "/metrics")
+            client.getresponse().read()
+            # From here on a client may take so long for its part, which this one does at once.
+            port.server.limits = STRICT
+            client.request("GET", "/stacks", headers=token)
+            response = client.getresponse()
+            answers.append((response.status, response.read()))
+
+    asking = threading.Thread(target=ask)
     asking.start()
     eventually(lambda: port.server._working is not None)
+    port.server.limits = PATIENT
     assert port.get("/healthz")[0] == 200
     assert port.get("/stacks", **token)[0] == 503
-    # Longer than a client may take for its part.
-    time.sleep(LIMITS.request_seconds + 0.2)
+    time.sleep(STRICT.request_seconds + 0.2)
     port.pages.release.set()
     asking.join(PATIENCE)
     assert answers == [(200, b"stacks")]
 
 
 def test_nothing_is_left_when_it_stops(make: Callable[..., Port]) -> None:
-    def held() -> tuple[int, int]:
-        return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
-
-    before = held()
+    threads, files = set(threading.enumerate()), descriptors()
     port = make()
     with port.connect() as client:
         client.sendall(b"GET /hea")
         eventually(lambda: bool(port.server._connections))
         port.server.stop()
         assert everything(client) == b""
-    assert held() == before
-    with pytest.raises(ConnectionRefusedError):
-        port.connect()
+    # What other tests have left may go meanwhile.
+    eventually(lambda: not set(threading.enumerate()) - threads)
+    assert not descriptors().items() - files.items()
+    assert port.server._listener.fileno() == -1
 
 
 def test_no_child_holds_the_port(make: Callable[..., Port]) -> None:
+    before = descriptors()
     port = make()
     with port.connect():
         eventually(lambda: bool(port.server._connections))
-        inherited = [int(entry.name) for entry in Path("/proc/self/fd").iterdir() if _is_inheritable(int(entry.name))]
-        assert not [
-            fd for fd in inherited if fd > 2 and Path(f"/proc/self/fd/{fd}").readlink().name.startswith("socket")
-        ]
+        own = {fd for fd, _ in descriptors().items() - before.items()}
+        # The listener, both ends of the connection, and those by which the loop is woken.
+        assert len(own) > 3
+        assert not [fd for fd in own if _is_inheritable(fd)]
+
+
+def descriptors() -> dict[int, str]:
+    """What is open here, by number."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found[int(entry.name)] = str(entry.readlink())
+    return found
 
 
 def _is_inheritable(fd: int) -> bool:
@@ -244,7 +280,7 @@ def _is_inheritable(fd: int) -> bool:
     return False
 
 
-def eventually(happened: Callable[[], bool]) -> None:
+def eventually(happened: Callable[[], object]) -> None:
     end = time.monotonic() + PATIENCE
     while not happened():
         assert time.monotonic() < end
