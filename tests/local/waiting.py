@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -39,6 +40,15 @@ def is_there(seen: dict[str, Any]) -> bool:
     """Whether a worker that wrote this down, see worker.py, is there, alive or not yet reaped."""
     state = process_state(seen["pid"])
     return state is not None and state[1] == seen["began"]
+
+
+def descriptors() -> dict[int, str]:
+    """What this process has open, by number."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found[int(entry.name)] = str(entry.readlink())
+    return found
 
 
 class Process(Protocol):

@@ -270,7 +270,7 @@ class Watchdog:
             process = process_state(worker.pid)
             if self._round != round_ or process is None or process.state == "Z":
                 return worker.pid, None
-            seconds = timer.expires - timer.acquired
+            seconds = max(0.0, timer.expires - timer.acquired)  # It may have been read too late.
             request = timer.request
             hang = Hang(worker, request.scope, request.pid, seconds, process.state, killed, path, timer.steps)
             if killed is not None:

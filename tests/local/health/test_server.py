@@ -11,16 +11,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from slurm_elastic.agent.health import HealthServer, HealthSettings
 from slurm_elastic.agent.health._connection import Limits
 from slurm_elastic.agent.health._listener import listen
+from tests.local.waiting import PATIENCE, descriptors, eventually
 
 TOKEN = "0123456789abcdef"
-PATIENCE = 20.0
 PATIENT = Limits(connections=8, request_seconds=60, idle_seconds=60, answer_seconds=60)
 """For clients that are proper, however long they have to wait for a processor."""
 STRICT = Limits(connections=8, request_seconds=0.3, idle_seconds=0.5, answer_seconds=0.5)
@@ -265,23 +264,7 @@ def test_no_child_holds_the_port(make: Callable[..., Port]) -> None:
         assert not [fd for fd in own if _is_inheritable(fd)]
 
 
-def descriptors() -> dict[int, str]:
-    """What is open here, by number."""
-    found = {}
-    for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            found[int(entry.name)] = str(entry.readlink())
-    return found
-
-
 def _is_inheritable(fd: int) -> bool:
     with contextlib.suppress(OSError):
         return os.get_inheritable(fd)
     return False
-
-
-def eventually(happened: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not happened():
-        assert time.monotonic() < end
-        time.sleep(0.01)
