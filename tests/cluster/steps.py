@@ -1,6 +1,6 @@
 """A training for tests: a step is one all-reduce of the whole group, and leaves a line in the file of its rank.
 
-    steps.py [--steps N] [--fail RANK [--fail-times N]] [--alone] [--asks] [WORD ...]
+    steps.py [--steps N] [--fail RANK [--fail-times N]] [--alone] [--asks [--stop-file FILE]] [WORD ...]
 
 Everything is in the current directory: `steps/rank_<N>.jsonl` with one object per step, `step`, the checkpoint, and
 `enough`, a file whose appearance ends the training. Times are of one machine, which all nodes of a test cluster share.
@@ -34,6 +34,7 @@ def parse_arguments() -> argparse.Namespace:
         "--alone", action="store_true", help="no group: every worker takes its own steps, without torch"
     )
     parser.add_argument("--asks", action="store_true", help="ask before each step whether to save and stop")
+    parser.add_argument("--stop-file", type=Path, help="with --asks: stop only when there is this file")
     parser.add_argument("words", nargs="*", help="written down with every step")
     return parser.parse_args()
 
@@ -140,6 +141,8 @@ def main() -> None:
             save(step)
         if stop:
             diary.write(stop=stop.reason, seconds=stop.seconds_left)
+            while args.stop_file and not args.stop_file.exists():
+                time.sleep(0.05)
             break
         if not enough:
             time.sleep(args.step_time)

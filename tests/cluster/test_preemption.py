@@ -94,7 +94,7 @@ def test_a_job_with_a_script_of_its_own_comes_back_from_its_time_limit_without_i
 
 
 def test_a_controller_that_is_down_when_the_agents_go_requeues_later(jobs):
-    job = jobs.submit("--nodes=4", "elastic.sbatch", "train.py", "--asks")
+    job = jobs.submit("--nodes=4", "elastic.sbatch", "train.py", "--asks", "--stop-file=controller-is-down")
     job.wait_for_steps(0, ALL)
 
     # A controller that is killed forgets what it has not saved, which it does every five seconds.
@@ -104,6 +104,7 @@ def test_a_controller_that_is_down_when_the_agents_go_requeues_later(jobs):
     jobs.cluster.command(["scontrol", "release", str(high.id)])
     job.wait_until("nobody is told", lambda: "leaves: preempted" in job.output)
     jobs.cluster.kill("ctl")
+    jobs.write("controller-is-down", "")
     jobs.cluster.wait_until("agents stay", lambda: job.output.count("ends: left after") == 4)
     jobs.cluster.start("ctl")
 
