@@ -16,7 +16,7 @@ import pytest
 from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer
 from slurm_elastic.rendezvous.etcd.errors import EtcdNoSpaceError
 from slurm_elastic.rendezvous.etcd.machine import find_binary
-from tests.local.agents import WORKER, Allocation, allocation, eventually
+from tests.local.agents import WORKER, Allocation, allocation
 from tests.local.etcd.cluster import Cluster
 from tests.local.etcd.processes import stopped
 from tests.local.etcd.test_bad_input import fill, http_server
@@ -42,7 +42,7 @@ class LongRun:
         self.nodes, self.cluster = nodes, cluster
         config = cluster.config
         names = ("ca_cert", "ssl_cert", "ssl_cert_key", "user")
-        conf = ",".join(f"{name}={getattr(config, name)}" for name in names)
+        conf = ",".join(["heartbeat_limit=20", *(f"{name}={getattr(config, name)}" for name in names)])
         self.options = (f"--rdzv-endpoint={config}", f"--rdzv-conf={conf}")
         self.password = str(config.password)
         self._lost_at: float | None = None
@@ -77,7 +77,7 @@ def test_a_run_loses_all_members_of_etcd(long_run: LongRun) -> None:
 
 def test_a_run_over_etcd(lone_etcd: EtcdServer, allocate: Allocate) -> None:
     nodes = allocate(3)
-    agents = nodes.start_all(f"--rdzv-endpoint={lone_etcd.config}")
+    agents = nodes.start_all(f"--rdzv-endpoint={lone_etcd.config}", "--rdzv-conf=heartbeat_limit=3")
     assert nodes.nodes_of(0) == list(nodes.nodes)
     with EtcdClient(lone_etcd.config) as client:
         prefix = f"{lone_etcd.config.run_prefix('7')}"
@@ -87,12 +87,12 @@ def test_a_run_over_etcd(lone_etcd: EtcdServer, allocate: Allocate) -> None:
     assert keys[:3] == ["round", "scopes/7.0/endpoint", "scopes/7.0/epochs/000001"]
     # The connections of the leader stand; nothing but its silence tells.
     with stopped(agents[0].pid):
-        eventually(lambda: newest_nodes(nodes) == ["127.0.0.2", "127.0.0.3"], nodes.story)
+        without = nodes.comes_to(["127.0.0.2", "127.0.0.3"], after=0)
     # It finds that it was followed, and joins.
-    eventually(lambda: newest_nodes(nodes) == list(nodes.nodes), nodes.story)
+    whole = nodes.comes_to(list(nodes.nodes), after=without)
     left = {agent.node: agent for agent in agents}
-    left.pop(leaders(nodes)[-1][1]).kill()
-    eventually(lambda: newest_nodes(nodes) == sorted(left), nodes.story)
+    left.pop(nodes.leader()).kill()
+    nodes.comes_to(sorted(left), after=whole)
     nodes.touch("finish")
     assert [agent.wait() for agent in left.values()] == [0, 0]
     assert "etcd" not in nodes.story()
@@ -108,14 +108,6 @@ def leaders(nodes: Allocation) -> list[tuple[int, str]]:
     return [(round_["epoch"], str(round_["leader"]).split("/")[0]) for round_ in rounds]
 
 
-def newest_nodes(nodes: Allocation) -> list[str]:
-    """The nodes of the newest round, if its workers have all started; it may be over before they do."""
-    paths = (nodes.directory / "seen").glob(f"{nodes.rounds() - 1}.*.json")
-    seen = {int(record["RANK"]): record for record in (json.loads(path.read_text())["env"] for path in paths)}
-    whole = bool(seen) and len(seen) == int(seen[min(seen)]["WORLD_SIZE"])
-    return [seen[rank]["SLURM_ELASTIC_NODE"] for rank in sorted(seen)] if whole else []
-
-
 def test_a_change_of_membership_waits_for_etcd_and_the_end_of_a_run_does_not(
     lone_etcd: EtcdServer, allocate: Allocate
 ) -> None:
@@ -123,7 +115,7 @@ def test_a_change_of_membership_waits_for_etcd_and_the_end_of_a_run_does_not(
     left = {agent.node: agent for agent in nodes.start_all(f"--rdzv-endpoint={lone_etcd.config}")}
     before = nodes.seen(0)
     lone_etcd.kill()
-    leader = left[leaders(nodes)[-1][1]]
+    leader = left[nodes.leader()]
     lost = left.pop(max(left.keys() - {leader.node}))
     lost.kill()
     leader.expect(f"lost {lost.node}")
