@@ -86,7 +86,8 @@ def test_two_runs_share_nodes_and_one_finds_its_ports_taken(jobs):
 
 def test_torchrun_needs_neither_endpoint_nor_id(jobs):
     # The command torchrun is no more than this.
-    torchrun = "python -m torch.distributed.run --rdzv-backend=slurm --nnodes=3 --nproc-per-node=1 --max-restarts=1"
+    options = "--rdzv-backend=slurm --nnodes=3 --nproc-per-node=1 --max-restarts=1 --log-dir=logs"
+    torchrun = f"python -m torch.distributed.run {options}"
     jobs.write(
         "job.sh", f"#!/bin/bash\n#SBATCH --exclusive\nsrun {torchrun} train.py --steps=6 --fail=1 --fail-times=1\n"
     )
