@@ -24,6 +24,7 @@ from slurm_elastic.rendezvous.membership import (
     Event,
     Finish,
     Heard,
+    Interrupt,
     Joined,
     Phase,
     Publish,
@@ -216,12 +217,16 @@ class Leader:
     # Carrying out.
 
     async def _carry_out(self) -> None:
-        resigned = False
+        resigned, ended = False, -1
         while not resigned:
             state, decision = await self._decisions.get()
             await self._write_down(state, decision)
             tell(self._peers, self.epoch, state, decision)
-            self._journal(decision)
+            # Whoever follows a leader tells each member by itself that its round is over.
+            if not isinstance(decision, Interrupt) or decision.round > ended:
+                self._journal(decision)
+            if isinstance(decision, Interrupt):
+                ended = max(ended, decision.round)
             self._decisions.task_done()
             resigned = isinstance(decision, Resign)
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from slurm_elastic.rendezvous.membership import Claim, LeaveReason, Outcome, Reason
+from slurm_elastic.rendezvous.membership import Claim, Interrupt, LeaveReason, Outcome, Reason
 from slurm_elastic.rendezvous.messages import Ended, Interrupted, Placed
+from slurm_elastic.rendezvous.words import CutOff
 from tests.local.agents import PATIENCE, eventually
 from tests.local.rendezvous.parties import Party, Run, form, leader_of, options
 
@@ -49,6 +50,24 @@ def test_a_leader_that_has_ended_is_followed_without_waiting_for_its_silence(sta
     assert [place.place.rank for place in places] == [0, 1, 2]
     # Nearly always the first of them; only one in any case.
     assert Claim("node1") in leader_of(parties[1:]).decisions
+
+
+def test_a_new_leader_says_once_that_the_round_is_over_however_many_it_tells(start_run: StartRun) -> None:
+    run = start_run()
+    parties = run.all_of(4)
+    form(parties)
+    parties[0].die()
+
+    for party in parties[1:]:
+        # Who stops by itself first is told all the same, as long as it has not joined.
+        while isinstance(party.hear(Interrupted), CutOff):
+            pass
+    for party in parties[1:]:
+        party.join()
+    places_after(parties[1:])
+    # None, if it stood up when another candidate had told them.
+    decisions = leader_of(parties[1:]).decisions
+    assert sum(isinstance(decision, Interrupt) for decision in decisions) <= 1
 
 
 def test_leaders_fall_one_after_the_other_until_one_agent_is_left(start_run: StartRun) -> None:
