@@ -54,11 +54,8 @@ def job(rank: int) -> SlurmJob:
     return found
 
 
-@pytest.fixture
-def srun() -> Iterator[tuple[dict[str, str], socket.socket]]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        yield {"SLURM_SRUN_COMM_HOST": "127.0.0.1", "SLURM_SRUN_COMM_PORT": str(port)}, listener
+def srun_at(place: socket.socket) -> dict[str, str]:
+    return {"SLURM_SRUN_COMM_HOST": "127.0.0.1", "SLURM_SRUN_COMM_PORT": str(place.getsockname()[1])}
 
 
 def ended(environ: dict[str, str], signalled: int, state: NodeState, *, rank: int = 1) -> bool:
@@ -67,16 +64,19 @@ def ended(environ: dict[str, str], signalled: int, state: NodeState, *, rank: in
     return controller.cancelled == ["7"]
 
 
-def test_a_job_with_its_srun_ends_by_itself(srun: tuple[dict[str, str], socket.socket], signalled: int) -> None:
-    assert not ended(srun[0], signalled, NodeState.DOWN)
+def test_a_job_with_its_srun_ends_by_itself(signalled: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert not ended(srun_at(listener), signalled, NodeState.DOWN)
 
 
-def test_a_job_without_its_srun_is_ended(srun: tuple[dict[str, str], socket.socket], signalled: int) -> None:
-    environ, listener = srun
-    listener.close()
-    assert ended(environ, signalled, NodeState.UP)
-    # The agent of the first node is srun's neighbour.
-    assert not ended(environ, signalled, NodeState.UP, rank=0)
+def test_a_job_without_its_srun_is_ended(signalled: int) -> None:
+    # Nobody listens on a port that is bound, and nobody else can.
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        environ = srun_at(bound)
+        assert ended(environ, signalled, NodeState.UP)
+        # The agent of the first node is srun's neighbour.
+        assert not ended(environ, signalled, NodeState.UP, rank=0)
 
 
 @pytest.mark.parametrize(("state", "expected"), [(NodeState.DOWN, True), (NodeState.UNKNOWN, False)])

@@ -57,7 +57,7 @@ class Told:
     def calls(self) -> list[str]:
         return (self.directory / "calls").read_text().splitlines()
 
-    def inquiry(self, *, asks: bool = True, timeout: float = 5.0) -> Inquiry:
+    def inquiry(self, *, asks: bool = True, timeout: float = 30.0) -> Inquiry:
         environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "f1", "SLURMD_NODENAME": "f1"}
         return Inquiry(
             self.notices,
@@ -75,13 +75,18 @@ class Told:
             self.notices.note(number)
 
 
-def news(inquiry: Inquiry, timeout: float = 30.0) -> Finding:
-    end = time.monotonic() + timeout
+def news(inquiry: Inquiry) -> Finding:
+    end = time.monotonic() + 60.0
     while (left := end - time.monotonic()) > 0:
         select.select([inquiry.fd], [], [], left)
         if (found := inquiry.news()) is not None:
             return found
     raise AssertionError("no news")
+
+
+def nearly(seconds: float) -> object:
+    """So many seconds, without those that went by since."""
+    return pytest.approx(seconds - 7.5, abs=7.5)
 
 
 @pytest.fixture
@@ -159,7 +164,7 @@ def test_without_scontrol_the_configured_meaning_counts(told: Told) -> None:
     inquiry.look()
     found = news(inquiry)
     assert (found.cause, found.detail) == (Cause.UNKNOWN, "SIGTERM")
-    assert found.seconds == pytest.approx(20.0, abs=5)
+    assert found.seconds == nearly(20.0)
     inquiry.close()
 
 
@@ -170,20 +175,24 @@ def test_a_controller_that_is_down_is_asked_again(told: Told) -> None:
     inquiry.look()
     found = news(inquiry)
     assert found.cause is Cause.TIME_LIMIT_NEAR
-    assert found.seconds == pytest.approx(120.0, abs=5)
+    assert found.seconds == nearly(120.0)
     told.shows("job_preempted_in_grace.txt")
     assert news(inquiry).cause is Cause.PREEMPTED
     inquiry.close()
 
 
 def test_a_slow_scontrol_holds_nobody_up(told: Told) -> None:
-    told.scontrol("exec /usr/bin/sleep 30")
-    inquiry = told.inquiry(timeout=0.5)
+    told.scontrol("exec /usr/bin/sleep 60")
+    inquiry = told.inquiry(timeout=30.0)
     told.signal(SIGTERM)
     begun = time.monotonic()
     assert inquiry.look() is not None
-    assert time.monotonic() - begun < 0.2
-    assert news(inquiry, 10.0).cause is Cause.UNKNOWN
+    assert time.monotonic() - begun < 20
+    inquiry.close(0.0)
+    inquiry = told.inquiry(timeout=0.5)
+    told.signal(SIGTERM)
+    assert inquiry.look() is not None
+    assert news(inquiry).cause is Cause.UNKNOWN
     inquiry.close()
 
 
@@ -194,7 +203,7 @@ def test_others_wait_for_the_one_that_asks(told: Told, monkeypatch: pytest.Monke
     assert inquiry.look() == Finding(Cause.UNKNOWN, None, "SIGTERM")
     found = news(inquiry)
     assert found.cause is Cause.UNKNOWN
-    assert found.seconds == pytest.approx(20.0, abs=5)
+    assert found.seconds == nearly(20.0)
     inquiry.close()
     assert not (told.directory / "calls").exists()
 
@@ -226,10 +235,10 @@ def test_outside_of_slurm_nobody_is_asked(told: Told) -> None:
 
 
 def test_close_does_not_wait_for_slurm(told: Told) -> None:
-    told.scontrol("exec /usr/bin/sleep 30")
-    inquiry = told.inquiry(timeout=20.0)
+    told.scontrol("exec /usr/bin/sleep 60")
+    inquiry = told.inquiry(timeout=30.0)
     told.signal(SIGTERM)
     inquiry.look()
     begun = time.monotonic()
     inquiry.close(0.5)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20

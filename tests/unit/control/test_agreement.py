@@ -25,7 +25,7 @@ def test_nothing_is_pending(tmp_path: Path) -> None:
     assert (progress.local_rank, progress.attached, progress.boundary) == (0, True, 3)
     assert (progress.step, progress.checkpoint, progress.stopped) == (11, 10, False)
     assert progress.seconds_since_boundary is not None
-    assert 0 <= progress.seconds_since_boundary < 5
+    assert 0 <= progress.seconds_since_boundary < 60
     assert not control.stopped()
 
 
@@ -61,7 +61,7 @@ def test_stop_comes_at_its_step_and_stays(tmp_path: Path) -> None:
     assert stop
     assert stop.reason == "time_limit"
     assert stop.seconds_left is not None
-    assert 50 < stop.seconds_left <= 60
+    assert 30 < stop.seconds_left <= 60
     assert control.stopped()
     assert worker.ask() is stop
     assert control.progress()[0].boundary == 4

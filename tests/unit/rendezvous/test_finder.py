@@ -59,7 +59,7 @@ class Network:
 
     def find(self) -> object:
         settings = MemberSettings("7", b"secret", "n3/0.0/3", self.locate, stand=self.stand)
-        return asyncio.run(Finder(settings, Leadership(), self.connect, lambda why: None).find(None))
+        return run(Finder(settings, Leadership(), self.connect, lambda why: None).find(None))
 
 
 def test_whoever_comes_when_all_members_have_ended_stands_up() -> None:
