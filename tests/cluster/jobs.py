@@ -195,7 +195,7 @@ class Jobs:
         job_id = self.cluster.submit(argv, directory, env={**self.environ, **(environ or {})})
         return Job(self.cluster, directory, job_id)
 
-    def take(self, node: str = "", *options: str, seconds: float | None = None) -> Job:
+    def take(self, node: str = "", seconds: float | None = None, *options: str) -> Job:
         """Have Slurm preempt whoever uses this node, or some node, for so long or until the new job is cancelled."""
         where = [f"--nodelist={node}"] if node else []
         return self.submit(*where, *options, "take.sh", "infinity" if seconds is None else f"{seconds:.1f}")

@@ -98,7 +98,7 @@ def test_a_controller_that_is_down_when_the_agents_go_requeues_later(jobs):
     job.wait_for_steps(0, ALL)
 
     # A controller that is killed forgets what it has not saved, which it does every five seconds.
-    high = jobs.take("", "--hold", "--job-name=saved-taker")
+    high = jobs.take("", None, "--hold", "--job-name=saved-taker")
     saved = jobs.cluster.settings.state / "controller/job_state"
     job.wait_until("not saved", lambda: saved.exists() and b"saved-taker" in saved.read_bytes())
     jobs.cluster.command(["scontrol", "release", str(high.id)])

@@ -114,7 +114,7 @@ def test_preempted_run_comes_back_with_its_result(jobs: Jobs) -> None:
     job = _submitted(jobs)
     jobs.cluster.wait_until("no round of four", lambda: [len(table) for table in job.tables()] == [4])
     jobs.cluster.wait_until("not counting", (jobs.directory / "count.json").exists)
-    preemptor = jobs.take("n2", seconds=3)
+    preemptor = jobs.take("n2", 3)
     preemptor.wait_for("COMPLETED", timeout=90)
     job.wait_until("no second start", lambda: len(job.tables()) == 2, timeout=90)
     (jobs.directory / "enough").touch()

@@ -152,7 +152,8 @@ def test_preemption_takes_one_of_four_single_node_jobs_and_requeues_it(cluster, 
     outputs = [workdir / f"{index}.txt" for index in range(4)]
     cluster.wait_until("not all ready", lambda: all("task ready" in lines(path) for path in outputs))
 
-    high = cluster.submit(["--partition=high", "--exclusive", "--wrap", "sleep 600"], workdir)
+    # On a node that is named: else Slurm may warn another job while the first one is being killed.
+    high = cluster.submit(["--partition=high", "--exclusive", "--nodelist=n3", "--wrap", "sleep 600"], workdir)
 
     def told() -> list[int]:
         return [index for index, path in enumerate(outputs) if "task SIGTERM" in lines(path)]
@@ -160,7 +161,7 @@ def test_preemption_takes_one_of_four_single_node_jobs_and_requeues_it(cluster, 
     cluster.wait_until("nobody was told", lambda: bool(told()))
     (victim,) = told()
     fields = cluster.job(f"{job}_{victim}")
-    assert (fields["JobState"], fields["Restarts"]) == ("RUNNING", "0")
+    assert (fields["JobState"], fields["Restarts"], fields["NodeList"]) == ("RUNNING", "0", "n3")
     assert fields["PreemptTime"] != "None"
     # Its grace, until the end of which is looked at, and until it is killed.
     cluster.wait_for(f"{job}_{victim}", "PENDING", timeout=15 + 30 + 5 + 30)
