@@ -86,6 +86,9 @@ class JobView:
     """EndTime: moves to `preempt_time` plus GraceTime on preemption."""
     nodes: tuple[str, ...]
     """NodeList: without nodes that Slurm took away from a ``--no-kill`` job; empty while pending."""
+    held: bool = False
+    """Priority=0: ``scontrol hold``, or Slurm itself, holds the job. One that runs then runs on, but does not start
+    again before somebody calls ``scontrol release`` (scontrol(1), "hold")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +295,7 @@ def _job_view(fields: dict[str, str]) -> JobView:
         preempt_time=_seconds(fields.get("PreemptTime")),
         end_time=_seconds(fields.get("EndTime")),
         nodes=_node_list(fields.get("NodeList", "")),
+        held=fields.get("Priority") == "0",
     )
 
 

@@ -82,7 +82,7 @@ def requeue_decision(
         most: requeues after time limits; none for preemptions.
     """
     if view is not None and (view.restarts > restart_count or view.state == "PENDING"):
-        return RequeueDecision(Requeue.SLURM, "Slurm has requeued the job")
+        return RequeueDecision(Requeue.SLURM, f"Slurm has requeued the job{_until(view)}")
     if failed or status in (ExitCode.FINISHED, ExitCode.FAILED, ExitCode.USAGE, ExitCode.FENCED):
         return RequeueDecision(Requeue.NOBODY, "")
     if view is None:
@@ -106,4 +106,8 @@ def requeue_decision(
     if counted and history.counted >= most:
         limit = f"it was {history.counted} times for time limits, and --max-requeues is {most}"
         return RequeueDecision(Requeue.NOBODY, f"not requeued ({name}): {limit}")
-    return RequeueDecision(Requeue.WE, f"requeued: {name}", counted)
+    return RequeueDecision(Requeue.WE, f"requeued: {name}{_until(view)}", counted)
+
+
+def _until(view: JobView) -> str:
+    return "; it is held, and starts when somebody calls scontrol release" if view.held else ""

@@ -44,6 +44,7 @@ def preempt_mode(cluster: Cluster, proctrack: str) -> Iterator[str]:
 @pytest.mark.proctrack("cgroup", "linuxproc")
 def test_a_preempted_allocation_saves_and_comes_back_smaller(jobs, proctrack, preempt_mode, release):
     job = jobs.submit("--nodes=2-4", "elastic.sbatch", "train.py", "--asks")
+    after = jobs.submit(f"--dependency=afterok:{job.id}", "--wrap=true")
     job.wait_for_steps(0, ALL)
 
     high = jobs.take()
@@ -66,6 +67,12 @@ def test_a_preempted_allocation_saves_and_comes_back_smaller(jobs, proctrack, pr
     assert job.exit_code() == 0
     assert (job.run_dir / "done.json").exists()
     assert len(job.rounds()) == 2
+    if end == "COMPLETED":
+        after.wait_for("COMPLETED")
+    else:
+        # No success to Slurm.
+        jobs.cluster.wait_until("it waits", lambda: "Never" in jobs.cluster.job(after.id)["Reason"])
+        after.cancel()
 
 
 def test_a_job_with_a_script_of_its_own_comes_back_from_its_time_limit_without_its_first_node(jobs):
@@ -125,9 +132,13 @@ def test_a_signal_for_the_batch_script_alone_and_a_wish_to_requeue_reach_all_age
     assert_no_step_is_lost(job)
     assert "requeued: signalled" in job.output
 
+    jobs.cluster.command(["scontrol", "hold", str(job.id)])
     said = jobs.cluster.command(["slurm-elastic", "requeue", str(job.id)], cwd=jobs.directory, env=jobs.environ).stdout
     assert said == f"asked to leave and come back: {', '.join(nodes)}\n"
+    wanted = "requeued: requeue wanted; it is held, and starts when somebody calls scontrol release"
+    job.wait_until("it does not say so", lambda: wanted in job.output)
+    job.wait_until("it is not requeued", lambda: job.state() == "PENDING")
+    jobs.cluster.command(["scontrol", "release", str(job.id)])
     job.wait_until("it does not train again", lambda: len(job.trained_on(2)) == 2)
-    assert "requeued: requeue wanted" in job.output
     job.say_enough()
     job.wait_for("COMPLETED")

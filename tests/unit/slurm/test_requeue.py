@@ -52,6 +52,15 @@ def test_what_slurm_requeued_is_left_to_it() -> None:
         assert decide(Cause.REQUEUED, view, status=1, failed=True).who is Requeue.SLURM
 
 
+def test_it_is_said_that_a_held_job_does_not_start_by_itself() -> None:
+    held = dataclasses.replace(RUNNING, held=True)
+    decision = decide(Cause.PREEMPTED, held)
+    assert decision.who is Requeue.WE
+    assert decision.why == "requeued: preempted; it is held, and starts when somebody calls scontrol release"
+    requeued = dataclasses.replace(held, restarts=1, state="PENDING")
+    assert decide(Cause.REQUEUED, requeued).why.endswith("calls scontrol release")
+
+
 def test_never_after_scancel() -> None:
     decision = decide(Cause.CANCELLED, job("job_cancelled.txt"))
     assert decision == RequeueDecision(Requeue.NOBODY, "not requeued: the job was cancelled")
