@@ -6,12 +6,12 @@ import argparse
 import os
 import selectors
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_elastic.cli.base import Verb
+from slurm_elastic.cli.base import Parser
+from slurm_elastic.cli.serving import ServingVerb
 from slurm_elastic.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -24,30 +24,32 @@ _EXAMPLES = """\
   slurm-elastic etcd --dir /shared/me/etcd                          until it is told to end
 """
 
-_SUBMIT = "--submit"
-
 _LOOK_SECONDS = 10.0
 """How often Slurm is asked for the job, and etcd looked after."""
 
 
-class Etcd(Verb):
+class Etcd(ServingVerb):
     """Starts an etcd with TLS, a user and a password, and tells by a file how to reach it."""
 
     name = "etcd"
     summary = "start a private etcd on this node, for one job or until it is told to end"
+    examples = _EXAMPLES
+    submitting = "arguments of sbatch for a job that finds this etcd by its environment; etcd ends with it"
+    submitted = "--nodes=2-8 elastic.sbatch train.py"
 
-    def run(self, arguments: Sequence[str]) -> int:
+    def add_options(self, parser: Parser) -> None:
+        """See base class."""
+        parser.add_argument("--dir", type=Path, help="shared directory for its files (default: elastic-etcd/<job id>)")
+        parser.add_argument("--data-dir", type=Path, help="where etcd keeps its data (default: in --dir)")
+        parser.add_argument("--host", help="address by which other nodes reach this one (default: as an agent's)")
+        parser.add_argument("--interface", help="network interface by which others reach this node, as ib0")
+        parser.add_argument("--etcd", metavar="PATH", help="the etcd to run (default: the one in PATH)")
+
+    def serve(self, options: argparse.Namespace, notices: Notices, node: str) -> int:
         """Serve until a signal comes, or the job has left the queue."""
-        options = self._options(arguments)
-        from slurm_elastic.agent.notices import record_signals
-
-        notices = record_signals()
-        from slurm_elastic.agent.story import tell
         from slurm_elastic.rendezvous.etcd.private_server import CREDENTIALS_VARIABLE, PrivateServer
         from slurm_elastic.submission.sbatch import submit
 
-        node = os.environ.get("SLURMD_NODENAME", "localhost")
-        tell(node)
         try:
             server = PrivateServer(_directory(options.dir), _host(options, node), options.data_dir, options.etcd)
         except OSError as error:
@@ -60,28 +62,9 @@ class Etcd(Verb):
                 os.environ[CREDENTIALS_VARIABLE] = str(server.credentials)
                 job_id = submit(options.submit)
                 print(f"submitted job {job_id}; etcd ends with it", flush=True)
-            return _serve(notices, lambda: server.server.pid is not None, job_id)
+            return _attend(notices, lambda: server.server.pid is not None, job_id)
         finally:
             server.stop()
-
-    def _options(self, arguments: Sequence[str]) -> argparse.Namespace:
-        parser = self.parser(examples=_EXAMPLES)
-        parser.add_argument("--dir", type=Path, help="shared directory for its files (default: elastic-etcd/<job id>)")
-        parser.add_argument("--data-dir", type=Path, help="where etcd keeps its data (default: in --dir)")
-        parser.add_argument("--host", help="address by which other nodes reach this one (default: as an agent's)")
-        parser.add_argument("--interface", help="network interface by which others reach this node, as ib0")
-        parser.add_argument("--etcd", metavar="PATH", help="the etcd to run (default: the one in PATH)")
-        parser.add_argument(
-            _SUBMIT,
-            nargs=argparse.REMAINDER,
-            metavar="...",
-            help="last: arguments of sbatch for a job that finds this etcd by its environment; etcd ends with it",
-        )
-        # argparse would take options of sbatch for its own.
-        own = list(arguments).index(_SUBMIT) if _SUBMIT in arguments else len(arguments)
-        options = parser.parse_args(arguments[:own])
-        options.submit = arguments[own + 1 :]
-        return options
 
 
 def _directory(given: Path | None) -> Path:
@@ -106,21 +89,20 @@ def _host(options: argparse.Namespace, node: str) -> str:
     return address
 
 
-def _serve(notices: Notices, runs: Callable[[], bool], job_id: str | None) -> int:
+def _attend(notices: Notices, runs: Callable[[], bool], job_id: str | None) -> int:
+    from slurm_elastic.agent.queue_watch import QueueWatch
     from slurm_elastic.slurm import Controller
 
-    controller = Controller()
-    with selectors.DefaultSelector() as selector:
-        selector.register(notices.fd, selectors.EVENT_READ)
+    with QueueWatch(job_id, Controller(), _LOOK_SECONDS) as watch, selectors.DefaultSelector() as selector:
+        for fd in (notices.fd, watch.fd):
+            selector.register(fd, selectors.EVENT_READ)
         while notices.first() is None:
             if not runs():
                 print("slurm-elastic: error: etcd has ended by itself; its log is in its directory", file=sys.stderr)
                 return ExitCode.FAILED
-            if job_id is not None and controller.is_queued(job_id) is False:
+            if watch.is_over():
                 print(f"job {job_id} is over", flush=True)
                 break
-            by = time.monotonic() + _LOOK_SECONDS
-            while notices.first() is None and (left := by - time.monotonic()) > 0:
-                if selector.select(left):
-                    notices.drain()
+            selector.select(_LOOK_SECONDS)
+            notices.drain()
     return ExitCode.FINISHED

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from slurm_elastic.cli.base import Verb
+from slurm_elastic.cli.base import Parser
+from slurm_elastic.cli.serving import ServingVerb
 from slurm_elastic.errors import UsageError
 
 if TYPE_CHECKING:
     from slurm_elastic.agent.hosting import StoreSettings
+    from slurm_elastic.agent.notices import Notices
     from slurm_elastic.rundir import RunDir
     from slurm_elastic.slurm import Controller, SlurmJob
 
@@ -27,25 +29,38 @@ _EXAMPLES = """\
 The bounds of the run are the leader's: say the same here as to the agents. With --submit they are told.
 """
 
-_SUBMIT = "--submit"
 
-
-class Store(Verb):
+class Store(ServingVerb):
     """Leads a run from where it is not preempted; where it ends all the same, an agent follows it."""
 
     name = "store"
     summary = "lead a run without workers, as from a small job that is not preempted"
+    examples = _EXAMPLES
+    submitting = "arguments of sbatch for the job of the run; the store ends with it"
+    submitted = "--array=0-7 array.sbatch train.py"
 
-    def run(self, arguments: Sequence[str]) -> int:
+    def add_options(self, parser: Parser) -> None:
+        """See base class."""
+        parser.add_argument(
+            "run_id", metavar="RUN", nargs="?", help="id of the array, or what --run-id of the agents says"
+        )
+        parser.add_argument("--nnodes", required=True, metavar="MIN:MAX", help="bounds of a round, as of the agents")
+        parser.add_argument("--max-restarts", default="0", metavar="N", help="as of the agents (default: 0)")
+        parser.add_argument("--rdzv-conf", default="", metavar="KEY=VALUE,...", help="as of the agents")
+        parser.add_argument("--run-dir", metavar="DIR", help="as of the agents (default: where sbatch was called)")
+        parser.add_argument("--interface", metavar="NAME", help="network interface by which agents reach this node")
+        parser.add_argument("--local-addr", metavar="ADDRESS", help="address by which they do, taken as it is")
+        parser.add_argument("--grace", metavar="SECONDS", help="from SIGTERM to the end (default: 30)")
+
+    def check(self, options: argparse.Namespace) -> None:
+        """See base class."""
+        if options.run_id is None and not options.submit:
+            raise UsageError(
+                "which run? give the id of its array, or the --run-id of its agents; or submit it by --submit"
+            )
+
+    def serve(self, options: argparse.Namespace, notices: Notices, node: str) -> int:
         """Lead until the run ends or a signal comes."""
-        options = self._options(arguments)
-        from slurm_elastic.agent.notices import record_signals
-
-        notices = record_signals()
-        from slurm_elastic.agent.story import tell
-
-        node = os.environ.get("SLURMD_NODENAME", "localhost")
-        tell(node)
         from slurm_elastic.agent.hosting import host
 
         settings = _settings(options, os.environ)
@@ -59,38 +74,6 @@ class Store(Verb):
             return job
 
         return int(host(settings, notices, submit_run if options.submit else None))
-
-    def _options(self, arguments: Sequence[str]) -> argparse.Namespace:
-        parser = self.parser(examples=_EXAMPLES)
-        parser.add_argument(
-            "run_id", metavar="RUN", nargs="?", help="id of the array, or what --run-id of the agents says"
-        )
-        parser.add_argument("--nnodes", required=True, metavar="MIN:MAX", help="bounds of a round, as of the agents")
-        parser.add_argument("--max-restarts", default="0", metavar="N", help="as of the agents (default: 0)")
-        parser.add_argument("--rdzv-conf", default="", metavar="KEY=VALUE,...", help="as of the agents")
-        parser.add_argument("--run-dir", metavar="DIR", help="as of the agents (default: where sbatch was called)")
-        parser.add_argument("--interface", metavar="NAME", help="network interface by which agents reach this node")
-        parser.add_argument("--local-addr", metavar="ADDRESS", help="address by which they do, taken as it is")
-        parser.add_argument("--grace", metavar="SECONDS", help="from SIGTERM to the end (default: 30)")
-        parser.add_argument(
-            _SUBMIT,
-            nargs=argparse.REMAINDER,
-            metavar="...",
-            help="last: arguments of sbatch for the job of the run; the store ends with it",
-        )
-        # argparse would take options of sbatch for its own.
-        own = list(arguments).index(_SUBMIT) if _SUBMIT in arguments else len(arguments)
-        options = parser.parse_args(arguments[:own])
-        options.submit = arguments[own + 1 :]
-        if own < len(arguments) and not options.submit:
-            raise UsageError(
-                "--submit: name the batch script of the run, as in --submit --array=0-7 array.sbatch train.py"
-            )
-        if options.run_id is None and not options.submit:
-            raise UsageError(
-                "which run? give the id of its array, or the --run-id of its agents; or submit it by --submit"
-            )
-        return options
 
 
 def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> StoreSettings:

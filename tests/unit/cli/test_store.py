@@ -46,7 +46,7 @@ def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     [
         ("mine", "the following arguments are required: --nnodes; see slurm-elastic store --help"),
         ("--nnodes 2", "which run? give the id of its array, or the --run-id of its agents; or submit it by --submit"),
-        ("--nnodes 2 --submit", "--submit: name the batch script of the run, as in"),
+        ("--nnodes 2 --submit", "--submit: name a batch script, as in --submit --array=0-7"),
         ("mine --nnodes 3:2", "--nnodes 3:2: the minimum is above the maximum; write it as in 2:3"),
         ("mine --nnodes 2 --max-restarts some", "--max-restarts 'some' is no number; give 0 or more"),
         ("mine --nnodes 2 --rdzv-conf on_tie", "--rdzv-conf: 'on_tie' is no KEY=VALUE; write it as in"),
