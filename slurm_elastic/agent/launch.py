@@ -17,6 +17,7 @@ from slurm_elastic.agent.asker import is_asker
 from slurm_elastic.agent.elastic_agent import SlurmElasticAgent
 from slurm_elastic.agent.events import EventLog
 from slurm_elastic.agent.health import Health, Snapshot, health_port
+from slurm_elastic.agent.held import cancel_held_elements
 from slurm_elastic.agent.inquiry import Inquiry
 from slurm_elastic.agent.leader_node import require_known
 from slurm_elastic.agent.notices import record_signals
@@ -159,6 +160,8 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
         coordination.leads or stands_for_job(settings.job, settings.agent, agent.last_place)
     ):
         # The leader goes last.
+        if outcome.exit_code is ExitCode.FINISHED:
+            cancel_held_elements(settings.job, Controller(), logger.info)
         end_abandoned_job(settings.job, os.environ, Controller(), record_signals().fd, logger.info)
     return outcome.exit_code
 

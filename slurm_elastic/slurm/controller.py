@@ -147,6 +147,11 @@ class Controller:
                 return view
         return None
 
+    def elements(self, array_job_id: str) -> tuple[JobView, ...]:
+        """Return what Slurm says about all elements of an array that it knows, nothing if it does not answer."""
+        answer = self._ask("scontrol", "show", "job", array_job_id)
+        return parse_jobs(answer.output) if answer else ()
+
     def is_queued(self, job_id: str) -> bool | None:
         """Return whether a job, or any element of an array, waits or runs; None if Slurm does not say.
 

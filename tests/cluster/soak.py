@@ -85,6 +85,7 @@ class Soak:
         while time.monotonic() < until:
             self._happen(self._rng.choice(self._mishaps), job)
             self._wait_for_progress(job)
+            self._release()
             time.sleep(self._rng.uniform(0, 10))
 
     def _happen_in_turn(self, job: Job, times: int) -> None:
@@ -136,6 +137,16 @@ class Soak:
                         if Path(f"/proc/{pid}").exists():
                             os.kill(pid, number)
                     time.sleep(seconds if number is signal.SIGSTOP else 0)
+
+    def _release(self) -> None:
+        """Do what an operator does about elements that Slurm holds, as their nodes have failed for the sixth time."""
+        shown = self._cluster.command(["squeue", "--noheader", "--all", "--Format=JobArrayID:30,Reason:40"]).stdout
+        for line in shown.splitlines():
+            name, reason = line.split(maxsplit=1)
+            if reason.strip() == "JobHoldMaxRequeue":
+                print(f"{time.strftime('%H:%M:%S')} release {name}", flush=True)
+                # It may have been released, or be over, since.
+                self._cluster.command(["scontrol", "release", name], user="root", check=False)
 
     def _wait_for_progress(self, job: Job) -> None:
         begin, before = time.monotonic(), _last(job, "step")

@@ -1,0 +1,58 @@
+"""Elements of an array that Slurm holds are cancelled at the end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.agent.held import cancel_held_elements
+from slurm_elastic.slurm import Controller, SlurmJob
+
+ELEMENT = {
+    "SLURM_JOB_ID": "4",
+    "SLURM_ARRAY_JOB_ID": "1",
+    "SLURM_ARRAY_TASK_ID": "2",
+    "SLURM_JOB_NODELIST": "n1",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "n1",
+    "SLURM_NODEID": "0",
+    "SLURMD_NODENAME": "n1",
+}
+SHOWN = """\
+JobId=1 ArrayJobId=1 ArrayTaskId=3 JobName=elastic
+   JobState=REQUEUE_HOLD Reason=JobHoldMaxRequeue Dependency=(null)
+
+JobId=4 ArrayJobId=1 ArrayTaskId=2 JobName=elastic
+   JobState=RUNNING Reason=None Dependency=(null)
+
+JobId=3 ArrayJobId=1 ArrayTaskId=1 JobName=elastic
+   JobState=PENDING Reason=JobHeldUser Dependency=(null)
+"""
+
+
+def programs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An scontrol that shows the array, and an scancel that notes what it is told to do."""
+    (directory / "shown").write_text(SHOWN)
+    for name, body in (("scontrol", f"cat {directory}/shown"), ("scancel", f'echo "$@" >>{directory}/cancelled')):
+        (directory / name).write_text(f"#!/bin/bash\n{body}\n")
+        (directory / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    return directory / "cancelled"
+
+
+def test_those_that_slurm_holds_are_cancelled_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cancelled, said = programs(tmp_path, monkeypatch), list[str]()
+    cancel_held_elements(SlurmJob.from_environment(ELEMENT), Controller(), said.append)
+    assert cancelled.read_text() == "1_3\n"
+    assert len(said) == 1
+    assert "job 1_3 is held by Slurm (JobHoldMaxRequeue)" in said[0]
+
+
+def test_a_job_that_is_no_array_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cancelled = programs(tmp_path, monkeypatch)
+    alone = {name: value for name, value in ELEMENT.items() if "ARRAY" not in name}
+    for job in (None, SlurmJob.from_environment(alone)):
+        cancel_held_elements(job, Controller(), pytest.fail)
+    assert not cancelled.exists()
