@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 
@@ -75,14 +76,15 @@ def test_a_preempted_allocation_saves_and_comes_back_smaller(jobs, proctrack, pr
         after.cancel()
 
 
-def test_a_job_with_a_script_of_its_own_comes_back_from_its_time_limit_without_its_first_node(jobs):
-    jobs.write("own.sh", f"#!/bin/bash\n{SRUN} slurm-elastic agent --warning=20 train.py --asks\n")
-    options = ("--time=10", "--signal=USR2@20", "--nodes=3", "--requeue", "--open-mode=append")
+def test_a_job_that_loses_its_first_node_comes_back_from_its_time_limit_without_its_batch_script(jobs):
+    agent = f"{SRUN} slurm-elastic agent --warning=20 train.py --asks\n"
+    jobs.write("own.sh", f"#!/bin/bash\nexport SLURM_ELASTIC_VERDICT=1\n{agent}slurm-elastic verdict $?\n")
+    options = ("--time=10", "--signal=USR2@20", "--nodes=3", "--no-kill", "--requeue", "--open-mode=append")
     job = jobs.submit(*options, "own.sh")
     job.wait_until("no training", lambda: len(job.trained_on(0)) == 3)
     first, *others = job.nodes()
-    # It leaves for good; another agent has to ask Slurm, and to requeue the job.
-    jobs.cluster.command(["slurm-elastic", "drain", str(job.id), first], cwd=jobs.directory, env=jobs.environ)
+    # Its batch script is gone with it; another agent has to ask Slurm, and to requeue the job.
+    jobs.cluster.kill(first)
     job.wait_for_steps(1, others)
 
     # Slurm looks twice a minute, and warns when so much is left.
@@ -92,8 +94,13 @@ def test_a_job_with_a_script_of_its_own_comes_back_from_its_time_limit_without_i
     jobs.cluster.command(["scontrol", "update", f"JobId={job.id}", "TimeLimit=10"], user="root")
     job.wait_until("it does not train again", lambda: len(job.trained_on(2)) == 3)
 
-    assert re.search(rf"{others[0]} leaves: time limit near, \d+ s left \(SIGUSR2\)", job.output)
-    assert "requeued: time limit near" in job.output
+    # What the others say is lost with the srun of the first node.
+    notice, requeue = (
+        json.loads((job.run_dir / kind / f"{job.id}.0.json").read_text()) for kind in ("notices", "requeues")
+    )
+    assert notice["cause"] == "TIME_LIMIT_NEAR"
+    assert "SIGUSR2" in notice["signals"]
+    assert (requeue["why"], requeue["counted"]) == ("requeued: time limit near", True)
     assert "time_limit" in {e["stop"] for e in job.diary() if "stop" in e and e["round"] == 1}
     assert_no_step_is_lost(job, 1)
     job.say_enough()
