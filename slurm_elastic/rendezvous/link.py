@@ -51,6 +51,7 @@ class Link(asyncio.Protocol):
         self._session = session
         self._heard = heard
         self._loop = loop
+        self._alarm: _Alarm | None = None
 
     @property
     def epoch(self) -> int:
@@ -67,6 +68,8 @@ class Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         self.heard_at = self._loop.time()
+        if self._alarm is not None:
+            self._alarm.set(self.heard_at)
         try:
             messages, answer = self._session.receive(data)
         except SessionError as error:
@@ -96,6 +99,19 @@ class Link(asyncio.Protocol):
         with contextlib.suppress(AttributeError):
             self._transport.abort()
 
+    async def silent(self, seconds: float) -> None:
+        """Return when nothing was heard for so long, or the connection has ended.
+
+        Whatever is heard puts the alarm off, so an agent that is idle has no wake-ups of its own.
+        """
+        self._alarm = _Alarm(self._loop, seconds)
+        self._alarm.set(self.heard_at)
+        try:
+            await asyncio.wait([self.closed, self._alarm.rung], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._alarm.cancel()
+            self._alarm = None
+
     async def finish(self, timeout: float) -> None:
         """Send out what is buffered and end the connection."""
         self._transport.close()
@@ -113,6 +129,24 @@ class Link(asyncio.Protocol):
         if not self.established.done():
             self.established.set_exception(error)
             self.established.exception()  # asked for once, so that an attempt given up leaves no warning behind
+
+
+class _Alarm:
+    """Rings when it was not set for some seconds."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        self.rung: asyncio.Future[None] = loop.create_future()
+        self._loop, self._seconds = loop, seconds
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, moment: float) -> None:
+        self.cancel()
+        if not self.rung.done():
+            self._timer = self._loop.call_at(moment + self._seconds, self.rung.set_result, None)
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 async def open_link(

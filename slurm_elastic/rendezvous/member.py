@@ -199,8 +199,10 @@ class Member:
         limit = self._settings.heartbeat_limit
         suspicious = limit / 2
         while not link.closed.done():
-            # A living leader is heard several times in this time, so an idle agent rarely wakes up for its own clock.
-            await asyncio.wait([link.closed], timeout=max(link.heard_at + suspicious - loop.time(), limit / 20))
+            if loop.time() < link.heard_at + suspicious:
+                await link.silent(suspicious)
+            else:
+                await asyncio.wait([link.closed], timeout=limit / 20)
             silence = loop.time() - link.heard_at
             if link.closed.done() or silence < suspicious:
                 continue
