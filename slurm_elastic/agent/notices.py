@@ -11,8 +11,8 @@ import contextlib
 import os
 import signal
 import time
-from dataclasses import dataclass
 from types import FrameType
+from typing import NamedTuple
 
 __all__ = ["RECORDED", "Notices", "Received", "record_signals"]
 
@@ -25,8 +25,7 @@ _MOST = 64
 """Signals that are remembered; whoever sends more has nothing new to say."""
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """One signal.
 
     Attributes:

@@ -36,6 +36,7 @@ class Agent(Verb):
                 start.program,
                 start.preload,
                 start.environment,
+                workers=start.workers,
                 go_on=f"{__name__}:{go_on.__name__}",
                 arguments=arguments,
                 signals=RECORDED,
@@ -103,7 +104,8 @@ class _WarmStart:
         # Without a script there is only a help text or an error to come.
         self.warm = seen.start in (None, "warm") and seen.script is not None
         self.preload = seen.preload
-        self.environment = worker_environment(environ, _local_world_size(seen.nproc_per_node, environ))
+        self.workers = _local_world_size(seen.nproc_per_node, environ)
+        self.environment = worker_environment(environ, self.workers)
 
     def process(self) -> WarmProcess:
         """Start it."""

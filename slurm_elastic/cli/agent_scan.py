@@ -2,12 +2,15 @@
 
 For what has to be known before that: how to start the process that starts workers, which imports torch while the agent
 does. torch's parser decides; what is guessed wrongly here costs time and nothing else.
+
+All workers wait for what happens before torch is imported, so what is needed there makes no dataclasses: these import
+`inspect`, which takes as long as everything else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["Glance", "glance"]
 
@@ -24,8 +27,7 @@ _FLAGS = {
 """Options without a value, torchrun's (torch/distributed/run.py, 2.13) and ours; every other has one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Glance:
+class Glance(NamedTuple):
     """What the command line seems to say; None where it says nothing."""
 
     script: str | None = None

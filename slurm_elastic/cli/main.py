@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
+import sys
 from collections.abc import Sequence
 
 from slurm_elastic._version import __version__
@@ -33,11 +33,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    options = _parser().parse_args(argv)
-    verb = _verb(options.verb)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in _VERBS:
+        # What a parser would say, without the milliseconds that one takes to be made: an agent's workers wait for it.
+        name, arguments = words[0], words[1:]
+    else:
+        options = _parser().parse_args(words)
+        name, arguments = options.verb, options.arguments
+    verb = _verb(name)
     if argv is None:
-        verb.execute(options.arguments)
-    return verb.run(options.arguments)
+        verb.execute(arguments)
+    return verb.run(arguments)
 
 
 class _MainParser(Parser):
@@ -69,6 +75,8 @@ def _imported(name: str) -> Verb:
 def _verb(name: str) -> Verb:
     if name in _VERBS:
         return _imported(name)
+    import difflib
+
     near = difflib.get_close_matches(name, _VERBS, n=1)
     mend = f"did you mean {near[0]}?" if near else f"there are {', '.join(_VERBS)}"
     raise UsageError(f"no verb {name!r}; {mend}")

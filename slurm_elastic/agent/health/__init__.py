@@ -5,11 +5,17 @@ after everything else. A thread of its own answers; the agent replaces one immut
 and the pages are pure functions of that. Nothing is done while nobody asks.
 """
 
-from slurm_elastic.agent.health._listener import HealthSettings, health_settings
-from slurm_elastic.agent.health._port import Health, health_port
-from slurm_elastic.agent.health._reporter import Reporter
-from slurm_elastic.agent.health._server import HealthServer
-from slurm_elastic.agent.health._snapshot import Place, Snapshot, Stage, WorkerPlace
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from slurm_elastic.agent.health._listener import HealthSettings, health_settings
+    from slurm_elastic.agent.health._port import Health, health_port
+    from slurm_elastic.agent.health._reporter import Reporter
+    from slurm_elastic.agent.health._server import HealthServer
+    from slurm_elastic.agent.health._snapshot import Place, Snapshot, Stage, WorkerPlace
 
 __all__ = [
     "Health",
@@ -23,3 +29,23 @@ __all__ = [
     "health_port",
     "health_settings",
 ]
+
+_WHERE = {
+    "Health": "_port",
+    "HealthServer": "_server",
+    "HealthSettings": "_listener",
+    "Place": "_snapshot",
+    "Reporter": "_reporter",
+    "Snapshot": "_snapshot",
+    "Stage": "_snapshot",
+    "WorkerPlace": "_snapshot",
+    "health_port": "_port",
+    "health_settings": "_listener",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the parts one by one: most of them need no torch, and are imported while its libraries are loaded."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)

@@ -36,6 +36,7 @@ _MEANWHILE = (
     *("slurm_elastic.agent.abandoned", "slurm_elastic.agent.agreement", "slurm_elastic.agent.asker"),
     *("slurm_elastic.agent.departure", "slurm_elastic.agent.events", "slurm_elastic.agent.inquiry"),
     *("slurm_elastic.agent.leader_node", "slurm_elastic.agent.location", "slurm_elastic.agent.outcome"),
+    *("slurm_elastic.agent.health._connection", "slurm_elastic.agent.health._node"),
     *("slurm_elastic.agent.requeue", "slurm_elastic.agent.root_cause", "slurm_elastic.agent.warm._tail"),
     *("torchgen.model", "unittest.mock", "importlib.metadata", "typing_extensions", "urllib.request"),
     "tarfile",
@@ -46,7 +47,7 @@ AGENT_PACKAGES = frozenset({"slurm_elastic", "hostlist", "msgspec"})
 
 
 def load_libraries() -> Callable[[], None]:
-    """Begin to load them in a thread; returns what waits for that.
+    """Begin to load them in a thread; returns what waits for its end, which has to come before a fork.
 
     What cannot be loaded so is left to torch.
     """

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 __all__ = ["boot_environment"]
 
-_BOOT = Path(__file__).parent / "_boot"
+_BOOT = os.path.join(os.path.dirname(__file__), "_boot")  # noqa: PTH118, PTH120  pathlib takes long to import
 
 
 def boot_environment(environment: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, str]:
@@ -19,5 +18,5 @@ def boot_environment(environment: Mapping[str, str], settings: Mapping[str, Any]
     return {
         "SLURM_ELASTIC_WARM": json.dumps(settings),
         **environment,
-        "PYTHONPATH": os.pathsep.join([str(_BOOT), python_path] if python_path else [str(_BOOT)]),
+        "PYTHONPATH": os.pathsep.join([_BOOT, python_path] if python_path else [_BOOT]),
     }

@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slurm_elastic.agent.warm._channel import read_memory_file
+from slurm_elastic.agent.warm._memory_file import read_memory_file
 
 __all__ = ["main", "packed_call", "unpacked_result"]
 

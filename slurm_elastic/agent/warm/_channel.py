@@ -2,7 +2,7 @@
 
 A pair of Unix sockets without a name: nobody else can reach it. Messages are small JSON objects that keep their
 boundaries (SOCK_SEQPACKET); what may be large (a worker's environment, a pickled call) travels as a memory file
-(memfd_create(2)) whose descriptor goes with the message.
+(see `_memory_file`) whose descriptor goes with the message.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Channel", "memory_file", "read_memory_file"]
+__all__ = ["Channel"]
 
 _LONGEST = 65536
 _MOST_DESCRIPTORS = 16
@@ -60,29 +60,14 @@ class Channel:
     def receive(self) -> tuple[dict[str, Any], list[int]] | None:
         """Take the next message, waiting for it; None when the other end is gone."""
         try:
-            data, descriptors, _flags, _address = socket.recv_fds(
-                self._socket, _LONGEST, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-            )
+            data, descriptors, _flags, _address = socket.recv_fds(self._socket, _LONGEST, _MOST_DESCRIPTORS)
         except ConnectionResetError:
             return None
+        for descriptor in descriptors:
+            # Python 3.11 does not pass on MSG_CMSG_CLOEXEC (Lib/socket.py, recv_fds).
+            os.set_inheritable(descriptor, False)
         return (json.loads(data), descriptors) if data else None
 
     def close(self) -> None:
         """Close this end."""
         self._socket.close()
-
-
-def memory_file(data: bytes = b"") -> int:
-    """A descriptor of a new file that lives in memory and has no name, positioned at its start."""
-    descriptor = os.memfd_create("slurm-elastic")
-    with open(descriptor, "wb", closefd=False) as file:
-        file.write(data)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
-
-
-def read_memory_file(descriptor: int) -> bytes:
-    """Everything in the file, wherever the descriptor is positioned; closes it."""
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    with open(descriptor, "rb") as file:
-        return file.read()

@@ -17,8 +17,9 @@ from typing import Any
 
 from slurm_elastic.agent.warm import _ahead as ahead
 from slurm_elastic.agent.warm import _preload as preload
-from slurm_elastic.agent.warm._channel import Channel, read_memory_file
+from slurm_elastic.agent.warm._channel import Channel
 from slurm_elastic.agent.warm._linux import flush_c_streams, set_task_name
+from slurm_elastic.agent.warm._memory_file import read_memory_file
 from slurm_elastic.agent.warm._successor import Successor
 from slurm_elastic.agent.warm._title import set_title
 from slurm_elastic.agent.warm.process import WarmProcess
@@ -67,7 +68,6 @@ def _import_required(settings: dict[str, Any], there: set[str], libraries_loaded
     """
     try:
         ahead.import_meanwhile()
-        libraries_loaded()
         for name in preload.REQUIRED:
             preload.import_module(name)
         beside = [
@@ -75,6 +75,8 @@ def _import_required(settings: dict[str, Any], there: set[str], libraries_loaded
         ]
     except (ImportError, OSError, preload.BrokenPreloadError):
         return False
+    finally:
+        libraries_loaded()
     imported = {name.partition(".")[0] for name in set(sys.modules) - there} - ahead.AGENT_PACKAGES
     return imported.isdisjoint(name.partition(".")[0] for name in beside)
 

@@ -66,13 +66,16 @@ def script_directory(options: list[str]) -> list[str]:
     return [str(target.resolve() if target.is_dir() else target.resolve().parent)]
 
 
-def obstacle_to_forking() -> str | None:
+def obstacle_to_forking(*, tried: bool = False) -> str | None:
     """Why a fork of this process would not be like a fresh interpreter; None if nothing speaks against it.
 
     Forks once to find out. Pools that know about fork end their threads at that moment (OpenBLAS does, under numpy),
     and start them anew where they are needed; what is still there afterwards would be missing in a worker.
+
+    Args:
+        tried: this process was itself forked after all imports.
     """
-    trouble = _try_fork()
+    trouble = _fork_trouble(_in_bad_fork()) if tried else _try_fork()
     if trouble is not None:
         return trouble
     threads = [task for task in os.listdir("/proc/self/task") if int(task) != os.getpid()]  # noqa: PTH208
@@ -93,9 +96,16 @@ def _try_fork() -> str | None:
     if pid == 0:
         # torch marks a child in which CUDA cannot be used any more, also where CUDA was only asked for its devices
         # (torch/csrc/cuda/Module.cpp, poison_fork, 2.13).
-        os._exit(1 if _torch_says("_is_in_bad_fork") else 0)
+        os._exit(_in_bad_fork())
     _pid, status = os.waitpid(pid, 0)
-    code = os.waitstatus_to_exitcode(status)
+    return _fork_trouble(os.waitstatus_to_exitcode(status))
+
+
+def _in_bad_fork() -> int:
+    return 1 if _torch_says("_is_in_bad_fork") else 0
+
+
+def _fork_trouble(code: int) -> str | None:
     if code == 0:
         return None
     return "CUDA was used, and cannot be used after a fork" if code == 1 else f"a forked process ended with {code}"

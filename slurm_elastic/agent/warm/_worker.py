@@ -2,19 +2,60 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from slurm_elastic.agent.warm._linux import set_parent_death_signal, set_task_name
 
-__all__ = ["STREAMS", "become_fresh_interpreter", "enter_own_session", "execute", "place_descriptors"]
+__all__ = [
+    "STREAMS",
+    "Changes",
+    "become_fresh_interpreter",
+    "change",
+    "changes",
+    "enter_own_session",
+    "errors_to",
+    "execute",
+    "place_descriptors",
+]
 
 STREAMS = ("stdout", "stderr", "call", "result")
 """The names of the descriptors that come with an order, in their order."""
+
+
+Changes = Mapping[str, tuple[str | None, str | None]]
+"""Of variables, by name: what they were and what they became; None where there was none."""
+
+
+@contextlib.contextmanager
+def errors_to(descriptor: int | None) -> Iterator[None]:
+    """In a forked process: end it on any error, which goes to whoever reads the other end of this pipe, if any."""
+    try:
+        yield
+    except BaseException as error:
+        if descriptor is not None:
+            os.write(descriptor, f"{type(error).__name__}: {error}"[:4000].encode())
+        os._exit(1)
+
+
+def changes(before: Mapping[str, str], after: Mapping[str, str]) -> Changes:
+    """Return what was changed in an environment."""
+    names = {*before, *after}
+    return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
+
+
+def change(environment: dict[str, str], by: Changes) -> None:
+    """Change an environment in the same way, where it was the same."""
+    for name, (before, after) in by.items():
+        if environment.get(name) == before and after is not None:
+            environment[name] = after
+        elif environment.get(name) == before:
+            environment.pop(name, None)
 
 
 def enter_own_session(warm_process: int) -> None:

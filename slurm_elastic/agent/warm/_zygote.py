@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import gc
 import importlib
 import json
@@ -12,16 +11,18 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from slurm_elastic.agent.warm import _preload as preload
 from slurm_elastic.agent.warm import _worker as worker
-from slurm_elastic.agent.warm._channel import Channel, read_memory_file
+from slurm_elastic.agent.warm._channel import Channel
 from slurm_elastic.agent.warm._family import Family
 from slurm_elastic.agent.warm._finalization import Finalization
 from slurm_elastic.agent.warm._linux import become_subreaper, flush_c_streams, set_parent_death_signal, set_task_name
+from slurm_elastic.agent.warm._memory_file import read_memory_file
+from slurm_elastic.agent.warm._reserve import Reserve
 
 __all__ = ["Zygote"]
 
@@ -29,13 +30,6 @@ _IDLE_BEFORE_LATER_IMPORTS = 2.0
 """Seconds without an order before imports that can wait: the moments around a start belong to the workers."""
 _SWEEP_AFTER_AGENT = 5.0
 """Seconds to kill what the agent left, before this process goes too."""
-
-
-class _Fork(enum.Enum):
-    """What a forked process is to become."""
-
-    WORKER = enum.auto()
-    SUCCESSOR = enum.auto()
 
 
 class Zygote:
@@ -55,8 +49,9 @@ class Zygote:
         self._torch_seed: int | None = None
         self._unconfirmed: list[tuple[int, int, int]] = []
         self._later: list[str] = []
+        self._reserve = Reserve(0)
         self._idle = _IDLE_BEFORE_LATER_IMPORTS
-        self._environment_by_imports: dict[str, tuple[str | None, str | None]] = {}
+        self._environment_by_imports: worker.Changes = {}
         become_subreaper()
 
     def serve(self) -> None:
@@ -66,11 +61,11 @@ class Zygote:
         else:
             self._tell(state="cold")
         set_task_name(b"slurm-elastic-w")
-        while self._work() is _Fork.SUCCESSOR:
+        while not self._work():
             self._import_later()
 
-    def _work(self) -> _Fork:
-        """Return in forked processes only."""
+    def _work(self) -> bool:
+        """Return in forked processes only: True in a worker, False in the successor."""
         self._family.watch()
         # From here on the agent's end is seen at once, and there is something to do about it before going.
         set_parent_death_signal(0)
@@ -86,17 +81,22 @@ class Zygote:
                 self._report_exits()
             if self._channel.fileno() in ready:
                 if self._obey():
-                    return _Fork.WORKER
+                    return True
             else:
                 self._confirm()
             if ready:
                 idle_since = time.monotonic()
+            elif self._reserve.wanted:
+                # If it fails, the order will find out.
+                with contextlib.suppress(OSError):
+                    if self._fork_one():
+                        return True
             elif self._later and time.monotonic() - idle_since >= self._idle and self._bear():
-                return _Fork.SUCCESSOR
+                return False
 
     def _patience(self, idle_since: float) -> float | None:
         """How long to wait for something to happen, in ms; None for ever."""
-        if self._unconfirmed:
+        if self._unconfirmed or self._reserve.wanted:
             return 0
         scan = self._family.seconds_to_scan()
         imports = idle_since + self._idle - time.monotonic() if self._later else None
@@ -118,12 +118,11 @@ class Zygote:
             self._later = [*preload.LATER]
             if obstacle is not None:
                 state = {"state": "cold", "reason": obstacle}
+            else:
+                self._reserve = Reserve(self._settings.get("workers", 0))
         del sys.path[: len(directory)]
         self._task_name = Path("/proc/self/comm").read_bytes().strip()
-        after = dict(os.environ)
-        self._environment_by_imports = {
-            name: (before.get(name), after.get(name)) for name in before | after if before.get(name) != after.get(name)
-        }
+        self._environment_by_imports = worker.changes(before, dict(os.environ))
         flush_c_streams()
         self._keep_imports()
         self._tell(**state)
@@ -136,7 +135,7 @@ class Zygote:
             if name == "torch":
                 self._torch_seed = sys.modules[name].initial_seed()
             elif name not in preload.REQUIRED[:-1]:
-                obstacle = preload.obstacle_to_forking()
+                obstacle = preload.obstacle_to_forking(tried="joint" in self._settings and name in preload.REQUIRED)
                 if obstacle is not None:
                     return f"after importing {name} {obstacle}"
         return None
@@ -156,6 +155,7 @@ class Zygote:
         True in the successor.
         """
         names, self._later = self._later, []
+        self._reserve.dismiss()
         near_end, far_end = Channel.pair()
         me = os.getpid()
         try:
@@ -219,28 +219,47 @@ class Zygote:
         return False
 
     def _start(self, order: dict[str, Any], descriptors: Sequence[int]) -> bool:
-        order |= json.loads(read_memory_file(descriptors[0]))
-        streams = dict(zip(order["streams"], descriptors[1:], strict=True))
         refusals, refusal = os.pipe()
+        handed = [refusal, *descriptors]
+        pid = self._reserve.take(order, handed)
+        if pid is None:
+            try:
+                if self._fork_one(refusals, *handed, *(other for _rank, _pid, other in self._unconfirmed)):
+                    return True
+                pid = self._reserve.take(order, handed)
+                os.write(refusal, b"" if pid else b"it was killed")
+            except OSError as error:
+                os.write(refusal, str(error).encode())
+        for descriptor in handed:
+            os.close(descriptor)
+        if pid is not None:
+            self._family.add(pid)
+        self._unconfirmed.append((order["rank"], pid or -1, refusals))
+        return False
+
+    def _fork_one(self, *not_inherited: int) -> bool:
+        """Fork one for the reserve; True there, once it has an order. Raises OSError."""
+        self._reserve.wanted = max(0, self._reserve.wanted - 1)
+        near_end, far_end = Channel.pair()
         me = os.getpid()
-        try:
-            pid = os.fork()
-        except OSError as error:
-            pid = -1
-            os.write(refusal, str(error).encode())
+        pid = os.fork()
         if pid == 0:
-            for reading_end in (refusals, *(other for _rank, _pid, other in self._unconfirmed)):
-                os.close(reading_end)
-            with _errors_to(refusal):
-                self._become_worker(me, order, streams)
+            with worker.errors_to(None):
+                near_end.close()
+                self._reserve.dismiss()
+                for descriptor in (self._agent, *not_inherited):
+                    os.close(descriptor)
+                worker.enter_own_session(me)
+                self._family.forget()
+                self._channel.close()
+                order, (refusal, *descriptors) = far_end.receive() or os._exit(0)
+                far_end.close()
+            with worker.errors_to(refusal):
+                self._become_worker(order, descriptors)
             os.close(refusal)
             return True
-        os.close(refusal)
-        for descriptor in streams.values():
-            os.close(descriptor)
-        if pid > 0:
-            self._family.add(pid)
-        self._unconfirmed.append((order["rank"], pid, refusals))
+        far_end.close()
+        self._reserve.add(pid, near_end)
         return False
 
     def _confirm(self) -> None:
@@ -251,22 +270,16 @@ class Zygote:
             self._tell(state="refused" if refused else "started", rank=rank, pid=pid, reason=refused)
         self._unconfirmed.clear()
 
-    def _become_worker(self, warm_process: int, order: dict[str, Any], streams: dict[str, int]) -> None:
-        worker.enter_own_session(warm_process)
+    def _become_worker(self, order: dict[str, Any], descriptors: Sequence[int]) -> None:
+        order |= json.loads(read_memory_file(descriptors[0]))
+        streams = dict(zip(order["streams"], descriptors[1:], strict=True))
         extra = worker.place_descriptors(streams)
-        self._family.forget()
-        os.close(self._agent)
-        self._channel.close()
         environment = order["environment"] | extra
         if order["how"] == "exec":
             signal.pthread_sigmask(signal.SIG_SETMASK, self._settings["signal_mask"])
             os.chdir(order["directory"])
             worker.execute(order["execute"], environment)
-        for name, (before, after) in self._environment_by_imports.items():
-            if environment.get(name) == before and after is not None:
-                environment[name] = after
-            elif environment.get(name) == before:
-                environment.pop(name, None)
+        worker.change(environment, self._environment_by_imports)
         worker.become_fresh_interpreter(order, environment, streams, self._task_name, self._torch_seed)
         self._finalization.inherit()
         signal.pthread_sigmask(signal.SIG_SETMASK, self._settings["signal_mask"])
@@ -279,6 +292,7 @@ class Zygote:
 
     def _sweep(self, seconds: float) -> list[int]:
         """Kill every descendant; returns those that the kernel would not end in time (uninterruptible sleep)."""
+        self._reserve.dismiss()
         self._family.kill()
         end = time.monotonic() + seconds
         while True:
@@ -300,13 +314,3 @@ class Zygote:
         except OSError:
             if message["state"] != "exited":
                 self._end()
-
-
-@contextlib.contextmanager
-def _errors_to(descriptor: int) -> Iterator[None]:
-    """In a forked process: end it on any error, which goes to whoever reads the other end of this pipe."""
-    try:
-        yield
-    except BaseException as error:
-        os.write(descriptor, f"{type(error).__name__}: {error}"[:4000].encode())
-        os._exit(1)

@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, Proce
 from torch.numa.binding import NumaOptions, _maybe_wrap_command_args_with_numa_binding
 
 from slurm_elastic.agent.warm._call import packed_call, unpacked_result
-from slurm_elastic.agent.warm._channel import memory_file, read_memory_file
+from slurm_elastic.agent.warm._memory_file import memory_file, read_memory_file
 from slurm_elastic.agent.warm._orders import Order, State
 from slurm_elastic.agent.warm._tail import Followed, Tail
 from slurm_elastic.agent.warm.process import SWITCHED_OFF, WarmProcess

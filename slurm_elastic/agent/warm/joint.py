@@ -14,10 +14,9 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from slurm_elastic.agent.warm._boot_environment import boot_environment
-from slurm_elastic.agent.warm._channel import memory_file
+from slurm_elastic.agent.warm._memory_file import memory_file
 from slurm_elastic.agent.warm.program import FUNCTION, Program
 
 __all__ = ["can_be_joint", "execute_jointly"]
@@ -39,6 +38,7 @@ def execute_jointly(
     preload: Sequence[str],
     environment: Mapping[str, str],
     *,
+    workers: int,
     go_on: str,
     arguments: Sequence[str],
     signals: Sequence[signal.Signals],
@@ -49,6 +49,7 @@ def execute_jointly(
         program: what the workers will run; see `can_be_joint`.
         preload: modules that the warm process imports besides.
         environment: what the workers' environment will be, as far as known now.
+        workers: how many are forked before the agent asks for them; it may come to ask for more or fewer.
         go_on: ``module:function`` that is called in the agent, with `arguments` and its WarmProcess, or None if it has
             to start one itself. It returns the exit code. The environment, sys.argv and sys.path are those of now.
         arguments: of the agent.
@@ -62,7 +63,7 @@ def execute_jointly(
         "path": sys.path,
         "argv": sys.argv,
         "orig_argv": sys.orig_argv,
-        "name": Path("/proc/self/comm").read_text().strip(),
+        "name": _task_name(),
         "program": [program.interpreter, program.options, program.arguments],
         "known": dict(environment),
     }
@@ -72,6 +73,7 @@ def execute_jointly(
         "pythonpath": environment.get("PYTHONPATH"),
         "warm": True,
         "preload": list(preload),
+        "workers": workers,
         "options": program.options,
         "signal_mask": sorted(int(number) for number in mask),
         "joint": descriptor,
@@ -93,3 +95,8 @@ def _inheritable_files() -> list[int]:
             if int(name) > 2 and os.get_inheritable(int(name)):
                 found.append(int(name))
     return found
+
+
+def _task_name() -> str:
+    with open("/proc/self/comm") as file:  # noqa: PTH123  pathlib takes long to import
+        return file.read().strip()

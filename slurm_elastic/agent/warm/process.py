@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from slurm_elastic.agent.warm._boot_environment import boot_environment
-from slurm_elastic.agent.warm._channel import Channel, memory_file
+from slurm_elastic.agent.warm._channel import Channel
 from slurm_elastic.agent.warm._conditions import Launch, obstacle_to_warm_start
 from slurm_elastic.agent.warm._linux import become_subreaper
+from slurm_elastic.agent.warm._memory_file import memory_file
 from slurm_elastic.agent.warm._orders import Order, StartInterruptedError, State
 from slurm_elastic.agent.warm._orphans import kill_orphans
 from slurm_elastic.agent.warm._successor import Successor

@@ -10,8 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-
-from torch.distributed.elastic.timer.file_based_local_timer import FileTimerRequest
+from typing import TYPE_CHECKING
 
 from slurm_elastic.agent.watchdog._hang import Hang, kill, write_stacks
 from slurm_elastic.agent.watchdog._lines import LineReader, Request
@@ -21,6 +20,9 @@ from slurm_elastic.agent.watchdog._stacks import collect_stacks, dump_python_sta
 from slurm_elastic.agent.watchdog._steps import HangTimeout, StepWatch
 from slurm_elastic.agent.watchdog._timers import Timer, Timers
 from slurm_elastic.control import WorkerProgress
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.timer.file_based_local_timer import FileTimerRequest
 
 __all__ = ["Watchdog"]
 
@@ -39,7 +41,7 @@ _STEP = "step"
 
 Progress = Callable[[], Sequence[WorkerProgress]]
 
-LogEvent = Callable[[str, FileTimerRequest | None], None]
+LogEvent = Callable[[str, "FileTimerRequest | None"], None]
 
 
 class Watchdog:
@@ -299,6 +301,9 @@ class Watchdog:
     def _say(self, name: str, timer: Timer | None) -> None:
         request = None
         if timer is not None:
+            # Not at the top: the agent imports this file while torch is not there yet.
+            from torch.distributed.elastic.timer.file_based_local_timer import FileTimerRequest
+
             asked = timer.request
             request = FileTimerRequest(asked.pid, asked.scope, asked.expires_at, asked.signal)
         try:

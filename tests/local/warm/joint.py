@@ -49,6 +49,7 @@ if __name__ == "__main__":
         program,
         ["numpy.random"],
         os.environ,
+        workers=2,
         go_on="tests.local.warm.joint:go_on",
         arguments=[str(directory)],
         signals=[signal.SIGTERM],

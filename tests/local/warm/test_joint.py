@@ -54,11 +54,14 @@ def test_scripts_run_as_under_torchrun(tmp_path: Path, inherited_file: int) -> N
         # Those that import torch take a second each when they run plainly, and show nothing else.
         if "torch" not in script.read_text():
             (tmp_path / "scripts" / script.name).write_text(script.read_text())
-    (tmp_path / "scripts" / "files.py").write_text("import os\nprint(sorted(os.listdir('/proc/self/fd'))[:-1])\n")
-    (tmp_path / "scripts" / "modules.py").write_text(
-        "import logging, sys\nours = ('slurm_elastic', 'hostlist', 'msgspec')\n"
+    look = (
+        "import logging, os, sys\nprint(sorted(os.listdir('/proc/self/fd'))[:-1])\n"
+        "ours = ('slurm_elastic', 'hostlist', 'msgspec')\n"
         "print([name for name in (*sys.modules, *logging.root.manager.loggerDict) if name.startswith(ours)])\n"
     )
+    # Scripts run by their names: the first one by a process that was forked ahead, the last one by one that was not.
+    for name in ("a_look.py", "z_look.py"):
+        (tmp_path / "scripts" / name).write_text(look)
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("joint.py")), str(tmp_path)],
         capture_output=True,
