@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.local.agents import ROOT
+from tests.local.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -19,10 +20,6 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     monkeypatch.chdir(tmp_path)
     return tmp_path / "runs"
-
-
-PATIENCE = 90.0
-"""Seconds. Agents are fresh processes here, which all import torch; elsewhere in this layer they are forked."""
 
 
 def eventually(happened: Callable[[], Any], job: Any) -> Any:

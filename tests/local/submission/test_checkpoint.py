@@ -6,10 +6,12 @@ import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from slurm_elastic import LocalElasticExecutor
 from tests.local.submission.conftest import eventually
+from tests.local.waiting import at_once
 
 
 def _counter(steps: int, enough: Path) -> Any:
@@ -25,10 +27,13 @@ def _counter(steps: int, enough: Path) -> Any:
             import time
 
             self.history.append((int(os.environ["WORLD_SIZE"]), self.step, word))
-            print("counting", flush=True)
+            told = False
             while self.step < steps and not enough.exists():
                 time.sleep(0.05)
                 self.step += 1
+                if not told:
+                    print("counting", flush=True)
+                    told = True
             return {"history": self.history, "step": self.step}
 
         def checkpoint(self, word: str) -> submitit.helpers.DelayedSubmission:
@@ -60,9 +65,8 @@ def test_run_whose_time_is_over_starts_again_with_what_checkpoint_returned(runs:
     job = executor.submit(_counter(10**6, enough), "first")
     first = eventually(lambda: _table(job, 0), job)
     _wait_until_counting(job, first)
-    for place in first["places"]:
-        # As the controller does when the time is nearly over.
-        os.kill(_pid(place), signal.SIGUSR2)
+    # As the controller does when the time is nearly over.
+    at_once([(SimpleNamespace(pid=_pid(place)), signal.SIGUSR2) for place in first["places"]])
     second = eventually(lambda: _table(job, 1), job)
     assert not {_pid(place) for place in second["places"]} & {_pid(place) for place in first["places"]}
     enough.touch()
@@ -81,9 +85,7 @@ def test_next_round_runs_what_checkpoint_returned(runs: Path, tmp_path: Path) ->
 
     both = eventually(of_two, job)
     _wait_until_counting(job, both)
-    endpoint = next(job.run_dir.path.glob("endpoints/*.json"))
-    leader = json.loads(endpoint.read_text())["agent"]
-    (leaving,) = [place for place in both["places"] if place["agent"] != leader]
+    (leaving,) = [place for place in both["places"] if place["agent"] != both["leader"]]
     os.kill(_pid(leaving), signal.SIGTERM)
     eventually(lambda: _table(job, both["round"] + 1), job)
     enough.touch()

@@ -22,8 +22,9 @@ SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.py"))
 class Agent:
     """`slurm-elastic agent` with one worker, in a directory of its own."""
 
-    def __init__(self, directory: Path, script: str, environment: Mapping[str, str] | None = None) -> None:
-        (directory / "train.py").write_text(script)
+    def __init__(self, directory: Path, script: str | None, environment: Mapping[str, str] | None = None) -> None:
+        if script is not None:
+            (directory / "train.py").write_text(script)
         path = os.pathsep.join([*([environment["PYTHONPATH"]] if environment else []), str(ROOT)])
         self.process = subprocess.Popen(
             [sys.executable, "-m", "slurm_elastic", "agent", "--max-restarts=0", "--no-health", "train.py", "last"],
@@ -152,8 +153,6 @@ def test_threads_of_a_site_speak_against_it(tmp_path: Path) -> None:
 
 
 def test_missing_script_is_one_line(tmp_path: Path) -> None:
-    agent = Agent(tmp_path, "")
-    (tmp_path / "train.py").unlink()
-    code, out, err = agent.ends()
+    code, out, err = Agent(tmp_path, None).ends()
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"slurm-elastic: error: no script {tmp_path}/train.py on localhost")

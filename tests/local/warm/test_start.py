@@ -73,8 +73,7 @@ def test_broken_preload_is_named(workplace: Make) -> None:
 
 
 def test_preload_that_kills_the_process_is_named(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:
-    place = workplace(preload=["deadly"])
-    (place.directory / "deadly.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    place = workplace(preload=["deadly"], modules={"deadly": "import os\nos.kill(os.getpid(), 9)\n"})
     place.script.write_text(FORKED)
     assert place.run_warm().stdout == "False\n"
     assert caplog.messages == ["workers start cold: the warm process died (SIGKILL) while it imported deadly"]
@@ -93,8 +92,7 @@ def test_preload_that_kills_the_process_is_named(workplace: Make, caplog: pytest
 def test_preload_after_which_a_fork_is_no_fresh_start(
     workplace: Make, caplog: pytest.LogCaptureFixture, line: str, reason: str
 ) -> None:
-    place = workplace(preload=["lively"])
-    (place.directory / "lively.py").write_text(line + "\n")
+    place = workplace(preload=["lively"], modules={"lively": line + "\n"})
     place.script.write_text(FORKED)
     assert place.run_warm().stdout == "False\n"
     assert reason in caplog.text
@@ -113,8 +111,7 @@ def test_thread_pool_that_knows_about_fork_is_no_obstacle(workplace: Make) -> No
 
 
 def test_waiting_for_imports_can_be_stopped(workplace: Make) -> None:
-    place = workplace(preload=["slow"])
-    (place.directory / "slow.py").write_text("import time\ntime.sleep(1000)\n")
+    place = workplace(preload=["slow"], modules={"slow": "import time\ntime.sleep(1000)\n"})
     asked = []
     with pytest.raises(StartInterruptedError):
         place.warm.wait_ready(HANG, lambda: asked.append(1) is None and len(asked) > 2)

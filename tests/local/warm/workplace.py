@@ -18,8 +18,8 @@ from slurm_elastic.agent.warm import Program, WarmProcess
 from slurm_elastic.agent.warm._linux import children
 from slurm_elastic.agent.warm.context import WarmContext, start_warm_processes
 
-HANG = 60.0
-"""Seconds after which a test gives up."""
+HANG = 120.0
+"""Seconds after which a test gives up. Imports of torch take ten times as long where ten processes want a processor."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Ended:
 
 
 class Workplace:
-    """A directory with a script, a warm process for it, and the logs of its workers."""
+    """A directory with a script, modules beside it, a warm process for it, and the logs of its workers."""
 
     def __init__(
         self,
@@ -41,12 +41,15 @@ class Workplace:
         *,
         program: Program | None = None,
         arguments: Sequence[str] = (),
+        modules: Mapping[str, str] | None = None,
         entrypoint: str | Callable[..., Any] = sys.executable,
         **options: Any,
     ) -> None:
         self.directory = directory
         self.script = directory / "train.py"
         self.script.touch()
+        for name, source in (modules or {}).items():
+            (directory / f"{name}.py").write_text(source)
         self.entrypoint = entrypoint
         self.program = program or Program.script(str(self.script), arguments)
         self.warm = WarmProcess.start(self.program, **options)

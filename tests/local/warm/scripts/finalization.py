@@ -13,7 +13,8 @@ class Thing:
 
 
 def late():
-    time.sleep(0.2)
+    while threading.main_thread().is_alive():
+        time.sleep(0.01)
     print("thread ends after", threading.main_thread().is_alive())
 
 
