@@ -14,6 +14,8 @@ from slurm_elastic.rendezvous.etcd.machine import free_port
 from slurm_elastic.rendezvous.etcd.server import ServerTls
 
 _ATTEMPTS = 3
+_SECONDS = 120.0
+"""For what takes a second where nobody else is at work: three members find each other, a password is hashed."""
 
 
 class Cluster:
@@ -62,6 +64,7 @@ class Cluster:
             self.anonymous,
             secrets.token_urlsafe(),
             {"trainer": (password, self.anonymous.prefix), "other": (password, "/other/")},
+            timeout=_SECONDS,
         )
         self.config = replace(self.anonymous, user="trainer", password=password)
 
@@ -71,7 +74,7 @@ class Cluster:
             if member.pid is None:
                 member.launch()
         for member in self.members:
-            member.wait_ready()
+            member.wait_ready(_SECONDS)
 
     def stop(self) -> None:
         for member in self.members:
