@@ -139,8 +139,10 @@ class RoundAgent(LocalElasticAgent):
         self._doing = Doing.JOINING
         self._reporter.join()
         if not self._as_agreed and not self._signalled:
-            # Else workers on other nodes may still be saving; then it is served until the next round.
-            self._round_store = None
+            # Else workers on other nodes may still be saving; then it is served until the next round. Without it those
+            # that wait in it for the workers that were here come back from C++ code, and can heed the signal.
+            group: Any = self._worker_group
+            group.store = self._round_store = None
         self._placed = None
         self._reserved = self._ports.reserve()
         self._coordination.join(self._seat.candidate(self._reserved.port))

@@ -165,6 +165,41 @@ def test_a_requeued_job_begins_anew_and_counts_rounds_on(allocate: Allocate) -> 
     assert [agent.wait() for agent in agents] == [0, 0]
 
 
+MEETING = """\
+import os, pathlib, signal, sys, time
+
+rank = os.environ["RANK"]
+
+def save(*_):
+    pathlib.Path(f"saved.{rank}").touch()
+    sys.exit(0)
+
+if os.environ["SLURM_ELASTIC_ROUND"] == "0":
+    signal.signal(signal.SIGTERM, save)
+    if rank == "1":
+        import torch.distributed as dist
+    pathlib.Path(f"there.{rank}").touch()
+    if rank == "1":
+        dist.init_process_group("gloo")
+    while True:
+        time.sleep(0.1)
+"""
+
+
+def test_workers_that_wait_in_the_store_for_a_peer_that_was_stopped_can_save(allocate: Allocate) -> None:
+    nodes = allocate(3)
+    (nodes.directory / "meeting.py").write_text(MEETING)
+    conf = "--rdzv-conf=last_call_timeout=0.01,min_round_time=0"
+    options = ("--nnodes=2:3", conf, "--shutdown-timeout=300")
+    agents = [nodes.start(number, *options, script=("meeting.py",)) for number in (1, 2)]
+    eventually(lambda: all((nodes.directory / f"there.{rank}").exists() for rank in (0, 1)), nodes.story)
+    agents.append(nodes.start(3, *options, script=("meeting.py",)))
+    # Rank 1 waits in C++ code, where no handler of Python's runs. Nobody is killed; it is the end of the store that
+    # brings it back.
+    assert [agent.wait() for agent in agents] == [0, 0, 0]
+    assert {path.name for path in nodes.directory.glob("saved.*")} == {"saved.0", "saved.1"}
+
+
 def test_a_wall_clock_that_jumps_changes_nothing(allocate: Allocate) -> None:
     nodes = allocate(2)
     jumpy = nodes.directory / "jumpy.py"
