@@ -26,9 +26,9 @@ from tests.cluster.conftest import CHECKOUT, own_environment, remove_shared_dire
 from tests.cluster.jobs import Job, Jobs
 from tests.cluster.testbed import Cluster, Settings
 
-_SETTLE = 5.0
+_SETTLE = 4.0
 """Seconds of training before anything happens: the state that a long training is in."""
-_TAKEN = 5.0
+_TAKEN = 3.0
 """Seconds for which the element of the leader has to go."""
 _KILLED_LIMIT, _HAND_OVER_LIMIT = 2.0, 1.2
 _LIMIT = 60.0

@@ -9,7 +9,7 @@ from slurm_elastic.slurm import Controller, SlurmJob
 __all__ = ["cancel_held_elements"]
 
 _HELD = "JobHoldMaxRequeue"
-"""Slurm requeues a job whose nodes failed, but after the fifth time it holds it (MaxBatchRequeue in slurm.conf(5);
+"""Slurm requeues a job whose nodes failed, but the fifth time it holds it (MaxBatchRequeue in slurm.conf(5);
 job_mgr.c before 23.02). Only an operator of Slurm can release it, while its owner can cancel it."""
 
 

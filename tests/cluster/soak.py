@@ -139,7 +139,7 @@ class Soak:
                     time.sleep(seconds if number is signal.SIGSTOP else 0)
 
     def _release(self) -> None:
-        """Do what an operator does about elements that Slurm holds, as their nodes have failed for the sixth time."""
+        """Do what an operator does about elements that Slurm holds, as their nodes have failed for the fifth time."""
         shown = self._cluster.command(["squeue", "--noheader", "--all", "--Format=JobArrayID:30,Reason:40"]).stdout
         for line in shown.splitlines():
             name, reason = line.split(maxsplit=1)
