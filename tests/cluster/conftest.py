@@ -151,6 +151,8 @@ def remove_shared_directory(directory: Path) -> None:
 def jobs(request: pytest.FixtureRequest, cluster: Cluster, workdir: Path, environment: Path) -> Iterator[Jobs]:
     """Submits trainings; a test that uses it has to end its jobs, and nothing of them may be left on any node."""
     submitter = Jobs(cluster, workdir, environment)
+    # As in the local layer: an agent that stands still for seconds on a busy machine is not lost.
+    submitter.environ["PET_RDZV_CONF"] = "heartbeat_limit=20"
     yield submitter
     if not request.node.stash.get(_failed, False):
         assert submitter.going_on() == ""

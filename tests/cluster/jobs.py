@@ -40,6 +40,10 @@ exec sleep "$1"
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"})
 
 
+SILENCE = "--rdzv-conf=heartbeat_limit=3"
+"""For agents whose silence matters: the default, which is longer for all others in tests."""
+
+
 def outermost(processes: Iterable[Process], words: str) -> Process:
     """The one process with these words in its command line that was not started by another such process."""
     found = {process.pid: process for process in processes if words in process.command}

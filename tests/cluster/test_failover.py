@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 
-from tests.cluster.jobs import CHECKOUT, Job, on
+from tests.cluster.jobs import CHECKOUT, SILENCE, Job, on
 from tests.cluster.test_node_loss import assert_nothing_is_lost, assert_one_group_at_a_time, formed
 
 
@@ -52,7 +52,7 @@ def test_the_first_node_is_killed_and_then_the_new_leaders(jobs):
 
 
 def test_the_leader_is_cut_off_and_joins_its_successor_when_healed(jobs):
-    job = jobs.submit(*on("n1", "n2", "n3"), "elastic.sbatch", "train.py")
+    job = jobs.submit(*on("n1", "n2", "n3"), "elastic.sbatch", SILENCE, "train.py")
     job.wait_for_steps(0, ["n1", "n2", "n3"])
 
     jobs.cluster.cut("n1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.cluster.jobs import Job, on
+from tests.cluster.jobs import SILENCE, Job, on
 from tests.cluster.testbed import Process
 
 
@@ -47,7 +47,7 @@ def test_a_killed_node_is_left_behind_and_charged_to_nobody(jobs):
 
 
 def test_a_silent_node_is_given_up_after_the_heartbeat_limit_and_comes_back_when_healed(jobs):
-    job = jobs.submit(*on("n1", "n2", "n3"), "elastic.sbatch", "train.py")
+    job = jobs.submit(*on("n1", "n2", "n3"), "elastic.sbatch", SILENCE, "train.py")
     job.wait_for_steps(0, ["n1", "n2", "n3"])
 
     jobs.cluster.cut("n2")
@@ -77,7 +77,7 @@ def workers_on(job: Job, node: str) -> list[Process]:
 
 
 def test_an_agent_that_is_cut_off_stops_its_workers_and_joins_again_when_healed(jobs):
-    job = jobs.submit(*on("n1", "n2"), "elastic.sbatch", "train.py")
+    job = jobs.submit(*on("n1", "n2"), "elastic.sbatch", SILENCE, "train.py")
     job.wait_for_steps(0, ["n1", "n2"])
 
     assert len(workers_on(job, "n2")) == 1

@@ -11,7 +11,7 @@ import os
 import random
 import time
 
-from tests.cluster.jobs import Job, on
+from tests.cluster.jobs import SILENCE, Job, on
 from tests.cluster.test_node_loss import assert_one_group_at_a_time
 
 CUTS = int(os.environ.get("SLURM_ELASTIC_CUTS", "5"))
@@ -44,7 +44,7 @@ def cut(job: Job, place: str, rng: random.Random) -> list[str]:
 
 def test_one_group_trains_through_cuts(jobs):
     rng = random.Random(SEED)
-    job = jobs.submit("--nodes=4", "elastic.sbatch", "train.py")
+    job = jobs.submit("--nodes=4", "elastic.sbatch", SILENCE, "train.py")
     job.wait_for_steps(0, NODES)
     healed: list[float] = []
     for number in range(CUTS):
@@ -74,7 +74,7 @@ def test_one_group_trains_through_cuts(jobs):
 
 
 def test_neither_half_goes_on_alone_where_it_is_told_so(jobs):
-    job = jobs.submit(*on("n1", "n2"), "elastic.sbatch", "--rdzv-conf=on_tie=none", "train.py")
+    job = jobs.submit(*on("n1", "n2"), "elastic.sbatch", f"{SILENCE},on_tie=none", "train.py")
     job.wait_for_steps(0, ["n1", "n2"])
     rounds, lost = len(job.rounds()), len(job.events("node_lost"))
 
