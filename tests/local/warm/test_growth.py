@@ -11,7 +11,7 @@ from slurm_elastic.agent.warm import WarmProcess
 from slurm_elastic.agent.warm._linux import children
 from tests.local.warm.workplace import HANG, Workplace
 
-RESTARTS = 300
+RESTARTS = 500
 ORDER = 20
 """KiB of environment in each order. Python takes its memory by the MiB, so what is kept has to be large to be seen."""
 COME_AND_GO = 5
