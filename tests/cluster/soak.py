@@ -63,6 +63,8 @@ class Soak:
             self._happen_in_turn(job, self._times)
         self._say_enough(job)
         self._cluster.wait_until("the run does not end", (job.run_dir / "done.json").exists, 600)
+        # One that takes a node still waits if Slurm has drained that node ("Kill task failed", after a cut).
+        self._cluster.command(["scancel", "--jobname=take.sh"], user="root", check=False)
         self._jobs.wait_until_all_ended(120)
         left = [f"left on {node}: {processes}" for node, processes in self._jobs.processes().items()]
         return [*self._wrong, *_accuracy(job), *self._samples(job), *left, *self._leaks.found()]
