@@ -246,6 +246,8 @@ def _leaving(state: State, event: Leaving, now: float) -> Result:
 
 def _left(state: State, event: Left, now: float) -> Result:
     state = arrivals.withdraw(state, event.agent)
+    if state.base is not None and event.agent in state.base.members:
+        state = replace(state, ended=state.ended | {event.agent})
     known = state.agents.get(event.agent)
     if known is None or known.departed or state.phase is Phase.CLOSED:
         return succession.farewell(succession.leader_goes(state, event, state.resign_by), event), ()

@@ -219,6 +219,7 @@ class State:
         base: the last published round, whoever published it.
         gone: members of `base` that are known to be gone for good: they join nobody any more.
         lingering: those of `gone` that may have workers still: they have said that they go, and nothing since.
+        ended: members of `base` that have no workers any more: they have said farewell, or their process has ended.
         awaited: members of `base` that this leader has not heard of yet.
         claimed, claiming: whether the epoch is the leader's own, and whether it has been asked for.
         resigning: whether the leader's own agent goes, so that somebody else has to lead.
@@ -253,6 +254,7 @@ class State:
     base: Base | None = None
     gone: frozenset[str] = frozenset()
     lingering: frozenset[str] = frozenset()
+    ended: frozenset[str] = frozenset()
     awaited: frozenset[str] = frozenset()
     claimed: bool = True
     claiming: bool = False

@@ -96,6 +96,7 @@ def gone(state: State, event: Gone, now: float) -> Result:
         state,
         gone=state.gone | ended,
         lingering=state.lingering - ended,
+        ended=state.ended | ended,
         awaited=state.awaited - ended,
         gone_nodes=state.gone_nodes | nodes,
     )
@@ -119,6 +120,9 @@ def farewell(state: State, event: Leaving | Left) -> State:
     """A member of the last round that this leader has given up, or never known, goes, and will join nobody."""
     name = event.agent
     if state.base is None or name not in state.base.members or name in state.agents:
+        return state
+    if isinstance(event, Leaving) and name in state.ended:
+        # Said before its end and come after it, by a connection that was replaced.
         return state
     # Its workers run until it says farewell.
     lingering = state.lingering | {name} if isinstance(event, Leaving) else state.lingering - {name}

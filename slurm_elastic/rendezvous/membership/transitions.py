@@ -149,6 +149,7 @@ def publish(state: State, now: float) -> Result:
         ),
         gone=frozenset(),
         lingering=frozenset(),
+        ended=frozenset(),
         awaited=frozenset(),
     )
     return state, (Publish(table, now - state.forming_since), *spares)

@@ -196,6 +196,26 @@ def test_nobody_goes_on_for_a_silent_member_that_said_it_goes_before_its_end_is_
     assert only(Publish, run.on(proof))
 
 
+@pytest.mark.parametrize("end", [Left("n0", LeaveReason.PREEMPTED), Gone(frozenset({"n0"}))])
+def test_what_a_member_said_before_its_end_and_is_heard_after_it_keeps_nobody_waiting(end: Event) -> None:
+    run = Scenario(agent="leader")
+    run.join("n0")
+    run.on(end)
+    run.on(Leaving("n0", LeaveReason.PREEMPTED, 1.0))
+    assert missing(run.state) == ()
+    assert only(Publish, run.join("n1"))
+
+
+def test_a_member_that_slurm_took_for_dead_and_that_says_it_goes_may_have_workers() -> None:
+    run = Scenario(agent="leader", max_nodes=1)
+    run.join("n0")
+    run.wait(4.0, "n0")
+    run.on(NodesSeen(frozenset({"n0"})))
+    run.on(Leaving("n0", LeaveReason.PREEMPTED, 1.0))
+    assert not only(Publish, run.join("n1"))
+    assert only(Publish, run.on(Left("n0", LeaveReason.PREEMPTED)))
+
+
 def test_a_silent_member_that_said_it_goes_is_not_missed_by_others_of_its_round() -> None:
     run = Scenario(agent="n0", expected_nodes=("n0", "n1", "n2"))
     run.join("n0", "n1", "n2")
