@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from slurm_elastic._version import __version__
+from slurm_elastic._lazy import lazy
 
 if TYPE_CHECKING:
+    from slurm_elastic._version import __version__
     from slurm_elastic.errors import UsageError
     from slurm_elastic.submission import (
         DebugElasticExecutor,
@@ -14,6 +15,20 @@ if TYPE_CHECKING:
         ElasticJob,
         LocalElasticExecutor,
         WorkerFailedError,
+    )
+else:
+    # submitit is imported only when an executor is asked for.
+    __getattr__ = lazy(
+        __name__,
+        {
+            "DebugElasticExecutor": "submission",
+            "ElasticExecutor": "submission",
+            "ElasticJob": "submission",
+            "LocalElasticExecutor": "submission",
+            "UsageError": "errors",
+            "WorkerFailedError": "submission",
+            "__version__": "_version",
+        },
     )
 
 __all__ = [
@@ -25,12 +40,3 @@ __all__ = [
     "WorkerFailedError",
     "__version__",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Import submitit only when an executor is asked for."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from slurm_elastic import errors, submission
-
-    return getattr(errors if name == "UsageError" else submission, name)

@@ -7,7 +7,6 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from slurm_elastic._version import __version__
 from slurm_elastic.cli.base import Parser, Verb, reported
 from slurm_elastic.errors import UsageError
 
@@ -55,6 +54,8 @@ class _MainParser(Parser):
 
 
 def _parser() -> Parser:
+    from slurm_elastic._version import __version__
+
     parser = _MainParser(
         prog="slurm-elastic",
         usage="slurm-elastic [--version] [--help] VERB ...",

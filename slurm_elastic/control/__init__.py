@@ -7,8 +7,9 @@ standard library only, and what agents alone need is imported when they ask for 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from slurm_elastic._lazy import lazy
 from slurm_elastic.control._fence import is_superseded
 from slurm_elastic.control._shield import shield, unshield
 from slurm_elastic.control._worker import Stop, WorkerControl, attach
@@ -16,6 +17,15 @@ from slurm_elastic.control._worker import Stop, WorkerControl, attach
 if TYPE_CHECKING:
     from slurm_elastic.control._agreement import Agreement, WorkerProgress
     from slurm_elastic.control._round import RoundControl
+else:
+    __getattr__ = lazy(
+        __name__,
+        {
+            "Agreement": "_agreement",
+            "WorkerProgress": "_agreement",
+            "RoundControl": "_round",
+        },
+    )
 
 __all__ = [
     "Agreement",
@@ -28,17 +38,3 @@ __all__ = [
     "shield",
     "unshield",
 ]
-
-_OF_AGENTS = {
-    "Agreement": "_agreement",
-    "WorkerProgress": "_agreement",
-    "RoundControl": "_round",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _OF_AGENTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.{_OF_AGENTS[name]}"), name)

@@ -7,8 +7,9 @@ and the pages are pure functions of that. Nothing is done while nobody asks.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from slurm_elastic._lazy import lazy
 
 if TYPE_CHECKING:
     from slurm_elastic.agent.health._listener import HealthSettings, health_settings
@@ -16,6 +17,23 @@ if TYPE_CHECKING:
     from slurm_elastic.agent.health._reporter import Reporter
     from slurm_elastic.agent.health._server import HealthServer
     from slurm_elastic.agent.health._snapshot import Place, Snapshot, Stage, WorkerPlace
+else:
+    # Most parts need no torch, and are imported while its libraries are loaded.
+    __getattr__ = lazy(
+        __name__,
+        {
+            "Health": "_port",
+            "HealthServer": "_server",
+            "HealthSettings": "_listener",
+            "Place": "_snapshot",
+            "Reporter": "_reporter",
+            "Snapshot": "_snapshot",
+            "Stage": "_snapshot",
+            "WorkerPlace": "_snapshot",
+            "health_port": "_port",
+            "health_settings": "_listener",
+        },
+    )
 
 __all__ = [
     "Health",
@@ -29,23 +47,3 @@ __all__ = [
     "health_port",
     "health_settings",
 ]
-
-_WHERE = {
-    "Health": "_port",
-    "HealthServer": "_server",
-    "HealthSettings": "_listener",
-    "Place": "_snapshot",
-    "Reporter": "_reporter",
-    "Snapshot": "_snapshot",
-    "Stage": "_snapshot",
-    "WorkerPlace": "_snapshot",
-    "health_port": "_port",
-    "health_settings": "_listener",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import the parts one by one: most of them need no torch, and are imported while its libraries are loaded."""
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)

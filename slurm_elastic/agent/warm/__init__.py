@@ -39,27 +39,25 @@ printed by those imports appear once, on the agent's standard error.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from slurm_elastic._lazy import lazy
 
 if TYPE_CHECKING:
     from slurm_elastic.agent.warm._orders import StartInterruptedError, State
     from slurm_elastic.agent.warm.process import WarmProcess
     from slurm_elastic.agent.warm.program import FUNCTION, Program
+else:
+    # The first steps of a start are on the way of every worker: no more than is asked for.
+    __getattr__ = lazy(
+        __name__,
+        {
+            "FUNCTION": "program",
+            "Program": "program",
+            "StartInterruptedError": "_orders",
+            "State": "_orders",
+            "WarmProcess": "process",
+        },
+    )
 
 __all__ = ["FUNCTION", "Program", "StartInterruptedError", "State", "WarmProcess"]
-
-_WHERE = {
-    "FUNCTION": "program",
-    "Program": "program",
-    "StartInterruptedError": "_orders",
-    "State": "_orders",
-    "WarmProcess": "process",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import no more than is asked for: the first steps of a start are on the way of every worker."""
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
