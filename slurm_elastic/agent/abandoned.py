@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from slurm_elastic.rendezvous.messages import Placed
 from slurm_elastic.rendezvous.requests import job_of
+from slurm_elastic.rendezvous.succession import Successor
 from slurm_elastic.slurm import Context, Controller, NodeState, SlurmJob, expand
 
-__all__ = ["end_abandoned_job", "has_lost_batch_script", "stands_for_job"]
+__all__ = ["end_abandoned_job", "end_job_given_up", "has_lost_batch_script", "stands_for_job"]
 
 _CONNECT_TIMEOUT = 2.0
 _AGAIN = 5.0
@@ -61,6 +62,60 @@ def end_abandoned_job(
         controller.cancel(job.name)
 
 
+def end_job_given_up(
+    job: SlurmJob,
+    agent: str,
+    members: Sequence[Successor] | None,
+    told: Sequence[Successor],
+    environ: Mapping[str, str],
+    controller: Controller,
+    signalled: int,
+    say: Callable[[str], None],
+) -> None:
+    """End the job if this agent has given up the run, as the last one of the job, and nobody else will.
+
+    Whoever gives up does so by itself: on a full disk all do, one after the other; in a partition others may train on.
+
+    Args:
+        job: of this agent.
+        agent: its identity. Nobody listens where it did.
+        members: of the newest round on record, None if that cannot be read.
+        told: the members that this agent was told of. They count where nothing can be read, and then each other node
+            of the job has to be accounted for.
+        environ, controller, signalled, say: see :func:`end_abandoned_job`.
+    """
+    if members is None:
+        known, nodes = _of_job(told, agent), job.job_nodes
+    else:
+        known = _of_job(members, agent)
+        nodes = tuple(known)
+    others = [node for node in nodes if node != job.node]
+    if has_lost_batch_script(job, environ, controller, _TURNS, signalled) and _have_ended(
+        others, known, controller, signalled
+    ):
+        say(f"the run is given up, and the batch script of job {job.name} is gone: this agent, the last, ends the job")
+        controller.cancel(job.name)
+
+
+def _of_job(members: Sequence[Successor], agent: str) -> dict[str, Successor]:
+    return {each.agent.split("/")[0]: each for each in members if job_of(each.agent) == job_of(agent)}
+
+
+def _have_ended(nodes: Collection[str], known: Mapping[str, Successor], controller: Controller, signalled: int) -> bool:
+    """Whether the agents of all these nodes have ended; no if one lives, or if that is not known in time."""
+    for _ in range(_TURNS):
+        states = controller.node_states(nodes) if nodes else {}
+        up = [node for node in nodes if states[node] is not NodeState.DOWN]
+        # The first that is not known to have ended says enough.
+        answers = (_answers(known[node].address, known[node].port) if node in known else None for node in up)
+        answer = next((each for each in answers if each is not False), False)
+        if answer is not None:
+            return not answer
+        if select.select([signalled], [], [], _AGAIN)[0]:
+            return False
+    return False
+
+
 def has_lost_batch_script(
     job: SlurmJob, environ: Mapping[str, str], controller: Controller, turns: int, signalled: int | None = None
 ) -> bool:
@@ -100,8 +155,13 @@ def _listens(environ: Mapping[str, str]) -> bool | None:
     host, port = environ.get("SLURM_SRUN_COMM_HOST"), environ.get("SLURM_SRUN_COMM_PORT", "")
     if not host or not port.isdigit():
         return None
+    return _answers(host, int(port))
+
+
+def _answers(host: str, port: int) -> bool | None:
+    """Whether somebody listens there; None if nobody can tell."""
     try:
-        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT).close()
+        socket.create_connection((host, port), _CONNECT_TIMEOUT).close()
     except ConnectionRefusedError:
         return False
     except OSError:

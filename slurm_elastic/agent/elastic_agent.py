@@ -163,7 +163,7 @@ class SlurmElasticAgent(LeavingAgent):
 
     def _give_up(self, code: ExitCode, detail: str) -> RunResult | None:
         def go() -> RunResult:
-            self.outcome = AgentOutcome(code, detail=detail)
+            self.outcome = AgentOutcome(code, detail=detail, gave_up=True)
             raise RendezvousGracefulExitError(detail)
 
         self._told_to_go = True

@@ -16,6 +16,7 @@ from slurm_elastic.agent.abandoned import end_abandoned_job, has_lost_batch_scri
 from slurm_elastic.agent.asker import is_asker
 from slurm_elastic.agent.elastic_agent import SlurmElasticAgent
 from slurm_elastic.agent.events import EventLog
+from slurm_elastic.agent.giving_up import end_given_up, is_known_done
 from slurm_elastic.agent.health import Health, Snapshot, health_port
 from slurm_elastic.agent.held import cancel_held_elements
 from slurm_elastic.agent.inquiry import Inquiry
@@ -35,7 +36,7 @@ from slurm_elastic.rendezvous.journal import Entry, describe
 from slurm_elastic.rendezvous.keeping import open_records
 from slurm_elastic.rendezvous.membership import Decision
 from slurm_elastic.rendezvous.options import RendezvousOptions
-from slurm_elastic.rendezvous.records import Records, RecordsError, RecordsInterruptedError
+from slurm_elastic.rendezvous.records import Records, RecordsInterruptedError
 from slurm_elastic.rendezvous.seat import Seat, connect
 from slurm_elastic.rundir import JobRecords, RunDirError, incarnation
 from slurm_elastic.slurm import Controller, Finding, choose_address, gather_facts
@@ -148,7 +149,7 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
         health.reporter.over()
         inquiry.close()
         coordination.stop()
-    if outcome.exit_code is ExitCode.LEFT and _is_done(records):
+    if outcome.exit_code is ExitCode.LEFT and is_known_done(records):
         # The leader recorded the end, and went before it could tell this agent.
         outcome = AgentOutcome(ExitCode.FINISHED)
     _say_goodbye(outcome, seat, coordination.leads, events)
@@ -156,6 +157,8 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
     if outcome.exit_code is ExitCode.LEFT:
         if inquiry.asks:
             _requeue(settings)
+        elif outcome.gave_up:
+            end_given_up(settings, seat, coordination, record_signals())
     elif settings.job is not None and (
         coordination.leads or stands_for_job(settings.job, settings.agent, agent.last_place)
     ):
@@ -212,14 +215,6 @@ def _requeue(settings: AgentSettings) -> None:
         )
     except RunDirError as error:
         logger.warning("not requeued: %s", error)
-
-
-def _is_done(records: Records) -> bool:
-    try:
-        return records.is_done()
-    except RecordsError as error:
-        logger.debug("%s", error)
-        return False
 
 
 def _say_goodbye(outcome: AgentOutcome, seat: Seat, leads: bool, events: EventLog) -> None:

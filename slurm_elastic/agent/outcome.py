@@ -18,8 +18,10 @@ class AgentOutcome:
         exit_code: for Slurm.
         failure: the run's root cause, if it failed.
         detail: one line, if there is something to say.
+        gave_up: whether nobody told this agent to end: it found no leader, or no records.
     """
 
     exit_code: ExitCode
     failure: WorkerFailure | None = None
     detail: str = ""
+    gave_up: bool = False

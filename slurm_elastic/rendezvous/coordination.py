@@ -21,6 +21,7 @@ from slurm_elastic.rendezvous.leader import Leader
 from slurm_elastic.rendezvous.member import Member
 from slurm_elastic.rendezvous.membership import Candidate, LeaveReason, Slowest, WorkerFailure
 from slurm_elastic.rendezvous.records import RecordsError
+from slurm_elastic.rendezvous.succession import Successor
 from slurm_elastic.rendezvous.whereabouts import MemberSettings
 from slurm_elastic.rendezvous.words import LeaderLost, Word
 
@@ -135,6 +136,10 @@ class Coordination:
     def leader_address(self) -> str:
         """See :meth:`Member.leader_address`."""
         return self._member.leader_address()
+
+    def members_told(self) -> tuple[Successor, ...]:
+        """See :meth:`Member.members_told`."""
+        return self._member.members_told()
 
     def rejected(self) -> int:
         """How many records of strangers the leader here has dropped; 0 where none leads."""

@@ -28,7 +28,7 @@ from slurm_elastic.rendezvous.participant import Participant
 from slurm_elastic.rendezvous.reaching import Endpoint
 from slurm_elastic.rendezvous.requests import LeaveRequest, LeaveRequested
 from slurm_elastic.rendezvous.session import Role, Session, SessionError
-from slurm_elastic.rendezvous.succession import FENCE
+from slurm_elastic.rendezvous.succession import FENCE, Successor
 from slurm_elastic.rendezvous.whereabouts import Leadership, MemberSettings
 from slurm_elastic.rendezvous.words import CutOff, Word
 
@@ -70,6 +70,15 @@ class Member:
         """Address or name at which the leader was found last, empty before; from any thread."""
         link = self._link
         return link.endpoint[0] if link is not None else ""
+
+    def members_told(self) -> tuple[Successor, ...]:
+        """Members of the round in which this agent had its last place, as far as it was told; from any thread.
+
+        Its leader is among them, and the first of those that may follow it; all of a small round.
+        """
+        known = self._known
+        leader = (Successor(known.leader, *known.place),) if known.place is not None else ()
+        return (*known.successors, *leader)
 
     async def close(self, timeout: float) -> None:
         """Send out what was said, then end the connection."""
@@ -141,7 +150,7 @@ class Member:
                 placed = self._participant.placed(attempt, round_)
                 if placed is not None:
                     self._participant = placed
-                    self._known.placed(message)
+                    self._known.placed(message, link.endpoint)
                     self._deliver(message)
             case Resigned(agent, gone):
                 self._known.resigns(agent, gone, link.endpoint)

@@ -87,6 +87,7 @@ class Leadership:
         gone: members of that round that are gone for good, by the word of a leader that has resigned.
         resigned: whether it has said that it goes, and nobody has been found since.
         left: where the last one was that said so.
+        place: where the leader was that gave that place.
     """
 
     epoch: int = 0
@@ -98,9 +99,11 @@ class Leadership:
     gone: frozenset[str] = frozenset()
     resigned: bool = False
     left: Endpoint | None = None
+    place: Endpoint | None = None
 
-    def placed(self, place: Placed) -> None:
-        """Its leader has given a place."""
+    def placed(self, place: Placed, endpoint: Endpoint) -> None:
+        """Its leader, which was there, has given a place."""
+        self.place = endpoint
         self.epoch, self.leader, self.node = place.epoch, place.leader, place.leader_node
         self.successors, self.round = place.successors, place.round
         self.leaving = self.gone = frozenset()

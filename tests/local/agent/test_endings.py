@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import socket
 from collections.abc import Callable
 
 import pytest
@@ -157,3 +159,24 @@ def test_a_worker_that_nobody_can_start_is_said(allocate: Allocate) -> None:
     assert agent.err.splitlines()[-2].endswith("error: rank 0 on 127.0.0.1 ended with exit code 127")
     assert str(program) in agent.err.splitlines()[-1]
     assert "Traceback" not in agent.err
+
+
+def test_agents_that_give_up_end_a_job_that_has_lost_its_batch_script(allocate: Allocate) -> None:
+    nodes = allocate(3)
+    commands, cancelled = nodes.directory / "bin", nodes.directory / "cancelled"
+    commands.mkdir()
+    (commands / "scancel").write_text(f'#!/bin/sh\necho "$@" >> {cancelled}\n')
+    (commands / "scancel").chmod(0o755)
+    with socket.socket() as srun:
+        # Nobody listens on a port that is bound, as where srun was.
+        srun.bind(("127.0.0.1", 0))
+        port = str(srun.getsockname()[1])
+        agents = nodes.start_all(PATH=str(commands), SLURM_SRUN_COMM_HOST="127.0.0.1", SLURM_SRUN_COMM_PORT=port)
+        nodes.seen(0)
+        # Nobody can follow the leader.
+        shutil.rmtree(nodes.run_dir / "epochs")
+        agents[0].kill()
+        assert [agent.wait() for agent in agents[1:]] == [75, 75]
+        # By the last of them, or by both if they gave up together.
+        assert set(cancelled.read_text().split()) == {"7"}
+    assert not nodes.processes()

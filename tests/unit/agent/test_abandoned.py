@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm_elastic.agent.abandoned import end_abandoned_job, stands_for_job
+from slurm_elastic.agent.abandoned import end_abandoned_job, end_job_given_up, stands_for_job
 from slurm_elastic.rendezvous.membership import Place, Reason
 from slurm_elastic.rendezvous.messages import Placed
+from slurm_elastic.rendezvous.succession import Successor
 from slurm_elastic.slurm import Controller, NodeState, SlurmJob
 
 
@@ -39,13 +40,13 @@ def signalled() -> Iterator[int]:
     os.close(writing)
 
 
-def job(rank: int) -> SlurmJob:
+def job(rank: int, nodes: int = 2) -> SlurmJob:
     found = SlurmJob.from_environment(
         {
             "SLURM_JOB_ID": "7",
-            "SLURM_JOB_NODELIST": "n[1-2]",
+            "SLURM_JOB_NODELIST": f"n[1-{nodes}]",
             "SLURM_STEP_ID": "0",
-            "SLURM_STEP_NODELIST": "n[1-2]",
+            "SLURM_STEP_NODELIST": f"n[1-{nodes}]",
             "SLURM_NODEID": str(rank),
             "SLURMD_NODENAME": f"n{rank + 1}",
         }
@@ -110,3 +111,72 @@ def test_who_sees_to_the_end_of_the_job(rank: int, leader: str, members: str, st
 
 def test_nobody_stands_for_a_job_that_never_trained() -> None:
     assert not stands_for_job(job(1), "n2/7.0/5", None)
+
+
+OTHERS = ("n1/7.0/1", "n3/7.0/3")
+
+
+def gives_up(
+    signalled: int,
+    listener: socket.socket,
+    *,
+    srun: dict[str, str],
+    states: dict[str, NodeState],
+    members: tuple[str, ...] | None = OTHERS,
+    told: tuple[str, ...] = OTHERS,
+) -> bool:
+    """Whether the agent of n2, of a job of three nodes, ends the job. The others listen, or did, in one place."""
+    controller = Asked(NodeState.UNKNOWN)
+    controller.node_states = lambda names: {name: states.get(name, NodeState.UNKNOWN) for name in names}  # type: ignore[method-assign,assignment]
+    address, port = listener.getsockname()
+
+    def at(agents: tuple[str, ...]) -> list[Successor]:
+        return [Successor(agent, address, port) for agent in agents]
+
+    found = None if members is None else at(members)
+    end_job_given_up(job(1, 3), "n2/7.0/2", found, at(told), srun, controller, signalled, lambda line: None)
+    return controller.cancelled == ["7"]
+
+
+UP, DOWN = NodeState.UP, NodeState.DOWN
+
+
+@pytest.mark.parametrize(
+    ("states", "members", "told", "ends"),
+    [
+        ({"n1": DOWN}, OTHERS, (), True),
+        ({"n1": UP, "n3": UP}, OTHERS, (), True),
+        # Agents of other jobs of the run, and of another start of this one, are no matter of this job.
+        ({}, ("n8/8.0/1", "n3/7.1/3"), (), True),
+        # Where nothing can be read each node of the job counts, and one of which nothing is known may train.
+        ({"n1": DOWN}, None, OTHERS, True),
+        ({"n1": DOWN, "n3": DOWN}, None, (), True),
+        ({"n1": DOWN, "n3": UP}, None, ("n1/7.0/1",), False),
+    ],
+)
+def test_the_last_that_gives_up_ends_a_job_without_batch_script(
+    signalled: int,
+    states: dict[str, NodeState],
+    members: tuple[str, ...] | None,
+    told: tuple[str, ...],
+    *,
+    ends: bool,
+) -> None:
+    # Nobody listens on a port that is bound.
+    with socket.socket() as ended_:
+        ended_.bind(("127.0.0.1", 0))
+        assert gives_up(signalled, ended_, srun=srun_at(ended_), states=states, members=members, told=told) is ends
+
+
+def test_who_gives_up_while_another_one_lives_leaves_the_job_alone(signalled: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as alive, socket.socket() as ended_:
+        ended_.bind(("127.0.0.1", 0))
+        assert not gives_up(signalled, alive, srun=srun_at(ended_), states={"n1": DOWN, "n3": UP})
+        # Slurm knows better than a port that somebody else may have by now.
+        assert gives_up(signalled, alive, srun=srun_at(ended_), states={"n1": DOWN, "n3": DOWN})
+
+
+def test_who_gives_up_leaves_a_job_with_its_srun_alone(signalled: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as srun, socket.socket() as ended_:
+        ended_.bind(("127.0.0.1", 0))
+        assert not gives_up(signalled, ended_, srun=srun_at(srun), states={"n1": DOWN, "n3": DOWN})
