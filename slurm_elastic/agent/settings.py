@@ -8,7 +8,6 @@ import logging
 import os
 import secrets
 import signal
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +91,6 @@ class AgentSettings:
     """What torchrun would start in each worker."""
     args: tuple[str, ...]
     """Arguments of `entrypoint`."""
-    python_script: bool
     """Whether `entrypoint` is this very interpreter with a script or module, so that workers can start warm."""
     start: Start
     """What the user asked for; a worker that cannot start warm starts cold."""
@@ -164,7 +162,6 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
         launch_config=config,
         entrypoint=entrypoint,
         args=args,
-        python_script=entrypoint == sys.executable and not options.no_python,
         start=_start(options),
         preload=tuple(name for name in (options.preload or "").split(",") if name),
         patience=patience(options.max_requeues, options.grace, options.warning),

@@ -113,7 +113,9 @@ class Zygote:
         try:
             obstacle = self._import([*preload.REQUIRED, *self._settings["preload"]])
         except preload.BrokenPreloadError as error:
-            state = {"state": "broken", "module": error.module, "reason": str(error)[:8000]}
+            # A worker that is started cold tells of a torch that is broken itself, or does without.
+            broken = error.module in self._settings["preload"]
+            state = {"state": "broken" if broken else "cold", "module": error.module, "reason": str(error)[:8000]}
         else:
             self._later = [*preload.LATER]
             if obstacle is not None:

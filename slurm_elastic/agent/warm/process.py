@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -61,6 +62,8 @@ class WarmProcess:
             self._given_up = SWITCHED_OFF
         elif program is None:
             self._given_up = "the entry point is not a Python script"
+        elif program.interpreter != sys.executable:
+            self._given_up = f"the interpreter is {program.interpreter}, that of the agent {sys.executable}"
         if found is None:
             self._channel, self._process = self._spawn()
         else:

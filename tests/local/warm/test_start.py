@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +37,24 @@ def test_program_that_is_not_python(workplace: Make, caplog: pytest.LogCaptureFi
     place.program = Program("/bin/echo", ())
     assert place.run_warm(["a", "b"]).stdout == "a b\n"
     assert caplog.messages == ["workers start cold: the entry point is not a Python script"]
+
+
+def test_another_interpreter(workplace: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # Outside of its environment it finds neither torch nor anything else that is installed.
+    other = tmp_path / "python"
+    other.symlink_to(sys.executable)
+    (tmp_path / "train.py").write_text(FORKED)
+    place = workplace(program=Program(str(other), ("-u", str(tmp_path / "train.py"))), entrypoint=str(other))
+    assert place.run_warm().stdout == "False\n"
+    assert caplog.messages == [f"workers start cold: the interpreter is {other}, that of the agent {sys.executable}"]
+
+
+def test_torch_that_cannot_be_imported(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """As where a module beside the script hides one of torch's: the script says so itself, or goes without torch."""
+    place = workplace(modules={"pickletools": "raise ImportError('not the one')\n"})
+    place.script.write_text(FORKED)
+    assert place.run_warm().stdout == "False\n"
+    assert caplog.messages == ["workers start cold: torch cannot be imported: ImportError: not the one"]
 
 
 def test_program_that_is_not_there(workplace: Make) -> None:
@@ -87,6 +106,12 @@ def test_preload_that_kills_the_process_is_named(workplace: Make, caplog: pytest
             "threads are running",
         ),
         ("import subprocess; child = subprocess.Popen(['sleep', '1000'])", "child processes are running"),
+        # As where there is a GPU.
+        ("import torch; torch.cuda._initialized = True", "CUDA is initialized"),
+        (
+            "import os, torch; me = os.getpid(); torch.cuda._is_in_bad_fork = lambda: os.getpid() != me",
+            "CUDA was used, and cannot be used after a fork",
+        ),
     ],
 )
 def test_preload_after_which_a_fork_is_no_fresh_start(

@@ -87,7 +87,6 @@ def settings_of_n2(**changes: Any) -> AgentSettings:
         launch_config=launch_config(),
         entrypoint=sys.executable,
         args=("-u", "train.py"),
-        python_script=True,
         start=Start.WARM,
         preload=(),
         patience=Patience(),
@@ -280,28 +279,21 @@ def test_ports(arguments: str, environ: dict[str, str], expected: tuple[int, ...
 
 
 @pytest.mark.parametrize(
-    ("arguments", "entrypoint", "args", "python_script"),
+    ("arguments", "entrypoint", "args"),
     [
-        ("-m package.train --x", sys.executable, ("-u", "-m", "package.train", "--x"), True),
-        ("--no-python sh -c true", "sh", ("-c", "true"), False),
+        ("-m package.train --x", sys.executable, ("-u", "-m", "package.train", "--x")),
+        ("--no-python sh -c true", "sh", ("-c", "true")),
     ],
 )
-def test_entry_points(arguments: str, entrypoint: str, args: tuple[str, ...], python_script: bool) -> None:
+def test_entry_points(arguments: str, entrypoint: str, args: tuple[str, ...]) -> None:
     settings = settle(arguments, STEP)
-    assert (settings.entrypoint, settings.args, settings.python_script) == (entrypoint, args, python_script)
-
-
-def test_another_interpreter_cannot_start_warm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHON_EXEC", "/usr/bin/python3")
-    settings = settle("train.py", STEP)
-    assert (settings.entrypoint, settings.python_script) == ("/usr/bin/python3", False)
+    assert (settings.entrypoint, settings.args) == (entrypoint, args)
 
 
 def test_a_function_of_torch_runs_the_script_in_this_interpreter() -> None:
     settings = settle(f"--run-path {Path.cwd()}/train.py 1", STEP)
     assert callable(settings.entrypoint)
     assert settings.args == (f"{Path.cwd()}/train.py", "1")
-    assert not settings.python_script
 
 
 @pytest.mark.parametrize(
