@@ -76,6 +76,23 @@ def test_a_preempted_allocation_saves_and_comes_back_smaller(jobs, proctrack, pr
         after.cancel()
 
 
+def test_a_preempted_job_that_may_not_be_requeued_says_how_to_go_on_and_ends_as_its_agents_do(jobs, release):
+    job = jobs.submit("--nodes=1", "--no-requeue", "elastic.sbatch", "train.py", "--alone", "--asks")
+    job.wait_until("no training", lambda: job.trained_on(0) != [])
+
+    high = jobs.take(*job.nodes())
+
+    end = "PREEMPTED" if release == "24.11" else "FAILED"
+    jobs.cluster.wait_until("it does not end", lambda: job.state() == end)
+    high.cancel()
+    assert "not requeued (preempted): the job may not be; submit it with --requeue" in job.output
+    assert re.search(r"srun: error: \w+: task 0: Exited with exit code 75$", job.output, re.MULTILINE)
+    # Slurm 24.11 forgets the exit code of a preempted job.
+    assert job.exit_code() == (0 if end == "PREEMPTED" else 75)
+    assert {e["stop"] for e in job.diary() if "stop" in e} == {"preempted"}
+    assert jobs.cluster.job(job.id)["Restarts"] == "0"
+
+
 def test_a_job_that_loses_its_first_node_comes_back_from_its_time_limit_without_its_batch_script(jobs):
     agent = f"{SRUN} slurm-elastic agent --warning=20 train.py --asks\n"
     jobs.write("own.sh", f"#!/bin/bash\nexport SLURM_ELASTIC_VERDICT=1\n{agent}slurm-elastic verdict $?\n")
