@@ -25,7 +25,7 @@ from types import FrameType
 import pytest
 
 from tests.cluster.aftermath import describe
-from tests.cluster.jobs import Jobs
+from tests.cluster.jobs import PATIENT, Jobs
 from tests.cluster.testbed import Cluster, Settings, TestbedError
 from tests.cluster.testbed.sessions import Session
 
@@ -151,8 +151,7 @@ def remove_shared_directory(directory: Path) -> None:
 def jobs(request: pytest.FixtureRequest, cluster: Cluster, workdir: Path, environment: Path) -> Iterator[Jobs]:
     """Submits trainings; a test that uses it has to end its jobs, and nothing of them may be left on any node."""
     submitter = Jobs(cluster, workdir, environment)
-    # As in the local layer: an agent that stands still for seconds on a busy machine is not lost.
-    submitter.environ["PET_RDZV_CONF"] = "heartbeat_limit=20"
+    submitter.environ.update(PATIENT)
     yield submitter
     if not request.node.stash.get(_failed, False):
         assert submitter.going_on() == ""

@@ -40,8 +40,10 @@ exec sleep "$1"
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"})
 
 
+PATIENT = {"PET_RDZV_CONF": "heartbeat_limit=20"}
+"""For all agents of tests: as in the local layer, one that stands still for seconds on a busy machine is not lost."""
 SILENCE = "--rdzv-conf=heartbeat_limit=3"
-"""For agents whose silence matters: the default, which is longer for all others in tests."""
+"""For agents whose silence matters: the default."""
 
 
 def outermost(processes: Iterable[Process], words: str) -> Process:

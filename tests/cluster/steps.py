@@ -127,7 +127,8 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     first = step = group.resume()
     fails = args.fail is not None and int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < args.fail_times
-    enough = False
+    # Rank 0 may have saved the last step already: before another rank has started, or in a round that has ended since.
+    enough = 0 < args.steps <= first
     while not enough:
         step += 1
         if fails and step == first + 3:

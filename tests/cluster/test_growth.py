@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import remove_shared_directory, shared_directory
-from tests.cluster.jobs import SRUN, Job, Jobs
+from tests.cluster.jobs import PATIENT, SRUN, Job, Jobs
 from tests.cluster.testbed import Cluster, Settings
 from tests.cluster.testbed.sessions import Session
 
@@ -40,6 +40,7 @@ def late(cluster_session: Session, release: str, environment: Path) -> Iterator[
     cluster = Cluster.up(Settings(f"{cluster_session.name}-late", nodes=2, release=release))
     directory = shared_directory("late")
     jobs = Jobs(cluster, directory, environment)
+    jobs.environ.update(PATIENT)
     jobs.write("late.sh", LATE)
     yield jobs.submit("late.sh")
     cluster.down()
