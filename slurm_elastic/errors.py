@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
-__all__ = ["ExitCode", "SlurmElasticError", "UsageError"]
+__all__ = ["ExitCode", "SlurmElasticError", "UsageError", "did_you_mean"]
 
 
 class ExitCode(enum.IntEnum):
@@ -35,3 +36,11 @@ class UsageError(SlurmElasticError):
     """A person's mistake. The message is one line: what is wrong, then how to mend it."""
 
     exit_code = ExitCode.USAGE
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
+    """How to mend a misspelt word: by the known one that comes near it; where none does, as `otherwise` says."""
+    import difflib
+
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else otherwise

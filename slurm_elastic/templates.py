@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
-from slurm_elastic.errors import UsageError
+from slurm_elastic.errors import UsageError, did_you_mean
 
 __all__ = ["names", "read", "summary"]
 
@@ -25,8 +24,7 @@ def read(name: str) -> str:
     """
     there = names()
     if name not in there:
-        near = difflib.get_close_matches(name, there, n=1)
-        mend = f"did you mean {near[0]}?" if near else f"there are {', '.join(there)}"
+        mend = did_you_mean(name, there, otherwise=f"there are {', '.join(there)}")
         raise UsageError(f"no template {name!r}; {mend}")
     return (_directory() / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
 

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar, NoReturn
 
-from slurm_elastic.errors import SlurmElasticError, UsageError
+from slurm_elastic.errors import SlurmElasticError, UsageError, did_you_mean
 
 __all__ = ["Parser", "Verb", "reported"]
 
@@ -23,11 +23,54 @@ def reported(run: Callable[[], int]) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that leaves a wrong command line to the one place where errors are printed, as a single line."""
+    """A parser that leaves a wrong command line to the one place where errors are printed, as a single line.
+
+    An option that there is not is what that line is about, whatever else argparse misses because of it.
+    """
+
+    _words: Sequence[str] = ()
+
+    def parse_args(self, words: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
+        """Parse what follows the verb.
+
+        Raises:
+            UsageError: it is wrong.
+        """
+        self._words = words
+        for action in self._actions:
+            if action.nargs == argparse.REMAINDER:
+                # Before Python 3.13 something has to follow.
+                action.required = False
+        return super().parse_args(words)
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
-        raise UsageError(f"{message}; see {self.prog} --help")
+        see = f"see {self.prog} --help"
+        option = self._strange_option()
+        if option is None:
+            raise UsageError(f"{message}; {see}")
+        raise UsageError(f"no option {option}; {did_you_mean(option, self._option_string_actions, otherwise=see)}")
+
+    def _strange_option(self) -> str | None:
+        """The first option that there is not; what follows a script is the script's."""
+        known = self._option_string_actions
+        with_script = any(action.nargs == argparse.REMAINDER and not action.option_strings for action in self._actions)
+        words = iter(self._words)
+        for word in words:
+            if word == "--" or (with_script and not word.startswith("-")):
+                return None
+            if not word.startswith("-") or word == "-":
+                continue
+            given, sign, _ = word.partition("=")
+            # A short option may have its value attached, a long one may be cut short.
+            option = given if given.startswith("--") else word[:2]
+            near = [name for name in known if name.startswith(option)]
+            if not near:
+                return given
+            takes_next = known.get(option, known[near[0]]).nargs is None and not sign and len(word) == len(option)
+            if takes_next:
+                next(words, None)
+        return None
 
 
 class Verb(ABC):

@@ -28,7 +28,7 @@ class Drain(Verb):
         """Say which nodes will leave."""
         parser = self.parser(examples=_EXAMPLES)
         parser.add_argument("run_id", metavar="RUN", help="its id: of the job, of the array, or what --run-id says")
-        parser.add_argument("nodes", metavar="NODE", nargs="*", help="as Slurm names it; also node[1-3]")
+        parser.add_argument("nodes", metavar="NODE", nargs="*", default=(), help="as Slurm names it; also node[1-3]")
         parser.add_argument("--all", action="store_true", help="every node")
         parser.add_argument("--run-dir", metavar="DIR", help="as for the agent (default: the current directory)")
         options = parser.parse_args(arguments)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from slurm_elastic.cli.base import Parser, Verb, reported
-from slurm_elastic.errors import UsageError
+from slurm_elastic.errors import UsageError, did_you_mean
 
 __all__ = ["main"]
 
@@ -76,8 +76,5 @@ def _imported(name: str) -> Verb:
 def _verb(name: str) -> Verb:
     if name in _VERBS:
         return _imported(name)
-    import difflib
-
-    near = difflib.get_close_matches(name, _VERBS, n=1)
-    mend = f"did you mean {near[0]}?" if near else f"there are {', '.join(_VERBS)}"
+    mend = did_you_mean(name, _VERBS, otherwise=f"there are {', '.join(_VERBS)}")
     raise UsageError(f"no verb {name!r}; {mend}")

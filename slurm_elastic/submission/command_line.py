@@ -6,6 +6,7 @@ theirs, as far as it is spelled out; every other option, and every single letter
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -43,6 +44,8 @@ _SBATCH_SWITCHES = frozenset(
 
 _OWN_SWITCHES = frozenset({"dry-run", "help"})
 _OWN = frozenset({"shape", "template", "nodes"}) | _OWN_SWITCHES
+_NEARLY = 0.85
+"""Of `difflib.SequenceMatcher.ratio`: no option of sbatch is so near to one of ours (22.05 to 26.05)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ def read_command_line(
         agent_switches: those of them that have no value, and ``-m``.
 
     Raises:
-        UsageError: an option lacks its value.
+        UsageError: an option lacks its value, or is nearly one of the agents' or of the verb.
     """
     own: dict[str, str | None] = {}
     sbatch: dict[str, str | None] = {}
@@ -96,6 +99,7 @@ def read_command_line(
         elif dashed in agent_options:
             agent += [word] if sign else [word, _next(rest, word)]
         else:
+            _require_unlike(option, agent_options)
             _of_sbatch(word, rest, own, sbatch)
     return CommandLine(own, sbatch, tuple(agent), script, tuple(rest))
 
@@ -110,6 +114,20 @@ def _of_sbatch(word: str, rest: Iterator[str], own: dict[str, str | None], sbatc
     if value is None and name not in switches:
         value = _next(rest, word)
     (own if name in _OWN else sbatch)[name] = value
+
+
+def _require_unlike(option: str, agent_options: Collection[str]) -> None:
+    """Refuse what is nearly an option of ours: sbatch would name it, but not what it should have been.
+
+    Misspelt options of sbatch are left to sbatch, which has some that are not known here, of plugins too.
+    """
+    ours = {*agent_options, *(f"--{name}" for name in _OWN)}
+    others = {f"--{name}" for name in (*LONG_NAMES.values(), *_SBATCH_SWITCHES)}
+    if option in ours | others:
+        return
+    near = difflib.get_close_matches(option, ours | others, n=1, cutoff=_NEARLY)
+    if near and near[0] in ours:
+        raise UsageError(f"no option {option}; did you mean {near[0]}?")
 
 
 def _next(rest: Iterator[str], option: str) -> str:

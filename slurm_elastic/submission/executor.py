@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shutil
 import time
 import uuid
@@ -14,7 +13,7 @@ from typing import Any, cast
 from submitit.core import core, utils
 from submitit.slurm import slurm
 
-from slurm_elastic.errors import UsageError
+from slurm_elastic.errors import UsageError, did_you_mean
 from slurm_elastic.submission.entry import Script
 from slurm_elastic.submission.job import ElasticJob
 from slurm_elastic.submission.parameters import SlurmParameters, long_names, slurm_parameters
@@ -133,11 +132,8 @@ class ElasticExecutor(slurm.SlurmExecutor):
         known = self._valid_parameters()
         for name in named:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                raise UsageError(
-                    f"no parameter {name!r}; "
-                    + (f"did you mean {near[0]}?" if near else "others go into slurm_additional_parameters")
-                )
+                mend = did_you_mean(name, known, otherwise="others go into slurm_additional_parameters")
+                raise UsageError(f"no parameter {name!r}; {mend}")
         merged = {**self.parameters, **named}
         self._planned((), slurm_parameters(merged))
         self.parameters = merged

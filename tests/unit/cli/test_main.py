@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 
 from slurm_elastic import __version__
 from slurm_elastic.cli import main
+from slurm_elastic.cli.agent_parser import agent_parser
+from slurm_elastic.errors import UsageError
 
 HELP = """
 import sys
@@ -63,18 +66,61 @@ def test_module_is_the_command() -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "the following arguments are required: VERB, arguments; see slurm-elastic --help"),
-        (["agnt"], "no verb 'agnt'; did you mean agent?"),
-        (["x"], "no verb 'x'; there are agent, drain, etcd, requeue, store, submit, template, verdict"),
-        (["--bogus", "agent"], "unrecognized arguments: --bogus; see slurm-elastic --help"),
-        (["template", "alocation"], "no template 'alocation'; did you mean allocation?"),
-        (["template", "--bogus"], "unrecognized arguments: --bogus; see slurm-elastic template --help"),
-        (["verdict", "x"], "argument status: invalid int value: 'x'; see slurm-elastic verdict --help"),
+        ("", "the following arguments are required: VERB; see slurm-elastic --help"),
+        ("agnt", "no verb 'agnt'; did you mean agent?"),
+        ("x", "no verb 'x'; there are agent, drain, etcd, requeue, store, submit, template, verdict"),
+        ("--versoin", "no option --versoin; did you mean --version?"),
+        ("--versoin agent train.py", "no option --versoin; did you mean --version?"),
+        ("--bogus agent", "no option --bogus; see slurm-elastic --help"),
+        ("-V", "no option -V; see slurm-elastic --help"),
+        ("drain", "the following arguments are required: RUN; see slurm-elastic drain --help"),
+        ("drain 12 --runn-dir x", "no option --runn-dir; did you mean --run-dir?"),
+        ("drain --ull 12", "no option --ull; did you mean --all?"),
+        ("drain 12 --run-dir", "argument --run-dir: expected one argument; see slurm-elastic drain --help"),
+        ("etcd --dri x", "no option --dri; did you mean --dir?"),
+        ("etcd extra", "unrecognized arguments: extra; see slurm-elastic etcd --help"),
+        ("etcd --submti --nodes=2 x.sbatch", "no option --submti; did you mean --submit?"),
+        ("requeue --run-di", "argument --run-dir: expected one argument; see slurm-elastic requeue --help"),
+        ("requeue --drun-dir x 12", "no option --drun-dir; did you mean --run-dir?"),
+        ("requeue 12 13", "unrecognized arguments: 13; see slurm-elastic requeue --help"),
+        ("store --nnodse 2", "no option --nnodse; did you mean --nnodes?"),
+        ("store --submti", "no option --submti; did you mean --submit?"),
+        ("store mine --nnodes", "argument --nnodes: expected one argument; see slurm-elastic store --help"),
+        ("submit --nodes", "--nodes lacks its value"),
+        ("submit --dry-rnu --nodes 2 train.py", "no option --dry-rnu; did you mean --dry-run?"),
+        ("submit --nods=2 train.py", "no option --nods; did you mean --nodes?"),
+        ("submit --partition=x --max-restrats 3 train.py", "no option --max-restrats; did you mean --max-restarts?"),
+        ("template alocation", "no template 'alocation'; did you mean allocation?"),
+        ("template --bogus", "no option --bogus; see slurm-elastic template --help"),
+        ("verdict", "the following arguments are required: status; see slurm-elastic verdict --help"),
+        ("verdict x", "argument status: invalid int value: 'x'; see slurm-elastic verdict --help"),
+        ("verdict --hlep", "no option --hlep; did you mean --help?"),
     ],
 )
-def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], line: str) -> None:
-    assert main(arguments) == 2
+def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], arguments: str, line: str) -> None:
+    assert main(arguments.split()) == 2
     assert capsys.readouterr() == ("", f"slurm-elastic: error: {line}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("", "the following arguments are required: training_script; see slurm-elastic agent --help"),
+        ("--max-restrats 3 train.py", "no option --max-restrats; did you mean --max-restarts?"),
+        ("--rum_dir=x train.py --lr 1", "no option --rum_dir; did you mean --run_dir?"),
+        ("-r3 -t 0 --bogus train.py", "no option --bogus; see slurm-elastic agent --help"),
+        ("-z train.py", "no option -z; see slurm-elastic agent --help"),
+        ("--grace", "argument --grace: expected one argument; see slurm-elastic agent --help"),
+        (
+            # One option is cut short, and what follows the script is the script's.
+            "--max-restarts=x --max-req 1 --no-health train.py --strange",
+            "argument --max-restarts/--max_restarts: invalid int value: 'x'; see slurm-elastic agent --help",
+        ),
+    ],
+)
+def test_a_mistake_in_options_of_the_agent_is_one_line(arguments: str, line: str) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(line)}$"):
+        agent_parser().parse_args(arguments.split())
 
 
 def test_templates_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
