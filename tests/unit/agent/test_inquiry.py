@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from signal import SIGCONT, SIGINT, SIGTERM, SIGUSR2, Signals
 
@@ -38,6 +39,7 @@ class Told:
         self.directory = directory
         self.notices = Notices()
         self.records: list[tuple[tuple[Signals, ...], Finding]] = []
+        self.inquiries: list[Inquiry] = []
         self.write("now", "1795179300")
         self.write("node", "ALLOCATED")
         self.scontrol('echo "$(<job.txt)"')
@@ -50,6 +52,22 @@ class Told:
         path.write_text(SCONTROL.format(directory=self.directory, job=job))
         path.chmod(0o755)
 
+    def slow_scontrol(self) -> None:
+        """Have scontrol wait for the end of the test."""
+        os.mkfifo(self.directory / "gate")
+        self.scontrol("read -r <gate")
+
+    def end(self) -> None:
+        """Leave no thread behind, which would log what it could not ask while another test looks at the log."""
+        gate = self.directory / "gate"
+        fd = os.open(gate, os.O_RDWR) if gate.exists() else None
+        if fd is not None:
+            os.write(fd, b"\n" * 100)
+        for inquiry in self.inquiries:
+            inquiry.close(60.0)
+        if fd is not None:
+            os.close(fd)
+
     def shows(self, name: str) -> None:
         text = re.sub(r"^JobId=\d+", "JobId=1", (OUTPUTS / name).read_text())
         self.write("job.txt", re.sub(r"Restarts=\d+", "Restarts=0", text))
@@ -59,13 +77,15 @@ class Told:
 
     def inquiry(self, *, asks: bool = True, timeout: float = 30.0) -> Inquiry:
         environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "f1", "SLURMD_NODENAME": "f1"}
-        return Inquiry(
+        inquiry = Inquiry(
             self.notices,
             SlurmJob.from_environment(environ),
             Meaning(grace=20.0, warning=120.0),
             Controller(timeout) if asks else None,
             self.record,
         )
+        self.inquiries.append(inquiry)
+        return inquiry
 
     def record(self, signals: Sequence[Signals], finding: Finding) -> None:
         self.records.append((tuple(signals), finding))
@@ -90,9 +110,11 @@ def nearly(seconds: float) -> object:
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
     monkeypatch.setenv("PATH", str(tmp_path))
-    return Told(tmp_path)
+    told = Told(tmp_path)
+    yield told
+    told.end()
 
 
 def test_nothing_is_asked_while_nobody_signals(told: Told) -> None:
@@ -182,7 +204,7 @@ def test_a_controller_that_is_down_is_asked_again(told: Told) -> None:
 
 
 def test_a_slow_scontrol_holds_nobody_up(told: Told) -> None:
-    told.scontrol("exec /usr/bin/sleep 60")
+    told.slow_scontrol()
     inquiry = told.inquiry(timeout=30.0)
     told.signal(SIGTERM)
     begun = time.monotonic()
@@ -235,7 +257,7 @@ def test_outside_of_slurm_nobody_is_asked(told: Told) -> None:
 
 
 def test_close_does_not_wait_for_slurm(told: Told) -> None:
-    told.scontrol("exec /usr/bin/sleep 60")
+    told.slow_scontrol()
     inquiry = told.inquiry(timeout=30.0)
     told.signal(SIGTERM)
     inquiry.look()

@@ -145,7 +145,10 @@ def test_without_scontrol_everything_is_unknown_and_said_once(
         assert controller.job("1") is None
         assert not controller.requeue("1")
         assert not controller.cancel("1")
-    assert len(caplog.records) == 4
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{command} cannot be started: No such file or directory"
+        for command in ("scontrol --oneliner show node n1", "scontrol show job 1", "scontrol requeue 1", "scancel 1")
+    ]
     assert all(record.levelno == logging.WARNING for record in caplog.records)
 
 
