@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from slurm_elastic.rendezvous.link import Link
@@ -18,12 +19,19 @@ from slurm_elastic.rendezvous.words import LeaderLost, Unreachable
 
 __all__ = ["Finder"]
 
+logger = logging.getLogger(__name__)
+
 _RESTORE = 0.1
 """Seconds in which a broken link may be restored; as long as a leader waits for it."""
 _STAND_BACK = 3.0
 """Seconds in which an agent does not stand up again after it found somebody else."""
 _UNLED = 10.0
 """Seconds after which a run that nobody has ever led is led by whoever is there."""
+
+
+def _twin(places: Collection[Endpoint]) -> str:
+    where = ", ".join(sorted(f"{address}:{port}" for address, port in places))
+    return f"this run is led from {where} by another run directory; give one that all nodes share by --run-dir"
 
 
 class Finder:
@@ -44,7 +52,7 @@ class Finder:
         fence: Callable[[str], None],
     ) -> None:
         self._settings, self._known, self._connect, self._fence = settings, known, connect, fence
-        self._over = False
+        self._over = self._warned = False
         self._stand_again_at = 0.0
         self._rising: asyncio.Task[None] | None = None
         self._rivals: asyncio.Task[None] | None = None
@@ -90,7 +98,7 @@ class Finder:
                 self._fence("the link to the leader is broken")
             order = known.order(seen)
             if lost_at is None:
-                lost_at = self._lost_at(lost, began, seen, search.with_answer(Answer.ENDED, Answer.IDLE))
+                lost_at = self._lost_at(lost, began, seen, search)
             link = await search.look(self._places(old, seen, order, lost_at is not None or now > began + _RESTORE))
             if link is not None:
                 known.resigned = False
@@ -106,18 +114,35 @@ class Finder:
             ):
                 self._rise(self._vacancy(lost, gone, ended), now)
             if now > began + self._settings.connect_timeout:
-                return LeaderLost(search.problem) if lost is not None else Unreachable(search.problem)
+                return LeaderLost(search.problem) if lost is not None else self._unreachable(seen, search)
         return None
 
-    def _lost_at(self, lost: Link | None, began: float, seen: Whereabouts, ended: Collection[Endpoint]) -> float | None:
+    def _lost_at(self, lost: Link | None, began: float, seen: Whereabouts, search: Search) -> float | None:
         """Since when it is certain that there is no leader where there was one; None as long as it is not."""
-        now = asyncio.get_running_loop().time()
+        now, ended = asyncio.get_running_loop().time(), search.with_answer(Answer.ENDED, Answer.IDLE)
         if lost is not None:
             return now if lost.endpoint in ended or self._is_silent(lost) else None
         if not seen.published:
-            return now if self._settings.stand is not None and now > began + _UNLED else None
+            if now <= began + _UNLED or self._settings.stand is None:
+                return None
+            twins = search.with_answer(Answer.TWIN)
+            if twins:
+                # To lead the same run a second time is the last thing to do.
+                self._warn(_twin(twins))
+            return None if twins else now
         gone = all(place in ended for place in seen.places)
         return now if gone or now > began + self._settings.leader_limit else None
+
+    def _unreachable(self, seen: Whereabouts, search: Search) -> Unreachable:
+        twins = search.with_answer(Answer.TWIN)
+        if twins and not seen.published:
+            return Unreachable(_twin(twins), usage=True)
+        return Unreachable(search.problem)
+
+    def _warn(self, line: str) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning("%s", line)
 
     def _vacancy(self, lost: Link | None, gone: set[str], ended: Collection[Endpoint]) -> Vacancy:
         known, silent = self._known, frozenset[str]()

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from slurm_elastic.rendezvous.link import ClosedError, Link
 from slurm_elastic.rendezvous.reaching import Endpoint
-from slurm_elastic.rendezvous.session import ForeignError, SessionError, VersionError
+from slurm_elastic.rendezvous.session import ForeignError, SessionError, TwinError, VersionError
 
 __all__ = ["READ_AGAIN", "Answer", "Search"]
 
@@ -28,8 +28,13 @@ class Answer(enum.Enum):
     """Its kernel says so: the process that listened there has ended."""
     IDLE = "leads nobody"
     """Somebody listens, and closes the connection."""
+    TWIN = "leads by another directory"
+    """Somebody says to lead this run, and has another secret."""
     SILENT = "no answer"
     """Or an answer from somebody who is no part of this run."""
+
+
+_FOREIGN = {ClosedError: Answer.IDLE, TwinError: Answer.TWIN}
 
 
 class Search:
@@ -88,7 +93,7 @@ class Search:
             answer = Answer.ENDED
             problem = "nobody listens"
         except ForeignError as error:
-            answer = Answer.IDLE if isinstance(error, ClosedError) else Answer.SILENT
+            answer = _FOREIGN.get(type(error), Answer.SILENT)
             problem = f"{place[0]}:{place[1]} is {error}"
         except (OSError, SessionError, asyncio.TimeoutError) as error:
             answer = Answer.SILENT

@@ -24,7 +24,7 @@ from typing import Any
 
 from slurm_elastic._version import __version__
 
-__all__ = ["PROTOCOL", "ForeignError", "Role", "Session", "SessionError", "VersionError"]
+__all__ = ["PROTOCOL", "ForeignError", "Role", "Session", "SessionError", "TwinError", "VersionError"]
 
 PROTOCOL = 3
 """Changed whenever a message changes; agents of one run must have the same."""
@@ -44,6 +44,13 @@ class SessionError(Exception):
 
 class ForeignError(SessionError):
     """The other side is not part of this run: another program, another run, or another incarnation."""
+
+
+class TwinError(ForeignError):
+    """The other side says that it leads this very run, and has another secret: it goes by another run directory.
+
+    Anybody can say so; nothing may depend on it but what an agent does where it finds nobody else.
+    """
 
 
 class VersionError(SessionError):
@@ -169,6 +176,7 @@ class Session:
                     "version": __version__,
                     "nonce": self._nonce,
                     "epoch": epoch,
+                    "run": self._run_name(),
                     "proof": self._proof("leader", self._challenge, self._nonce, str(epoch)),
                 }
             )
@@ -183,7 +191,12 @@ class Session:
         epoch = message.get("epoch")
         if not isinstance(epoch, int):
             raise ForeignError("a greeting without epoch")
-        self._check(message, self._proof("leader", self._nonce, nonce, str(epoch)))
+        try:
+            self._check(message, self._proof("leader", self._nonce, nonce, str(epoch)))
+        except ForeignError as error:
+            if message.get("run") == self._run_name():
+                raise TwinError("a leader of this run by another run directory") from error
+            raise
         self.epoch = epoch
         answer = {"agent": self.agent, "proof": self._proof("agent", self._nonce, nonce, self.agent)}
         self._establish(self._nonce, nonce)
@@ -207,6 +220,10 @@ class Session:
         proof = message.get("proof")
         if not isinstance(proof, str) or not proof.isascii() or not hmac.compare_digest(proof, expected):
             raise ForeignError("a wrong proof: another run, or another secret")
+
+    def _run_name(self) -> str:
+        """For comparison only; it is no secret, and is not shown as it is because it goes to strangers."""
+        return hashlib.sha256(_json(["run", self._run])).hexdigest()
 
     def _proof(self, *words: str) -> str:
         return self._digest(*words).hex()

@@ -140,7 +140,7 @@ def test_records_of_another_run_are_dropped(
     word = misled.next_word(timeout=PATIENCE)
     misled.stop()
     assert isinstance(word, Unreachable)
-    assert "another run, or another secret" in word.why
+    assert "is a leader of this run by another run directory" in word.why
     assert party.silent()
 
 

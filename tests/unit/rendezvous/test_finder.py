@@ -14,9 +14,10 @@ from slurm_elastic.rendezvous.link import ClosedError, Link
 from slurm_elastic.rendezvous.membership import Reason
 from slurm_elastic.rendezvous.reaching import Endpoint
 from slurm_elastic.rendezvous.rivals import look_for_rivals
-from slurm_elastic.rendezvous.session import Session
+from slurm_elastic.rendezvous.session import Session, SessionError, TwinError
 from slurm_elastic.rendezvous.succession import IN_THE_WAY, Successor, Vacancy
 from slurm_elastic.rendezvous.whereabouts import Leadership, MemberSettings, Whereabouts
+from slurm_elastic.rendezvous.words import Unreachable
 from tests.unit.rendezvous.virtual_time import run
 
 OLD, NEW = ("n1", 1), ("n2", 2)
@@ -72,6 +73,30 @@ def test_nobody_stands_up_beside_a_leader_that_came_since_the_last_look() -> Non
     network = Network(OLD, NEW)
     assert network.find() is network.link
     assert network.stood == 0
+
+
+@pytest.mark.parametrize("twin", [True, False])
+def test_a_run_that_nobody_has_led_is_not_led_beside_one_of_another_directory(
+    caplog: pytest.LogCaptureFixture, *, twin: bool
+) -> None:
+    """As where each node has a run directory of its own."""
+    stood: list[Vacancy] = []
+
+    async def connect(place: Endpoint) -> Link:
+        raise TwinError("a leader of this run by another run directory") if twin else SessionError("no leader")
+
+    async def stand(vacancy: Vacancy) -> bool:
+        stood.append(vacancy)
+        return False
+
+    settings = MemberSettings("7", b"secret", "n3/0.0/3", lambda: Whereabouts((OLD,)), stand=stand, connect_timeout=30)
+    found = run(Finder(settings, Leadership(), connect, lambda why: None).find(None))
+    assert isinstance(found, Unreachable)
+    assert (bool(stood), found.usage) == (not twin, twin)
+    lines = [record.getMessage() for record in caplog.records]
+    hint = "this run is led from n1:1 by another run directory; give one that all nodes share by --run-dir"
+    assert lines == ([hint] if twin else [])
+    assert (found.why == hint) is twin
 
 
 class Cut:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from slurm_elastic.rendezvous import session
-from slurm_elastic.rendezvous.session import ForeignError, Role, Session, SessionError, VersionError
+from slurm_elastic.rendezvous.session import ForeignError, Role, Session, SessionError, TwinError, VersionError
 
 SECRET = bytes(range(32))
 AGENT = "node1/7.0/42"
@@ -91,7 +91,6 @@ def test_the_handshake_and_the_first_message_may_come_at_once() -> None:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        pytest.param(agent(secret=bytes(32)), leader(), id="another secret"),
         pytest.param(agent(run="8.0"), leader(), id="another run"),
         pytest.param(agent(run="7.1"), leader(), id="another incarnation"),
     ],
@@ -99,6 +98,14 @@ def test_the_handshake_and_the_first_message_may_come_at_once() -> None:
 def test_a_leader_that_cannot_prove_to_lead_this_run_is_foreign(one: Session, other: Session) -> None:
     _, answer = other.receive(one.start())
     with pytest.raises(ForeignError, match="another run, or another secret"):
+        one.receive(answer)
+    assert not one.established
+
+
+def test_a_leader_of_this_run_with_another_secret_is_told_from_others() -> None:
+    one, other = agent(secret=bytes(32)), leader()
+    _, answer = other.receive(one.start())
+    with pytest.raises(TwinError, match="another run directory"):
         one.receive(answer)
     assert not one.established
 
