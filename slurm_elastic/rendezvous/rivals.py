@@ -44,6 +44,9 @@ async def look_for_rivals(
             names = [each.agent for each in order]
             ahead = order[: names.index(settings.agent)] if settings.agent in names else order
             places = [*seen.places, *((each.address, each.port) for each in ahead)]
+            if known.place is not None:
+                # The last leader is no successor of its own. It may have come back too late to lead, and stand as well.
+                places.append(known.place)
             until = loop.time() + READ_AGAIN
             while standing() and loop.time() < until:
                 others = {known.left, *settings.addresses()}

@@ -76,3 +76,10 @@ def test_candidates_that_do_not_know_of_each_other_let_the_members_find_each_oth
     story: list[str] = []
     assert play_script(faults.draw(316052), story) is None
     assert any("stands down for the members of the last round" in line for line in story)
+
+
+def test_two_that_stand_and_may_not_lead_with_half_of_a_round_find_each_other() -> None:
+    # One of them led that round, comes back when another has been asked to lead, and that other has left.
+    story: list[str] = []
+    assert play_script(faults.strike(faults.script(10000624), 68, "leave"), story) is None
+    assert any("n2/7.0/3" in line and "stands down for n0/7.0/1" in line for line in story)

@@ -125,7 +125,7 @@ class Search:
         self._read()
         order, own = self._order(), self.party.name
         ahead = order[: order.index(own)] if own in order else order
-        for name in dict.fromkeys([self._place(), *ahead]):
+        for name in dict.fromkeys([self._place(), *ahead, self._leader]):
             if name not in ("", own, self._left):
                 self.world.attempt(self.party, name, self._found_rival)
 

@@ -154,6 +154,28 @@ class Cut:
         return run(find())
 
 
+@pytest.mark.parametrize("left", [None, OLD])
+def test_who_stands_finds_the_last_leader_that_stands_again_unless_it_went(left: Endpoint | None) -> None:
+    async def stand() -> bool:
+        loop = asyncio.get_running_loop()
+        first, second = Successor("n2/0.0/2", *NEW), Successor("n3/0.0/3", "n3", 3)
+
+        async def connect(place: Endpoint) -> Link:
+            if place == OLD:
+                return Link(OLD, cast(Session, None), lambda link, message: None)
+            raise ConnectionRefusedError
+
+        settings = MemberSettings(
+            *("7", b"secret", second.agent, lambda: Whereabouts((NEW,), True, (first, second), 0)),
+            standing=lambda: loop.time() < 2.0,
+        )
+        known = Leadership(1, "n1/0.0/1", "n1", (first, second), 0, place=OLD, left=left)
+        return await look_for_rivals(settings, known, connect)
+
+    # It is not among those that follow it.
+    assert run(stand()) is (left is None)
+
+
 @pytest.mark.parametrize("in_the_way", [True, False])
 def test_who_keeps_members_from_each_other_stands_for_a_while_only(in_the_way: bool) -> None:
     async def refuse(place: Endpoint) -> Link:
