@@ -1,4 +1,4 @@
-"""The one place that asks Slurm anything: scontrol and scancel, always with a time-out.
+"""The one place that asks Slurm anything, by its own commands, always with a time-out.
 
 Nothing here raises when Slurm does not answer: containers have no scontrol, and slurmctld may be down exactly when a
 job is being preempted. Then the answer is None or unknown, and each kind of failure is logged once.
@@ -7,7 +7,6 @@ job is being preempted. Then the answer is None or unknown, and each kind of fai
 from __future__ import annotations
 
 import contextlib
-import enum
 import logging
 import os
 import re
@@ -16,89 +15,22 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from slurm_elastic.errors import UsageError
-from slurm_elastic.slurm.hostlist import expand
+from slurm_elastic.slurm.views import (
+    ControllerClock,
+    JobView,
+    NodeState,
+    NodeView,
+    parse_clock,
+    parse_jobs,
+    parse_nodes,
+)
 
-__all__ = [
-    "Controller",
-    "ControllerClock",
-    "JobView",
-    "NodeState",
-    "NodeView",
-    "parse_clock",
-    "parse_jobs",
-    "parse_nodes",
-]
+__all__ = ["Controller"]
 
 _log = logging.getLogger(__name__)
 
-_DOWN = frozenset({"DOWN", "ERROR", "FAIL", "FUTURE", "INVAL", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"})
-_DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAILING"})
-_UNKNOWN = frozenset({"UNKNOWN", "NOT_RESPONDING", "NO_RESPOND"})
-
 _SILENCE = re.compile(r"Unable to contact slurm controller|Socket timed out|Connection refused|Zero Bytes were")
 """What scontrol says when slurmctld is down or too busy (slurm_errno.c)."""
-_FREE_TEXT = frozenset({"JobName", "Comment", "AdminComment", "SystemComment", "Extra", "Command", "WorkDir"})
-"""Keys of ``scontrol show job`` whose values may hold blanks and text that looks like other keys."""
-
-
-class NodeState(enum.Enum):
-    """What Slurm thinks of a node."""
-
-    UP = "up"
-    DOWN = "down"
-    """Does not come back by itself: down, failed, powered off, rebooting."""
-    DRAINED = "drained"
-    """Gets no new job; one that runs there may go on. Slurm's DRAINING and DRAINED."""
-    UNKNOWN = "unknown"
-    """Not responding but not given up yet (SlurmdTimeout), or Slurm could not be asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeView:
-    """One node of ``scontrol show node``."""
-
-    name: str
-    address: str | None
-    """NodeAddr: an address or a name, the only one that is certain to reach the node's slurmd."""
-    state: NodeState
-
-
-@dataclass(frozen=True, slots=True)
-class JobView:
-    """One job of ``scontrol show job``. Times are seconds since the epoch by the controller's clock."""
-
-    job_id: str
-    array_job_id: str | None
-    array_task_id: str | None
-    """Index of an array element; for elements not started yet it may be a list such as ``3-7%2``."""
-    state: str
-    """JobState. COMPLETING hides the state below it; see `reason` and `restarts`."""
-    reason: str | None
-    """Reason, such as TimeLimit, NodeDown or BeginTime; None if Slurm gives none."""
-    restarts: int
-    """Restarts: more than SLURM_RESTART_COUNT means that Slurm has requeued the job already."""
-    requeue: bool
-    """Requeue: whether Slurm may requeue the job."""
-    preempt_time: int | None
-    """PreemptTime: set as soon as the job is chosen for preemption. None also where preemption is off."""
-    end_time: int | None
-    """EndTime: moves to `preempt_time` plus GraceTime on preemption."""
-    nodes: tuple[str, ...]
-    """NodeList: without nodes that Slurm took away from a ``--no-kill`` job; empty while pending."""
-    held: bool = False
-    """Priority=0: ``scontrol hold``, or Slurm itself, holds the job. One that runs then runs on, but does not start
-    again before somebody calls ``scontrol release`` (scontrol(1), "hold")."""
-
-
-@dataclass(frozen=True, slots=True)
-class ControllerClock:
-    """The controller's own time, to be compared with the times in a `JobView`."""
-
-    now: int
-    """Seconds since the epoch."""
-    kill_wait: int
-    """KillWait: seconds between SIGTERM and SIGKILL when Slurm ends a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,32 +161,6 @@ class Controller:
             _log.warning("%s %s", " ".join(command), what)
 
 
-def parse_nodes(text: str) -> dict[str, NodeView]:
-    """Parse ``scontrol --oneliner show node``."""
-    views = {}
-    for line in text.splitlines():
-        # Free text (OS, Comment, Reason, Extra) holds blanks; of the keys looked at here, none follows a field that
-        # a user fills, so the first one of each is Slurm's own.
-        fields = dict(reversed(re.findall(r"(?:^|\s)(NodeName|NodeAddr|State)=(\S+)", line)))
-        if "NodeName" in fields:
-            name = fields["NodeName"]
-            views[name] = NodeView(name, fields.get("NodeAddr"), _node_state(fields.get("State", "")))
-    return views
-
-
-def parse_jobs(text: str) -> tuple[JobView, ...]:
-    """Parse ``scontrol show job``, printed with SLURM_TIME_FORMAT=%s; for an array it prints several jobs."""
-    records = re.split(r"^(?=JobId=)", text, flags=re.MULTILINE)
-    return tuple(_job_view(_job_fields(record)) for record in records if record.startswith("JobId="))
-
-
-def parse_clock(text: str) -> ControllerClock | None:
-    """Parse ``scontrol show config``, printed with SLURM_TIME_FORMAT=%s; None if it holds no time."""
-    now = re.search(r"^Configuration data as of ([0-9]{1,18})$", text, flags=re.MULTILINE)
-    kill_wait = re.search(r"^KillWait\s*=\s*([0-9]{1,9}) sec$", text, flags=re.MULTILINE)
-    return ControllerClock(int(now[1]), int(kill_wait[1])) if now and kill_wait else None
-
-
 def _kill(process: subprocess.Popen[str]) -> None:
     """Kill a program with what it started; one stuck in the kernel is left to the reaper of its parent."""
     with contextlib.suppress(ProcessLookupError):
@@ -264,53 +170,3 @@ def _kill(process: subprocess.Popen[str]) -> None:
     for pipe in (process.stdout, process.stderr):
         if pipe:
             pipe.close()
-
-
-def _node_state(text: str) -> NodeState:
-    """Read ``MIXED+DRAIN`` or ``DOWN*``; before 21.08 a star stood for NOT_RESPONDING."""
-    words = set(re.findall(r"[A-Z_]+", text))
-    if words & _DOWN:
-        return NodeState.DOWN
-    if "*" in text or words & _UNKNOWN or not words:
-        return NodeState.UNKNOWN
-    return NodeState.DRAINED if words & _DRAINED else NodeState.UP
-
-
-def _job_fields(record: str) -> dict[str, str]:
-    fields: dict[str, str] = {}
-    for line in record.splitlines():
-        for word in line.split():
-            key, sign, value = word.partition("=")
-            if key in _FREE_TEXT:
-                break
-            if sign:
-                fields.setdefault(key, value)
-    return fields
-
-
-def _job_view(fields: dict[str, str]) -> JobView:
-    return JobView(
-        job_id=fields["JobId"],
-        array_job_id=fields.get("ArrayJobId"),
-        array_task_id=fields.get("ArrayTaskId"),
-        state=fields.get("JobState", ""),
-        reason=reason if (reason := fields.get("Reason")) != "None" else None,
-        restarts=_seconds(fields.get("Restarts")) or 0,
-        requeue=fields.get("Requeue") == "1",
-        preempt_time=_seconds(fields.get("PreemptTime")),
-        end_time=_seconds(fields.get("EndTime")),
-        nodes=_node_list(fields.get("NodeList", "")),
-        held=fields.get("Priority") == "0",
-    )
-
-
-def _seconds(text: str | None) -> int | None:
-    """Read a number; Slurm writes None, Unknown or N/A for times that are not set."""
-    return int(text) if text and re.fullmatch(r"[0-9]{1,18}", text) else None
-
-
-def _node_list(text: str) -> tuple[str, ...]:
-    try:
-        return expand(text) if text not in ("", "(null)") else ()
-    except UsageError:
-        return ()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_elastic.errors import UsageError
+from slurm_elastic.slurm._nodes import job_and_step_nodes, node_list, own_node
 from slurm_elastic.slurm._variables import (
     count_gpus,
     expand_counts,
@@ -19,7 +20,6 @@ from slurm_elastic.slurm._variables import (
     port_list,
     present,
 )
-from slurm_elastic.slurm.hostlist import expand
 
 __all__ = ["ArrayElement", "Context", "HetComponent", "Shape", "SlurmJob"]
 
@@ -166,10 +166,10 @@ class SlurmJob:
             raise UsageError(f"SLURM_JOB_ID={job_id!r} is not a job id; unset it to run outside Slurm")
         context = _context(environ)
         het = _het(environ)
-        job_nodes, nodes = _nodes(environ, context, is_het=bool(het))
+        job_nodes, nodes = job_and_step_nodes(environ, in_step=context is Context.STEP, is_het=bool(het))
         if context is Context.STEP:
             _require_one_task_per_node(environ)
-        node = _node(environ, nodes, is_het=bool(het))
+        node = own_node(environ, nodes, is_het=bool(het))
         return cls(
             job_id=job_id,
             cluster_name=present(environ, "SLURM_CLUSTER_NAME"),
@@ -206,76 +206,10 @@ def _context(environ: Mapping[str, str]) -> Context:
     return Context.BATCH if step_id is None or step_id >= _FIRST_SPECIAL_STEP else Context.STEP
 
 
-def _nodes(environ: Mapping[str, str], context: Context, *, is_het: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The nodes of the job, and of them those of the step."""
-    job_nodes = _node_list(environ, "SLURM_JOB_NODELIST", "SLURM_NODELIST")
-    step_nodes = _node_list(environ, "SLURM_STEP_NODELIST") if context is Context.STEP else None
-    if job_nodes is None:
-        raise UsageError(
-            "SLURM_JOB_ID is set but SLURM_JOB_NODELIST is not; pass all SLURM_ variables on (into a "
-            "container too) or unset SLURM_JOB_ID to run outside Slurm"
-        )
-    # A het step may span components, while SLURM_JOB_NODELIST is that of one component.
-    if not is_het:
-        _require_count(environ, "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST", job_nodes)
-        strangers = set(step_nodes or ()) - set(job_nodes)
-        if strangers:
-            raise UsageError(
-                f"SLURM_STEP_NODELIST names {min(strangers)}, which SLURM_JOB_NODELIST lacks: variables of "
-                "another job; start the agent with srun, or submit from a shell outside of any job"
-            )
-    if step_nodes is None:
-        return job_nodes, job_nodes
-    _require_count(environ, "SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST", step_nodes)
-    if is_het:
-        # A step that spans components has nodes that no component's own list has.
-        return step_nodes, step_nodes
-    return job_nodes, step_nodes
-
-
-def _node_list(environ: Mapping[str, str], *names: str) -> tuple[str, ...] | None:
-    text = present(environ, *names)
-    if text is None:
-        return None
-    try:
-        return tuple(dict.fromkeys(expand(text)))
-    except UsageError as error:
-        raise UsageError(f"{names[0]}: {error}") from None
-
-
-def _require_count(environ: Mapping[str, str], count: str, names: str, nodes: tuple[str, ...]) -> None:
-    expected = optional_number(environ, count)
-    if expected is not None and expected != len(nodes):
-        raise UsageError(f"{count}={expected} but {names} names {len(nodes)}; Slurm sets both, set neither by hand")
-
-
 def _require_one_task_per_node(environ: Mapping[str, str]) -> None:
     tasks = expand_counts(environ, "SLURM_STEP_TASKS_PER_NODE")
     if max(tasks, default=1) > 1 or (optional_number(environ, "SLURM_LOCALID") or 0) > 0:
         raise UsageError("more than one task on a node; start one agent per node: srun --ntasks-per-node=1")
-
-
-def _node(environ: Mapping[str, str], nodes: tuple[str, ...], *, is_het: bool) -> str:
-    name = present(environ, "SLURMD_NODENAME")
-    index = optional_number(environ, "SLURM_NODEID")
-    # In a het step the index may count from the first component's first node.
-    if index is not None and index >= len(nodes) and not (is_het and name in nodes):
-        raise UsageError(
-            f"SLURM_NODEID={index} is out of range, the node list names {len(nodes)}; start the agent with srun"
-        )
-    if name is not None:
-        if name not in nodes:
-            raise UsageError(
-                f"SLURMD_NODENAME={name} is not in the job's node list: variables of another job; "
-                "start the agent with srun"
-            )
-        return name
-    if index is None:
-        raise UsageError(
-            "neither SLURMD_NODENAME nor SLURM_NODEID is set: this shell has an allocation but runs on no "
-            "node of it; start the agent with srun"
-        )
-    return nodes[index]
 
 
 def _array(environ: Mapping[str, str]) -> ArrayElement | None:
@@ -302,7 +236,7 @@ def _het(environ: Mapping[str, str]) -> tuple[HetComponent, ...]:
         HetComponent(
             index=index,
             job_id=present(environ, f"SLURM_JOB_ID_HET_GROUP_{index}"),
-            nodes=_node_list(environ, f"SLURM_JOB_NODELIST_HET_GROUP_{index}") or (),
+            nodes=node_list(environ, f"SLURM_JOB_NODELIST_HET_GROUP_{index}") or (),
         )
         for index in range(size)
     )

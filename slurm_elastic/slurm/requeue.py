@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.slurm.cause import Cause
-from slurm_elastic.slurm.controller import JobView
+from slurm_elastic.slurm.views import JobView
 
 __all__ = ["History", "Requeue", "RequeueDecision", "requeue_decision"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.slurm import Cause, History, JobView, Requeue, RequeueDecision, requeue_decision
-from slurm_elastic.slurm.controller import parse_jobs
+from slurm_elastic.slurm.views import parse_jobs
 
 OUTPUTS = Path(__file__).parent / "outputs"
 LEFT = 75
