@@ -113,6 +113,10 @@ class SlurmElasticAgent(LeavingAgent):
                 self._stop_at(stopping)
             case Placed() as placed if self._doing is Doing.JOINING:
                 self._start_round(placed)
+            case Interrupted() if self._doing is Doing.JOINING:
+                # Said twice, by two leaders or by the link as well: those workers have ended. To join once more would
+                # give up a place that is on its way.
+                pass
             case Interrupted(reason=reason) as word:
                 if isinstance(word, CutOff):
                     self._agreement.fence()

@@ -49,7 +49,6 @@ class Member:
         self._participant = Participant(settings.agent, coming=settings.coming)
         self._link: Link | None = None
         self._over = False
-        self._fenced: int | None = None
         self._known = Leadership()
         self._finder = Finder(settings, self._known, self._connect, self._fence)
 
@@ -192,10 +191,10 @@ class Member:
 
     def _fence(self, why: str) -> None:
         """Stop the workers here: the leader gives up this agent about now, and goes on without it."""
-        round_ = self._participant.last_round
-        if self._participant.running and round_ is not None and self._fenced != round_:
-            self._fenced = round_
-            self._deliver(CutOff(round_, Reason.NODE_LOST, self._known.node, why))
+        cut_off = self._participant.unheard()
+        if cut_off is not None and cut_off.last_round is not None:
+            self._participant = cut_off
+            self._deliver(CutOff(cut_off.last_round, Reason.NODE_LOST, self._known.node, why))
 
     async def _watch(self, link: Link) -> None:
         """Return when this link is broken, or its leader lost.
@@ -221,7 +220,8 @@ class Member:
             if silence >= limit * FENCE:
                 self._fence("the leader is silent")
             other = await self._try(link.endpoint, limit / 10)
-            if other is not None and not link.closed.done():
+            if other is not None:
+                # The leader has ended the older one for it, which may be known here already.
                 link.abort()
                 self._use(other)
                 link = other

@@ -39,6 +39,7 @@ class Participant:
         told: what it has told the leader that still holds, to be said again on a new connection.
         restarts: worker failures charged so far, as a leader told it: the next one may not find that on record.
         coming: whether it will join soon, for the first time.
+        cut_off: whether the workers of `last_round` were to stop because no leader was heard.
     """
 
     agent: str
@@ -51,6 +52,7 @@ class Participant:
     told: tuple[Leaving | Left | WorkerFailed | Finished | Closed, ...] = ()
     restarts: int = 0
     coming: bool = False
+    cut_off: bool = False
 
     def join(self, candidate: Candidate) -> tuple[Participant, Joined]:
         """Say that there are no workers here (any more) and that a place is wanted.
@@ -59,7 +61,7 @@ class Participant:
         """
         told = tuple(message for message in self.told if not isinstance(message, Leaving))
         joining = replace(self, attempt=self.attempt + 1, candidate=candidate, running=False, told=told, coming=False)
-        return joining, Joined(candidate, joining.attempt, joining.last_round, joining.restarts)
+        return joining, Joined(candidate, joining.attempt, joining.last_round, joining.restarts, joining.cut_off)
 
     def failed(self, failure: WorkerFailure) -> tuple[Participant, WorkerFailed]:
         """Say that a worker of the round that runs here failed by itself.
@@ -129,7 +131,7 @@ class Participant:
         """Take a place, or None if it answers an older join and must be ignored."""
         if self.candidate is None or attempt != self.attempt:
             return None
-        return replace(self, candidate=None, last_round=round_, running=True, stop=None, told=())
+        return replace(self, candidate=None, last_round=round_, running=True, stop=None, told=(), cut_off=False)
 
     def charged(self, restarts: int) -> Participant:
         """Note how many worker failures a leader says are charged so far."""
@@ -148,6 +150,15 @@ class Participant:
     def interrupted(self, round_: int) -> bool:
         """Whether the workers that run here belong to the round that is over."""
         return self.running and self.last_round is not None and round_ >= self.last_round
+
+    def unheard(self) -> Participant | None:
+        """No leader is heard, which gives up this agent about now. None if no worker here has to stop for that.
+
+        Those that have all ended well need not: another leader, if there is one, tells when their round is over.
+        """
+        if not self.running or self.cut_off or any(isinstance(message, Finished) for message in self.told):
+            return None
+        return replace(self, cut_off=True)
 
     def stopped(self) -> Participant:
         """Note that no worker runs here any more. The next word is a join or a farewell: nobody will ask for it."""

@@ -224,6 +224,15 @@ def no_fence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Party, "_fence", lambda party, why: None if why == "the leader is silent" else fence(party, why))
 
 
+@mutation("an agent that was cut off does not say so when it joins again", "what is said of a round is true")
+def cut_off_in_secret(patch: pytest.MonkeyPatch) -> None:
+    def joined(state: Any, event: Any, now: float) -> Any:
+        return original(state, replace(event, cut_off=False), now)
+
+    original = machine._HANDLERS[machine.Joined]
+    patch.setitem(machine._HANDLERS, machine.Joined, joined)
+
+
 @mutation("a member follows before leader_limit", "a leader that is well is not followed")
 def follows_too_soon(patch: pytest.MonkeyPatch) -> None:
     for module in (party, search):

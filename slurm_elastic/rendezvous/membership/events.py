@@ -36,12 +36,14 @@ class Joined:
         attempt: counts the joins of this agent from 1; an older one than the last seen is ignored.
         last_round: the last round in which it was given a place, None before the first.
         restarts: worker failures charged so far, as the last leader told it; what is on record may be behind.
+        cut_off: whether it has stopped the workers of `last_round` because it heard no leader.
     """
 
     candidate: Candidate
     attempt: int
     last_round: int | None = None
     restarts: int = 0
+    cut_off: bool = False
 
 
 @dataclass(frozen=True, slots=True)

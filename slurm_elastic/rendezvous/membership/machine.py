@@ -120,14 +120,20 @@ def _joined(state: State, event: Joined, now: float) -> Result:
     if event.last_round is None or event.last_round < state.table.round:
         # Its place was lost on the way: it has never started a worker of this round, so it can have it once more.
         return with_agent(state, known), (Resend(name, state.table), *winding.remind(state, name, now))
-    # It stopped its own workers without being told, as torch's own agent does after a worker failure.
+    # It stopped its own workers without being told.
     state = with_agent(state, replace(known, status=Status.WAITING))
     if state.judgement is not None:
         return state, ()
     if state.winding is not None:
         # As agreed, unless there was no agreement yet.
         return (state, ()) if state.winding.stop is not None else winding.end(state, now)
-    return transitions.start_forming(state, Reason.WORKER_FAILED, known.candidate.node, now, "joined again by itself")
+    node = known.candidate.node
+    if event.cut_off:
+        # It was out of touch for so long that it had to expect to be given up, and not for so long that it was.
+        detail = "it did not hear the leader, stopped its workers and is back"
+        return transitions.start_forming(state, Reason.NODE_LOST, node, now, detail)
+    # As torch's own agent does after a worker failure, and nobody else does.
+    return transitions.start_forming(state, Reason.WORKER_FAILED, node, now, "its agent restarts them")
 
 
 def _newcomer(state: State, event: Joined, now: float) -> Result:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from slurm_elastic.rendezvous.membership import Table
+from slurm_elastic.rendezvous.membership import Reason, Table
 from slurm_elastic.rendezvous.succession import FENCE, default_leader_limit
 from tests.simulation.violation import Violation
 
@@ -69,6 +69,8 @@ class Checks:
         if not known <= table.restarts <= self.failures:
             detail = f"round {table.round} counts {table.restarts}, members {known}; {self.failures} failures"
             raise Violation("restarts are one number for the run", detail)
+        if table.reason is Reason.WORKER_FAILED and not self.failures:
+            raise Violation("what is said of a round is true", f"round {table.round}: no worker has failed")
 
     def after_take(self, leading: Leading) -> None:
         """An agent has taken an epoch: the leader before was lost, let go, or could not be heard for long enough.

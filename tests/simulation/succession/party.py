@@ -56,7 +56,6 @@ class Party:
         self.search = Search(self)
         self._candidate = Candidate(name, node, position, 1, "trainer", name, 20000, standby_port=1)
         self._stopping = self._said_goodbye = False
-        self._fenced: int | None = None
         self._postponed: list[Callable[[], None]] = []
         self._look_at = math.inf
         self._join()
@@ -194,9 +193,9 @@ class Party:
         self.later(0.05 if self.leading is None else 5.0, lambda: self.end(silent=False))
 
     def _fence(self, why: str) -> None:
-        round_ = self.participant.last_round
-        if self.participant.running and round_ is not None and self._fenced != round_:
-            self._fenced = round_
+        cut_off = self.participant.unheard()
+        if cut_off is not None:
+            self.participant = cut_off
             self.world.tell(self.name, f"stops by itself: {why}")
             self._stop_workers(self._join)
 

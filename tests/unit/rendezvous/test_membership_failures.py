@@ -11,6 +11,7 @@ from slurm_elastic.rendezvous.membership import (
     Finish,
     Finished,
     Interrupt,
+    Joined,
     LeaveReason,
     Leaving,
     Left,
@@ -22,7 +23,7 @@ from slurm_elastic.rendezvous.membership import (
     Reason,
     Tick,
 )
-from tests.unit.rendezvous.scenario import Scenario, failed, only
+from tests.unit.rendezvous.scenario import Scenario, candidate, failed, only
 
 
 @pytest.fixture
@@ -127,6 +128,12 @@ def test_an_agent_that_restarts_its_workers_untold_is_followed_and_not_charged(r
     (interrupt,) = only(Interrupt, run.join("n1", last_round=0))
     assert interrupt.agents == ("n0", "n2")
     assert run.state.restarts == 0
+
+
+def test_an_agent_that_was_cut_off_and_is_back_has_no_worker_that_failed(run: Scenario) -> None:
+    (interrupt,) = only(Interrupt, run.on(Joined(candidate("n1"), 2, 0, cut_off=True)))
+    assert (interrupt.reason, interrupt.node) == (Reason.NODE_LOST, "n1")
+    assert interrupt.detail == "it did not hear the leader, stopped its workers and is back"
 
 
 def test_failures_that_the_end_of_a_round_causes_are_nobodys_fault(run: Scenario) -> None:

@@ -59,6 +59,26 @@ def test_a_join_says_what_the_last_leader_has_charged() -> None:
     assert participant.greet(now=100.0)[1] == (Connected("n0", None), Joined(candidate("n0"), 3, 4, restarts=2))
 
 
+def test_workers_stop_once_when_no_leader_is_heard_and_the_next_join_says_so() -> None:
+    cut_off = running(4).unheard()
+    assert cut_off is not None
+    assert cut_off.unheard() is None
+    joining, joined = cut_off.stopped().join(candidate("n0"))
+    assert joined == Joined(candidate("n0"), 2, 4, cut_off=True)
+    placed = joining.placed(2, 5)
+    assert placed is not None
+    assert not placed.stopped().join(candidate("n0"))[1].cut_off, "that was the round before"
+
+
+def test_nothing_has_to_stop_where_all_workers_have_ended_well_or_none_runs() -> None:
+    finished, _ = running(4).finished()
+    assert finished.unheard() is None
+    assert running(4).stopped().unheard() is None
+    # The others of its node run on.
+    failed, _ = running(4).failed(FAILURE)
+    assert failed.unheard() is not None
+
+
 def test_a_place_is_taken_once() -> None:
     assert running().placed(1, 4) is None
 

@@ -52,6 +52,7 @@ FROM_AGENTS: list[AgentMessage] = [
     Joined(CANDIDATE, 1),
     Joined(CANDIDATE, 2, 0),
     Joined(CANDIDATE, 3, 1, 2),
+    Joined(CANDIDATE, 3, 1, 2, cut_off=True),
     Ponged(A, 7),
     Leaving(A, LeaveReason.PREEMPTED),
     Leaving(A, LeaveReason.TIME_LIMIT, 119.5),
