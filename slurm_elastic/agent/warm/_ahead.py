@@ -1,7 +1,8 @@
 """What can be done while torch's libraries are loaded, a sixth of its import, without the lock of the interpreter.
 
 The dynamic linker has a lock of its own: a module with parts in C waits for the libraries, and whatever comes after it.
-So those are imported before, and only such as are in Python alone meanwhile: most of the agent's.
+So those are imported before, and only such as are in Python alone meanwhile: most of the agent's. What time is left is
+for reading the modules that are imported next.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import _thread
 import contextlib
 import ctypes
+import gc
 import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
 
-__all__ = ["AGENT_PACKAGES", "forget_agent", "import_before", "import_meanwhile", "load_libraries"]
+from slurm_elastic.agent.warm._read_ahead import ReadAhead
+
+__all__ = ["AGENT_PACKAGES", "READ_MEANWHILE", "forget_agent", "import_before", "import_meanwhile", "load_libraries"]
 
 _LIBRARIES = (
     ("libtorch_global_deps.so", os.RTLD_GLOBAL | os.RTLD_NOW),
@@ -31,7 +34,7 @@ _BEFORE = (
 _MEANWHILE = (
     *("slurm_elastic.agent.warm._zygote", "slurm_elastic.agent.warm.process"),
     *("slurm_elastic.rendezvous.coordination", "slurm_elastic.rendezvous.journal", "slurm_elastic.rendezvous.keeping"),
-    *("slurm_elastic.rendezvous.options", "slurm_elastic.rendezvous.seat", "slurm_elastic.rendezvous.etcd"),
+    *("slurm_elastic.rendezvous.options", "slurm_elastic.rendezvous.seat"),
     *("slurm_elastic.cli.agent", "slurm_elastic.agent.claim", "slurm_elastic.agent.story"),
     *("slurm_elastic.agent.abandoned", "slurm_elastic.agent.agreement", "slurm_elastic.agent.asker"),
     *("slurm_elastic.agent.departure", "slurm_elastic.agent.events", "slurm_elastic.agent.inquiry"),
@@ -42,43 +45,59 @@ _MEANWHILE = (
     "tarfile",
 )
 """What the agent needs of ours, and torch besides itself, without parts in C or anything that has."""
+READ_MEANWHILE = (
+    *("torch", "torch.nn.modules", "numpy._core", "numpy.lib", "torch._higher_order_ops", "torch.distributions"),
+    *("torch.optim", "torch.fx", "torch.autograd", "torch.distributed", "torch._subclasses", "torch.jit", "torch.cuda"),
+    *("torch.nn", "torch._refs", "torch._decomp", "torch.fx.passes", "torch.ao.quantization", "torch._library"),
+    *("torch.nn.parallel", "torch.package", "torch.ao.nn.quantized.modules", "torch.xpu", "torch._prims"),
+    *("numpy.linalg", "torch.masked", "torch.utils.data", "torch.linalg", "torch._prims_common"),
+    *("torch.utils.data.datapipes.iter", "torch.testing", "torch._logging", "torch.utils._debug_mode", "numpy"),
+    *("torch._native", "torch.compiler", "torch.ao.nn.quantized.dynamic.modules", "torch._custom_op"),
+    "torch.ao.nn.quantized.reference.modules",
+)
+"""Packages that are imported with torch 2.13, nearly all of each; the largest first."""
 AGENT_PACKAGES = frozenset({"slurm_elastic", "hostlist", "msgspec"})
 """What is imported here for the agent alone, besides the standard library."""
 
 
-def load_libraries() -> Callable[[], None]:
-    """Begin to load them in a thread; returns what waits for its end, which has to come before a fork.
+def load_libraries() -> ReadAhead:
+    """Load torch's libraries, and do meanwhile what needs none of them.
 
-    What cannot be loaded so is left to torch.
+    The libraries are loaded in this thread, and the imports are done in another: what a library allocates while it is
+    loaded comes page by page from the kernel anywhere but in a process's first thread (malloc(3), arenas), which takes
+    a tenth longer and keeps the other one from its memory, too.
+
+    What fails is left to those who need it. Garbage is not collected from now on: what imports make stays.
+
+    Returns:
+        What was read of the modules that are imported next; to be closed then.
     """
+    gc.disable()
     import_before()
-    found = importlib.util.find_spec("torch")
-    if found is None or not found.submodule_search_locations or os.environ.get("TORCH_USE_RTLD_GLOBAL"):
-        return lambda: None
-    directory = os.path.join(found.submodule_search_locations[0], "lib")  # noqa: PTH118
-    libc = ctypes.CDLL(None)
-    libc.dlopen.argtypes, libc.dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
-    done = _thread.allocate_lock()
+    read_ahead = ReadAhead()
+    loaded, done = _thread.allocate_lock(), _thread.allocate_lock()
 
-    def load() -> None:
+    def work() -> None:
         try:
-            for name, flags in _LIBRARIES:
-                if not libc.dlopen(os.fsencode(os.path.join(directory, name)), flags):  # noqa: PTH118
-                    break
+            with contextlib.suppress(Exception):
+                import_meanwhile()
+                read_ahead.read(READ_MEANWHILE, enough=lambda: not loaded.locked())
         finally:
             done.release()
 
+    loaded.acquire()
     done.acquire()
-    _thread.start_new_thread(load, ())
-
-    def wait() -> None:
+    _thread.start_new_thread(work, ())
+    try:
+        _load()
+    finally:
+        loaded.release()
         done.acquire()
-
-    return wait
+    return read_ahead
 
 
 def import_before() -> None:
-    """Import what would wait for them."""
+    """Import what would wait for the libraries."""
     for name in _BEFORE:
         # A Python may lack one.
         with contextlib.suppress(ImportError):
@@ -89,6 +108,18 @@ def import_meanwhile() -> None:
     """Import what needs nothing of them."""
     for name in _MEANWHILE:
         importlib.import_module(name)
+
+
+def _load() -> None:
+    found = importlib.util.find_spec("torch")
+    if found is None or not found.submodule_search_locations or os.environ.get("TORCH_USE_RTLD_GLOBAL"):
+        return
+    directory = os.path.join(found.submodule_search_locations[0], "lib")  # noqa: PTH118
+    libc = ctypes.CDLL(None)
+    libc.dlopen.argtypes, libc.dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+    for name, flags in _LIBRARIES:
+        if not libc.dlopen(os.fsencode(os.path.join(directory, name)), flags):  # noqa: PTH118
+            break
 
 
 def forget_agent() -> None:

@@ -20,6 +20,7 @@ from slurm_elastic.agent.warm import _preload as preload
 from slurm_elastic.agent.warm._channel import Channel
 from slurm_elastic.agent.warm._linux import flush_c_streams, set_task_name
 from slurm_elastic.agent.warm._memory_file import read_memory_file
+from slurm_elastic.agent.warm._read_ahead import ReadAhead
 from slurm_elastic.agent.warm._successor import Successor
 from slurm_elastic.agent.warm._title import set_title
 from slurm_elastic.agent.warm.process import WarmProcess
@@ -31,18 +32,17 @@ _THREADS_END = 0.1
 """Seconds until a thread that has ended is not seen any more."""
 
 
-def part(settings: dict[str, Any], there: set[str], libraries_loaded: Callable[[], None]) -> dict[str, Any]:
+def part(settings: dict[str, Any], there: set[str], read_ahead: ReadAhead) -> dict[str, Any]:
     """Return the settings of the warm process, in the warm process. The agent never returns.
 
     Args:
         settings: those that `joint` gave.
         there: the modules that were there before anything was imported for torch or the agent.
-        libraries_loaded: waits for what `_ahead` has begun.
+        read_ahead: what was read of torch.
     """
     before = dict(os.environ)
-    gc.disable()
     # What is broken is told by the agent as without this.
-    pid, ends = _fork(settings) if _import_required(settings, there, libraries_loaded) else (-1, None)
+    pid, ends = _fork(settings) if _import_required(settings, there, read_ahead) else (-1, None)
     gc.enable()
     if pid == 0:
         assert ends is not None
@@ -59,7 +59,7 @@ def part(settings: dict[str, Any], there: set[str], libraries_loaded: Callable[[
     raise AssertionError
 
 
-def _import_required(settings: dict[str, Any], there: set[str], libraries_loaded: Callable[[], None]) -> bool:
+def _import_required(settings: dict[str, Any], there: set[str], read_ahead: ReadAhead) -> bool:
     """Import what both need.
 
     Returns:
@@ -67,7 +67,6 @@ def _import_required(settings: dict[str, Any], there: set[str], libraries_loaded
         these modules beside their script.
     """
     try:
-        ahead.import_meanwhile()
         for name in preload.REQUIRED:
             preload.import_module(name)
         beside = [
@@ -76,7 +75,7 @@ def _import_required(settings: dict[str, Any], there: set[str], libraries_loaded
     except (ImportError, OSError, preload.BrokenPreloadError):
         return False
     finally:
-        libraries_loaded()
+        read_ahead.close()
     imported = {name.partition(".")[0] for name in set(sys.modules) - there} - ahead.AGENT_PACKAGES
     return imported.isdisjoint(name.partition(".")[0] for name in beside)
 

@@ -3,20 +3,26 @@
 EtcdStore and the backend for torch's own handler are in ``store`` and ``backend``, which import torch.
 """
 
-from slurm_elastic.rendezvous.etcd.client import EtcdClient
-from slurm_elastic.rendezvous.etcd.connection import Limits
-from slurm_elastic.rendezvous.etcd.credentials import EtcdConfig, load_config
-from slurm_elastic.rendezvous.etcd.errors import (
-    EtcdError,
-    EtcdInterruptedError,
-    EtcdLeaseLostError,
-    EtcdUnavailableError,
-)
-from slurm_elastic.rendezvous.etcd.leases import Lease
-from slurm_elastic.rendezvous.etcd.server import EtcdServer
-from slurm_elastic.rendezvous.etcd.transactions import Compare, Delete, Get, KeyValue, Put, TransactionResult
-from slurm_elastic.rendezvous.etcd.watch import Watch
-from slurm_elastic.rendezvous.etcd.watch_stream import Event, EventKind
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from slurm_elastic.rendezvous.etcd.client import EtcdClient
+    from slurm_elastic.rendezvous.etcd.connection import Limits
+    from slurm_elastic.rendezvous.etcd.credentials import EtcdConfig, load_config
+    from slurm_elastic.rendezvous.etcd.errors import (
+        EtcdError,
+        EtcdInterruptedError,
+        EtcdLeaseLostError,
+        EtcdUnavailableError,
+    )
+    from slurm_elastic.rendezvous.etcd.leases import Lease
+    from slurm_elastic.rendezvous.etcd.server import EtcdServer
+    from slurm_elastic.rendezvous.etcd.transactions import Compare, Delete, Get, KeyValue, Put, TransactionResult
+    from slurm_elastic.rendezvous.etcd.watch import Watch
+    from slurm_elastic.rendezvous.etcd.watch_stream import Event, EventKind
 
 __all__ = [
     "Compare",
@@ -39,3 +45,32 @@ __all__ = [
     "Watch",
     "load_config",
 ]
+
+_WHERE = {
+    "Compare": "transactions",
+    "Delete": "transactions",
+    "EtcdClient": "client",
+    "EtcdConfig": "credentials",
+    "EtcdError": "errors",
+    "EtcdInterruptedError": "errors",
+    "EtcdLeaseLostError": "errors",
+    "EtcdServer": "server",
+    "EtcdUnavailableError": "errors",
+    "Event": "watch_stream",
+    "EventKind": "watch_stream",
+    "Get": "transactions",
+    "KeyValue": "transactions",
+    "Lease": "leases",
+    "Limits": "connection",
+    "Put": "transactions",
+    "TransactionResult": "transactions",
+    "Watch": "watch",
+    "load_config": "credentials",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import no more than is asked for: every agent reads options of etcd here, and most runs do without it."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)

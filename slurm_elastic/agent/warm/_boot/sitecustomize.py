@@ -52,13 +52,13 @@ def _wait_for_work(settings: dict[str, object], root: str) -> None:
     from slurm_elastic.agent.warm._finalization import Finalization
 
     finalization = Finalization()
-    libraries_loaded = load_libraries() if "joint" in settings else None
+    read_ahead = load_libraries() if "joint" in settings else None
     from slurm_elastic.agent.warm._parting import part
     from slurm_elastic.agent.warm._zygote import Zygote
 
     sys.path.remove(root)
-    if libraries_loaded is not None:
-        settings = part(settings, before, libraries_loaded)
+    if read_ahead is not None:
+        settings = part(settings, before, read_ahead)
     for name in set(sys.modules) - before:
         if name.partition(".")[0] == "slurm_elastic":
             del sys.modules[name]
