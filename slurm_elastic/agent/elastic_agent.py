@@ -3,9 +3,6 @@
 A subclass of torch's LocalElasticAgent. What is torch's stays torch's: worker environment, log specs, error files,
 events, metrics. What is replaced is the loop: torch's polls ten times a second and restarts only when its own workers
 fail; this one sleeps until a worker ends, the leader says something or a signal comes.
-
-The underscore names of LocalElasticAgent and SimpleElasticAgent that are used here were read in torch 2.13
-(elastic/agent/server/api.py and local_elastic_agent.py) and are checked by tests/unit/agent/test_torch_hooks.py.
 """
 
 from __future__ import annotations
@@ -41,11 +38,12 @@ class SlurmElasticAgent(LeavingAgent):
     def supervise(self) -> AgentOutcome:
         """Take part in the run until it ends or this agent leaves."""
         if self._watchdog is not None:
-            self._watchdog.start(self._log_watchdog_event)
-        self.run(self._worker_group.spec.role)
+            self._watchdog.start(self._record_watchdog)
+        self.run(self._spec.role)
         return self.outcome
 
-    def _invoke_run(self, role: str = "default") -> RunResult:
+    def _take_part(self) -> RunResult:
+        """See base class."""
         if self._notices.first() is None:
             self._join()
         while True:
@@ -121,7 +119,7 @@ class SlurmElasticAgent(LeavingAgent):
                 if isinstance(word, CutOff):
                     self._agreement.fence()
                 planned = reason not in _UNPLANNED
-                self._stop(self._join, self._shutdown_timeout if planned else UNPLANNED_STOP_TIMEOUT, gently=planned)
+                self._stop(self._join, self._stop_timeout if planned else UNPLANNED_STOP_TIMEOUT, gently=planned)
             case LeaveRequested() as request:
                 self._heed_request(request)
             case Waiting():
@@ -142,7 +140,7 @@ class SlurmElasticAgent(LeavingAgent):
 
     def _look_at_workers(self) -> RunResult | None:
         assert self._placed is not None
-        result = self._monitor_workers(self._worker_group)
+        result = self._result_of(self._processes)
         if result.state is WorkerState.SUCCEEDED and (self._agreement.stopped() or self._signalled):
             return self._stopped_as_agreed()
         if result.state is not WorkerState.HEALTHY and self._departure is not None:
@@ -158,7 +156,7 @@ class SlurmElasticAgent(LeavingAgent):
             self._reporter.enter(Stage.FAILED)
         else:
             return None
-        self._worker_group.state = result.state
+        self._is_in(result.state)
         self._result = result
         self._doing = Doing.DONE
         return None

@@ -39,11 +39,11 @@ class LeavingAgent(RoundAgent):
             reason,
             detail,
             seconds,
-            shutdown_timeout=self._shutdown_timeout,
+            shutdown_timeout=self._stop_timeout,
             margin=self._seat.options.leave_margin,
             now=time.monotonic(),
         )
-        self._coordination.leaving(reason, self._shutdown_timeout if seconds is None else seconds)
+        self._coordination.leaving(reason, self._stop_timeout if seconds is None else seconds)
         if self._doing is Doing.TRAINING:
             # The leader asks all workers for a step at which to stop, or ends the round at once.
             self._signal_workers()
@@ -129,7 +129,7 @@ class LeavingAgent(RoundAgent):
             self._coordination.held(self._placed.round, None)
         now = time.monotonic()
         gently = self._signalled and now < departure.stop_by
-        by = departure.stop_by if gently else min(now + self._shutdown_timeout, departure.gone_by)
+        by = departure.stop_by if gently else min(now + self._stop_timeout, departure.gone_by)
         self._stop(self._go, by - now, gently=gently)
 
     def _go(self) -> RunResult:

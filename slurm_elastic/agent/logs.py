@@ -71,11 +71,13 @@ class RoundLogsSpecs(LogsSpecs):
     ) -> None:
         super().__init__(str(logs.path) if logs else os.devnull, redirects, tee, local_ranks_filter)
         self._logs = logs
+        # For torch these are private names of its class.
+        self._to_files, self._to_both, self._shown = redirects, tee, local_ranks_filter
 
     @property
     def root_log_dir(self) -> str:
         """The directory above those of the rounds, for torch's messages."""
-        return str(self._root_log_dir)
+        return str(self._logs.path) if self._logs else os.devnull
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Make the directories of a round and name the files.
@@ -90,13 +92,13 @@ class RoundLogsSpecs(LogsSpecs):
         if self._logs is None:
             return _nowhere(envs)
         directories = {local_rank: self._directory(self._logs, env) for local_rank, env in envs.items()}
-        tee = to_map(self._tee, len(envs))
-        redirects = to_map(self._redirects, len(envs))
+        tee = to_map(self._to_both, len(envs))
+        redirects = to_map(self._to_files, len(envs))
         dest = LogsDest()
         for local_rank, directory in directories.items():
             # torch tees by following the file that a stream is redirected to.
             filed = redirects[local_rank] | tee[local_rank]
-            shown = not self._local_ranks_filter or local_rank in self._local_ranks_filter
+            shown = not self._shown or local_rank in self._shown
             elsewhere = _CONSOLE if shown else os.devnull
             out, err, error = (str(directory / name) for name in ("stdout.log", "stderr.log", "error.json"))
             dest.stdouts[local_rank] = out if Std.OUT in filed else elsewhere
@@ -126,8 +128,8 @@ class RoundLogsSpecs(LogsSpecs):
 
     def __repr__(self) -> str:
         return (
-            f"RoundLogsSpecs({self._logs!r}, redirects={self._redirects!r}, tee={self._tee!r}, "
-            f"local_ranks_filter={self._local_ranks_filter!r})"
+            f"RoundLogsSpecs({self._logs!r}, redirects={self._to_files!r}, tee={self._to_both!r}, "
+            f"local_ranks_filter={self._shown!r})"
         )
 
     def __eq__(self, other: object) -> bool:

@@ -1,8 +1,4 @@
-"""The workers of each round on one node, started, stopped and cleared away.
-
-The underscore names of LocalElasticAgent and SimpleElasticAgent that are used here were read in torch 2.13
-(elastic/agent/server/api.py and local_elastic_agent.py) and are checked by tests/unit/agent/test_torch_hooks.py.
-"""
+"""The workers of each round on one node, started, stopped and cleared away."""
 
 from __future__ import annotations
 
@@ -13,14 +9,10 @@ import select
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, cast
 
 from torch._C._distributed_c10d import TCPStore
-from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.events import record as record_event
-from torch.distributed.elastic.events.api import EventSource
-from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
+from torch.distributed.elastic.multiprocessing import LogsSpecs
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from slurm_elastic.agent.agreement import StepAgreement
@@ -31,6 +23,7 @@ from slurm_elastic.agent.notices import Notices
 from slurm_elastic.agent.outcome import AgentOutcome
 from slurm_elastic.agent.places import place_of, slowest, survivors, watched
 from slurm_elastic.agent.root_cause import BY_WATCHDOG, last_words
+from slurm_elastic.agent.torch_agent import TorchAgent
 from slurm_elastic.agent.warm import StartInterruptedError
 from slurm_elastic.agent.watchdog import Watchdog
 from slurm_elastic.agent.workers import Starter, WorkerProcesses
@@ -66,7 +59,7 @@ class Doing(enum.Enum):
     store, or leads."""
 
 
-class RoundAgent(LocalElasticAgent):
+class RoundAgent(TorchAgent):
     """One node's agent.
 
     Args:
@@ -102,6 +95,7 @@ class RoundAgent(LocalElasticAgent):
         self._seat, self._coordination, self._starter = seat, coordination, starter
         self._notices, self._inquiry = notices, inquiry
         self._reporter, self._watchdog, self._worker_signal = reporter, watchdog, worker_signal
+        self._stop_timeout = shutdown_timeout
         self._agreement = StepAgreement()
         self._doing = Doing.JOINING
         self._processes: WorkerProcesses | None = None
@@ -139,10 +133,9 @@ class RoundAgent(LocalElasticAgent):
         self._doing = Doing.JOINING
         self._reporter.join()
         if not self._as_agreed and not self._signalled:
-            # Else workers on other nodes may still be saving; then it is served until the next round. Without it those
-            # that wait in it for the workers that were here come back from C++ code, and can heed the signal.
-            group: Any = self._worker_group
-            group.store = self._round_store = None
+            # Else workers on other nodes may still be saving; then it is served until the next round.
+            self._round_store = None
+            self._serve(None)
         self._placed = None
         self._reserved = self._ports.reserve()
         self._coordination.join(self._seat.candidate(self._reserved.port))
@@ -153,65 +146,41 @@ class RoundAgent(LocalElasticAgent):
         self._placed = placed
         self._signalled = self._as_agreed = False
         self._round_store = open_worker_store(placed, self._reserved)
-        # torch annotates these attributes as None (elastic/agent/server/api.py, 2.13).
-        group: Any = self._worker_group
-        place = placed.place
-        group.store = self._round_store
-        group.group_rank, group.group_world_size = place.rank, placed.nodes
-        group.master_addr, group.master_port = placed.store_address, placed.store_port
-        group.workers = [
-            Worker(
-                local_rank=local_rank,
-                global_rank=place.base_rank + local_rank,
-                role_rank=place.role_base_rank + local_rank,
-                world_size=placed.world_size,
-                role_world_size=place.role_world_size,
-            )
-            for local_rank in range(place.local_world_size)
-        ]
-        # One number for the run, the same on every node, whichever of them failed.
-        self._remaining_restarts = group.spec.max_restarts - placed.restarts
+        self._serve(self._round_store)
+        self._take_place(placed)
         try:
-            pids = self._start_workers(group)
+            pids = self._start_processes(placed)
         except StartInterruptedError:
             self._doing = Doing.GIVEN_UP
             return
         except OSError as error:
             # A program that cannot be run here, such as one whose interpreter is missing: a worker that fails at once,
             # with the exit code of a shell.
-            failure = WorkerFailure(self._seat.agent, self._seat.node, place.base_rank, 127, str(error))
+            failure = WorkerFailure(self._seat.agent, self._seat.node, placed.place.base_rank, 127, str(error))
             self._coordination.worker_failed(failure)
             self._doing = Doing.DONE
             return
-        for local_rank, pid in pids.items():
-            group.workers[local_rank].id = pid
-            event = self._construct_event("START", EventSource.WORKER, group.workers[local_rank])
-            record_event(event, group.spec.event_log_handler)
-        group.state = WorkerState.HEALTHY
+        self._started(pids)
         self._doing = Doing.TRAINING
         self._reporter.train(place_of(placed, pids), placed.restarts)
 
-    def _start_workers(self, worker_group: object) -> dict[int, int]:
-        assert self._placed is not None
-        spec = self._worker_group.spec
+    def _start_processes(self, placed: Placed) -> dict[int, int]:
         envs = {
-            worker.local_rank: worker_environment(spec, worker, self._placed, self._seat, os.environ)
-            for worker in self._worker_group.workers
+            worker.local_rank: worker_environment(self._spec, worker, placed, self._seat, os.environ)
+            for worker in self._own_workers
         }
-        self._agreement.open(self._placed.round, len(envs))
+        self._agreement.open(placed.round, len(envs))
         for local_rank, env in envs.items():
             env.update(self._agreement.environment(local_rank))
-            self._set_local_rank_env(cast(dict[str, str | None], env), local_rank, spec)
+            self._number_device(env, local_rank)
         if self._watchdog is not None:
             for env in envs.values():
                 env[self._watchdog.variable] = self._watchdog.path
             self._watchdog.expect()
-        self._processes = self._starter(spec, envs, self._something_else_came)
-        # For torch's _monitor_workers.
-        self._pcontext = cast(PContext, self._processes)
+        self._processes = self._starter(self._spec, envs, self._something_else_came)
         pids = self._processes.pids()
         if self._watchdog is not None:
-            self._watchdog.watch(watched(pids, envs, self._placed.round), self._agreement.progress)
+            self._watchdog.watch(watched(pids, envs, placed.round), self._agreement.progress)
         return pids
 
     def _something_else_came(self) -> bool:
@@ -279,7 +248,7 @@ class RoundAgent(LocalElasticAgent):
         if self._processes is not None:
             self._processes.close(signal.SIGKILL)
             left = self._processes.left()
-            self._processes = self._pcontext = None
+            self._processes = None
         self._reporter.count(sum(worker.boundary for worker in self.progress()))
         self._agreement.close_round()
         if left:
@@ -288,14 +257,14 @@ class RoundAgent(LocalElasticAgent):
             self.outcome = AgentOutcome(ExitCode.FAILED, detail=survivors(self._seat.node, left))
             raise RendezvousGracefulExitError(self.outcome.detail)
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        """Called by torch's run() at the very end, whatever happened."""
+    def _clear_away(self, number: signal.Signals, timeout: int) -> None:
+        """See base class."""
         if self._watchdog is not None:
             self._watchdog.stop()
         if self._reserved is not None:
             self._reserved.close()
-        death_sig = signal.SIGKILL if self._agreement.shielded() else death_sig
+        number = signal.SIGKILL if self._agreement.shielded() else number
         self._agreement.close()
         if self._processes is not None:
-            self._processes.close(death_sig, timeout)
-            self._processes = self._pcontext = None
+            self._processes.close(number, timeout)
+            self._processes = None

@@ -51,6 +51,7 @@ class HealthServer(HealthCheckServer):
     ) -> None:
         self.port: int = listener.getsockname()[1]
         super().__init__(alive_callback, self.port, timeout)
+        self._last_progress, self._longest_silence = alive_callback, timeout
         self.limits = limits or Limits()
         self.token: str | Refused = Refused("it is not read yet")
         """What clients have to show."""
@@ -125,8 +126,8 @@ class HealthServer(HealthCheckServer):
         self._working.start()
 
     def _alive(self) -> tuple[bool, str]:
-        silent = time.time() - self._alive_callback()
-        if silent < self._timeout:
+        silent = time.time() - self._last_progress()
+        if silent < self._longest_silence:
             return True, "alive"
         return False, f"no sign of life for {silent:.0f} s"
 

@@ -6,10 +6,14 @@ When one of these fails, torch has changed under us: read its new code before th
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import socket
 import textwrap
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,14 +25,18 @@ from torch.distributed.elastic.agent.server.health_check_server import HealthChe
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events import handlers
 from torch.distributed.elastic.events.api import EventSource
-from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, PContext, RunProcsResult, Std
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, PContext, RunProcsResult
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 from torch.distributed.elastic.timer.file_based_local_timer import FileTimerRequest
 from torch.distributed.launcher.api import LaunchConfig, launch_agent
 from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding
 
+import slurm_elastic
 from slurm_elastic.agent.elastic_agent import SlurmElasticAgent
+from slurm_elastic.agent.health import HealthServer
+from slurm_elastic.agent.logs import RoundLogsSpecs
+from slurm_elastic.agent.torch_agent import TorchAgent
 from slurm_elastic.agent.warm.context import WarmContext
 
 
@@ -45,7 +53,6 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
     [
         (LocalElasticAgent.run, ["role"]),
         (LocalElasticAgent._invoke_run, ["role"]),
-        (LocalElasticAgent._start_workers, ["worker_group"]),
         (LocalElasticAgent._monitor_workers, ["worker_group"]),
         (LocalElasticAgent._shutdown, ["death_sig", "timeout"]),
         (LocalElasticAgent._log_watchdog_event, ["name", "request"]),
@@ -170,7 +177,7 @@ def _agent() -> LocalElasticAgent:
 def test_what_an_agent_knows() -> None:
     agent = _agent()
     group = agent._worker_group
-    assert (agent._remaining_restarts, agent._shutdown_timeout) == (3, 7)
+    assert agent._remaining_restarts == 3
     assert (agent._pcontext, agent._worker_watchdog, agent._health_check_server) == (None, None, None)
     for name in ("store", "group_rank", "group_world_size", "master_addr", "master_port", "workers", "state", "spec"):
         assert hasattr(group, name), name
@@ -184,7 +191,7 @@ _NAMES = {name for cls in _OURS for name in vars(cls)}
 
 
 def test_the_agent_of_ours_overrides_what_is_there() -> None:
-    for name in ("_invoke_run", "_start_workers", "_shutdown"):
+    for name in ("_invoke_run", "_shutdown"):
         assert name in _NAMES
         assert hasattr(LocalElasticAgent, name)
         assert _parameters(getattr(SlurmElasticAgent, name)) == _parameters(getattr(LocalElasticAgent, name))
@@ -193,24 +200,69 @@ def test_the_agent_of_ours_overrides_what_is_there() -> None:
         assert _parameters(getattr(WarmContext, name)) == _parameters(getattr(PContext, name))
     # Names of ours that would hide one of torch's.
     hidden = {name for name in _NAMES if not name.startswith("__")} & set(dir(LocalElasticAgent))
-    assert hidden <= {"_invoke_run", "_start_workers", "_shutdown", "_abc_impl"}
+    assert hidden <= {"_invoke_run", "_shutdown", "_abc_impl"}
     assert not ({name for cls in _OURS for name in _instance_names(cls)} & set(vars(_agent()))) - {
         "_remaining_restarts",
         "_pcontext",
     }
 
 
-def _instance_names(cls: type) -> list[str]:
-    """What methods of a class set on self."""
+def _instance_names(cls: type, context: type[ast.expr_context] = ast.Store) -> set[str]:
+    """What methods of a class set on self, or read of it."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    return [
+    return {
         node.attr
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
-        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.ctx, context)
         and isinstance(node.value, ast.Name)
         and node.value.id == "self"
-    ]
+    }
+
+
+def _private(names: Iterable[str]) -> set[str]:
+    return {name for name in names if name.startswith("_") and not name.startswith("__")}
+
+
+@pytest.mark.parametrize(
+    ("ours", "torchs"),
+    [
+        *((cls, _agent()) for cls in _OURS if cls is not TorchAgent),
+        (HealthServer, HealthCheckServer(lambda: 0, 0, 1)),
+        (RoundLogsSpecs, _Specs()),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_what_is_private_to_torch_is_touched_in_one_file_only(ours: type, torchs: object) -> None:
+    touched = {*vars(ours), *_instance_names(ours), *_instance_names(ours, ast.Load)}
+    private = _private(touched) & _private(dir(torchs))
+    assert private <= {"_abc_impl"}
+
+
+def test_no_other_file_imports_what_is_private_to_torch() -> None:
+    package = Path(slurm_elastic.__file__).parent
+    found = {
+        (str(path.relative_to(package)), f"{node.module}.{alias.name}")
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.")
+        for alias in node.names
+        if alias.name.startswith("_") or "._" in (node.module or "")
+    }
+    # torch.distributed has these two, too, but not for type checkers.
+    stores = {name for _, name in found} & {f"torch._C._distributed_c10d.{name}" for name in ("Store", "TCPStore")}
+    assert {(path, name) for path, name in found if name not in stores} == {
+        ("agent/warm/context.py", "torch.numa.binding._maybe_wrap_command_args_with_numa_binding")
+    }
+    assert all(getattr(torch.distributed, name.rpartition(".")[2]) is not None for name in stores)
+
+
+class _Ours(TorchAgent):
+    def _take_part(self) -> RunResult:
+        raise NotImplementedError
+
+    def _clear_away(self, number: Any, timeout: int) -> None:
+        pass
 
 
 class _Context(PContext):
@@ -258,16 +310,6 @@ def test_what_monitors_workers_asks_of_the_context_and_nothing_else() -> None:
     assert asked == [(0,)]
 
 
-def test_logs_specs_keep_what_they_were_given() -> None:
-    specs = _Specs("/logs", Std.OUT, Std.ERR, {0})
-    assert (str(specs._root_log_dir), specs._redirects, specs._tee, specs._local_ranks_filter) == (
-        "/logs",
-        Std.OUT,
-        Std.ERR,
-        {0},
-    )
-
-
 def test_event_handlers_are_registered_in_a_dictionary() -> None:
     assert {"null", "console"} <= set(handlers._log_handlers)
 
@@ -279,6 +321,23 @@ def test_a_store_takes_a_socket_that_listens_already() -> None:
     assert store.port == port
     store.set("key", "value")
     assert TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False).get("key") == b"value"
+
+
+def test_whoever_waits_in_a_store_comes_back_when_its_last_reference_goes() -> None:
+    agent = _Ours(_agent()._worker_group.spec, _Specs())
+    agent._serve(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    client = TCPStore("127.0.0.1", agent._worker_group.store.port, is_master=False, wait_for_workers=False)
+    ended = threading.Event()
+
+    def wait() -> None:
+        with contextlib.suppress(torch.distributed.DistError):
+            client.wait(["key"], timedelta(seconds=600))
+        ended.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    assert not ended.wait(0.1)
+    agent._serve(None)
+    assert ended.wait(60)
 
 
 def test_the_launcher_shuts_the_rendezvous_down_while_a_failure_is_on_its_way() -> None:
