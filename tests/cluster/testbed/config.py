@@ -101,7 +101,10 @@ KillOnBadExit=0
 SlurmdTimeout=10
 MessageTimeout=5
 BatchStartTimeout=30
-UnkillableStepTimeout=60
+# Told to terminate, a slurmstepd whose tasks have ended takes them for unkillable, and drains the node ("Kill task
+# failed"), unless it has gone within this time. While the node was cut off it may have begun to sleep for 60 seconds
+# before it reports the end again (step_terminate_monitor.c and mgr.c of slurmstepd, 22.05 and 24.11).
+UnkillableStepTimeout=120
 MinJobAge=300
 ReturnToService=2
 PropagateResourceLimits=NONE
