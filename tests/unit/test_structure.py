@@ -1,0 +1,63 @@
+"""The map of docs/architecture.md against the tree: every package is there, and imports only what is below it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import slurm_elastic
+
+PACKAGE = Path(slurm_elastic.__file__).parent
+ARCHITECTURE = Path(__file__).parents[2] / "docs" / "architecture.md"
+PURE = {"__future__", "collections", "dataclasses", "enum", "itertools", "math", "re", "types", "typing"}
+"""Modules of the standard library that neither act nor look at anything."""
+
+
+def mapped() -> list[str]:
+    """What the table of packages names, from the top down."""
+    table = ARCHITECTURE.read_text().partition("| package | subject |")[2].partition("\n\n")[0]
+    return re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The modules that a file imports, at its top or anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == "slurm_elastic":
+            yield from (f"slurm_elastic.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            yield node.module or ""
+
+
+def test_the_map_has_every_package() -> None:
+    there = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    assert {name for name in there if not name.startswith("_")} == set(mapped())
+
+
+def test_arrows_run_downwards_only() -> None:
+    order = mapped()
+    wrong = [
+        f"{path.relative_to(PACKAGE)} imports {module}"
+        for above in order
+        for path in ((PACKAGE / above).rglob("*.py") if (PACKAGE / above).is_dir() else [PACKAGE / f"{above}.py"])
+        for module in imports(path)
+        if module.startswith("slurm_elastic.")
+        and (below := module.split(".")[1]) in order
+        and order.index(below) < order.index(above)
+    ]
+    assert wrong == []
+
+
+def test_the_membership_machine_imports_nothing_of_the_project_and_nothing_that_acts() -> None:
+    own = "slurm_elastic.rendezvous.membership"
+    foreign = {
+        module
+        for path in (PACKAGE / "rendezvous" / "membership").glob("*.py")
+        for module in imports(path)
+        if module.partition(".")[0] not in PURE and not f"{module}.".startswith(f"{own}.")
+    }
+    assert foreign == set()
