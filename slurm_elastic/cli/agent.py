@@ -70,8 +70,10 @@ def _run(arguments: Sequence[str], warm: WarmProcess | None) -> int:
 
     # First of all: until then a signal from Slurm has its default action and simply ends the process.
     record_signals()
+    from slurm_elastic.agent.outlet import hold_up_nobody
     from slurm_elastic.agent.story import tell
 
+    hold_up_nobody()
     tell(os.environ.get("SLURMD_NODENAME", "localhost"))
     from slurm_elastic.rendezvous.private import take_private
 

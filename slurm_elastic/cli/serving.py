@@ -55,9 +55,11 @@ class ServingVerb(Verb):
         from slurm_elastic.agent.notices import record_signals
 
         notices = record_signals()
+        from slurm_elastic.agent.outlet import hold_up_nobody
         from slurm_elastic.agent.story import tell
 
         node = os.environ.get("SLURMD_NODENAME", "localhost")
+        hold_up_nobody()
         tell(node)
         return self.serve(options, notices, node)
 

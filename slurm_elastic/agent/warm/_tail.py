@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from slurm_elastic.agent.outlet import Outlet
+
 __all__ = ["Followed", "Tail"]
 
 _SHORTEST, _LONGEST = 0.02, 1.0
@@ -60,6 +62,8 @@ class Followed:
         texts = (line.decode(errors="replace") + "\n" for line in lines)
         shown = "".join(self.prefix + text for text in texts if self.wanted(text))
         if shown:
+            if isinstance(self.destination, Outlet):
+                self.destination.wait_for_room()
             self.destination.write(shown)
             self.destination.flush()
 

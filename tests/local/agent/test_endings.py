@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from slurm_elastic.rendezvous.session import PROTOCOL
-from tests.local.agents import WORKER, Allocation, eventually
+from tests.local.agents import WORKER, Allocation, agent_command, eventually
 
 Allocate = Callable[..., Allocation]
 
@@ -180,3 +180,20 @@ def test_agents_that_give_up_end_a_job_that_has_lost_its_batch_script(allocate: 
         # By the last of them, or by both if they gave up together.
         assert set(cancelled.read_text().split()) == {"7"}
     assert not nodes.processes()
+
+
+def test_output_that_nobody_reads_holds_nobody_up(allocate: Allocate) -> None:
+    nodes = allocate(1)
+    os.mkfifo(nodes.directory / "nobody")
+    script = nodes.directory / "chatty.py"
+    script.write_text("for number in range(40_000): print(number, 'x' * 90)\n")
+    reading = os.open(nodes.directory / "nobody", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        # As where srun was on a node that has lost its power.
+        command = agent_command("--local-addr=127.0.0.1", str(script))
+        agent = nodes.command(1, "/bin/sh", "-c", 'exec "$@" >nobody 2>&1', "sh", *command)
+        assert agent.wait() == 0
+    finally:
+        os.close(reading)
+    (log,) = nodes.run_dir.glob("logs/*/*/*/stdout.log")
+    assert log.read_text().splitlines()[-1].startswith("39999 ")
