@@ -39,7 +39,7 @@ from tests.simulation.tables import check_table
 from tests.simulation.violation import Violation, require
 
 if TYPE_CHECKING:
-    from slurm_elastic.rendezvous.membership.state import Agent
+    from slurm_elastic.rendezvous.membership.agents import Agent
     from tests.simulation.agents import SimulatedAgent
     from tests.simulation.workers import Workers
     from tests.simulation.world import World

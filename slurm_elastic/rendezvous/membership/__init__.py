@@ -4,6 +4,7 @@
 done. Everything that the leader decides is decided here; everything that it does is done elsewhere.
 """
 
+from slurm_elastic.rendezvous.membership.agents import Candidate, Status, WorkerFailure
 from slurm_elastic.rendezvous.membership.blame import Slowest
 from slurm_elastic.rendezvous.membership.conditions import next_deadline
 from slurm_elastic.rendezvous.membership.decisions import (
@@ -44,15 +45,7 @@ from slurm_elastic.rendezvous.membership.machine import step
 from slurm_elastic.rendezvous.membership.quorum import Base, OnTie, has_quorum, unaccounted
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
 from slurm_elastic.rendezvous.membership.settings import Settings
-from slurm_elastic.rendezvous.membership.state import (
-    Candidate,
-    Phase,
-    State,
-    Status,
-    Winding,
-    WorkerFailure,
-    initial_state,
-)
+from slurm_elastic.rendezvous.membership.state import Phase, State, Winding, initial_state
 from slurm_elastic.rendezvous.membership.succession import in_the_way, missing
 from slurm_elastic.rendezvous.membership.table import Place, Table, build_table
 from slurm_elastic.rendezvous.membership.winding import seconds_to_stop

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from slurm_elastic.rendezvous.membership.agents import Agent, Candidate, Status
 from slurm_elastic.rendezvous.membership.changes import replace
-from slurm_elastic.rendezvous.membership.state import Agent, Candidate, State, Status
+from slurm_elastic.rendezvous.membership.state import State
 
 __all__ = ["announce", "cohorts_are_complete", "gathered_at", "hear_of", "settle", "withdraw"]
 

@@ -8,10 +8,12 @@ agent is given up, and nobody blamed, while the explanation waits in the leader'
 from __future__ import annotations
 
 from slurm_elastic.rendezvous.membership import arrivals, succession, transitions, winding
+from slurm_elastic.rendezvous.membership.agents import Status
 from slurm_elastic.rendezvous.membership.blame import who_is_behind
 from slurm_elastic.rendezvous.membership.changes import replace
 from slurm_elastic.rendezvous.membership.decisions import Decision, Outcome
-from slurm_elastic.rendezvous.membership.state import Phase, Reason, State, Status
+from slurm_elastic.rendezvous.membership.reasons import Reason
+from slurm_elastic.rendezvous.membership.state import Phase, State
 
 __all__ = ["advance", "next_deadline"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from slurm_elastic.rendezvous.membership.state import LeaveReason, Reason, WorkerFailure
+from slurm_elastic.rendezvous.membership.agents import WorkerFailure
+from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
 from slurm_elastic.rendezvous.membership.table import Table
 
 __all__ = [

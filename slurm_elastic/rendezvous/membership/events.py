@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slurm_elastic.rendezvous.membership.agents import Candidate, WorkerFailure
 from slurm_elastic.rendezvous.membership.blame import Slowest
-from slurm_elastic.rendezvous.membership.state import Candidate, LeaveReason, WorkerFailure
+from slurm_elastic.rendezvous.membership.reasons import LeaveReason
 
 __all__ = [
     "Claimed",

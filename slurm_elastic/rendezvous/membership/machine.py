@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slurm_elastic.rendezvous.membership import arrivals, succession, transitions, winding
+from slurm_elastic.rendezvous.membership.agents import Agent, Status
 from slurm_elastic.rendezvous.membership.changes import replace
 from slurm_elastic.rendezvous.membership.conditions import advance
 from slurm_elastic.rendezvous.membership.decisions import Decision, Interrupt, Outcome, Probe, Resend, Spare
@@ -27,16 +28,8 @@ from slurm_elastic.rendezvous.membership.events import (
     Tick,
     WorkerFailed,
 )
-from slurm_elastic.rendezvous.membership.state import (
-    Agent,
-    Judgement,
-    LeaveReason,
-    Phase,
-    Reason,
-    State,
-    Status,
-    with_agent,
-)
+from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
+from slurm_elastic.rendezvous.membership.state import Judgement, Phase, State, with_agent
 
 __all__ = ["step"]
 

@@ -1,42 +1,30 @@
-"""What the leader knows: agents, phase, what is under way. Frozen data only."""
+"""What the leader knows of the run: its agents, phase, what is under way. Frozen data only."""
 
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
+from slurm_elastic.rendezvous.membership.agents import Agent, Status, WorkerFailure
 from slurm_elastic.rendezvous.membership.blame import Slowest
 from slurm_elastic.rendezvous.membership.changes import replace
+from slurm_elastic.rendezvous.membership.decisions import Finish
 from slurm_elastic.rendezvous.membership.quorum import Base
-from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
+from slurm_elastic.rendezvous.membership.reasons import Reason
 from slurm_elastic.rendezvous.membership.settings import Settings
 from slurm_elastic.rendezvous.membership.table import Table
 
-if TYPE_CHECKING:
-    from slurm_elastic.rendezvous.membership.decisions import Finish
-
 __all__ = [
-    "Agent",
-    "Candidate",
     "Judgement",
-    "LeaveReason",
     "Phase",
-    "Reason",
-    "Settings",
     "State",
-    "Status",
     "Winding",
-    "WorkerFailure",
     "initial_state",
     "with_agent",
     "without_agent",
 ]
-
-_DIGITS = re.compile(r"(\d+)")
 
 
 class Phase(enum.Enum):
@@ -48,112 +36,6 @@ class Phase(enum.Enum):
     """The members of the table have their workers running."""
     CLOSED = "closed"
     """The run has ended; every agent is told so."""
-
-
-class Status(enum.Enum):
-    """What one agent is doing, as far as the leader knows."""
-
-    WAITING = "waiting"
-    """Has joined, has no workers, waits for a place; also a member of a round that winds down that has stopped."""
-    RUNNING = "running"
-    """Member of the current round; may have announced that it leaves."""
-    FINISHED = "finished"
-    """Member of the current round; its workers have ended well. It keeps its place, even when it leaves or is lost."""
-    STOPPING = "stopping"
-    """Was interrupted; may still have workers of the round that ended."""
-    LEAVING = "leaving"
-    """Announced that it goes; may still have workers of the round that ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """What an agent says of itself when it joins.
-
-    Attributes:
-        agent: identity, unique over the run: node, job id, restart count and pid.
-        node: Slurm's name of the node.
-        position: index of the node in Slurm's node list; agents are ranked by it first. Agents of an array, whose
-            list has one node each, all say 0 and are ranked by the natural order of their node names.
-        local_world_size: number of workers that it will start, at least 1.
-        role: torch's role name.
-        address: host name or address at which other nodes reach it.
-        store_port: port that is bound already, on which the workers' store listens if this agent becomes rank 0.
-        standby_port: port on which this agent listens, and on which it leads if it has to; 0 if it never does.
-        cohort: name of the srun that started this agent together with others; empty if none did.
-        cohort_size: how many agents that was to start, this one included.
-    """
-
-    agent: str
-    node: str
-    position: int
-    local_world_size: int
-    role: str
-    address: str
-    store_port: int
-    standby_port: int = 0
-    cohort: str = ""
-    cohort_size: int = 1
-
-    @property
-    def order(self) -> tuple[object, ...]:
-        """Sort key of ranks: Slurm's order, then node names with numbers by value (node2 before node10)."""
-        parts = _DIGITS.split(self.node)
-        natural = tuple((0, int(part), part) if part.isdigit() else (1, 0, part) for part in parts)
-        return (self.position, natural, self.agent)
-
-
-@dataclass(frozen=True)
-class WorkerFailure:
-    """The first worker of an agent that failed by itself, for the root cause that is printed last.
-
-    Attributes:
-        agent, node, rank, exit_code: who, and how it ended.
-        message: its last words.
-        error_file, log: where the rest is.
-        hung: whether it did not end by itself, but was killed because it did not go on.
-    """
-
-    agent: str
-    node: str
-    rank: int
-    exit_code: int
-    message: str = ""
-    error_file: str = ""
-    log: str = ""
-    hung: bool = False
-
-    @property
-    def summary(self) -> str:
-        """One line: the last of the message, which in a traceback names the error."""
-        lines = self.message.split("\n")
-        return lines[-1] or f"exit code {self.exit_code}"
-
-
-@dataclass(frozen=True)
-class Agent:
-    """One agent that the leader knows to be alive, or has not yet given up.
-
-    Attributes:
-        candidate: what it said in its newest join.
-        attempt: number of that join; an agent counts its joins from 1.
-        status: see :class:`Status`.
-        last_heard: leader's monotonic time of the last sign of life.
-        disconnected_at: since when its connection is broken, None while it stands.
-        round: the last round it had a place in, None before the first.
-        leave_reason: set from the announcement on.
-        leave_deadline: when its workers have to stop, in leader's monotonic time, by its newest announcement.
-        departed: it finished its part of the round and went, or was lost afterwards; it counts for this round only.
-    """
-
-    candidate: Candidate
-    attempt: int
-    status: Status
-    last_heard: float
-    disconnected_at: float | None = None
-    round: int | None = None
-    leave_reason: LeaveReason | None = None
-    leave_deadline: float | None = None
-    departed: bool = False
 
 
 @dataclass(frozen=True)

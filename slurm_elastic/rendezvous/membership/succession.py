@@ -8,18 +8,12 @@ for the members that it has not heard of.
 from __future__ import annotations
 
 from slurm_elastic.rendezvous.membership import quorum, transitions
+from slurm_elastic.rendezvous.membership.agents import Agent, Candidate, Status
 from slurm_elastic.rendezvous.membership.changes import replace
 from slurm_elastic.rendezvous.membership.decisions import Claim, Decision, Resign
 from slurm_elastic.rendezvous.membership.events import Gone, Leaving, Left
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason
-from slurm_elastic.rendezvous.membership.state import (
-    Agent,
-    Candidate,
-    Phase,
-    State,
-    Status,
-    with_agent,
-)
+from slurm_elastic.rendezvous.membership.state import Phase, State, with_agent
 
 __all__ = [
     "begins_anew",

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from slurm_elastic.rendezvous.membership.state import Candidate, Reason
+from slurm_elastic.rendezvous.membership.agents import Candidate
+from slurm_elastic.rendezvous.membership.reasons import Reason
 
 __all__ = ["Place", "Table", "build_table"]
 

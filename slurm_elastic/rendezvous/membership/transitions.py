@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slurm_elastic.rendezvous.membership import arrivals
+from slurm_elastic.rendezvous.membership.agents import Agent, Status, WorkerFailure
 from slurm_elastic.rendezvous.membership.changes import replace
 from slurm_elastic.rendezvous.membership.decisions import (
     Decision,
@@ -15,17 +16,8 @@ from slurm_elastic.rendezvous.membership.decisions import (
     Spare,
 )
 from slurm_elastic.rendezvous.membership.quorum import Base
-from slurm_elastic.rendezvous.membership.state import (
-    Agent,
-    LeaveReason,
-    Phase,
-    Reason,
-    State,
-    Status,
-    WorkerFailure,
-    with_agent,
-    without_agent,
-)
+from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
+from slurm_elastic.rendezvous.membership.state import Phase, State, with_agent, without_agent
 from slurm_elastic.rendezvous.membership.table import build_table
 
 __all__ = ["finish", "lose", "publish", "retire", "start_forming"]

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from slurm_elastic.rendezvous.membership import transitions
+from slurm_elastic.rendezvous.membership.agents import Status
 from slurm_elastic.rendezvous.membership.changes import replace
 from slurm_elastic.rendezvous.membership.decisions import Decision, Hold, Retire, StopAt
 from slurm_elastic.rendezvous.membership.events import Held, Left
 from slurm_elastic.rendezvous.membership.reasons import Reason
-from slurm_elastic.rendezvous.membership.state import State, Status, Winding, without_agent
+from slurm_elastic.rendezvous.membership.state import State, Winding, without_agent
 
 __all__ = ["advance", "answer", "due", "end", "farewell", "newcomers", "remind", "revise", "seconds_to_stop", "wind"]
 
