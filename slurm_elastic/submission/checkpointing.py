@@ -18,6 +18,7 @@ from typing import Any
 import cloudpickle
 from submitit.core import utils
 
+from slurm_elastic.control import is_superseded
 from slurm_elastic.rundir import publish_file
 
 __all__ = ["SIGNAL", "Checkpointing", "is_checkpointable", "told_to_stop"]
@@ -61,13 +62,21 @@ class Checkpointing:
         os._exit(code)
 
     def save(self) -> None:
-        """On rank 0: put what `checkpoint()` returns in the place of the submission. None leaves it as it is."""
+        """On rank 0: put what `checkpoint()` returns in the place of the submission. None leaves it as it is.
+
+        Raises:
+            RuntimeError: another group of workers may train this run already; what there is stays.
+        """
         if self._paths.task_id != 0:
             return
         following = self._submission._checkpoint_function()
         if following is not None:
             following.set_timeout(self._submission._timeout_min, self._submission._timeout_countdown)
-            publish_file(self._paths.submitted_pickle, cloudpickle.dumps(following))
+            content = cloudpickle.dumps(following)
+            # A node that was paused here may wake up when another group has long gone on.
+            if is_superseded(os.environ):
+                raise RuntimeError("another group of workers has taken over this run; what it has submitted stays")
+            publish_file(self._paths.submitted_pickle, content)
 
 
 def told_to_stop() -> bool:

@@ -43,6 +43,11 @@ def test_the_first_node_is_killed_and_then_the_new_leaders(jobs):
         (first, "node_lost", 0),
         (second, "node_lost", 0),
     ]
+    # So do the logs; what the job prints ends with the first node.
+    assert job.events("round_formed")[-1]["nodes"] == second
+    assert job.events("run_ended")[-1]["outcome"] == "succeeded"
+    logs = {path.parts[-3] for path in job.run_dir.glob("logs/round_0002/*/*/stdout.log")}
+    assert logs == set(second)
     for before, after in itertools.pairwise(job.rounds()):
         # An epoch may be claimed in vain.
         assert after["epoch"] - before["epoch"] >= (after["leader"] != before["leader"])

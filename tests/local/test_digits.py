@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 
+from slurm_elastic.rundir import RunDir
+
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 TRAIN_SAMPLES = 1437
 HANG_GUARD = 240.0  # seconds
@@ -43,14 +45,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     env = {k: v for k, v in os.environ.items() if not k.startswith(prefixes) and k not in names}
 
-    def start(processes: int | None, *arguments: object) -> subprocess.Popen[str]:
+    def start(processes: int | None, *arguments: object, **variables: str) -> subprocess.Popen[str]:
         launcher = [sys.executable]
         if processes is not None:
             launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         process = subprocess.Popen(
             [*launcher, str(EXAMPLES / "digits.py"), *map(str, arguments)],
             cwd=tmp_path,
-            env={**env, "OMP_NUM_THREADS": "1"},
+            env={**env, "OMP_NUM_THREADS": "1", **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -160,6 +162,18 @@ def test_every_sample_exactly_once_through_kills_and_other_world_sizes(start, co
         f"epoch {epoch}: {TRAIN_SAMPLES} of {TRAIN_SAMPLES} samples once, exactly once" for epoch in range(epochs)
     ]
     assert counted.returncode == 0
+
+
+def test_a_group_that_was_followed_leaves_the_checkpoint_that_is_there(start, tmp_path):
+    run_dir = RunDir.for_run(tmp_path, "7").open()
+    for epoch in (1, 2):
+        run_dir.claim_epoch("7.0", epoch, b"{}")
+    own = {"RUN_ID": "7", "RUN_DIR": str(run_dir.path), "ROUND": "0", "SCOPE": "7.0", "EPOCH": "1"}
+    process = start(None, "--epochs", 1, **{f"SLURM_ELASTIC_{name}": value for name, value in own.items()})
+    stderr = process.communicate(timeout=HANG_GUARD)[1]
+    assert process.returncode == 1
+    assert stderr.endswith("RuntimeError: another group of workers has taken over this run; its checkpoint stays\n")
+    assert not (tmp_path / "digits-checkpoints" / "checkpoint.pt").exists()
 
 
 def test_the_count_sees_what_is_missing_repeated_or_of_an_abandoned_start(counting, tmp_path):

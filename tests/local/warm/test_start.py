@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import sys
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.agent.warm import FUNCTION, Program, StartInterruptedError, State, WarmProcess
-from slurm_elastic.agent.warm._orders import Order
 from slurm_elastic.control import RoundControl
 from slurm_elastic.errors import UsageError
 from tests.local.warm.workplace import HANG, Workplace
@@ -168,19 +166,25 @@ def test_agent_signal_mask_and_handlers_do_not_matter(workplace: Make) -> None:
         signal.signal(signal.SIGUSR1, previous)
 
 
-def test_worker_is_bound_to_its_cpus(workplace: Make) -> None:
+def test_worker_is_bound_to_the_cpus_that_torch_chooses_for_it(
+    workplace: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = workplace()
-    place.script.write_text("import os\nopen(os.environ['OUT'], 'w').write(str(os.sched_getaffinity(0)))\n")
-    out = place.directory / "out"
-    cpu = max(os.sched_getaffinity(0))
-    command = tuple(place.program.command())
-    order = Order(0, (), command, command, {**os.environ, "OUT": str(out)}, (cpu,), {})
-    assert place.warm.wait_ready(HANG)
-    (pid,) = place.warm.start_workers([order], warm=True).values()
-    while pid not in place.warm.exit_codes:
-        assert select.select([place.warm], [], [], HANG)[0]
-        place.warm.read()
-    assert out.read_text() == str({cpu})
+    place.script.write_text("import os\nprint(os.environ['RANK'], os.sched_getaffinity(0))\n")
+    cpus = [min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))]
+
+    def bind(command: tuple[str, ...], gpu_index: int, numa_options: object) -> tuple[str, ...]:
+        return ("numactl", f"--physcpubind={cpus[gpu_index]}", *command)
+
+    # As on a machine with GPUs, where it depends on which one is nearest.
+    monkeypatch.setattr("slurm_elastic.agent.warm.context._maybe_wrap_command_args_with_numa_binding", bind)
+    context = place.context(workers=2)
+    try:
+        assert context.wait(HANG) is not None
+        seen = [Path(context.stdouts[rank]).read_text() for rank in (0, 1)]
+    finally:
+        context.close()
+    assert seen == [f"{rank} {{{cpu}}}\n" for rank, cpu in enumerate(cpus)]
 
 
 def multiplied(*numbers: int) -> list[int]:
