@@ -6,11 +6,9 @@ The counterpart of torch's EtcdServer (torch 2.13, distributed/elastic/rendezvou
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING
 from slurm_elastic.rendezvous.etcd.certificates import Certificate
 from slurm_elastic.rendezvous.etcd.credentials import Endpoint, EtcdConfig
 from slurm_elastic.rendezvous.etcd.errors import EtcdServerError
+from slurm_elastic.rendezvous.etcd.guarded import GuardedProgram
 from slurm_elastic.rendezvous.etcd.machine import find_binary, free_port
 from slurm_elastic.rendezvous.etcd.member import Member
 
@@ -30,25 +29,13 @@ if TYPE_CHECKING:
 
 __all__ = ["EtcdServer", "ServerTls"]
 
-logger = logging.getLogger(__name__)
-
 _START_ATTEMPTS = 5
-_STOP_SECONDS = 10.0
 _LOG_LINES = 10
 _ALL_LINES = 10_000
 _MESSAGE_LINES = 3
 _TELLING_WORDS = ("error", "fatal", "panic", "not defined")
 _READY_SECONDS = 1.0
 _READY_INTERVAL = 0.05
-
-# Reads from a pipe of which we hold the other end; end of file without a line means that we died.
-_GUARD = """
-read -r line && exit
-kill -KILL "$1" 2>/dev/null
-tries=100
-while kill -0 "$1" 2>/dev/null && [ $tries -gt 0 ]; do sleep 0.05; tries=$((tries - 1)); done
-[ -z "$2" ] || rm -rf -- "$2"
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +94,7 @@ class EtcdServer:
         self._arguments = tuple(arguments)
         self._temporary = data_dir is None
         self.data_dir = Path(data_dir or tempfile.mkdtemp(prefix="slurm-elastic-etcd-"))
-        self._process: subprocess.Popen[bytes] | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
+        self._program: GuardedProgram | None = None
 
     def __enter__(self) -> EtcdServer:
         try:
@@ -126,7 +112,7 @@ class EtcdServer:
     @property
     def pid(self) -> int | None:
         """The process id, None when it does not run."""
-        return None if self._process is None or self._process.poll() is not None else self._process.pid
+        return None if self._program is None else self._program.pid
 
     @property
     def log(self) -> Path:
@@ -198,24 +184,9 @@ class EtcdServer:
         """Start it without waiting, as the members of a cluster, who wait for each other, need it."""
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.client_port, self.peer_port = (port or free_port(self.host) for port in self._wanted_ports)
-        with self.log.open("wb") as log:
-            # In a session of its own, so that a Ctrl-C for us does not end it before we are done with it.
-            self._process = subprocess.Popen(
-                self._command(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={name: value for name, value in os.environ.items() if not name.startswith("ETCD_")},
-                start_new_session=True,
-            )
-        self._guard = subprocess.Popen(
-            [
-                *("/bin/sh", "-c", _GUARD, "etcd-guard", str(self._process.pid)),
-                str(self.data_dir) if self._temporary else "",
-            ],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
+        belongings = self.data_dir if self._temporary else None
+        self._program = GuardedProgram(self._command(), environment, self.log, belongings)
 
     def wait_ready(self, timeout: float = 30.0) -> None:
         """Wait until it has a leader and answers.
@@ -250,18 +221,9 @@ class EtcdServer:
         self._end(signal.SIGKILL)
 
     def _end(self, number: signal.Signals) -> None:
-        process, self._process = self._process, None
-        guard, self._guard = self._guard, None
-        if process is not None:
-            process.send_signal(number)
-            try:
-                process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                logger.warning("etcd (pid %d) did not end within %.0f s; killing it", process.pid, _STOP_SECONDS)
-                process.kill()
-                process.wait()
-        if guard is not None and guard.stdin is not None:
-            guard.communicate(b"\n")
+        program, self._program = self._program, None
+        if program is not None:
+            program.end(number)
 
     def _has_leader(self) -> bool:
         member = Member(self.config.endpoints[0], self.config)

@@ -19,9 +19,9 @@ from tests.local.etcd.processes import gone, wait_gone
 
 def test_stop_leaves_neither_process_nor_directory() -> None:
     with EtcdServer() as server:
-        pid, guard, directory = server.pid, server._guard, server.data_dir
+        assert server._program is not None
+        pid, guard, directory = server.pid, server._program.guard, server.data_dir
         assert pid is not None
-        assert guard is not None
         assert server.log.is_file()
     wait_gone(pid)
     wait_gone(guard.pid)
@@ -96,7 +96,7 @@ import time
 from slurm_elastic.rendezvous.etcd import EtcdServer
 server = EtcdServer()
 server.start()
-print(server.pid, server._guard.pid, server.data_dir, flush=True)
+print(server.pid, server._program.guard.pid, server.data_dir, flush=True)
 time.sleep(600)
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
