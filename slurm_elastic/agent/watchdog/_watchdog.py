@@ -1,4 +1,4 @@
-"""The thread that reads the pipe and finds expired timers, and what is done about them."""
+"""The thread that reads the pipe and finds expired timers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from slurm_elastic.agent.watchdog._hang import Hang, kill, write_stacks
+from slurm_elastic.agent.watchdog._hang import Hang
+from slurm_elastic.agent.watchdog._hangs import Hangs
 from slurm_elastic.agent.watchdog._lines import LineReader, Request
 from slurm_elastic.agent.watchdog._pipe import Pipe
 from slurm_elastic.agent.watchdog._processes import Watched, nearest_ancestor, process_state
-from slurm_elastic.agent.watchdog._stacks import collect_stacks, dump_python_stacks
 from slurm_elastic.agent.watchdog._steps import HangTimeout, StepWatch
 from slurm_elastic.agent.watchdog._timers import Timer, Timers
 from slurm_elastic.control import WorkerProgress
@@ -30,11 +30,6 @@ logger = logging.getLogger("slurm_elastic")
 
 _TICK = 5.0
 """Seconds between two signs of life of the thread when nothing happens."""
-_STACKS_TIMEOUT = 5.0
-_DUMP_TIMEOUT = 1.0
-"""Seconds that Python's faulthandler gets to write its stacks."""
-_SIGNAL_TIMEOUT = 2.0
-"""Seconds that a worker gets to end of the client's own signal, before SIGKILL."""
 _MOST_HELD = 1000
 _READ = 1 << 16
 _STEP = "step"
@@ -58,24 +53,21 @@ class Watchdog:
 
     def __init__(self, pipe: Pipe, report: Callable[[Hang], None], hang_timeout: HangTimeout | None = None) -> None:
         self.path, self.variable = str(pipe.path), pipe.variable
-        self._pipe, self._report = pipe, report
+        self._pipe = pipe
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lines, self._timers = LineReader(), Timers()
         # Guards what follows. A worker is killed only while it is held, and a round is closed only after `unwatch`: so
         # no signal goes to a process that took over a worker's id.
         self._lock = threading.Lock()
-        self._round = 0
+        self._hangs = Hangs(self._lock, report, self._say)
         self._workers: dict[int, Watched] = {}
         self._progress: Progress = tuple
         self._steps = StepWatch(hang_timeout) if hang_timeout is not None else None
         self._held: list[tuple[Request, float]] | None = None
-        self._hangs: dict[int, Hang] = {}
-        self._hung: set[int] = set()
         self._strangers = 0
         self._complained = self._stopping = False
         self._log_event: LogEvent = lambda _name, _request: None
         self._alive_at = time.monotonic()
-        self._reporters: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._run, name="slurm-elastic-watchdog", daemon=True)
 
     @property
@@ -121,16 +113,14 @@ class Watchdog:
     def unwatch(self) -> None:
         """The round is over: whatever happens to its workers, nobody is killed any more."""
         with self._lock:
-            self._round += 1
             self._workers, self._held = {}, None
             self._timers.clear()
-            self._hung.clear()
-            self._hangs.clear()
+            self._hangs.end_round()
 
     def hang_of(self, pid: int) -> Hang | None:
         """Why the watchdog killed this worker of the present round, None if it did not."""
         with self._lock:
-            return self._hangs.get(pid)
+            return self._hangs.why(pid)
 
     def stop(self) -> None:
         """End the thread, and remove the pipe. Called again, it does nothing."""
@@ -139,8 +129,7 @@ class Watchdog:
         self.unwatch()
         self._stopping = True
         self._ring()
-        threads = [self._thread, *self._reporters]
-        for thread in threads:
+        for thread in (self._thread, *self._hangs.threads):
             if thread.ident is not None:
                 thread.join(1.0)
         if not self._thread.is_alive():
@@ -213,17 +202,10 @@ class Watchdog:
             for timer in expired:
                 process = process_state(timer.request.pid)
                 gone = process is None or process.state == "Z" or process.started != timer.started
-                if not gone and timer.worker in self._workers and timer.worker not in self._hung:
+                if not gone and timer.worker in self._workers and timer.worker not in self._hangs:
                     found.setdefault(timer.worker, []).append(timer)
-            self._hung.update(found)
-            round_, workers = self._round, dict(self._workers)
-        if found:
-            self._reporters = [thread for thread in self._reporters if thread.is_alive()]
-            reporter = threading.Thread(
-                target=self._deal_with, args=(found, workers, round_), name="slurm-elastic-hang", daemon=True
-            )
-            self._reporters.append(reporter)
-            reporter.start()
+            if found:
+                self._hangs.deal_with(found, dict(self._workers))
         return patience
 
     def _stuck(self, now: float) -> tuple[list[Timer], float]:
@@ -240,63 +222,6 @@ class Watchdog:
                 request = Request(pid, _STEP, time.time(), signal.SIGKILL)
                 timers.append(Timer(request, pid, process.started, now - one.seconds, now, one.boundary))
         return timers, patience
-
-    # On a thread of its own for each batch of hangs, so that the pipe is read on.
-
-    def _deal_with(self, found: dict[int, list[Timer]], workers: dict[int, Watched], round_: int) -> None:
-        for timers in found.values():
-            for timer in timers:
-                why = "it takes no step" if timer.steps is not None else f"timer {timer.request.scope!r} expired"
-                logger.warning("rank %s does not go on: %s", workers[timer.worker].rank, why)
-        pids = {timer.request.pid for timers in found.values() for timer in timers} | set(found)
-        stacks = collect_stacks(sorted(pids), _STACKS_TIMEOUT, lambda: self._round != round_)
-        dealt_with = [self._end(workers[pid], timers, stacks, round_) for pid, timers in found.items()]
-        for pid, killed in dealt_with:
-            if killed is not None:
-                self._make_sure(pid, killed, round_)
-            else:
-                with self._lock:
-                    if self._round == round_:
-                        # It lives; its later timers count again.
-                        self._hung.discard(pid)
-
-    def _end(
-        self, worker: Watched, timers: list[Timer], stacks: dict[int, str], round_: int
-    ) -> tuple[int, signal.Signals | None]:
-        """Send the first signal to a worker, and report."""
-        # As torch's server: the first timer that names a signal decides.
-        timer = next((timer for timer in timers if timer.request.signal > 0), timers[0])
-        killed = signal.Signals(timer.request.signal) if timer.request.signal > 0 else None
-        path = write_stacks(worker, "\n".join(stacks[pid] for pid in dict.fromkeys((timer.request.pid, worker.pid))))
-        with self._lock:
-            process = process_state(worker.pid)
-            if self._round != round_ or process is None or process.state == "Z":
-                return worker.pid, None
-            seconds = max(0.0, timer.expires - timer.acquired)  # It may have been read too late.
-            request = timer.request
-            hang = Hang(worker, request.scope, request.pid, seconds, process.state, killed, path, timer.steps)
-            if killed is not None:
-                self._hangs[worker.pid] = hang
-                if not dump_python_stacks(worker.pid):
-                    kill(worker.pid, killed)
-        self._report(hang)
-        for expired in timers:
-            self._say("timer expired", expired)
-        if killed is not None:
-            self._say("kill worker process", timer)
-        return worker.pid, killed
-
-    def _make_sure(self, pid: int, killed: signal.Signals, round_: int) -> None:
-        for seconds, number in ((_DUMP_TIMEOUT, killed), (_SIGNAL_TIMEOUT, signal.SIGKILL)):
-            by = time.monotonic() + seconds
-            while time.monotonic() < by:
-                process = process_state(pid)
-                if self._round != round_ or process is None or process.state == "Z":
-                    return
-                time.sleep(0.02)
-            with self._lock:
-                if self._round == round_:
-                    kill(pid, number)
 
     def _say(self, name: str, timer: Timer | None) -> None:
         request = None

@@ -161,7 +161,7 @@ def test_without_a_signal_a_hang_is_reported_and_nobody_killed(node: Node) -> No
     )
     assert node.hang().killed is None
     # While a hang is dealt with, others of the same worker are none.
-    eventually(lambda: not node.watchdog._hung)
+    eventually(lambda: not node.watchdog._hangs._hung)
     assert worker.stdin is not None
     worker.stdin.close()
     assert node.hang().killed is None
