@@ -51,8 +51,10 @@ def fit(lr: float, epochs: int) -> dict[str, float]:
         epoch += 1
         stop = trainer.should_stop(epoch)
         if stop and rank == 0:
-            part = checkpoint.with_suffix(".part")
+            part = checkpoint.with_suffix(f".{trainer.start_info().round}.part")
             torch.save({"model": model.state_dict(), "epoch": epoch}, part)
+            if not trainer.may_publish():
+                raise RuntimeError("another group of workers has taken over this run; its checkpoint stays")
             part.replace(checkpoint)
         if stop:
             break

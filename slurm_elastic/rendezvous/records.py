@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from slurm_elastic.errors import ExitCode, SlurmElasticError
-from slurm_elastic.rundir import RunDir, RunDirError
+from slurm_elastic.rundir import RecordError, RunDir, RunDirError
 
 __all__ = [
     "Record",
@@ -156,8 +156,13 @@ class RunDirRecords:
         _translated(lambda: self._run_dir.publish_endpoint(self._scope, _encode(record)))
 
     def endpoint(self) -> Record | None:
-        """See :class:`Records`."""
-        return _decode(_translated(lambda: self._run_dir.endpoint(self._scope)))
+        """See :class:`Records`. One that was cut short, as by a power loss of the file server, says nothing."""
+        try:
+            return _decode(self._run_dir.endpoint(self._scope))
+        except RecordError:
+            return None
+        except RunDirError as error:
+            raise RecordsError(str(error)) from error
 
     def claim_round(self, number: int, record: Record) -> bool:
         """See :class:`Records`."""

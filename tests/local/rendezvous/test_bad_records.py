@@ -129,13 +129,14 @@ def test_an_agent_whose_directory_is_not_that_of_the_run_does_not_lead(
     assert "shows no round 0" in told[0]
 
 
-def test_the_record_of_an_epoch_that_is_cut_short_stops_nobody(start_run: StartRun) -> None:
+@pytest.mark.parametrize("record", ["epochs/run.0/*.json", "endpoints/run.0.json"])
+def test_a_record_of_an_epoch_or_an_endpoint_that_is_cut_short_stops_nobody(start_run: StartRun, record: str) -> None:
     run = start_run()
     parties = run.all_of(3)
     form(parties)
     # As after a power loss of the file server. Nor do times of files matter.
-    (epoch,) = run.run_dir.path.glob("epochs/run.0/*.json")
-    epoch.write_text('{"agent": "no')
+    (torn,) = run.run_dir.path.glob(record)
+    torn.write_text('{"agent": "no')
     for path in run.run_dir.path.rglob("*.json"):
         os.utime(path, (time.time() + 7 * 3600, time.time() - 7 * 3600))
     parties[0].die()
