@@ -34,6 +34,9 @@ from slurm_elastic.rendezvous.words import CutOff, Word
 
 __all__ = ["Member"]
 
+_LATE = 1 / 6
+"""Of the heartbeat limit: an agent that comes to look at its clock so much too late stood still."""
+
 
 class Member:
     """One agent's end of the membership protocol. All methods are called in the loop's thread."""
@@ -202,16 +205,24 @@ class Member:
         While the leader is merely silent another link is tried beside it: either the leader is paused, then this one
         will go on; or the network was cut, and TCP would take many seconds to notice that it is whole again. The first
         of two links that answers is kept.
+
+        An agent that stood still itself cannot tell whether the leader did, too, as when a whole job is suspended and
+        goes on node by node: to it the leader has only just become silent.
         """
         loop = asyncio.get_running_loop()
         limit = self._settings.heartbeat_limit
         suspicious = limit / 2
+        looks_by = loop.time()
         while not link.closed.done():
             if loop.time() < link.heard_at + suspicious:
                 await link.silent(suspicious)
             else:
                 await asyncio.wait([link.closed], timeout=limit / 20)
-            silence = loop.time() - link.heard_at
+            now = loop.time()
+            if now > max(looks_by, link.heard_at + suspicious) + limit * _LATE:
+                link.heard_at = now - suspicious
+            looks_by = now + limit * (1 / 20 + 1 / 10)
+            silence = now - link.heard_at
             if link.closed.done() or silence < suspicious:
                 continue
             if silence > self._settings.leader_limit:

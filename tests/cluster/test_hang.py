@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -21,11 +23,13 @@ def test_a_hang_costs_one_restart_and_every_health_port_answers_throughout(jobs)
     targets = sorted(json.loads(path.read_text())[0]["targets"][0] for path in health.glob("[!.]*.json"))
     assert [target.partition(":")[0] for target in targets] == ALL
 
+    job.wait_until("no round trains", lambda: trained(job.directory, 0) == 4)
+    suspend(job, TIMEOUT + 1)
+
     answers = jobs.directory / "answers"
     with answers.open("w") as file:
         asking = jobs.cluster.popen(["python3", "asking.py", *targets], cwd=jobs.directory, stdout=file)
         try:
-            job.wait_until("no round trains", lambda: trained(job.directory, 0) == 4)
             job.wait_until("no answers", lambda: {node for node, *_ in told(answers)} == {*ALL})
             (jobs.directory / "hang").touch()
             job.wait_until("no second round trains", lambda: trained(job.directory, 1) == 4)
@@ -54,6 +58,26 @@ def test_a_hang_costs_one_restart_and_every_health_port_answers_throughout(jobs)
     assert {(node, status) for node, status, _ in told(answers)} == {(node, "200") for node in ALL}
     slowest = max(float(taken) for _, _, taken in told(answers))
     print(f"slowest of {len(told(answers))} answers: {slowest:.0f} ms")
+
+
+def suspend(job, seconds: float) -> None:
+    """`scontrol suspend` for so long, which nobody takes for a hang."""
+    job.cluster.command(["scontrol", "suspend", str(job.id)], user="root")
+    # slurmstepd sends SIGTSTP, which stops the agents, and 2 s later stops or freezes whatever the job has.
+    job.wait_until("not all stand still", lambda: states(job.cluster) <= {"T", "D"})
+    time.sleep(seconds)
+    job.cluster.command(["scontrol", "resume", str(job.id)], user="root")
+
+
+def states(cluster) -> set[str]:
+    """Of all processes that have to do with the training, as in proc_pid_stat(5)."""
+    found = set()
+    for process in (process for node in ALL for process in cluster.processes(node)):
+        # It may have ended meanwhile.
+        with contextlib.suppress(OSError):
+            if "hanging.py" in process.command:
+                found.add(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0])
+    return found
 
 
 def told(answers: Path) -> list[list[str]]:

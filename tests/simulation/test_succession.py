@@ -8,14 +8,17 @@ workers fail by themselves.
 
 from __future__ import annotations
 
+import math
 import os
+import random
 from collections.abc import Callable
 
 import pytest
 
 from tests.simulation.schedules import Result, play_all, play_failures, play_leaders, play_script, play_strikes
-from tests.simulation.succession import faults, search
-from tests.simulation.succession.faults import Script
+from tests.simulation.succession import faults, party, search
+from tests.simulation.succession.faults import Fault, Script
+from tests.simulation.succession.world import World
 
 SCHEDULES = int(os.environ.get("SIMULATION_LEADERS", "65000"))
 LEADER = os.environ.get("SIMULATION_LEADER")
@@ -64,6 +67,20 @@ def play_one(asked: str, play: Callable[[int], Result], script: Callable[[int], 
     assert violation is None
 
 
+@pytest.mark.parametrize("seconds", [2.0, 5.0, 3600.0])
+def test_a_run_that_is_suspended_goes_on_with_the_same_round(seconds: float) -> None:
+    # Nodes are stopped, and go on, one after the other.
+    for seed in range(50):
+        rng = random.Random(seed)
+        moments = [(8.0 + rng.uniform(0.0, 0.5), 8.0 + seconds + rng.uniform(0.0, 0.8)) for _ in range(4)]
+        pauses = [Fault(begin, "pause", index, end - begin) for index, (begin, end) in enumerate(moments)]
+        world = World(Script(seed, 4, tuple(pauses)))
+        before: list[int] = []
+        world.at(7.9, lambda world=world, before=before: before.extend(world.checks.told))
+        world.run()
+        assert list(world.checks.told) == before, f"seed {seed}"
+
+
 def test_candidates_that_do_not_know_of_each_other_let_the_members_find_each_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -78,8 +95,10 @@ def test_candidates_that_do_not_know_of_each_other_let_the_members_find_each_oth
     assert any("stands down for the members of the last round" in line for line in story)
 
 
-def test_two_that_stand_and_may_not_lead_with_half_of_a_round_find_each_other() -> None:
-    # One of them led that round, comes back when another has been asked to lead, and that other has left.
+def test_two_that_stand_and_may_not_lead_with_half_of_a_round_find_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    # One of them led that round, comes back when another has been asked to lead, and that other has left. In this
+    # schedule it stands at once when it goes on.
+    monkeypatch.setattr(party, "STOOD_STILL", math.inf)
     story: list[str] = []
     assert play_script(faults.strike(faults.script(10000624), 68, "leave"), story) is None
     assert any("n2/7.0/3" in line and "stands down for n0/7.0/1" in line for line in story)

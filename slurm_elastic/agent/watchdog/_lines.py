@@ -6,7 +6,7 @@ import json
 import math
 import select
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["LineReader", "Request"]
 
@@ -31,6 +31,10 @@ class Request:
     scope: str
     expires_at: float
     signal: int
+
+    def later(self, seconds: float) -> Request:
+        """The same, to expire so much later."""
+        return self if self.expires_at < 0 else replace(self, expires_at=self.expires_at + seconds)
 
 
 class LineReader:

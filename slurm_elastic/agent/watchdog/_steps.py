@@ -72,11 +72,17 @@ class StepWatch:
         self._taken = 0
         self._before: dict[int, tuple[int, float]] = {}
         self._told: set[tuple[int, int]] = set()
+        self._still: list[tuple[float, float]] = []
 
     def begin(self) -> None:
         """Another round: its workers count their steps anew."""
         self._before.clear()
         self._told.clear()
+        self._still.clear()
+
+    def put_off(self, seconds: float, now: float) -> None:
+        """Nobody was watched for so long, up to now, and perhaps nobody ran: no worker is blamed for that time."""
+        self._still.append((now, seconds))
 
     def look(self, progress: Sequence[WorkerProgress], now: float) -> tuple[list[Stuck], float]:
         """Look at the workers.
@@ -91,7 +97,7 @@ class StepWatch:
         limit = self._limit()
         stuck, left = [], [limit]
         for worker in progress:
-            since = worker.seconds_since_boundary
+            since = self._since(worker, now)
             if since is None or worker.stopped or (worker.local_rank, worker.boundary) in self._told:
                 continue
             if since < limit:
@@ -104,6 +110,13 @@ class StepWatch:
             self._learn(progress, now)
         return stuck, min(left)
 
+    def _since(self, worker: WorkerProgress, now: float) -> float | None:
+        """Seconds since its last step, but for those in which nobody was watched."""
+        since = worker.seconds_since_boundary
+        if since is None:
+            return None
+        return max(0.0, since - sum(seconds for until, seconds in self._still if until > now - since))
+
     def _limit(self) -> float:
         if self._timeout.seconds is not None:
             return self._timeout.seconds
@@ -114,15 +127,17 @@ class StepWatch:
     def _learn(self, progress: Sequence[WorkerProgress], now: float) -> None:
         if self._timeout.seconds is not None:
             return
+        # A clock that stands still when nobody is watched.
+        awake = now - sum(seconds for _, seconds in self._still)
         for worker in progress:
-            since = worker.seconds_since_boundary
+            since = self._since(worker, now)
             if since is None:
                 continue
-            boundary, at = self._before.get(worker.local_rank, (0, now - since))
+            boundary, at = self._before.get(worker.local_rank, (0, awake - since))
             taken = worker.boundary - boundary
             if taken:
                 # Steps between two looks took so long on average; a long one among them was seen while it lasted.
-                self._longest = max(self._longest, (now - since - at) / taken)
+                self._longest = max(self._longest, (awake - since - at) / taken)
                 self._taken += taken
-                self._before[worker.local_rank] = (worker.boundary, now - since)
+                self._before[worker.local_rank] = (worker.boundary, awake - since)
             self._longest = max(self._longest, since)

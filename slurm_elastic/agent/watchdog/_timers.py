@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurm_elastic.agent.watchdog._lines import Request
 
@@ -52,6 +52,10 @@ class Timers:
     def release(self, request: Request) -> None:
         """Forget a timer, if there is such."""
         self._timers.pop((request.pid, request.scope), None)
+
+    def put_off(self, seconds: float) -> None:
+        """Let all expire so much later."""
+        self._timers = {key: replace(timer, expires=timer.expires + seconds) for key, timer in self._timers.items()}
 
     def clear(self) -> None:
         """Forget all."""

@@ -30,6 +30,8 @@ logger = logging.getLogger("slurm_elastic")
 
 _TICK = 5.0
 """Seconds between two signs of life of the thread when nothing happens."""
+_LATE = 1.0
+"""Seconds; a thread that looks so much later than it meant to stood still, and so may have everybody else."""
 _MOST_HELD = 1000
 _READ = 1 << 16
 _STEP = "step"
@@ -143,6 +145,7 @@ class Watchdog:
 
     def _run(self) -> None:
         self._say("watchdog started", None)
+        self._alive_at = time.monotonic()
         poll = select.poll()
         poll.register(self._pipe.fd, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
@@ -152,14 +155,29 @@ class Watchdog:
                 expiry = self._timers.next_expiry()
             timeout = patience if expiry is None else min(patience, max(0.0, expiry - time.monotonic()))
             poll.poll(timeout * 1000)
-            self._alive_at = time.monotonic()
+            before, self._alive_at = self._alive_at, time.monotonic()
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
-            self._read()
-            patience = min(_TICK, self._look())
+            stood_still = self._alive_at - before
+            if stood_still < timeout + _LATE:
+                stood_still = 0.0
+            self._put_off(stood_still)
+            self._read(stood_still)
+            patience = min(_TICK, self._look(self._alive_at))
         self._say("watchdog stopped", None)
 
-    def _read(self) -> None:
+    def _put_off(self, seconds: float) -> None:
+        """This process stood still: with its job (scontrol suspend), its machine, or alone. That is nobody's hang."""
+        if not seconds:
+            return
+        with self._lock:
+            self._timers.put_off(seconds)
+            if self._steps is not None:
+                self._steps.put_off(seconds, self._alive_at)
+            if self._held is not None:
+                self._held = [(request.later(seconds), at) for request, at in self._held]
+
+    def _read(self, stood_still: float) -> None:
         try:
             content = os.read(self._pipe.fd, _READ)
         except BlockingIOError:
@@ -168,7 +186,8 @@ class Watchdog:
         now = time.monotonic()
         with self._lock:
             for request in requests:
-                self._register(request, now)
+                # What a worker wrote before it was stopped, too, was not read before.
+                self._register(request.later(stood_still), now)
         if self.dropped and not self._complained:
             self._complained = True
             logger.warning("the watchdog ignores what is no request of a worker, in %s", self.path)
@@ -193,11 +212,11 @@ class Watchdog:
             if not self._timers.acquire(timer):
                 self._strangers += 1
 
-    def _look(self) -> float:
+    def _look(self, now: float) -> float:
         """Deal with who hangs; returns seconds after which to look again whether workers take steps."""
         with self._lock:
-            stuck, patience = self._stuck(time.monotonic())
-            expired = [*self._timers.take_expired(time.monotonic()), *stuck]
+            stuck, patience = self._stuck(now)
+            expired = [*self._timers.take_expired(now), *stuck]
             found: dict[int, list[Timer]] = {}
             for timer in expired:
                 process = process_state(timer.request.pid)
@@ -212,7 +231,11 @@ class Watchdog:
         """Workers that take no step any more, each as a timer that began with its last step."""
         if self._steps is None or not self._workers:
             return [], _TICK
-        stuck, patience = self._steps.look(self._progress(), now)
+        progress = self._progress()
+        if time.monotonic() > now + _LATE:
+            # Stopped in this very moment.
+            return [], 0.0
+        stuck, patience = self._steps.look(progress, now)
         workers = {worker.local_rank: worker.pid for worker in self._workers.values()}
         timers = []
         for one in stuck:

@@ -9,13 +9,15 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from slurm_elastic.agent.watchdog import Hang, Watchdog, Watched, _hangs, make_pipe
+from slurm_elastic.agent.watchdog import Hang, Watchdog, Watched, _hangs, _watchdog, make_pipe
 from tests.local.waiting import PATIENCE, descriptors, eventually
 
 CLIENT = """
@@ -204,6 +206,23 @@ def test_a_round_that_is_over_kills_nobody(node: Node) -> None:
     assert node.hang().worker.pid == other.pid
     assert node.hangs.empty()
     assert worker.poll() is None
+
+
+def test_a_watchdog_that_stood_still_takes_nobody_for_hung(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = node.worker("ask('a', 600); print(flush=True); input(); ask('b', 0.01); time.sleep(300)")
+    assert worker.stdout is not None
+    assert worker.stdin is not None
+    worker.stdout.readline()
+    eventually(lambda: len(node.watchdog._timers) == 1)
+    # As when the job is suspended for an hour: that clock goes on (clock_gettime(2)).
+    monotonic = time.monotonic
+    clock = SimpleNamespace(monotonic=lambda: monotonic() + 3600, time=time.time)
+    monkeypatch.setattr(_watchdog, "time", clock)
+    node.watchdog._ring()
+    eventually(lambda: node.watchdog.age() < 3600)
+    worker.stdin.write(b"\n")
+    worker.stdin.flush()
+    assert node.hang().scope == "b"
 
 
 def test_a_client_that_holds_the_pipe_open_holds_nobody_up(node: Node) -> None:

@@ -22,6 +22,8 @@ __all__ = ["Party"]
 
 GRACE = 30.0
 """Seconds in which a leader without workers hands over; then it is killed."""
+STOOD_STILL = 2 / 3
+"""Of the heartbeat limit: who goes on after so much silence notices that it was paused, and gives the leader time."""
 
 
 class Party:
@@ -79,6 +81,9 @@ class Party:
 
     def go_on(self) -> None:
         """End a pause."""
+        if self.world.now - self.heard_at > STOOD_STILL * self.world.limit:
+            # It cannot tell whether the leader was paused, too.
+            self.heard_at = self.world.now - self.world.limit / 2
         self.paused, self.awake_since = False, self.world.now
         postponed, self._postponed = self._postponed, []
         for action in postponed:

@@ -152,3 +152,27 @@ def test_a_member_that_stood_still_hears_what_was_said_before_it_judges(
         await party.ends(running)
 
     run(story())
+
+
+@pytest.mark.parametrize(("silent", "cut_off"), [(0.9, False), (1.2, True)])
+def test_a_member_that_stood_still_gives_a_leader_time_that_may_have_done_so_too(
+    silent: float, cut_off: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        party = Party(monkeypatch)
+        running = await party.starts()
+
+        async def closed(*_: object) -> Link:
+            raise TimeoutError
+
+        monkeypatch.setattr(member, "open_link", closed)
+        stop_process(3600.0)
+        await asyncio.sleep(0.1)
+        await asyncio.sleep(silent)
+        assert party.cut_off() is cut_off
+        party.links[0].say(Beat())
+        await asyncio.sleep(1.0)
+        assert party.cut_off() is cut_off
+        await party.ends(running)
+
+    run(story())

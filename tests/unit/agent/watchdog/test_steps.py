@@ -34,6 +34,28 @@ def test_whoever_has_taken_no_step_or_was_told_to_stop_is_not_watched() -> None:
     assert watch.look([], 200.0) == ([], 10.0)
 
 
+def test_no_worker_is_blamed_for_the_time_in_which_nobody_was_watched() -> None:
+    watch = StepWatch(HangTimeout(10.0))
+    assert watch.look([worker(5, 4.0), worker(4, 9.0, local_rank=1)], 100.0) == ([], 1.0)
+    watch.put_off(3600.0, 3700.0)
+    assert watch.look([worker(5, 3604.0), worker(4, 3609.0, local_rank=1)], 3700.0) == ([], 1.0)
+    # One goes on, the other does not.
+    stuck, _ = watch.look([worker(6, 2.0), worker(4, 3611.0, local_rank=1)], 3702.0)
+    assert [(one.local_rank, one.seconds) for one in stuck] == [(1, 11.0)]
+    # What has taken a step since then has no more time than before.
+    assert len(watch.look([worker(6, 10.5)], 3710.5)[0]) == 1
+
+
+def test_auto_does_not_learn_from_the_time_in_which_nobody_was_watched() -> None:
+    watch = StepWatch(HangTimeout())
+    watch.look([worker(1, 0.0)], 0.0)
+    watch.look([worker(21, 1.0)], 21.0)
+    watch.put_off(3600.0, 3621.0)
+    assert watch.look([worker(21, 3601.0)], 3621.0)[0] == []
+    assert watch.look([worker(22, 0.0)], 3622.0)[0] == []
+    assert len(watch.look([worker(22, 301.0)], 3923.0)[0]) == 1
+
+
 def test_auto_waits_for_ten_steps_and_never_less_than_five_minutes() -> None:
     watch = StepWatch(HangTimeout())
     assert watch.look([worker(5, 1.0)], 100.0) == ([], float("inf"))

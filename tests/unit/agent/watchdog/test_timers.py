@@ -32,6 +32,21 @@ def test_a_timer_acquired_again_starts_anew_and_a_released_one_never_expires() -
     assert len(timers) == 1
 
 
+def test_timers_that_are_put_off_expire_later_and_new_ones_do_not() -> None:
+    timers = Timers()
+    timers.acquire(timer(7, "a", 5.0))
+    timers.put_off(3600.0)
+    timers.acquire(timer(7, "b", 3605.5))
+    assert timers.next_expiry() == 3605.0
+    assert timers.take_expired(3604.9) == []
+    assert [each.request.scope for each in timers.take_expired(3606.0)] == ["a", "b"]
+
+
+def test_a_request_is_put_off_and_a_release_stays_one() -> None:
+    assert timer(7, "a", 5.0).request.later(2.0) == timer(7, "a", 7.0).request
+    assert timer(7, "a", -1).request.later(2.0) == timer(7, "a", -1).request
+
+
 def test_there_is_an_end_to_how_many_there_can_be() -> None:
     timers = Timers()
     assert all(timers.acquire(timer(7, str(number), 1.0)) for number in range(10_000))
