@@ -11,6 +11,7 @@ LAZY = {
     "slurm_elastic.agent.health": ("_port", "_server", "_listener", "_reporter", "_snapshot"),
     "slurm_elastic.agent.warm": ("program", "process", "_orders"),
     "slurm_elastic.control": ("_agreement", "_round"),
+    "slurm_elastic.rendezvous.etcd": ("client", "server", "records", "watch", "store"),
     "slurm_elastic.submission": ("local", "executor", "job"),
 }
 """Packages that import their parts when these are asked for, and the parts."""

@@ -5,8 +5,9 @@ EtcdStore and the backend for torch's own handler are in ``store`` and ``backend
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from slurm_elastic._lazy import lazy
 
 if TYPE_CHECKING:
     from slurm_elastic.rendezvous.etcd.client import EtcdClient
@@ -23,6 +24,32 @@ if TYPE_CHECKING:
     from slurm_elastic.rendezvous.etcd.transactions import Compare, Delete, Get, KeyValue, Put, TransactionResult
     from slurm_elastic.rendezvous.etcd.watch import Watch
     from slurm_elastic.rendezvous.etcd.watch_stream import Event, EventKind
+else:
+    # Every agent reads options of etcd here, and most runs do without it.
+    __getattr__ = lazy(
+        __name__,
+        {
+            "Compare": "transactions",
+            "Delete": "transactions",
+            "EtcdClient": "client",
+            "EtcdConfig": "credentials",
+            "EtcdError": "errors",
+            "EtcdInterruptedError": "errors",
+            "EtcdLeaseLostError": "errors",
+            "EtcdServer": "server",
+            "EtcdUnavailableError": "errors",
+            "Event": "watch_stream",
+            "EventKind": "watch_stream",
+            "Get": "transactions",
+            "KeyValue": "transactions",
+            "Lease": "leases",
+            "Limits": "connection",
+            "Put": "transactions",
+            "TransactionResult": "transactions",
+            "Watch": "watch",
+            "load_config": "credentials",
+        },
+    )
 
 __all__ = [
     "Compare",
@@ -45,32 +72,3 @@ __all__ = [
     "Watch",
     "load_config",
 ]
-
-_WHERE = {
-    "Compare": "transactions",
-    "Delete": "transactions",
-    "EtcdClient": "client",
-    "EtcdConfig": "credentials",
-    "EtcdError": "errors",
-    "EtcdInterruptedError": "errors",
-    "EtcdLeaseLostError": "errors",
-    "EtcdServer": "server",
-    "EtcdUnavailableError": "errors",
-    "Event": "watch_stream",
-    "EventKind": "watch_stream",
-    "Get": "transactions",
-    "KeyValue": "transactions",
-    "Lease": "leases",
-    "Limits": "connection",
-    "Put": "transactions",
-    "TransactionResult": "transactions",
-    "Watch": "watch",
-    "load_config": "credentials",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import no more than is asked for: every agent reads options of etcd here, and most runs do without it."""
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
