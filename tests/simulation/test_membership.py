@@ -13,7 +13,18 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.rendezvous.membership import Settings, arrivals, conditions, machine, state, transitions, winding
+from slurm_elastic.rendezvous.membership import (
+    Connected,
+    Interrupt,
+    Settings,
+    arrivals,
+    attendance,
+    conditions,
+    machine,
+    state,
+    transitions,
+    winding,
+)
 from tests.simulation.faults import CALM, NORMAL, Arrive, Schedule, draw, draw_planned
 from tests.simulation.schedules import play_all, play_membership
 from tests.simulation.shrink import play, report, shrink
@@ -120,11 +131,11 @@ def test_a_lost_node_that_is_charged_is_found(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_agent_that_is_not_interrupted_again_is_found_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgetful(state: state.State, event: machine.Connected, now: float) -> machine.Result:
-        after, decisions = machine._connected(state, event, now)
-        return after, tuple(each for each in decisions if not isinstance(each, machine.Interrupt))
+    def forgetful(before: state.State, event: Connected, now: float) -> state.Result:
+        after, decisions = attendance.connected(before, event, now)
+        return after, tuple(each for each in decisions if not isinstance(each, Interrupt))
 
-    monkeypatch.setitem(machine._HANDLERS, machine.Connected, forgetful)
+    monkeypatch.setitem(machine._HANDLERS, Connected, forgetful)
     schedule, violation = first_violation(range(600))
     assert violation.promise in ("the run does not settle", "the run does not end")
     text = report(schedule, violation)

@@ -13,11 +13,9 @@ from slurm_elastic.rendezvous.membership.blame import who_is_behind
 from slurm_elastic.rendezvous.membership.changes import replace
 from slurm_elastic.rendezvous.membership.decisions import Decision, Outcome
 from slurm_elastic.rendezvous.membership.reasons import Reason
-from slurm_elastic.rendezvous.membership.state import Phase, State
+from slurm_elastic.rendezvous.membership.state import Phase, Result, State
 
 __all__ = ["advance", "next_deadline"]
-
-Result = tuple[State, tuple[Decision, ...]]
 
 
 def advance(state: State, now: float, *, ticked: bool) -> Result:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from slurm_elastic.rendezvous.membership.agents import Agent, Status, WorkerFailure
 from slurm_elastic.rendezvous.membership.blame import Slowest
 from slurm_elastic.rendezvous.membership.changes import replace
-from slurm_elastic.rendezvous.membership.decisions import Finish
+from slurm_elastic.rendezvous.membership.decisions import Decision, Finish
 from slurm_elastic.rendezvous.membership.quorum import Base
 from slurm_elastic.rendezvous.membership.reasons import Reason
 from slurm_elastic.rendezvous.membership.settings import Settings
@@ -19,8 +19,10 @@ from slurm_elastic.rendezvous.membership.table import Table
 __all__ = [
     "Judgement",
     "Phase",
+    "Result",
     "State",
     "Winding",
+    "alive",
     "initial_state",
     "with_agent",
     "without_agent",
@@ -149,6 +151,9 @@ class State:
         return self.phase is Phase.RUNNING and self.table is not None and agent.round == self.table.round
 
 
+Result = tuple[State, tuple[Decision, ...]]
+"""What comes of an event: the next state, and what has to be done, in this order."""
+
 _BLOCKING = frozenset({Status.RUNNING, Status.FINISHED, Status.STOPPING, Status.LEAVING})
 
 
@@ -178,6 +183,13 @@ def with_agent(state: State, agent: Agent) -> State:
     before = state.agents.get(name)
     blocking = state.blocking + (agent.status in _BLOCKING) - (before is not None and before.status in _BLOCKING)
     return replace(state, agents={**state.agents, name: agent}, blocking=blocking)
+
+
+def alive(state: State, known: Agent, now: float) -> State:
+    """Take note of a sign of life."""
+    name = known.candidate.agent
+    state = with_agent(state, replace(known, last_heard=now, disconnected_at=None, departed=False))
+    return replace(state, broken=state.broken - {name}) if name in state.broken else state
 
 
 def without_agent(state: State, name: str) -> State:

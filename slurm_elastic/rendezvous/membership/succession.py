@@ -13,7 +13,7 @@ from slurm_elastic.rendezvous.membership.changes import replace
 from slurm_elastic.rendezvous.membership.decisions import Claim, Decision, Resign
 from slurm_elastic.rendezvous.membership.events import Gone, Leaving, Left
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason
-from slurm_elastic.rendezvous.membership.state import Phase, State, with_agent
+from slurm_elastic.rendezvous.membership.state import Phase, Result, State, with_agent
 
 __all__ = [
     "begins_anew",
@@ -30,8 +30,6 @@ __all__ = [
     "patience_due",
     "resign",
 ]
-
-Result = tuple[State, tuple[Decision, ...]]
 
 
 def _present(state: State) -> frozenset[str]:

@@ -17,12 +17,10 @@ from slurm_elastic.rendezvous.membership.decisions import (
 )
 from slurm_elastic.rendezvous.membership.quorum import Base
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
-from slurm_elastic.rendezvous.membership.state import Phase, State, with_agent, without_agent
+from slurm_elastic.rendezvous.membership.state import Phase, Result, State, with_agent, without_agent
 from slurm_elastic.rendezvous.membership.table import build_table
 
 __all__ = ["finish", "lose", "publish", "retire", "start_forming"]
-
-Result = tuple[State, tuple[Decision, ...]]
 
 
 def lose(state: State, name: str, why: str, now: float) -> Result:

@@ -15,11 +15,10 @@ from slurm_elastic.rendezvous.membership.changes import replace
 from slurm_elastic.rendezvous.membership.decisions import Decision, Hold, Retire, StopAt
 from slurm_elastic.rendezvous.membership.events import Held, Left
 from slurm_elastic.rendezvous.membership.reasons import Reason
-from slurm_elastic.rendezvous.membership.state import State, Winding, without_agent
+from slurm_elastic.rendezvous.membership.state import Result, State, Winding, without_agent
 
 __all__ = ["advance", "answer", "due", "end", "farewell", "newcomers", "remind", "revise", "seconds_to_stop", "wind"]
 
-Result = tuple[State, tuple[Decision, ...]]
 
 _MUCH_EARLIER = 1.0
 """Seconds by which a deadline has to come nearer for workers that know their step to be told again. The agents of one
