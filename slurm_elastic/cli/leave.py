@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 import re
 from typing import TYPE_CHECKING
 
@@ -38,7 +37,9 @@ def request_leave(run_dir: RunDir, nodes: tuple[str, ...], reason: str) -> Leave
         UsageError: nobody leads the run, so that nobody trains.
     """
     # These import msgspec.
+    from slurm_elastic.rendezvous.ledger import newest_endpoint
     from slurm_elastic.rendezvous.membership import LeaveReason
+    from slurm_elastic.rendezvous.records import RunDirRecords
     from slurm_elastic.rendezvous.requests import LeaveRequest
     from slurm_elastic.rendezvous.visitor import VisitError, ask, visitor_name
 
@@ -53,8 +54,8 @@ def request_leave(run_dir: RunDir, nodes: tuple[str, ...], reason: str) -> Leave
     )
     problem = "no leader has ever been there"
     for scope in sorted(run_dir.scopes(), key=_order, reverse=True):
-        endpoint = json.loads(run_dir.endpoint(scope) or b"{}")
-        if "address" not in endpoint:
+        endpoint = newest_endpoint(RunDirRecords(run_dir, scope).situation(), scope)
+        if endpoint is None or "address" not in endpoint:
             continue
         try:
             return ask(str(endpoint["address"]), int(endpoint["port"]), scope, secret, request)

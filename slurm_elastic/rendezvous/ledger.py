@@ -17,7 +17,7 @@ from slurm_elastic.rendezvous.membership import Base, Finish, Outcome, Table
 from slurm_elastic.rendezvous.records import Record, Records, Situation
 from slurm_elastic.rendezvous.succession import Successor
 
-__all__ = ["LastRound", "Ledger", "last_round"]
+__all__ = ["LastRound", "Ledger", "last_round", "newest_endpoint"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,6 +55,19 @@ def last_round(situation: Situation, scope: str) -> LastRound | None:
         Successor(str(place["agent"]), str(place["address"]), int(place["standby_port"])) for place in places
     )
     return LastRound(number, base, int(record["restarts"]), successors)
+
+
+def newest_endpoint(situation: Situation, scope: str) -> Record | None:
+    """Return where the newest leader on record of a scope is; None if there is none.
+
+    The endpoint is replaced, not created: a leader that was superseded while it claimed its epoch may say where it is
+    after its successor has, and nobody would find that one. Its rounds say where it is, too.
+    """
+    published, record = situation.endpoint, situation.round
+    leading: Record | None = record.get("endpoint") if record is not None and record.get("scope") == scope else None
+    if leading is None or (published is not None and published.get("epoch", leading["epoch"]) >= leading["epoch"]):
+        return published
+    return leading
 
 
 class Ledger:
@@ -119,6 +132,7 @@ class Ledger:
             "epoch": self._epoch,
             "scope": self._scope,
             "leader": self._endpoint["agent"],
+            "endpoint": self._endpoint,
             **msgspec.to_builtins(table),
         }
         return self._records.claim_round(table.round, record)

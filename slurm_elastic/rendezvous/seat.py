@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from slurm_elastic.rendezvous.chair import PatienceError
 from slurm_elastic.rendezvous.coordination import Coordination
 from slurm_elastic.rendezvous.leader import Leader
-from slurm_elastic.rendezvous.ledger import Ledger, last_round
+from slurm_elastic.rendezvous.ledger import Ledger, last_round, newest_endpoint
 from slurm_elastic.rendezvous.membership import Candidate, Decision, Reason, Settings
 from slurm_elastic.rendezvous.missing import agents_gone
 from slurm_elastic.rendezvous.options import RendezvousOptions
@@ -139,7 +139,7 @@ def connect(seat: Seat, journal: Callable[[Decision], None], *, can_hold: bool =
 def _whereabouts(seat: Seat) -> Whereabouts:
     with contextlib.suppress(RecordsError, ValueError, KeyError, TypeError):
         situation = seat.records.situation()
-        endpoint = situation.endpoint
+        endpoint = newest_endpoint(situation, seat.incarnation)
         if endpoint is not None and "refusal" in endpoint:
             raise LeaderRefusedError(str(endpoint["refusal"]))
         if endpoint is not None:
@@ -177,7 +177,7 @@ def _follow(
     """The leader that follows the last one, without an epoch of its own yet."""
     newest = seat.records.newest_epoch() or 0
     situation = seat.records.situation()
-    published = situation.endpoint
+    published = newest_endpoint(situation, seat.incarnation)
     if published is not None and newest != published.get("epoch") and newest not in tried:
         # Somebody has just claimed it, and says in a moment where it is; unless it has died in between.
         tried.add(newest)

@@ -102,3 +102,7 @@ def test_two_that_stand_and_may_not_lead_with_half_of_a_round_find_each_other(mo
     story: list[str] = []
     assert play_script(faults.strike(faults.script(10000624), 68, "leave"), story) is None
     assert any("n2/7.0/3" in line and "stands down for n0/7.0/1" in line for line in story)
+
+
+def test_a_leader_is_found_although_one_that_it_superseded_said_later_where_it_is() -> None:
+    assert play_script(faults.strike(faults.script(10000902), 9, "power")) is None

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from slurm_elastic.rendezvous.ledger import Ledger, last_round
+from slurm_elastic.rendezvous.ledger import Ledger, last_round, newest_endpoint
 from slurm_elastic.rendezvous.membership import Reason, Settings, in_the_way
 from slurm_elastic.rendezvous.records import Situation
 from slurm_elastic.rendezvous.succession import IN_THE_WAY, default_leader_limit, newest_order, patience
@@ -172,7 +172,8 @@ class Search:
 
     def _place(self) -> str:
         """Where a leader is, by the records."""
-        return str(self._seen.endpoint["agent"]) if self._seen.endpoint is not None else ""
+        endpoint = newest_endpoint(self._seen, SCOPE)
+        return str(endpoint["agent"]) if endpoint is not None else ""
 
     def _order(self) -> Sequence[str]:
         """Who may lead next."""
