@@ -13,6 +13,8 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
+from slurm_elastic.agent.warm._waiting import wait_on
+
 __all__ = ["Channel"]
 
 _LONGEST = 65536
@@ -44,6 +46,10 @@ class Channel:
     def fileno(self) -> int:
         """Readable when a message waits or the other end is gone."""
         return self._socket.fileno()
+
+    def readable(self, seconds: float = 0.0) -> bool:
+        """Whether `receive` would not wait, or need not within so many seconds."""
+        return bool(wait_on([self.fileno()], seconds))
 
     def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Send one message.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_elastic.agent.warm.program import FUNCTION, Program
 
-__all__ = ["Launch", "is_read_at_import", "obstacle_to_warm_start"]
+__all__ = ["SWITCHED_OFF", "Launch", "is_read_at_import", "obstacle_to_any_warm_start", "obstacle_to_warm_start"]
+
+SWITCHED_OFF = "warm start is switched off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +20,17 @@ class Launch:
     environment: Mapping[str, str]
     directory: str
     """The working directory."""
+
+
+def obstacle_to_any_warm_start(program: Program | None, *, wanted: bool) -> str:
+    """Why no worker of this program can be forked, whatever its command; empty if one can."""
+    if not wanted:
+        return SWITCHED_OFF
+    if program is None:
+        return "the entry point is not a Python script"
+    if program.interpreter != sys.executable:
+        return f"the interpreter is {program.interpreter}, that of the agent {sys.executable}"
+    return ""
 
 
 def obstacle_to_warm_start(program: Program, warm: Launch, command: Sequence[str], wanted: Launch) -> str | None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from slurm_elastic.agent.warm._linux import children
@@ -121,6 +121,25 @@ class Family:
                     os.kill(pid, signal.SIGKILL)
             return living
         return []
+
+    def sweep(self, seconds: float, meanwhile: Callable[[], None]) -> list[int]:
+        """Kill every descendant.
+
+        Args:
+            seconds: how long that may take.
+            meanwhile: called again and again until it is done.
+
+        Returns:
+            Those that the kernel would not end in time (uninterruptible sleep).
+        """
+        self.kill()
+        end = time.monotonic() + seconds
+        while True:
+            left = self.kill_rest()
+            meanwhile()
+            if not left or time.monotonic() > end:
+                return left
+            self.wait(0.02)
 
     def _reap_adopted(self) -> None:
         for pid in children(os.getpid()):

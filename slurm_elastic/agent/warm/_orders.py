@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from slurm_elastic.agent.warm._memory_file import memory_file
 
 __all__ = ["Order", "StartInterruptedError", "State"]
 
@@ -45,8 +49,9 @@ class Order:
     descriptors: Mapping[str, int]
     """Open files by name (stdout, stderr, call, result); those not named are the agent's own."""
 
-    def details(self, how: str) -> bytes:
-        """What the warm process has to know of it; `how` is fork or exec."""
+    @contextlib.contextmanager
+    def described(self, how: str) -> Iterator[int]:
+        """Give a memory file with what the warm process has to know of it; `how` is fork or exec."""
         details = {
             "how": how,
             "streams": list(self.descriptors),
@@ -57,4 +62,8 @@ class Order:
             "cpus": self.cpus,
             "directory": str(Path.cwd()),
         }
-        return json.dumps(details).encode()
+        file = memory_file(json.dumps(details).encode())
+        try:
+            yield file
+        finally:
+            os.close(file)

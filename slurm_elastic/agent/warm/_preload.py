@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from slurm_elastic.agent.warm._linux import children
@@ -53,6 +53,35 @@ def import_module(name: str) -> None:
             gc.enable()
 
 
+def import_modules(
+    names: Sequence[str], about_to: Callable[[str], None], *, tried: bool
+) -> tuple[str | None, int | None]:
+    """Import these modules one by one.
+
+    Args:
+        names: some of `REQUIRED`, and others.
+        about_to: told each name before.
+        tried: this process was forked after those of `REQUIRED` were imported.
+
+    Returns:
+        What stands against a fork after one of them, None if nothing does; and torch's first seed, None without torch.
+
+    Raises:
+        BrokenPreloadError: one failed.
+    """
+    seed = None
+    for name in dict.fromkeys(names):
+        about_to(name)
+        import_module(name)
+        if name == "torch":
+            seed = sys.modules[name].initial_seed()
+        elif name not in REQUIRED[:-1]:
+            obstacle = obstacle_to_forking(tried=tried and name in REQUIRED)
+            if obstacle is not None:
+                return f"after importing {name} {obstacle}", seed
+    return None, seed
+
+
 def script_directory(options: list[str]) -> list[str]:
     """What Python will put in front of sys.path for this program (docs.python.org, sys.path), for the imports here.
 
@@ -73,7 +102,7 @@ def obstacle_to_forking(*, tried: bool = False) -> str | None:
     and start them anew where they are needed; what is still there afterwards would be missing in a worker.
 
     Args:
-        tried: this process was itself forked after all imports.
+        tried: this process was itself forked after all imports, and has no children yet.
     """
     trouble = _fork_trouble(_in_bad_fork()) if tried else _try_fork()
     if trouble is not None:
@@ -82,7 +111,8 @@ def obstacle_to_forking(*, tried: bool = False) -> str | None:
     if threads:
         names = sorted({_text(f"/proc/self/task/{task}/comm") for task in threads})
         return f"threads are running: {len(threads)} named {', '.join(names)}"
-    if children(os.getpid()):
+    # Looks at all processes of the machine, which takes a while.
+    if not tried and children(os.getpid()):
         return "child processes are running"
     if _torch_says("is_initialized"):
         return "CUDA is initialized"

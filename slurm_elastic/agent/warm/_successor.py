@@ -9,7 +9,7 @@ import subprocess
 
 from slurm_elastic.agent.warm._channel import Channel
 
-__all__ = ["Successor"]
+__all__ = ["Former", "Successor"]
 
 
 class Successor:
@@ -44,3 +44,24 @@ class Successor:
         """Kill it, unless it has ended."""
         if self._code is None:
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+
+class Former:
+    """Warm processes that were told to end, and have to be waited for."""
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[bytes] | Successor] = []
+
+    def add(self, process: subprocess.Popen[bytes] | Successor) -> None:
+        """Wait for this one, too, and before the others."""
+        self._processes.insert(0, process)
+
+    def reap(self, seconds: float) -> None:
+        """Wait for each of them, at most so many seconds; then kill it."""
+        for process in self._processes:
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._processes.clear()

@@ -111,7 +111,11 @@ class Zygote:
         sys.path[:0] = directory
         state = {"state": "warm"}
         try:
-            obstacle = self._import([*preload.REQUIRED, *self._settings["preload"]])
+            obstacle, self._torch_seed = preload.import_modules(
+                [*preload.REQUIRED, *self._settings["preload"]],
+                lambda name: self._tell(state="importing", module=name),
+                tried="joint" in self._settings,
+            )
         except preload.BrokenPreloadError as error:
             # A worker that is started cold tells of a torch that is broken itself, or does without.
             broken = error.module in self._settings["preload"]
@@ -128,19 +132,6 @@ class Zygote:
         flush_c_streams()
         self._keep_imports()
         self._tell(**state)
-
-    def _import(self, names: Sequence[str]) -> str | None:
-        """Import these modules; returns what stands against a fork after one of them."""
-        for name in dict.fromkeys(names):
-            self._tell(state="importing", module=name)
-            preload.import_module(name)
-            if name == "torch":
-                self._torch_seed = sys.modules[name].initial_seed()
-            elif name not in preload.REQUIRED[:-1]:
-                obstacle = preload.obstacle_to_forking(tried="joint" in self._settings and name in preload.REQUIRED)
-                if obstacle is not None:
-                    return f"after importing {name} {obstacle}"
-        return None
 
     def _keep_imports(self) -> None:
         """Do once what is the same in all workers, each of which would have to copy the memory that it touches."""
@@ -191,10 +182,9 @@ class Zygote:
         try:
             for name in self._later:
                 preload.import_module(name)
-            obstacle = preload.obstacle_to_forking()
         except preload.BrokenPreloadError:
             os._exit(0)
-        if obstacle is not None:
+        if preload.obstacle_to_forking() is not None:
             os._exit(0)
         self._later = []
         self._keep_imports()
@@ -293,16 +283,8 @@ class Zygote:
             self._tell(state="exited", pid=pid, code=code)
 
     def _sweep(self, seconds: float) -> list[int]:
-        """Kill every descendant; returns those that the kernel would not end in time (uninterruptible sleep)."""
         self._reserve.dismiss()
-        self._family.kill()
-        end = time.monotonic() + seconds
-        while True:
-            left = self._family.kill_rest()
-            self._report_exits()
-            if not left or time.monotonic() > end:
-                return left
-            self._family.wait(0.02)
+        return self._family.sweep(seconds, self._report_exits)
 
     def _end(self) -> None:
         """The agent is gone: so go its workers, and this process."""

@@ -10,21 +10,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
-import select
 import signal as signals
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, ProcessFailure, RunProcsResult
 from torch.numa.binding import NumaOptions, _maybe_wrap_command_args_with_numa_binding
 
+from slurm_elastic.agent.warm._binding import bound_cpus
 from slurm_elastic.agent.warm._call import packed_call, unpacked_result
+from slurm_elastic.agent.warm._conditions import SWITCHED_OFF
 from slurm_elastic.agent.warm._memory_file import memory_file, read_memory_file
 from slurm_elastic.agent.warm._orders import Order, State
 from slurm_elastic.agent.warm._tail import Followed, Tail
-from slurm_elastic.agent.warm.process import SWITCHED_OFF, WarmProcess
+from slurm_elastic.agent.warm._waiting import wait_on
+from slurm_elastic.agent.warm.process import WarmProcess
 from slurm_elastic.agent.warm.program import FUNCTION
 
 __all__ = ["WarmContext", "start_warm_processes"]
@@ -113,16 +114,8 @@ class WarmContext(PContext):
         warm: WarmProcess,
         should_stop: Callable[[], bool] | None,
     ) -> None:
-        super().__init__(
-            name,
-            entrypoint,
-            args,
-            envs,
-            logs_specs,
-            log_line_prefixes,
-            duplicate_stdout_filters,
-            duplicate_stderr_filters,
-        )
+        filters = (duplicate_stdout_filters, duplicate_stderr_filters)
+        super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters)
         self._tail_logs: list[Any] = [Tail([followed for tail in self._tail_logs for followed in _files_of(tail)])]
         self._warm = warm
         self._numa_options = numa_options
@@ -163,7 +156,7 @@ class WarmContext(PContext):
 
         Unlike `exits` this does not wait for the warm process, which may be busy importing for up to a second.
         """
-        ended = _wait_on(self._ends.values(), 0)
+        ended = wait_on(self._ends.values(), 0)
         return [descriptor for descriptor in self._ends.values() if descriptor not in ended]
 
     def signal(self, number: signals.Signals) -> None:
@@ -199,16 +192,15 @@ class WarmContext(PContext):
             left = None if end is None else end - time.monotonic()
             if result is not None or (left is not None and left <= 0):
                 return result
-            _wait_on(self.exit_fds(), left)
+            wait_on(self.exit_fds(), left)
 
     def _start(self) -> None:
         self._warm.wait_ready(float("inf"), self._should_stop)
         self._warm.check_preload()
         self._warm.renew()
-        environments = {rank: {**os.environ, **self.envs[rank]} for rank in range(self.nprocs)}
         orders: list[Order] = []
         try:
-            orders.extend(self._order(rank, environments[rank]) for rank in range(self.nprocs))
+            orders.extend(self._order(rank, {**os.environ, **self.envs[rank]}) for rank in range(self.nprocs))
             self._pids = self._start_orders(orders)
             self._ends = {rank: os.pidfd_open(pid) for rank, pid in self._pids.items()}
         finally:
@@ -249,7 +241,7 @@ class WarmContext(PContext):
             descriptors["call"] = memory_file(packed_call(self.name, self.entrypoint, self.args[rank]))
             descriptors["result"] = self._results[rank] = memory_file()
         arguments = command[1 + len(self._warm.program.options) :] if self._warm.program else ()
-        return Order(rank, arguments, command, bound, environment, _cpus(bound, command), descriptors)
+        return Order(rank, arguments, command, bound, environment, bound_cpus(bound, command), descriptors)
 
     def _poll(self) -> RunProcsResult | None:
         exits = self.exits()
@@ -257,7 +249,7 @@ class WarmContext(PContext):
             return None
         if self._failures:
             return RunProcsResult(failures=dict(self._failures), stdouts=self.stdouts, stderrs=self.stderrs)
-        values = self._return_values if self._return_values else dict.fromkeys(range(self.nprocs))
+        values = self._return_values or dict.fromkeys(range(self.nprocs))
         return RunProcsResult(return_values=values, stdouts=self.stdouts, stderrs=self.stderrs)
 
     def _close(self, death_sig: signals.Signals, timeout: float = 30) -> None:
@@ -268,7 +260,7 @@ class WarmContext(PContext):
         if death_sig != signals.SIGKILL and not self.all_ended():
             self.signal(death_sig)
             while (running := self.running_fds()) and time.monotonic() < end:
-                _wait_on(running, end - time.monotonic())
+                wait_on(running, end - time.monotonic())
         self._left = tuple(self._warm.sweep(_KILLED_WITHIN))
         self.exits()
         for descriptor in (*self._results.values(), *self._ends.values()):
@@ -293,15 +285,6 @@ class WarmContext(PContext):
             return ProcessFailure(rank, self._pids[rank], code, "")
 
 
-def _wait_on(descriptors: Iterable[int], seconds: float | None) -> set[int]:
-    # Not select(2): a leader of a thousand agents has descriptors beyond its limit.
-    waiting = select.poll()
-    for descriptor in descriptors:
-        waiting.register(descriptor, select.POLLIN)
-    ready = waiting.poll(None if seconds is None else max(0.0, seconds) * 1000)
-    return {descriptor for descriptor, _events in ready}
-
-
 def _files_of(tail: Any) -> list[Followed]:
     """What one of torch's TailLogs would follow."""
     prefixes = tail._log_line_prefixes or {}
@@ -309,17 +292,3 @@ def _files_of(tail: Any) -> list[Followed]:
         Followed(path, prefixes.get(rank, f"[{tail._name}{rank}]:"), tail._dst, tail._log_line_filter)
         for rank, path in tail._log_files.items()
     ]
-
-
-def _cpus(bound: tuple[str, ...], command: tuple[str, ...]) -> tuple[int, ...] | None:
-    """The CPUs that the NUMA wrapper would bind a command to; None if it left the command alone."""
-    if bound == command:
-        return None
-    option = re.fullmatch(r"--physcpubind=([0-9,-]+)", bound[1])
-    if option is None:
-        raise RuntimeError(f"torch's NUMA binding is not understood: {' '.join(bound[:2])}")
-    cpus: list[int] = []
-    for part in option[1].split(","):
-        first, _dash, last = part.partition("-")
-        cpus.extend(range(int(first), int(last or first) + 1))
-    return tuple(cpus)

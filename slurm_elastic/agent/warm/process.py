@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.agent.warm._boot_environment import boot_environment
 from slurm_elastic.agent.warm._channel import Channel
-from slurm_elastic.agent.warm._conditions import Launch, obstacle_to_warm_start
+from slurm_elastic.agent.warm._conditions import Launch, obstacle_to_any_warm_start, obstacle_to_warm_start
 from slurm_elastic.agent.warm._linux import become_subreaper
-from slurm_elastic.agent.warm._memory_file import memory_file
 from slurm_elastic.agent.warm._orders import Order, StartInterruptedError, State
 from slurm_elastic.agent.warm._orphans import kill_orphans
-from slurm_elastic.agent.warm._successor import Successor
+from slurm_elastic.agent.warm._spawning import spawn
+from slurm_elastic.agent.warm._successor import Former, Successor
 from slurm_elastic.agent.warm.program import FUNCTION, Program, worker_environment
 from slurm_elastic.errors import UsageError
 
-__all__ = ["SWITCHED_OFF", "WarmProcess"]
-
-SWITCHED_OFF = "warm start is switched off"
+__all__ = ["WarmProcess"]
 
 _LAST_STEPS = 10.0
 """Seconds that the warm process is given to kill what is left and go, once the agent has hung up."""
@@ -54,16 +49,10 @@ class WarmProcess:
         self.reason = ""
         """Why the state is what it is, where that is not plain."""
         self.state = State.IMPORTING
-        self._given_up = ""
+        self._given_up = obstacle_to_any_warm_start(program, wanted=warm)
         self._process: subprocess.Popen[bytes] | Successor
         self._successor: Successor | None = None
-        self._former: list[subprocess.Popen[bytes] | Successor] = []
-        if not warm:
-            self._given_up = SWITCHED_OFF
-        elif program is None:
-            self._given_up = "the entry point is not a Python script"
-        elif program.interpreter != sys.executable:
-            self._given_up = f"the interpreter is {program.interpreter}, that of the agent {sys.executable}"
+        self._former = Former()
         if found is None:
             self._channel, self._process = self._spawn()
         else:
@@ -131,7 +120,7 @@ class WarmProcess:
 
     def read(self) -> None:
         """Take in what it reported; never waits."""
-        while self.state is not State.DEAD and _readable(self._channel, 0):
+        while self.state is not State.DEAD and self._channel.readable():
             self._take(self._channel.receive())
 
     def wait_ready(self, timeout: float, should_stop: Callable[[], bool] | None = None) -> bool:
@@ -154,9 +143,7 @@ class WarmProcess:
         """
         if self.wait_ready(timeout, should_stop) and self.state is State.WARM:
             self._send({"order": "import"})
-            self._wait(
-                lambda: self._successor is not None and _readable(self._successor.channel, 0), timeout, should_stop
-            )
+            self._wait(lambda: self._successor is not None and self._successor.channel.readable(), timeout, should_stop)
 
     def check_preload(self) -> None:
         """Raise what a person has to mend.
@@ -180,16 +167,16 @@ class WarmProcess:
         """Go over to the successor if that has imported everything, and no workers are left of a round before."""
         self.read()
         successor = self._successor
-        if successor is None or self._sessions or self.state is not State.WARM or not _readable(successor.channel, 0):
+        if successor is None or self._sessions or self.state is not State.WARM or not successor.channel.readable():
             return
         self._successor = None
         if successor.channel.receive() is None:
             # It cannot be forked with all that it has imported. The one that can stays.
             successor.channel.close()
-            self._former.append(successor)
+            self._former.add(successor)
             return
         self._channel.close()
-        self._former.append(self._process)
+        self._former.add(self._process)
         self._channel, self._process = successor.channel, successor
         self.complete = True
 
@@ -213,11 +200,12 @@ class WarmProcess:
         self._pids: dict[int, int] = {}
         self._refused = ""
         for order in orders:
-            self._send_order(order, "fork" if warm else "exec")
+            with order.described("fork" if warm else "exec") as details:
+                self._send({"order": "start", "rank": order.rank}, [details, *order.descriptors.values()])
         self._wait(lambda: self._refused != "" or len(self._pids) == len(orders), None, should_stop)
         if self._refused or self.state is State.DEAD:
             raise OSError(self._refused or self.reason)
-        self._reap()
+        self._former.reap(_LAST_STEPS)
         return self._pids
 
     def sweep(self, timeout: float) -> list[int]:
@@ -235,50 +223,19 @@ class WarmProcess:
         """End it with everything that it started."""
         self._channel.close()
         self._drop_successor()
-        self._former.insert(0, self._process)
-        self._reap()
+        self._former.add(self._process)
+        self._former.reap(_LAST_STEPS)
         self.state = State.DEAD
 
     def _spawn(self) -> tuple[Channel, subprocess.Popen[bytes]]:
-        warm = self._program is not None and not self._given_up
-        self._set_out(self._program if self._program is not None and warm else FUNCTION)
-        near_end, far_end = Channel.pair()
-        # Slurm signals every process of a step. This one must live as long as a worker wants to, so that it never
-        # takes a signal; its workers get the mask that is in force here.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        settings = {
-            "agent": os.getpid(),
-            "channel": far_end.fileno(),
-            "pythonpath": self._launch.environment.get("PYTHONPATH"),
-            "warm": warm,
-            "preload": self._preload,
-            "options": self._launched.options,
-            "signal_mask": sorted(int(number) for number in mask),
-        }
-        try:
-            process = subprocess.Popen(
-                self._launched.command(),
-                env=boot_environment(self._launch.environment, settings),
-                pass_fds=[far_end.fileno()],
-                start_new_session=True,
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            far_end.close()
-        return near_end, process
+        self._set_out(FUNCTION if self._program is None or self._given_up else self._program)
+        return spawn(self._launched, self._launch.environment, self._preload, warm=not self._given_up)
 
     def _set_out(self, program: Program) -> None:
         self._launched = program
         self._sessions: set[int] = set()
         self._module = "Python"
         self.state = State.IMPORTING
-
-    def _send_order(self, order: Order, how: str) -> None:
-        details = memory_file(order.details(how))
-        try:
-            self._send({"order": "start", "rank": order.rank}, [details, *order.descriptors.values()])
-        finally:
-            os.close(details)
 
     def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         # If it is gone, reading will find out.
@@ -296,7 +253,7 @@ class WarmProcess:
                 return False
             if should_stop is not None and should_stop():
                 raise StartInterruptedError
-            if _readable(self._channel, left):
+            if self._channel.readable(left):
                 self._take(self._channel.receive())
         return True
 
@@ -339,21 +296,5 @@ class WarmProcess:
     def _drop_successor(self) -> None:
         if self._successor is not None:
             self._successor.channel.close()
-            self._former.append(self._successor)
+            self._former.add(self._successor)
             self._successor = None
-
-    def _reap(self) -> None:
-        """Wait for those that were told to end."""
-        for process in self._former:
-            try:
-                process.wait(_LAST_STEPS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._former.clear()
-
-
-def _readable(channel: Channel, seconds: float) -> bool:
-    waiting = select.poll()
-    waiting.register(channel.fileno(), select.POLLIN)
-    return bool(waiting.poll(max(0.0, seconds) * 1000))

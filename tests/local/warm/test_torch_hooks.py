@@ -13,7 +13,8 @@ from torch.distributed.run import get_args_parser
 from torch.numa import binding
 
 from slurm_elastic.agent.warm import program
-from slurm_elastic.agent.warm.context import WarmContext, _cpus, start_warm_processes
+from slurm_elastic.agent.warm._binding import bound_cpus
+from slurm_elastic.agent.warm.context import WarmContext, start_warm_processes
 
 
 def test_version() -> None:
@@ -78,10 +79,10 @@ def test_numa_binding_is_a_prefix_of_the_command() -> None:
     bound = binding._assemble_numactl_command_args(
         original_command_args=("python", "x"), logical_cpu_indices={0, 1, 2, 7, 9, 10}
     )
-    assert _cpus(bound, ("python", "x")) == (0, 1, 2, 7, 9, 10)
-    assert _cpus(("python", "x"), ("python", "x")) is None
+    assert bound_cpus(bound, ("python", "x")) == (0, 1, 2, 7, 9, 10)
+    assert bound_cpus(("python", "x"), ("python", "x")) is None
     with pytest.raises(RuntimeError, match="not understood"):
-        _cpus(("numactl", "--membind=0", "python", "x"), ("python", "x"))
+        bound_cpus(("numactl", "--membind=0", "python", "x"), ("python", "x"))
 
 
 def test_switches_of_torchrun_are_known() -> None:
