@@ -20,7 +20,7 @@ from slurm_elastic.rendezvous.ledger import Ledger
 from slurm_elastic.rendezvous.membership import Phase, Resign, State, Table, machine, quorum, succession, transitions
 from slurm_elastic.rendezvous.participant import Participant
 from tests.simulation import shrink
-from tests.simulation.faults import draw
+from tests.simulation.drawing import draw
 from tests.simulation.leader import SimulatedLeader
 from tests.simulation.network import Place
 from tests.simulation.schedules import play_script

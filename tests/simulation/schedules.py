@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from tests.simulation import shrink
-from tests.simulation.faults import draw
+from tests.simulation.drawing import draw
 from tests.simulation.stopping import StopSchedule
 from tests.simulation.succession import faults
 from tests.simulation.succession.faults import Script

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tests.simulation.faults import draw
+from tests.simulation.drawing import draw
 from tests.simulation.stopping import StopSchedule
 from tests.simulation.succession import faults
 from tests.simulation.succession.world import World as SuccessionWorld

@@ -25,7 +25,8 @@ from slurm_elastic.rendezvous.membership import (
     transitions,
     winding,
 )
-from tests.simulation.faults import CALM, NORMAL, Arrive, Schedule, draw, draw_planned
+from tests.simulation.drawing import draw, draw_planned
+from tests.simulation.faults import CALM, NORMAL, Arrive, Schedule
 from tests.simulation.schedules import play_all, play_membership
 from tests.simulation.shrink import play, report, shrink
 from tests.simulation.violation import Violation
