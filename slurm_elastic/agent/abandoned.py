@@ -72,9 +72,10 @@ def end_job_given_up(
     signalled: int,
     say: Callable[[str], None],
 ) -> None:
-    """End the job if this agent has given up the run, as the last one of the job, and nobody else will.
+    """End the job if this agent has given up or left the run, as the last one of the job, and nobody else will.
 
     Whoever gives up does so by itself: on a full disk all do, one after the other; in a partition others may train on.
+    Of those that leave a job which is not started again, the one sees to it that would have requeued it.
 
     Args:
         job: of this agent.
@@ -89,11 +90,12 @@ def end_job_given_up(
     else:
         known = _of_job(members, agent)
         nodes = tuple(known)
-    others = [node for node in nodes if node != job.node]
+    # One that is known to live says enough, without a wait for those of which nobody knows.
+    others = sorted((node for node in nodes if node != job.node), key=lambda node: node not in known)
     if has_lost_batch_script(job, environ, controller, _TURNS, signalled) and _have_ended(
         others, known, controller, signalled
     ):
-        say(f"the run is given up, and the batch script of job {job.name} is gone: this agent, the last, ends the job")
+        say(f"nobody else is left in job {job.name}, and its batch script is gone: this agent ends the job")
         controller.cancel(job.name)
 
 

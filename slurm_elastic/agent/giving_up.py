@@ -42,10 +42,15 @@ def is_known_done(records: Records) -> bool:
     return _within(_WAIT, look, otherwise=False)
 
 
-def end_given_up(settings: AgentSettings, seat: Seat, coordination: Coordination, notices: Notices) -> None:
-    """See :func:`~slurm_elastic.agent.abandoned.end_job_given_up`; to be called when the coordination has stopped."""
+def end_given_up(
+    settings: AgentSettings, seat: Seat, coordination: Coordination, notices: Notices, *, spares_go_on: bool = False
+) -> None:
+    """See :func:`~slurm_elastic.agent.abandoned.end_job_given_up`; to be called when the coordination has stopped.
 
-    def members() -> Sequence[Successor] | None:
+    With `spares_go_on`, agents that are in no round may go on without this one, so each node of the job counts.
+    """
+
+    def look() -> Sequence[Successor] | None:
         try:
             last = last_round(seat.records.situation(), seat.incarnation)
         except (RecordsError, LookupError, ValueError, TypeError):
@@ -53,9 +58,10 @@ def end_given_up(settings: AgentSettings, seat: Seat, coordination: Coordination
         return last.successors or None if last is not None else None
 
     if settings.job is not None:
-        found, told = _within(_WAIT, members, otherwise=None), coordination.members_told()
+        found, told = _within(_WAIT, look, otherwise=None), coordination.members_told()
+        members, known = (None, found) if spares_go_on and found is not None else (found, told)
         controller = Controller()
-        end_job_given_up(settings.job, settings.agent, found, told, os.environ, controller, notices.fd, logger.info)
+        end_job_given_up(settings.job, settings.agent, members, known, os.environ, controller, notices.fd, logger.info)
 
 
 def _within(seconds: float, call: Callable[[], _T], otherwise: _T) -> _T:

@@ -156,7 +156,8 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
     events.close()
     if outcome.exit_code is ExitCode.LEFT:
         if inquiry.asks:
-            _requeue(settings)
+            if not _requeue(settings):
+                end_given_up(settings, seat, coordination, record_signals(), spares_go_on=True)
         elif outcome.gave_up:
             end_given_up(settings, seat, coordination, record_signals())
     elif settings.job is not None and (
@@ -194,15 +195,19 @@ def _inquiry(settings: AgentSettings, checkpoint: Callable[[], int | None]) -> I
     return Inquiry(record_signals(), job, meaning, Controller(), write, asks)
 
 
-def _requeue(settings: AgentSettings) -> None:
-    """Do at the end of a job what its batch script does not."""
+def _requeue(settings: AgentSettings) -> bool:
+    """Do at the end of a job what its batch script does not.
+
+    Returns:
+        Whether the job will start again, or its batch script sees to its end.
+    """
     job, controller = settings.job, Controller()
     if job is None or (
         VERDICT_VARIABLE in os.environ and not has_lost_batch_script(job, os.environ, controller, _LAST_LOOKS)
     ):
-        return
+        return True
     try:
-        settle(
+        if settle(
             settings.run_dir,
             job,
             ExitCode.LEFT,
@@ -212,9 +217,11 @@ def _requeue(settings: AgentSettings) -> None:
             say=logger.info,
             others_go_on=True,
             wait=_REQUEUE_WAIT,
-        )
+        ):
+            return True
     except RunDirError as error:
         logger.warning("not requeued: %s", error)
+    return not has_lost_batch_script(job, os.environ, controller, _LAST_LOOKS)
 
 
 def _say_goodbye(outcome: AgentOutcome, seat: Seat, leads: bool, events: EventLog) -> None:

@@ -124,6 +124,21 @@ def test_a_job_that_loses_its_first_node_comes_back_from_its_time_limit_without_
     job.wait_for("COMPLETED")
 
 
+def test_a_job_without_batch_script_that_may_not_be_requeued_ends_with_its_last_agent(jobs):
+    job = jobs.submit("--nodes=3", "--no-requeue", "elastic.sbatch", "train.py", "--alone", "--asks")
+    job.wait_until("no training", lambda: len(job.trained_on(0)) == 3)
+    first, *others = job.nodes()
+    jobs.cluster.kill(first)
+    # Slurm would find out by itself, later.
+    jobs.cluster.command(["scontrol", "update", f"NodeName={first}", "State=DOWN", "Reason=killed"], user="root")
+    job.wait_for_steps(1, others)
+
+    jobs.cluster.command(["slurm-elastic", "requeue", str(job.id)], cwd=jobs.directory, env=jobs.environ)
+
+    # With no agent in it it would go on to its time limit.
+    job.wait_for("CANCELLED")
+
+
 def test_a_controller_that_is_down_when_the_agents_go_requeues_later(jobs):
     job = jobs.submit("--nodes=4", "elastic.sbatch", "train.py", "--asks", "--stop-file=controller-is-down")
     job.wait_for_steps(0, ALL)
