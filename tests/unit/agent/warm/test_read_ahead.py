@@ -83,7 +83,9 @@ def test_what_is_not_compiled_is_left_alone(package: Path) -> None:
     compiled(package / "module.py").unlink()
     read_ahead = ReadAhead()
     read_ahead.read([f"{TOP}.inner", f"{TOP}.missing", "missing_read_ahead_sample.inner"], never)
+    names = read_ahead.names
     read_ahead.close()
+    assert names == [f"{TOP}.inner"]
     assert not compiled(package / "module.py").exists()
 
 
