@@ -47,6 +47,8 @@ def describe(decision: Decision) -> Entry | None:
             text = f"round {round_} will end after step {step}: {_cause(reason, node, detail)}"
             text += f", within {seconds:.0f} s" if seconds is not None else ""
             return Entry("round_ending", text, {**_fields(round_, reason, node, detail), "step": step})
+        case Interrupt(on_record=True):
+            return None
         case Interrupt(agents, round_, reason, node, detail, step) if agents or step is not None:
             text = f"round {round_} ends" + (f" after step {step}" if step is not None else "")
             text += f": {_cause(reason, node, detail)}"

@@ -172,6 +172,7 @@ class Member:
             case Interrupted(round=round_, restarts=restarts):
                 self._participant = self._participant.charged(restarts)
                 if self._participant.interrupted(round_):
+                    self._participant = self._participant.told_over()
                     self._deliver(message)
                 elif self._participant.candidate is not None:
                     # The leader gave a place of that round, which was lost on the way.

@@ -40,6 +40,7 @@ class Participant:
         restarts: worker failures charged so far, as a leader told it: the next one may not find that on record.
         coming: whether it will join soon, for the first time.
         cut_off: whether the workers of `last_round` were to stop because no leader was heard.
+        over: whether it knows that `last_round` is over, which a leader has written down then.
     """
 
     agent: str
@@ -53,6 +54,7 @@ class Participant:
     restarts: int = 0
     coming: bool = False
     cut_off: bool = False
+    over: bool = False
 
     def join(self, candidate: Candidate) -> tuple[Participant, Joined]:
         """Say that there are no workers here (any more) and that a place is wanted.
@@ -101,7 +103,7 @@ class Participant:
         left = Left(self.agent, reason, stopped)
         # Another leader, which this agent meets on its way out, would wait for it.
         running = self.running and stopped
-        return replace(self, running=running, told=(*self.told, left), coming=False), left
+        return replace(self, running=running, told=(*self.told, left), coming=False, over=running), left
 
     def closing(self) -> tuple[Participant, Closed]:
         """Say that the run is closed for everybody."""
@@ -121,7 +123,8 @@ class Participant:
             else message
             for message in self.told
         )
-        greeting = (Connected(self.agent, self.last_round if self.running else None, self.coming), *told)
+        running = self.last_round if self.running else None
+        greeting = (Connected(self.agent, running, self.coming, self.running and self.over), *told)
         if self.candidate is None:
             return self, greeting
         joining, joined = self.join(self.candidate)
@@ -131,7 +134,8 @@ class Participant:
         """Take a place, or None if it answers an older join and must be ignored."""
         if self.candidate is None or attempt != self.attempt:
             return None
-        return replace(self, candidate=None, last_round=round_, running=True, stop=None, told=(), cut_off=False)
+        placed = replace(self, candidate=None, last_round=round_, running=True, stop=None, told=())
+        return replace(placed, cut_off=False, over=False)
 
     def charged(self, restarts: int) -> Participant:
         """Note how many worker failures a leader says are charged so far."""
@@ -150,6 +154,10 @@ class Participant:
     def interrupted(self, round_: int) -> bool:
         """Whether the workers that run here belong to the round that is over."""
         return self.running and self.last_round is not None and round_ >= self.last_round
+
+    def told_over(self) -> Participant:
+        """Note that a leader has said so of the round whose workers run here."""
+        return replace(self, over=True)
 
     def unheard(self) -> Participant | None:
         """No leader is heard, which gives up this agent about now. None if no worker here has to stop for that.

@@ -187,6 +187,7 @@ class SimulatedAgent(Process):
 
     def _interrupt(self, round_: int) -> None:
         if self.participant.interrupted(round_):
+            self.participant = self.participant.told_over()
             if self._lingering:
                 self._vanish()
             else:

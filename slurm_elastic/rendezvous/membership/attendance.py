@@ -102,7 +102,12 @@ def connected(state: State, event: Connected, now: float) -> Result:
     if state.round == state.settings.first_round:
         node = state.settings.first_node or node
     over = "this round is over"
-    interrupt = Interrupt((event.agent,), event.running, reason, node, over, restarts=state.restarts)
+    # A leader that resigns has ended its last round.
+    resigned = state.settings.first_reason is Reason.NODE_LEFT and event.running < state.settings.first_round
+    on_record = event.over or resigned
+    interrupt = Interrupt(
+        (event.agent,), event.running, reason, node, over, restarts=state.restarts, on_record=on_record
+    )
     return state, (interrupt, *decisions)
 
 

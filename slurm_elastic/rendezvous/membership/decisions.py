@@ -61,7 +61,8 @@ class Interrupt:
     """The round is over: these agents stop their workers and join again, or go if they have announced it.
 
     `node` is the one that caused it. `step` is the one at which all workers have stopped by themselves, None if there
-    was none. `restarts` are the worker failures charged so far, this end included.
+    was none. `restarts` are the worker failures charged so far, this end included. With `on_record` an earlier leader
+    has written down that the round is over, and why.
     """
 
     agents: tuple[str, ...]
@@ -71,6 +72,7 @@ class Interrupt:
     detail: str = ""
     step: int | None = None
     restarts: int = 0
+    on_record: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,11 +55,13 @@ class Connected:
         agent: whose.
         running: the round whose workers it has, None when it has none.
         coming: whether it has not joined yet, and will as soon as it is ready to start workers.
+        over: whether it knows that the round `running` is over: a leader has told it, or all workers stopped as agreed.
     """
 
     agent: str
     running: int | None
     coming: bool = False
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True)

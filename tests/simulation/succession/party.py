@@ -257,6 +257,7 @@ class Party:
             case Interrupt(_, round_, restarts=restarts):
                 self.participant = self.participant.charged(restarts)
                 if self.participant.interrupted(round_):
+                    self.participant = self.participant.told_over()
                     self._stop_workers(self._join)
                 elif self.participant.candidate is not None:
                     self._join()

@@ -167,3 +167,15 @@ def test_who_leaves_as_agreed_hears_when_the_others_have_stopped() -> None:
     assert participant.interrupted(4)
     participant, _ = running(4).left(LeaveReason.PREEMPTED, stopped=False)
     assert not participant.interrupted(4)
+
+
+def test_a_member_says_that_it_knows_of_the_end_of_the_round_that_it_still_runs() -> None:
+    told = running(4).told_over()
+    assert told.greet(now=100.0)[1] == (Connected("n0", 4, over=True),)
+    assert told.stopped().greet(now=100.0)[1] == (Connected("n0", None),)
+    joining, _ = told.stopped().join(candidate("n0"))
+    placed = joining.placed(2, 5)
+    assert placed is not None
+    assert placed.greet(now=100.0)[1] == (Connected("n0", 5),), "that was the round before"
+    lingering, left = running(4).left(LeaveReason.PREEMPTED, stopped=True)
+    assert lingering.greet(now=100.0)[1] == (Connected("n0", 4, over=True), left)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_elastic.rendezvous.journal import describe
 from slurm_elastic.rendezvous.membership import (
     Base,
     Claim,
@@ -328,3 +329,16 @@ def test_a_leader_without_workers_goes_at_once_if_nobody_is_there() -> None:
     # So does an agent that leads and has not joined yet.
     run = Scenario(agent="n0")
     assert only(Resign, run.on(Leaving("n0", LeaveReason.PREEMPTED)))
+
+
+@pytest.mark.parametrize(
+    ("reason", "over", "on_record"),
+    [(Reason.NODE_LOST, False, False), (Reason.NODE_LOST, True, True), (Reason.NODE_LEFT, False, True)],
+)
+def test_the_end_of_a_round_is_not_written_down_again_for_whoever_knows_of_it_or_after_a_leader_that_has_resigned(
+    reason: Reason, over: bool, on_record: bool
+) -> None:
+    run = successor(first_reason=reason)
+    (interrupt,) = only(Interrupt, run.on(Connected("n3", 4, over=over)))
+    assert (interrupt.agents, interrupt.round, interrupt.on_record) == (("n3",), 4, on_record)
+    assert (describe(interrupt) is None) is on_record

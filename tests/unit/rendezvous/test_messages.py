@@ -50,6 +50,7 @@ FROM_AGENTS: list[AgentMessage] = [
     Connected(A, None),
     Connected(A, 3),
     Joined(CANDIDATE, 1),
+    Connected(CANDIDATE.agent, 3, over=True),
     Joined(CANDIDATE, 2, 0),
     Joined(CANDIDATE, 3, 1, 2),
     Joined(CANDIDATE, 3, 1, 2, cut_off=True),
