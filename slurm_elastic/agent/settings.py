@@ -15,7 +15,6 @@ from typing import Any
 
 from torch.distributed.launcher.api import LaunchConfig
 
-from slurm_elastic.agent._entry_point import require_entry_point
 from slurm_elastic.agent._torchrun import (
     endpoint,
     ignored_options,
@@ -23,6 +22,7 @@ from slurm_elastic.agent._torchrun import (
     local_world_size,
     torchrun_config,
 )
+from slurm_elastic.agent.entry_point import require_entry_point
 from slurm_elastic.agent.health import HealthSettings, health_settings
 from slurm_elastic.agent.leader_node import leader_node
 from slurm_elastic.agent.location import base_directory

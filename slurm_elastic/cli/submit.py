@@ -116,7 +116,7 @@ def _require_agent_options(parser: argparse.ArgumentParser, line: CommandLine) -
         dashed = name.partition("=")[0].lstrip("-").replace("_", "-")
         if name.startswith("--") and dashed in _DECIDED:
             raise UsageError(f"{name} has no place here: {_DECIDED[dashed]}")
-    from slurm_elastic.agent._entry_point import require_entry_point
+    from slurm_elastic.agent.entry_point import require_entry_point
 
     if "chdir" not in line.sbatch:
         require_entry_point(options, os.uname().nodename)

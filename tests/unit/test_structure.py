@@ -52,6 +52,17 @@ def test_arrows_run_downwards_only() -> None:
     assert wrong == []
 
 
+def test_modules_with_an_underscore_are_imported_in_their_own_package_only() -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE)} imports {module}"
+        for path in PACKAGE.rglob("*.py")
+        for module in imports(path)
+        if (private := re.match(r"(slurm_elastic\..+?)\._[a-z]", module))
+        and PACKAGE.parent.joinpath(*private[1].split(".")) not in path.parents
+    ]
+    assert wrong == []
+
+
 def test_the_membership_machine_imports_nothing_of_the_project_and_nothing_that_acts() -> None:
     own = "slurm_elastic.rendezvous.membership"
     foreign = {
