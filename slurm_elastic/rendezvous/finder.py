@@ -102,6 +102,10 @@ class Finder:
             link = await search.look(self._places(old, seen, order, lost_at is not None or now > began + _RESTORE))
             if link is not None:
                 known.resigned = False
+                own = self._settings.own()
+                if own is not None and link.endpoint != own:
+                    # An agent that stands since a moment would go by itself again with the next break of this link.
+                    await self._stand_down()
                 return link
             ended = search.with_answer(Answer.ENDED)
             gone = {each.agent for each in order if (each.address, each.port) in ended} | known.gone
@@ -186,8 +190,11 @@ class Finder:
 
     async def _stand_back_for_rivals(self) -> None:
         if await look_for_rivals(self._settings, self._known, self._connect):
+            await self._stand_down()
+
+    async def _stand_down(self) -> None:
+        standing, stand_down = self._settings.standing, self._settings.stand_down
+        if stand_down is not None and standing is not None and standing():
             # Time to get there before this agent thinks of itself again.
             self._stand_again_at = asyncio.get_running_loop().time() + _STAND_BACK
-            standing, stand_down = self._settings.standing, self._settings.stand_down
-            if stand_down is not None and standing is not None and standing():
-                await stand_down()
+            await stand_down()

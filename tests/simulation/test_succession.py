@@ -106,3 +106,10 @@ def test_two_that_stand_and_may_not_lead_with_half_of_a_round_find_each_other(mo
 
 def test_a_leader_is_found_although_one_that_it_superseded_said_later_where_it_is() -> None:
     assert play_script(faults.strike(faults.script(10000902), 9, "power")) is None
+
+
+def test_who_finds_a_leader_in_the_moment_it_stands_itself_stands_down() -> None:
+    # Its link to that leader breaks at once, and it went by itself, which ended the round for everybody.
+    story: list[str] = []
+    assert play_script(faults.strike(faults.script(20000441), 81, "cut"), story) is None
+    assert any("n2/7.0/3" in line and "stands down for n1/7.0/2" in line for line in story)

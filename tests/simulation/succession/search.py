@@ -200,6 +200,9 @@ class Search:
         if self.party.wire is not None or wire.lost or wire.epoch < self._epoch or wire.leader.leading is None:
             wire.close_by_member()
         else:
+            leading = self.party.leading
+            if leading is not None and not leading.state.claimed and wire.leader is not self.party:
+                self._stand_down(wire.leader.name)
             self.party.use(wire)
 
     def _stand(self, gone: set[str]) -> None:

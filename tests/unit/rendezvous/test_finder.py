@@ -154,6 +154,35 @@ class Cut:
         return run(find())
 
 
+@pytest.mark.parametrize("standing", [True, False])
+def test_who_finds_a_leader_in_the_moment_it_stands_itself_stands_down(standing: bool) -> None:
+    stood_down: list[float] = []
+
+    async def find() -> object:
+        link = Link(NEW, cast(Session, None), lambda link, message: None)
+        stands = False
+
+        async def connect(place: Endpoint) -> Link:
+            nonlocal stands
+            await asyncio.sleep(0.01)
+            stands = standing
+            return link
+
+        async def stand_down() -> None:
+            stood_down.append(asyncio.get_running_loop().time())
+
+        settings = MemberSettings(
+            *("7", b"secret", "n3/0.0/3", lambda: Whereabouts((NEW,), True, LAST)),
+            own=lambda: OLD if stands else None,
+            standing=lambda: stands,
+            stand_down=stand_down,
+        )
+        return await Finder(settings, Leadership(), connect, lambda why: None).find(None) is link
+
+    assert run(find())
+    assert len(stood_down) == standing
+
+
 @pytest.mark.parametrize("left", [None, OLD])
 def test_who_stands_finds_the_last_leader_that_stands_again_unless_it_went(left: Endpoint | None) -> None:
     async def stand() -> bool:
