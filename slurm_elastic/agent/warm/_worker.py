@@ -13,7 +13,6 @@ from typing import Any, TextIO
 from slurm_elastic.agent.warm._linux import set_parent_death_signal, set_task_name
 
 __all__ = [
-    "STREAMS",
     "Changes",
     "become_fresh_interpreter",
     "change",
@@ -23,10 +22,6 @@ __all__ = [
     "execute",
     "place_descriptors",
 ]
-
-STREAMS = ("stdout", "stderr", "call", "result")
-"""The names of the descriptors that come with an order, in their order."""
-
 
 Changes = Mapping[str, tuple[str | None, str | None]]
 """Of variables, by name: what they were and what they became; None where there was none."""
