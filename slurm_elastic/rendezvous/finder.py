@@ -31,7 +31,10 @@ _UNLED = 10.0
 
 def _twin(places: Collection[Endpoint]) -> str:
     where = ", ".join(sorted(f"{address}:{port}" for address, port in places))
-    return f"this run is led from {where} by another run directory; give one that all nodes share by --run-dir"
+    return (
+        f"a run of this id is led from {where} by another run directory; give one that all nodes share by --run-dir, or"
+        " another --run-id"
+    )
 
 
 class Finder:
@@ -52,7 +55,8 @@ class Finder:
         fence: Callable[[str], None],
     ) -> None:
         self._settings, self._known, self._connect, self._fence = settings, known, connect, fence
-        self._over = self._warned = False
+        self._over = False
+        self._twins: frozenset[Endpoint] = frozenset()
         self._stand_again_at = 0.0
         self._rising: asyncio.Task[None] | None = None
         self._rivals: asyncio.Task[None] | None = None
@@ -102,8 +106,7 @@ class Finder:
             link = await search.look(self._places(old, seen, order, lost_at is not None or now > began + _RESTORE))
             if link is not None:
                 known.resigned = False
-                own = self._settings.own()
-                if own is not None and link.endpoint != own:
+                if self._settings.own() is not None and link.endpoint not in self._settings.addresses():
                     # An agent that stands since a moment would go by itself again with the next break of this link.
                     await self._stand_down()
                 return link
@@ -129,24 +132,20 @@ class Finder:
         if not seen.published:
             if now <= began + _UNLED or self._settings.stand is None:
                 return None
+            # To lead the same run a second time is the last thing to do, also when the other one is silent for once or
+            # has finished it.
             twins = search.with_answer(Answer.TWIN)
-            if twins:
-                # To lead the same run a second time is the last thing to do.
-                self._warn(_twin(twins))
-            return None if twins else now
+            if twins and not self._twins:
+                logger.warning("%s", _twin(twins))
+            self._twins |= twins
+            return None if self._twins else now
         gone = all(place in ended for place in seen.places)
         return now if gone or now > began + self._settings.leader_limit else None
 
     def _unreachable(self, seen: Whereabouts, search: Search) -> Unreachable:
-        twins = search.with_answer(Answer.TWIN)
-        if twins and not seen.published:
-            return Unreachable(_twin(twins), usage=True)
+        if self._twins and not seen.published:
+            return Unreachable(_twin(self._twins), usage=True)
         return Unreachable(search.problem)
-
-    def _warn(self, line: str) -> None:
-        if not self._warned:
-            self._warned = True
-            logger.warning("%s", line)
 
     def _vacancy(self, lost: Link | None, gone: set[str], ended: Collection[Endpoint]) -> Vacancy:
         known, silent = self._known, frozenset[str]()

@@ -79,10 +79,13 @@ def test_nobody_stands_up_beside_a_leader_that_came_since_the_last_look() -> Non
 def test_a_run_that_nobody_has_led_is_not_led_beside_one_of_another_directory(
     caplog: pytest.LogCaptureFixture, *, twin: bool
 ) -> None:
-    """As where each node has a run directory of its own."""
+    """As where each node has a run directory of its own; later the other leader does not answer, and ends."""
     stood: list[Vacancy] = []
 
     async def connect(place: Endpoint) -> Link:
+        now = asyncio.get_running_loop().time()
+        if now > 20.0:
+            raise ConnectionRefusedError if now > 25.0 else TimeoutError
         raise TwinError("a leader of this run by another run directory") if twin else SessionError("no leader")
 
     async def stand(vacancy: Vacancy) -> bool:
@@ -94,7 +97,10 @@ def test_a_run_that_nobody_has_led_is_not_led_beside_one_of_another_directory(
     assert isinstance(found, Unreachable)
     assert (bool(stood), found.usage) == (not twin, twin)
     lines = [record.getMessage() for record in caplog.records]
-    hint = "this run is led from n1:1 by another run directory; give one that all nodes share by --run-dir"
+    hint = (
+        "a run of this id is led from n1:1 by another run directory; give one that all nodes share by --run-dir, or"
+        " another --run-id"
+    )
     assert lines == ([hint] if twin else [])
     assert (found.why == hint) is twin
 
