@@ -6,6 +6,7 @@ Runs in an asyncio loop. What the leader says that concerns this agent is handed
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 from slurm_elastic.rendezvous.finder import Finder
@@ -80,7 +81,7 @@ class Member:
         """
         known = self._known
         leader = (Successor(known.leader, *known.place),) if known.place is not None else ()
-        return (*known.successors, *leader)
+        return (*leader, *known.successors)
 
     async def close(self, timeout: float) -> None:
         """Send out what was said, then end the connection."""
@@ -213,15 +214,16 @@ class Member:
         loop = asyncio.get_running_loop()
         limit = self._settings.heartbeat_limit
         suspicious = limit / 2
-        looks_by = loop.time()
+        looks_by, forgiven = loop.time(), -math.inf
         while not link.closed.done():
             if loop.time() < link.heard_at + suspicious:
                 await link.silent(suspicious)
             else:
                 await asyncio.wait([link.closed], timeout=limit / 20)
             now = loop.time()
-            if now > max(looks_by, link.heard_at + suspicious) + limit * _LATE:
-                link.heard_at = now - suspicious
+            if now > max(looks_by, link.heard_at + suspicious) + limit * _LATE and link.heard_at != forgiven:
+                # Once: whoever is always late has to find out some time that nobody leads.
+                link.heard_at = forgiven = now - suspicious
             looks_by = now + limit * (1 / 20 + 1 / 10)
             silence = now - link.heard_at
             if link.closed.done() or silence < suspicious:

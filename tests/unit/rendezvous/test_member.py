@@ -176,3 +176,23 @@ def test_a_member_that_stood_still_gives_a_leader_time_that_may_have_done_so_too
         await party.ends(running)
 
     run(story())
+
+
+def test_a_member_that_is_always_late_does_not_wait_for_ever_for_a_silent_leader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        party = Party(monkeypatch)
+        running = await party.starts()
+
+        async def closed(*_: object) -> Link:
+            raise TimeoutError
+
+        monkeypatch.setattr(member, "open_link", closed)
+        for _ in range(10):
+            stop_process(1.0)
+            await asyncio.sleep(0.1)
+        assert party.cut_off()
+        await party.ends(running)
+
+    run(story())
