@@ -24,7 +24,7 @@ from typing import TextIO
 __all__ = ["Outlet", "hold_up_nobody"]
 
 _MOST = 1 << 20
-"""Bytes that wait for whoever reads; lines beyond that are left out."""
+"""Bytes that wait for whoever reads; lines beyond that are left out, unless one alone is longer."""
 _STALLED = 1.0
 """Seconds without progress after which nobody seems to read."""
 _LAST_WORDS = 5.0
@@ -64,7 +64,7 @@ class Outlet(io.TextIOBase):
         """Have it written, in one piece. Returns at once."""
         data = text.encode(errors="backslashreplace")
         with self._changed:
-            if self._size + len(data) > _MOST:
+            if self._waiting and self._size + len(data) > _MOST:
                 self._left_out += 1
             elif data:
                 if not self._waiting:

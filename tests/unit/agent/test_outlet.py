@@ -58,6 +58,11 @@ def test_everything_arrives_in_its_order(pipe: Pipe) -> None:
     pipe.outlet.finish()
 
 
+def test_a_line_that_is_longer_than_all_that_may_wait_arrives(pipe: Pipe) -> None:
+    pipe.outlet.write("x" * (1 << 20) + "\n")
+    assert pipe.read(b"\n") == b"x" * (1 << 20) + b"\n"
+
+
 def test_a_reader_that_stops_holds_up_nobody_and_is_told_what_is_left_out(pipe: Pipe) -> None:
     piece = "x" * 99_999 + "\n"
     for _ in range(20):
