@@ -154,12 +154,14 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
         outcome = AgentOutcome(ExitCode.FINISHED)
     _say_goodbye(outcome, seat, coordination.leads, events)
     events.close()
-    if outcome.exit_code is ExitCode.LEFT:
-        if inquiry.asks:
-            if not _requeue(settings):
-                end_given_up(settings, seat, coordination, record_signals(), spares_go_on=True)
-        elif outcome.gave_up:
-            end_given_up(settings, seat, coordination, record_signals())
+    if outcome.exit_code is ExitCode.LEFT and inquiry.asks:
+        if not _requeue(settings):
+            end_given_up(settings, seat, coordination, record_signals(), spares_go_on=True)
+    elif outcome.gave_up:
+        end_given_up(settings, seat, coordination, record_signals())
+    elif outcome.exit_code is ExitCode.LEFT:
+        # Others see to the end of the job.
+        pass
     elif settings.job is not None and (
         coordination.leads or stands_for_job(settings.job, settings.agent, agent.last_place)
     ):

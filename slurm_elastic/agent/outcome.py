@@ -18,7 +18,7 @@ class AgentOutcome:
         exit_code: for Slurm.
         failure: the run's root cause, if it failed.
         detail: one line, if there is something to say.
-        gave_up: whether nobody told this agent to end: it found no leader, or no records.
+        gave_up: whether it ends alone, and others may go on: it found no leader or no records, or has workers that live on.
     """
 
     exit_code: ExitCode

@@ -254,7 +254,7 @@ class RoundAgent(TorchAgent):
         if left:
             # Another round here would train beside them, and nobody is to take this node for a healthy one.
             self._coordination.left(LeaveReason.FAILED)
-            self.outcome = AgentOutcome(ExitCode.FAILED, detail=survivors(self._seat.node, left))
+            self.outcome = AgentOutcome(ExitCode.FAILED, detail=survivors(self._seat.node, left), gave_up=True)
             raise RendezvousGracefulExitError(self.outcome.detail)
 
     def _clear_away(self, number: signal.Signals, timeout: int) -> None:
