@@ -42,5 +42,5 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
     """How to mend a misspelt word: by the known one that comes near it; where none does, as `otherwise` says."""
     import difflib
 
-    near = difflib.get_close_matches(word, list(known), n=1)
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
     return f"did you mean {near[0]}?" if near else otherwise

@@ -49,7 +49,9 @@ class Parser(argparse.ArgumentParser):
         option = self._strange_option()
         if option is None:
             raise UsageError(f"{message}; {see}")
-        raise UsageError(f"no option {option}; {did_you_mean(option, self._option_string_actions, otherwise=see)}")
+        # A long one is never meant for one of a single letter.
+        known = [each for each in self._option_string_actions if each.startswith("--") is option.startswith("--")]
+        raise UsageError(f"no option {option}; {did_you_mean(option, known, otherwise=see)}")
 
     def _strange_option(self) -> str | None:
         """The first option that there is not; what follows a script is the script's."""

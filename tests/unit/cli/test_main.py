@@ -109,6 +109,7 @@ def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], arguments: st
         ("--max-restrats 3 train.py", "no option --max-restrats; did you mean --max-restarts?"),
         ("--rum_dir=x train.py --lr 1", "no option --rum_dir; did you mean --run_dir?"),
         ("-r3 -t 0 --bogus train.py", "no option --bogus; see slurm-elastic agent --help"),
+        ("--lr train.py", "no option --lr; see slurm-elastic agent --help"),
         ("-z train.py", "no option -z; see slurm-elastic agent --help"),
         ("--grace", "argument --grace: expected one argument; see slurm-elastic agent --help"),
         (
