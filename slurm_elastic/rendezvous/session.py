@@ -26,7 +26,7 @@ from slurm_elastic._version import __version__
 
 __all__ = ["PROTOCOL", "ForeignError", "Role", "Session", "SessionError", "TwinError", "VersionError"]
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Changed whenever a message changes; agents of one run must have the same."""
 
 _LENGTH = struct.Struct(">I")
