@@ -130,7 +130,8 @@ def test_records_of_another_run_are_dropped(
             secret=other.run_dir.secret(),
             agent="node2/7.0/1",
             locate=lambda: Whereabouts((("127.0.0.1", port),), published=True),
-            connect_timeout=0.2,
+            # It has to have heard an answer by then, from a thread that may have to wait for a processor.
+            connect_timeout=2.0,
         ),
         socket.create_server(("127.0.0.1", 0)),
         lambda gone, reason: pytest.fail("it stands up to lead"),
