@@ -18,7 +18,7 @@ class AgentOutcome:
         exit_code: for Slurm.
         failure: the run's root cause, if it failed.
         detail: one line, if there is something to say.
-        gave_up: whether it ends alone, and others may go on: it found no leader or no records, or has workers that live on.
+        gave_up: whether it ends alone, and others may go on: it found no leader or no records, or its workers live on.
     """
 
     exit_code: ExitCode

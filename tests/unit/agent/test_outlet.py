@@ -37,9 +37,14 @@ class Pipe:
     def close(self) -> None:
         # What waits cannot be written any more, so the thread is through with the descriptor.
         os.close(self.reading)
-        while self.outlet._size:
+        while self._waits():
             self.outlet.finish()
         os.close(self.writing)
+
+    def _waits(self) -> bool:
+        # Between two lines of the thread nothing waits although it is about to say what is left out.
+        with self.outlet._changed:
+            return bool(self.outlet._size)
 
 
 @pytest.fixture
