@@ -159,11 +159,10 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
             end_given_up(settings, seat, coordination, record_signals(), spares_go_on=True)
     elif outcome.gave_up:
         end_given_up(settings, seat, coordination, record_signals())
-    elif outcome.exit_code is ExitCode.LEFT:
-        # Others see to the end of the job.
-        pass
-    elif settings.job is not None and (
-        coordination.leads or stands_for_job(settings.job, settings.agent, agent.last_place)
+    elif (
+        outcome.exit_code is not ExitCode.LEFT
+        and settings.job is not None
+        and (coordination.leads or stands_for_job(settings.job, settings.agent, agent.last_place))
     ):
         # The leader goes last.
         if outcome.exit_code is ExitCode.FINISHED:

@@ -50,6 +50,11 @@ class Wire(Link):
         self._heard(self, message)
 
 
+async def unanswered(*_: object) -> Link:
+    """As where a leader stands still, or none is left."""
+    raise TimeoutError
+
+
 class Party:
     """A member of round 0, and the leader's ends of all links that it has made."""
 
@@ -162,10 +167,7 @@ def test_a_member_that_stood_still_gives_a_leader_time_that_may_have_done_so_too
         party = Party(monkeypatch)
         running = await party.starts()
 
-        async def closed(*_: object) -> Link:
-            raise TimeoutError
-
-        monkeypatch.setattr(member, "open_link", closed)
+        monkeypatch.setattr(member, "open_link", unanswered)
         stop_process(3600.0)
         await asyncio.sleep(0.1)
         await asyncio.sleep(silent)
@@ -185,10 +187,7 @@ def test_a_member_that_is_always_late_does_not_wait_for_ever_for_a_silent_leader
         party = Party(monkeypatch)
         running = await party.starts()
 
-        async def closed(*_: object) -> Link:
-            raise TimeoutError
-
-        monkeypatch.setattr(member, "open_link", closed)
+        monkeypatch.setattr(member, "open_link", unanswered)
         for _ in range(10):
             stop_process(1.0)
             await asyncio.sleep(0.1)
