@@ -6,11 +6,11 @@ import asyncio
 from collections import defaultdict
 
 from benchmarks.leading import RUN, SECRET, LeaderProcess
-from slurm_elastic.rendezvous.member import Member
+from slurm_elastic.rendezvous.election.follower_link import Member
+from slurm_elastic.rendezvous.election.leader_info import MemberSettings, Whereabouts
+from slurm_elastic.rendezvous.leader_events import LeaderLost, Unreachable, Word
 from slurm_elastic.rendezvous.membership import Candidate, LeaveReason
-from slurm_elastic.rendezvous.messages import Ended, Interrupted, Placed
-from slurm_elastic.rendezvous.whereabouts import MemberSettings, Whereabouts
-from slurm_elastic.rendezvous.words import LeaderLost, Unreachable, Word
+from slurm_elastic.rendezvous.transport.messages import Ended, Interrupted, Placed
 
 __all__ = ["Crowd", "SimulatedAgent"]
 

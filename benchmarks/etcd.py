@@ -20,7 +20,7 @@ from benchmarks.etcd_load import Newcomers, steady_rate
 from benchmarks.leading import RUN, LeaderProcess
 from benchmarks.silent_leader import followed_after
 from benchmarks.tables import Bar, Results, Table, median, seconds
-from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer
+from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
 from slurm_elastic.rundir import RunDir
 
 _SIZE, _THREADS = 1024, 32

@@ -7,8 +7,8 @@ import time
 import urllib.request
 from contextlib import ExitStack
 
-from slurm_elastic.rendezvous.etcd import EtcdServer
-from slurm_elastic.rendezvous.etcd.records import EtcdRecords, open_etcd_records
+from slurm_elastic.rendezvous.records.etcd import EtcdServer
+from slurm_elastic.rendezvous.records.etcd.records import EtcdRecords, open_etcd_records
 from slurm_elastic.rundir import RunDir
 
 __all__ = ["Newcomers", "steady_rate"]

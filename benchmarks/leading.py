@@ -14,12 +14,12 @@ from typing import Any
 
 from benchmarks.sandbox import raise_descriptor_limit
 from benchmarks.usage import Usage, usage
-from slurm_elastic.rendezvous.connection import AcceptedConnection
-from slurm_elastic.rendezvous.etcd import load_config
-from slurm_elastic.rendezvous.keeping import open_records
-from slurm_elastic.rendezvous.leader import Leader
-from slurm_elastic.rendezvous.ledger import Ledger
+from slurm_elastic.rendezvous.leader.fenced_records import Ledger
+from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.membership import Settings
+from slurm_elastic.rendezvous.records.etcd import load_config
+from slurm_elastic.rendezvous.records.open import open_records
+from slurm_elastic.rendezvous.transport.server_connection import AcceptedConnection
 from slurm_elastic.rundir import RunDir
 
 __all__ = ["RUN", "SECRET", "LeaderProcess"]

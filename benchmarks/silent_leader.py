@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from slurm_elastic.rendezvous.etcd import EtcdServer
+from slurm_elastic.rendezvous.records.etcd import EtcdServer
 from tests.local.agents import allocation, eventually
 
 __all__ = ["followed_after"]

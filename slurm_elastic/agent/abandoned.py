@@ -10,9 +10,9 @@ import select
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from slurm_elastic.rendezvous.messages import Placed
-from slurm_elastic.rendezvous.requests import job_of
-from slurm_elastic.rendezvous.succession import Successor
+from slurm_elastic.rendezvous.election.policy import Successor
+from slurm_elastic.rendezvous.leave_requests import job_of
+from slurm_elastic.rendezvous.transport.messages import Placed
 from slurm_elastic.slurm import Context, Controller, NodeState, SlurmJob, expand
 
 __all__ = ["end_abandoned_job", "end_job_given_up", "has_lost_batch_script", "stands_for_job"]

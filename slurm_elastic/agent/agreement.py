@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
+from slurm_elastic.agent.scratch_dir import NodeDirectory
 from slurm_elastic.control import RoundControl, WorkerProgress
-from slurm_elastic.node_directory import NodeDirectory
 from slurm_elastic.rendezvous.membership import Reason
-from slurm_elastic.rendezvous.messages import Stopping
+from slurm_elastic.rendezvous.transport.messages import Stopping
 
 __all__ = ["StepAgreement"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from slurm_elastic.rendezvous.requests import job_of
+from slurm_elastic.rendezvous.leave_requests import job_of
 from slurm_elastic.rundir import RunDir, RunDirError
 from slurm_elastic.slurm import SlurmJob
 

@@ -19,11 +19,11 @@ from slurm_elastic.agent.leaving_agent import LeavingAgent
 from slurm_elastic.agent.outcome import AgentOutcome
 from slurm_elastic.agent.round_agent import UNPLANNED_STOP_TIMEOUT, Doing
 from slurm_elastic.errors import ExitCode
-from slurm_elastic.rendezvous.coordination import RecordsLost
+from slurm_elastic.rendezvous.leader_events import CutOff, LeaderLost, Unreachable
+from slurm_elastic.rendezvous.leave_requests import LeaveRequested
 from slurm_elastic.rendezvous.membership import Outcome, Reason
-from slurm_elastic.rendezvous.messages import Ended, Holding, Interrupted, Placed, Stopping, Waiting
-from slurm_elastic.rendezvous.requests import LeaveRequested
-from slurm_elastic.rendezvous.words import CutOff, LeaderLost, Unreachable
+from slurm_elastic.rendezvous.thread import RecordsLost
+from slurm_elastic.rendezvous.transport.messages import Ended, Holding, Interrupted, Placed, Stopping, Waiting
 
 __all__ = ["SlurmElasticAgent"]
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from slurm_elastic.agent.abandoned import end_job_given_up
-from slurm_elastic.agent.notices import Notices
 from slurm_elastic.agent.settings import AgentSettings
-from slurm_elastic.rendezvous.coordination import Coordination
-from slurm_elastic.rendezvous.ledger import last_round
-from slurm_elastic.rendezvous.records import Records, RecordsError
-from slurm_elastic.rendezvous.seat import Seat
-from slurm_elastic.rendezvous.succession import Successor
+from slurm_elastic.agent.signals import Notices
+from slurm_elastic.rendezvous.connect import Seat
+from slurm_elastic.rendezvous.election.policy import Successor
+from slurm_elastic.rendezvous.leader.fenced_records import last_round
+from slurm_elastic.rendezvous.records.api import Records, RecordsError
+from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.slurm import Controller
 
 __all__ = ["end_given_up", "is_known_done"]

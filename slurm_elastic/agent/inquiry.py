@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from slurm_elastic.agent.notices import Notices
+from slurm_elastic.agent.signals import Notices
 from slurm_elastic.slurm import Cause, Controller, Finding, Meaning, NodeState, SlurmJob, classify, presume
 
 __all__ = ["Inquiry"]

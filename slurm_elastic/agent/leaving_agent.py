@@ -14,9 +14,9 @@ from slurm_elastic.agent.outcome import AgentOutcome
 from slurm_elastic.agent.reasons import concerns_job, leave_reason, wish_of
 from slurm_elastic.agent.round_agent import Doing, RoundAgent
 from slurm_elastic.errors import ExitCode
+from slurm_elastic.rendezvous.leave_requests import LeaveRequested, job_of
 from slurm_elastic.rendezvous.membership import LeaveReason
-from slurm_elastic.rendezvous.messages import Stopping
-from slurm_elastic.rendezvous.requests import LeaveRequested, job_of
+from slurm_elastic.rendezvous.transport.messages import Stopping
 
 __all__ = ["LeavingAgent"]
 

@@ -9,7 +9,7 @@ from slurm_elastic.agent.health import Place, WorkerPlace
 from slurm_elastic.agent.watchdog import Watched, process_state
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.rendezvous.membership import Slowest
-from slurm_elastic.rendezvous.messages import Placed
+from slurm_elastic.rendezvous.transport.messages import Placed
 
 __all__ = ["place_of", "slowest", "survivors", "watched"]
 

@@ -16,23 +16,23 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from slurm_elastic.agent.agreement import StepAgreement
-from slurm_elastic.agent.environment import worker_environment
+from slurm_elastic.agent.forkserver import StartInterruptedError
 from slurm_elastic.agent.health import Reporter, Stage
 from slurm_elastic.agent.inquiry import Inquiry
-from slurm_elastic.agent.notices import Notices
 from slurm_elastic.agent.outcome import AgentOutcome
 from slurm_elastic.agent.places import place_of, slowest, survivors, watched
 from slurm_elastic.agent.root_cause import BY_WATCHDOG, last_words
+from slurm_elastic.agent.signals import Notices
 from slurm_elastic.agent.torch_agent import TorchAgent
-from slurm_elastic.agent.warm import StartInterruptedError
 from slurm_elastic.agent.watchdog import Watchdog
-from slurm_elastic.agent.workers import Starter, WorkerProcesses
+from slurm_elastic.agent.worker_env import worker_environment
+from slurm_elastic.agent.worker_processes import Starter, WorkerProcesses
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.errors import ExitCode
-from slurm_elastic.rendezvous.coordination import Coordination
+from slurm_elastic.rendezvous.connect import Seat
 from slurm_elastic.rendezvous.membership import LeaveReason, WorkerFailure
-from slurm_elastic.rendezvous.messages import Placed
-from slurm_elastic.rendezvous.seat import Seat
+from slurm_elastic.rendezvous.thread import Coordination
+from slurm_elastic.rendezvous.transport.messages import Placed
 from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, open_worker_store
 
 __all__ = ["UNPLANNED_STOP_TIMEOUT", "Doing", "RoundAgent"]

@@ -15,24 +15,24 @@ from typing import Any
 
 from torch.distributed.launcher.api import LaunchConfig
 
-from slurm_elastic.agent._torchrun import (
+from slurm_elastic.agent.health import HealthSettings, health_settings
+from slurm_elastic.agent.leader_node import leader_node
+from slurm_elastic.agent.location import base_directory
+from slurm_elastic.agent.node_range import node_range
+from slurm_elastic.agent.patience import Patience, patience
+from slurm_elastic.agent.script_check import require_entry_point
+from slurm_elastic.agent.torchrun_options import (
     endpoint,
     ignored_options,
     limit_threads,
     local_world_size,
     torchrun_config,
 )
-from slurm_elastic.agent.entry_point import require_entry_point
-from slurm_elastic.agent.health import HealthSettings, health_settings
-from slurm_elastic.agent.leader_node import leader_node
-from slurm_elastic.agent.location import base_directory
-from slurm_elastic.agent.logs import RoundLogsSpecs, local_ranks, streams
-from slurm_elastic.agent.node_range import node_range
-from slurm_elastic.agent.patience import Patience, patience
 from slurm_elastic.agent.watchdog import HangTimeout, hang_timeout, is_enabled
+from slurm_elastic.agent.worker_logs import RoundLogsSpecs, local_ranks, streams
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rendezvous.etcd.credentials import EtcdConfig
-from slurm_elastic.rendezvous.keeping import etcd_wanted
+from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
+from slurm_elastic.rendezvous.records.open import etcd_wanted
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import AddressWish, Context, Shape, SlurmJob, ephemeral_low, port_sequence
 

@@ -18,8 +18,8 @@ from torch.distributed.elastic.events import record as record_event
 from torch.distributed.elastic.events.api import EventSource
 from torch.distributed.elastic.multiprocessing import PContext
 
-from slurm_elastic.agent.workers import WorkerProcesses
-from slurm_elastic.rendezvous.messages import Placed
+from slurm_elastic.agent.worker_processes import WorkerProcesses
+from slurm_elastic.rendezvous.transport.messages import Placed
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.timer.file_based_local_timer import FileTimerRequest

@@ -9,11 +9,11 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from slurm_elastic.cli._command import Verb, reported
 from slurm_elastic.cli.agent_scan import glance
-from slurm_elastic.cli.base import Verb, reported
 
 if TYPE_CHECKING:
-    from slurm_elastic.agent.warm import WarmProcess
+    from slurm_elastic.agent.forkserver import WarmProcess
 
 __all__ = ["Agent", "go_on"]
 
@@ -26,9 +26,9 @@ class Agent(Verb):
 
     def execute(self, arguments: Sequence[str]) -> None:
         """Import torch once for the agent and the process that starts workers, where that is possible."""
-        from slurm_elastic.agent.notices import RECORDED
-        from slurm_elastic.agent.warm.joint import can_be_joint, execute_jointly
-        from slurm_elastic.rendezvous.private import PRIVATE
+        from slurm_elastic.agent.forkserver.joint import can_be_joint, execute_jointly
+        from slurm_elastic.agent.signals import RECORDED
+        from slurm_elastic.rendezvous.secret_env import PRIVATE
 
         start = _WarmStart(arguments, {name: value for name, value in os.environ.items() if name not in PRIVATE})
         if start.warm and start.program is not None and can_be_joint(start.program):
@@ -58,7 +58,7 @@ def go_on(arguments: Sequence[str], warm: WarmProcess | None, mask: Sequence[int
     Returns:
         The exit code.
     """
-    from slurm_elastic.agent.notices import record_signals
+    from slurm_elastic.agent.signals import record_signals
 
     record_signals()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -66,16 +66,16 @@ def go_on(arguments: Sequence[str], warm: WarmProcess | None, mask: Sequence[int
 
 
 def _run(arguments: Sequence[str], warm: WarmProcess | None) -> int:
-    from slurm_elastic.agent.notices import record_signals
+    from slurm_elastic.agent.signals import record_signals
 
     # First of all: until then a signal from Slurm has its default action and simply ends the process.
     record_signals()
-    from slurm_elastic.agent.outlet import hold_up_nobody
-    from slurm_elastic.agent.story import tell
+    from slurm_elastic.agent.console_log import tell
+    from slurm_elastic.agent.nonblocking_output import hold_up_nobody
 
     hold_up_nobody()
     tell(os.environ.get("SLURMD_NODENAME", "localhost"))
-    from slurm_elastic.rendezvous.private import take_private
+    from slurm_elastic.rendezvous.secret_env import take_private
 
     private = take_private(os.environ)
     # Its imports run while the agent does its own.
@@ -83,9 +83,9 @@ def _run(arguments: Sequence[str], warm: WarmProcess | None) -> int:
     try:
         with _quick_imports():
             # Slow: this imports torch.
-            from slurm_elastic.agent.claim import claim
-            from slurm_elastic.agent.launch import launch
+            from slurm_elastic.agent.run import launch
             from slurm_elastic.agent.settings import resolve
+            from slurm_elastic.agent.single_instance import claim
             from slurm_elastic.cli.agent_parser import agent_parser
         settings = resolve(agent_parser().parse_args(arguments), {**os.environ, **private})
         settings.run_dir.open()
@@ -99,7 +99,7 @@ class _WarmStart:
     """How the process that starts workers is to be started."""
 
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-        from slurm_elastic.agent.warm.program import Program, worker_environment
+        from slurm_elastic.agent.forkserver.worker_command import Program, worker_environment
 
         seen = glance(arguments, environ)
         self.program = Program.from_command_line(arguments)
@@ -111,7 +111,7 @@ class _WarmStart:
 
     def process(self) -> WarmProcess:
         """Start it."""
-        from slurm_elastic.agent.warm import WarmProcess
+        from slurm_elastic.agent.forkserver import WarmProcess
 
         return WarmProcess.start(self.program, warm=self.warm, preload=self.preload, environment=self.environment)
 

@@ -8,7 +8,7 @@ import os
 from torch.distributed.argparse_util import check_env, env
 from torch.distributed.run import get_args_parser
 
-from slurm_elastic.cli.base import Parser
+from slurm_elastic.cli._command import Parser
 from slurm_elastic.errors import UsageError
 
 __all__ = ["agent_parser"]

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_elastic.cli.base import Parser
-from slurm_elastic.cli.serving import ServingVerb
+from slurm_elastic.cli._command import Parser
+from slurm_elastic.cli._serve import ServingVerb
 from slurm_elastic.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from slurm_elastic.agent.notices import Notices
+    from slurm_elastic.agent.signals import Notices
 
 __all__ = ["Etcd"]
 
@@ -47,7 +47,7 @@ class Etcd(ServingVerb):
 
     def serve(self, options: argparse.Namespace, notices: Notices, node: str) -> int:
         """Serve until a signal comes, or the job has left the queue."""
-        from slurm_elastic.rendezvous.etcd.private_server import CREDENTIALS_VARIABLE, PrivateServer
+        from slurm_elastic.rendezvous.records.etcd.secured_server import CREDENTIALS_VARIABLE, PrivateServer
         from slurm_elastic.submission.sbatch import submit
 
         try:

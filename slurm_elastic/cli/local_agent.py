@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import MutableMapping
 
-from slurm_elastic.agent.notices import record_signals
+from slurm_elastic.agent.signals import record_signals
 from slurm_elastic.cli.main import main as command
 from slurm_elastic.errors import ExitCode
 

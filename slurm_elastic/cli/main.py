@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from slurm_elastic.cli.base import Parser, Verb, reported
+from slurm_elastic.cli._command import Parser, Verb, reported
 from slurm_elastic.errors import UsageError, did_you_mean
 
 __all__ = ["main"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_elastic.cli.base import Verb
-from slurm_elastic.cli.leave import find_run, request_leave
+from slurm_elastic.cli._command import Verb
+from slurm_elastic.cli._leave_request import find_run, request_leave
 
 __all__ = ["Requeue"]
 

@@ -8,13 +8,13 @@ import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from slurm_elastic.cli.base import Parser
-from slurm_elastic.cli.serving import ServingVerb
+from slurm_elastic.cli._command import Parser
+from slurm_elastic.cli._serve import ServingVerb
 from slurm_elastic.errors import UsageError
 
 if TYPE_CHECKING:
-    from slurm_elastic.agent.hosting import StoreSettings
-    from slurm_elastic.agent.notices import Notices
+    from slurm_elastic.agent.coordinator import StoreSettings
+    from slurm_elastic.agent.signals import Notices
     from slurm_elastic.rundir import RunDir
     from slurm_elastic.slurm import Controller, SlurmJob
 
@@ -61,7 +61,7 @@ class Store(ServingVerb):
 
     def serve(self, options: argparse.Namespace, notices: Notices, node: str) -> int:
         """Lead until the run ends or a signal comes."""
-        from slurm_elastic.agent.hosting import host
+        from slurm_elastic.agent.coordinator import host
 
         settings = _settings(options, os.environ)
 
@@ -77,12 +77,12 @@ class Store(ServingVerb):
 
 
 def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> StoreSettings:
-    from slurm_elastic.agent.hosting import StoreSettings
+    from slurm_elastic.agent.coordinator import StoreSettings
     from slurm_elastic.agent.location import base_directory
     from slurm_elastic.agent.node_range import node_range
     from slurm_elastic.agent.patience import patience
-    from slurm_elastic.rendezvous.keeping import etcd_wanted
     from slurm_elastic.rendezvous.options import RendezvousOptions
+    from slurm_elastic.rendezvous.records.open import etcd_wanted
     from slurm_elastic.rundir import RunDir
     from slurm_elastic.slurm import Controller, SlurmJob
 

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_elastic.cli.base import Verb
+from slurm_elastic.cli._command import Verb
 from slurm_elastic.errors import UsageError
 
 if TYPE_CHECKING:
     import argparse
 
-    from slurm_elastic.submission.command_line import CommandLine
     from slurm_elastic.submission.plan import Plan
+    from slurm_elastic.submission.submit_options import CommandLine
 
 __all__ = ["Submit"]
 
@@ -54,8 +54,8 @@ class Submit(Verb):
 
     def run(self, arguments: Sequence[str]) -> int:
         """Check everything, submit, and say where the output goes."""
-        from slurm_elastic.submission.command_line import read_command_line
         from slurm_elastic.submission.plan import read_template
+        from slurm_elastic.submission.submit_options import read_command_line
 
         # Before the import of torch that the agents' options take.
         if not arguments or arguments[0] in ("-h", "--help"):
@@ -116,7 +116,7 @@ def _require_agent_options(parser: argparse.ArgumentParser, line: CommandLine) -
         dashed = name.partition("=")[0].lstrip("-").replace("_", "-")
         if name.startswith("--") and dashed in _DECIDED:
             raise UsageError(f"{name} has no place here: {_DECIDED[dashed]}")
-    from slurm_elastic.agent.entry_point import require_entry_point
+    from slurm_elastic.agent.script_check import require_entry_point
 
     if "chdir" not in line.sbatch:
         require_entry_point(options, os.uname().nodename)

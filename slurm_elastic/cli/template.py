@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from slurm_elastic import templates
-from slurm_elastic.cli.base import Verb
+from slurm_elastic.cli._command import Verb
+from slurm_elastic.submission import templates
 
 __all__ = ["Template"]
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from slurm_elastic.agent.location import base_directory
 from slurm_elastic.agent.patience import patience
 from slurm_elastic.agent.requeue import settle
+from slurm_elastic.cli._command import Verb
 from slurm_elastic.cli.agent_scan import Glance, glance
-from slurm_elastic.cli.base import Verb
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
 from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import Controller, Shape, SlurmJob

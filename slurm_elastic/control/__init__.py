@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from slurm_elastic._lazy import lazy
 from slurm_elastic.control._fence import is_superseded
-from slurm_elastic.control._shield import shield, unshield
-from slurm_elastic.control._worker import Stop, WorkerControl, attach
+from slurm_elastic.control._signal_shield import shield, unshield
+from slurm_elastic.control._worker_side import Stop, WorkerControl, attach
 
 if TYPE_CHECKING:
     from slurm_elastic.control._agreement import Agreement, WorkerProgress

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slurm_elastic.control._barrier import full_barrier
-from slurm_elastic.control._page import (
+from slurm_elastic.control._membarrier import full_barrier
+from slurm_elastic.control._shared_page import (
     ATTACHED,
     BOUNDARY,
     BOUNDARY_TIME,

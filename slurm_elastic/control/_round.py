@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 from slurm_elastic.control._agreement import Agreement
-from slurm_elastic.control._page import Fields, new_page
-from slurm_elastic.control._worker import VARIABLE
+from slurm_elastic.control._shared_page import Fields, new_page
+from slurm_elastic.control._worker_side import VARIABLE
 
 __all__ = ["RoundControl"]
 
@@ -24,7 +24,7 @@ class RoundControl(Agreement):
     API.
 
     Args:
-        directory: of this agent, see :class:`~slurm_elastic.node_directory.NodeDirectory`; made if it is not there.
+        directory: of this agent, see :class:`~slurm_elastic.agent.scratch_dir.NodeDirectory`; made if it is not there.
         round: the number of the round.
         local_world_size: how many workers.
     """

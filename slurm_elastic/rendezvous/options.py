@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rendezvous.etcd.credentials import OPTIONS as ETCD_OPTIONS
-from slurm_elastic.rendezvous.etcd.credentials import TORCH_NAMES as ETCD_TORCH_NAMES
+from slurm_elastic.rendezvous.election.policy import default_leader_limit
 from slurm_elastic.rendezvous.membership import OnTie
-from slurm_elastic.rendezvous.succession import default_leader_limit
+from slurm_elastic.rendezvous.records.etcd.config import OPTIONS as ETCD_OPTIONS
+from slurm_elastic.rendezvous.records.etcd.config import TORCH_NAMES as ETCD_TORCH_NAMES
 
 __all__ = ["RendezvousOptions"]
 
@@ -17,7 +17,7 @@ _MAY_BE_ZERO = ("min_round_time", "leave_margin")
 _KEEP_ALIVE = ("keep_alive_interval", "keep_alive_max_attempt")
 _IGNORED = ("timeout", *ETCD_OPTIONS, *ETCD_TORCH_NAMES)
 """torch's LaunchConfig always adds ``timeout=900`` (launcher/api.py, 2.13); its own c10d backend ignores it as well.
-The options of etcd are read by :mod:`slurm_elastic.rendezvous.keeping`."""
+The options of etcd are read by :mod:`slurm_elastic.rendezvous.records.open`."""
 _OTHERWISE = {
     "protocol": "write --rdzv-endpoint=etcds://HOST:PORT for https, and etcd:// for http",
     "read_timeout": "the time after which an etcd that does not answer is given up is etcd_limit",

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import TCPStore
 
-from slurm_elastic.rendezvous.messages import Placed
+from slurm_elastic.rendezvous.transport.messages import Placed
 
 __all__ = ["FreshPorts", "ReservedPort", "open_worker_store"]
 

@@ -1,8 +1,8 @@
 """The run directory: what the agents of a run share on disk, and the only place that knows file names."""
 
+from slurm_elastic.rundir._atomic_files import publish as publish_file
+from slurm_elastic.rundir._atomic_files import read as read_file
 from slurm_elastic.rundir._errors import RecordError, RunDirError
-from slurm_elastic.rundir._files import publish as publish_file
-from slurm_elastic.rundir._files import read as read_file
 from slurm_elastic.rundir._job_records import JobRecords
 from slurm_elastic.rundir._run_dir import RunDir, incarnation
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.rundir import _files
+from slurm_elastic.rundir import _atomic_files
 from slurm_elastic.rundir._errors import RunDirError, explain
 from slurm_elastic.rundir._run_dir import RunDir
 
@@ -36,7 +36,7 @@ class JobRecords:
         """Record what is known of the signals that the job got."""
         path = self._path("notices", restart_count)
         with self._made(path):
-            _files.publish(path, json.dumps(record).encode())
+            _atomic_files.publish(path, json.dumps(record).encode())
 
     def notice(self, restart_count: int) -> dict[str, Any] | None:
         """Return what `publish_notice` recorded, None if there is nothing that can be read."""
@@ -46,14 +46,14 @@ class JobRecords:
         """Become the one that requeues this incarnation. Returns False if somebody else is."""
         path = self._path("requeues", restart_count)
         with self._made(path):
-            return _files.claim(path, json.dumps(record).encode())
+            return _atomic_files.claim(path, json.dumps(record).encode())
 
     def requeues(self) -> list[dict[str, Any]]:
         """Return the records of all requeues of this job, in their order."""
         directory = self.run_dir.path / "requeues"
         pattern = re.compile(rf"{re.escape(self.job_id)}\.([0-9]+)\.json")
         with self._made(directory / "_", make=False):
-            names = _files.list_names(directory)
+            names = _atomic_files.list_names(directory)
         counts = sorted(int(match[1]) for name in names if (match := pattern.fullmatch(name)))
         records = [self._read(self._path("requeues", count)) for count in counts]
         return [record for record in records if record is not None]
@@ -63,7 +63,7 @@ class JobRecords:
 
     def _read(self, path: Path) -> dict[str, Any] | None:
         with self._made(path, make=False):
-            content = _files.read(path)
+            content = _atomic_files.read(path)
         try:
             record = json.loads(content) if content is not None else None
         except ValueError:
@@ -75,7 +75,7 @@ class JobRecords:
     def _made(path: Path, *, make: bool = True) -> Iterator[None]:
         try:
             if make:
-                _files.make_directory(path.parent)
+                _atomic_files.make_directory(path.parent)
             yield
         except OSError as error:
             raise RunDirError(explain(path, error)) from error

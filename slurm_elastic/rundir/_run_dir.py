@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.rundir import _files, _secret
+from slurm_elastic.rundir import _atomic_files, _secret
 from slurm_elastic.rundir._errors import RecordError, RunDirError, explain
-from slurm_elastic.rundir._fitness import make_fit
-from slurm_elastic.rundir._names import highest_number, numbered, safe
+from slurm_elastic.rundir._file_names import highest_number, numbered, safe
+from slurm_elastic.rundir._filesystem_check import make_fit
 
 __all__ = ["RunDir", "incarnation"]
 
@@ -87,7 +87,7 @@ class RunDir:
         """Put a file in place, whole, replacing one that is there."""
         path = self._file(name)
         with self._reported(path):
-            _files.publish(path, content)
+            _atomic_files.publish(path, content)
 
     def claim(self, name: str, content: bytes) -> bool:
         """Create a file, whole and exclusively. Returns False if somebody else was first."""
@@ -97,7 +97,7 @@ class RunDir:
         """Return the content of a file, None if there is none."""
         path = self._file(name)
         with self._reported(path):
-            return _files.read(path)
+            return _atomic_files.read(path)
 
     def mark_done(self, record: Mapping[str, Any]) -> bool:
         """Record, durably, that the run is finished.
@@ -110,7 +110,7 @@ class RunDir:
     def is_done(self) -> bool:
         """Return whether the run is finished."""
         with self._reported(self._done):
-            return _files.exists(self._done)
+            return _atomic_files.exists(self._done)
 
     def claim_round(self, number: int, content: bytes) -> bool:
         """Create the record of a round, a JSON object. Returns False if the number is taken."""
@@ -132,7 +132,7 @@ class RunDir:
         """Take an epoch with a record, a JSON object. Returns False if it is taken."""
         path = self._numbered(f"epochs/{safe('scope', scope)}", number)
         with self._reported(path.parent):
-            _files.make_directory(path.parent)
+            _atomic_files.make_directory(path.parent)
         return self._claim(path, content)
 
     def newest_epoch(self, scope: str) -> int | None:
@@ -151,7 +151,7 @@ class RunDir:
         """Say where the leader's store is, by a JSON object."""
         path = self._endpoint(scope)
         with self._reported(path):
-            _files.publish(path, content)
+            _atomic_files.publish(path, content)
 
     def endpoint(self, scope: str) -> bytes | None:
         """Return what `publish_endpoint` said last, None if it never did.
@@ -165,15 +165,15 @@ class RunDir:
         """Return the scopes that have an endpoint, in no order."""
         directory = self.path / "endpoints"
         with self._reported(directory):
-            names = _files.list_names(directory)
+            names = _atomic_files.list_names(directory)
         return [name.removesuffix(".json") for name in names if name.endswith(".json") and not name.startswith(".")]
 
     def publish_failure(self, scope: str, content: bytes) -> None:
         """Record why an incarnation of the run failed."""
         path = self._failure(scope)
         with self._reported(path):
-            _files.make_directory(path.parent)
-            _files.publish(path, content)
+            _atomic_files.make_directory(path.parent)
+            _atomic_files.publish(path, content)
 
     def failure(self, scope: str) -> bytes | None:
         """Return why an incarnation of the run failed, None if it did not.
@@ -191,7 +191,7 @@ class RunDir:
         """
         directory = self.path / "failures"
         with self._reported(directory):
-            names = [name for name in _files.list_names(directory) if not name.startswith(".")]
+            names = [name for name in _atomic_files.list_names(directory) if not name.startswith(".")]
         found = (self._record(directory / name) for name in names)
         return tuple(content for content in found if content is not None)
 
@@ -199,8 +199,8 @@ class RunDir:
         """Say where the health port of an agent is."""
         path = self._health(node, job)
         with self._reported(path):
-            _files.make_directory(path.parent)
-            _files.publish(path, content)
+            _atomic_files.make_directory(path.parent)
+            _atomic_files.publish(path, content)
 
     def withdraw_health(self, node: str, job: str) -> None:
         """Take back what `publish_health` said."""
@@ -224,7 +224,7 @@ class RunDir:
             raise ValueError(f"an event is one line: {line!r}")
         path = self.path / "events" / f"{safe('node name', node)}.jsonl"
         with self._reported(path):
-            _files.append(path, line.encode() + b"\n")
+            _atomic_files.append(path, line.encode() + b"\n")
 
     def log_dir(self, round_number: int, node: str) -> Path:
         """Return the directory for the logs of a node in a round; it is not made."""
@@ -257,16 +257,16 @@ class RunDir:
     def _newest(self, directory: str) -> int | None:
         path = self.path / directory
         with self._reported(path):
-            names = _files.list_names(path)
+            names = _atomic_files.list_names(path)
         return highest_number(names)
 
     def _claim(self, path: Path, content: bytes) -> bool:
         with self._reported(path):
-            return _files.claim(path, content)
+            return _atomic_files.claim(path, content)
 
     def _record(self, path: Path) -> bytes | None:
         with self._reported(path):
-            content = _files.read(path)
+            content = _atomic_files.read(path)
         if content is not None and not _is_json_object(content):
             mend = "end the run, remove the file and submit again"
             raise RecordError(f"{path} is not one complete JSON object: truncated or not ours; {mend}")

@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rundir import _files
+from slurm_elastic.rundir import _atomic_files
 
 __all__ = ["load_or_create"]
 
@@ -24,8 +24,8 @@ def load_or_create(path: Path) -> bytes:
         UsageError: others can read the file, it belongs to somebody else, or it is not a secret.
         OSError: the file can be neither created nor read.
     """
-    if not _files.exists(path):
-        _files.claim(path, secrets.token_hex(_BYTES).encode() + b"\n", mode=0o600)
+    if not _atomic_files.exists(path):
+        _atomic_files.claim(path, secrets.token_hex(_BYTES).encode() + b"\n", mode=0o600)
     # Another user's secret cannot even be opened, so its owner is looked at first, and again once it is open.
     _require_private(path, path.lstat())
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -54,5 +54,5 @@ def _require_private(path: Path, status: os.stat_result) -> None:
 
 def _owner_of_new_file(path: Path) -> int:
     """Return whom the file server takes this process for; root_squash changes it (exports(5))."""
-    with _files.written(path, b"", mode=0o600) as temporary:
+    with _atomic_files.written(path, b"", mode=0o600) as temporary:
         return temporary.stat().st_uid

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slurm_elastic.slurm.views import ControllerClock, JobView
+from slurm_elastic.slurm.scontrol_output import ControllerClock, JobView
 
 __all__ = ["Cause", "Finding", "Meaning", "classify", "presume"]
 

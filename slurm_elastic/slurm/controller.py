@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from slurm_elastic.slurm.views import (
+from slurm_elastic.slurm.scontrol_output import (
     ControllerClock,
     JobView,
     NodeState,

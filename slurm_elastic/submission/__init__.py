@@ -9,14 +9,14 @@ from slurm_elastic._lazy import lazy
 if TYPE_CHECKING:
     from slurm_elastic.submission.executor import ElasticExecutor
     from slurm_elastic.submission.job import ElasticJob, LocalElasticJob, WorkerFailedError
-    from slurm_elastic.submission.local import DebugElasticExecutor, LocalElasticExecutor
+    from slurm_elastic.submission.local_executor import DebugElasticExecutor, LocalElasticExecutor
 else:
     # A command line that submits needs nothing of submitit.
     __getattr__ = lazy(
         __name__,
         {
-            "DebugElasticExecutor": "local",
-            "LocalElasticExecutor": "local",
+            "DebugElasticExecutor": "local_executor",
+            "LocalElasticExecutor": "local_executor",
             "ElasticExecutor": "executor",
             "ElasticJob": "job",
             "LocalElasticJob": "job",

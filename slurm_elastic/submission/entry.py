@@ -13,7 +13,7 @@ from typing import Any
 
 from submitit.core import utils
 
-from slurm_elastic.agent.entry_point import require_entry_point
+from slurm_elastic.agent.script_check import require_entry_point
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import publish_file, read_file
 

@@ -13,8 +13,8 @@ from slurm_elastic.agent.root_cause import recorded, root_cause
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.submission.entry import Script, read_ranks
-from slurm_elastic.submission.run_view import RunView, latest_log, look
-from slurm_elastic.submission.states import is_final, state_of_array
+from slurm_elastic.submission.job_states import is_final, state_of_array
+from slurm_elastic.submission.run_status import RunView, latest_log, look
 
 __all__ = ["ElasticInfoWatcher", "ElasticJob", "LocalElasticJob", "WorkerFailedError", "script_file"]
 

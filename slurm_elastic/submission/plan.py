@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from slurm_elastic import templates
 from slurm_elastic.errors import UsageError
-from slurm_elastic.submission.script import BatchScript
+from slurm_elastic.submission import templates
+from slurm_elastic.submission.batch_script import BatchScript
 
 __all__ = ["TEMPLATE_VARIABLE", "NodeRange", "Plan", "Shape", "environment_lines", "read_template", "require_possible"]
 

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rendezvous.etcd.credentials import ENVIRONMENT_PREFIX
+from slurm_elastic.rendezvous.records.etcd.config import ENVIRONMENT_PREFIX
 
 __all__ = ["submit"]
 

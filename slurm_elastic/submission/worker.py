@@ -19,7 +19,7 @@ def main() -> None:
     signal.signal(signal.SIGHUP, lambda number, _frame: signals.append(number))
     # Not SIG_IGN, which programs that the function starts would inherit.
     signal.signal(signal.SIGUSR2, lambda _number, _frame: None)
-    from slurm_elastic.submission.calling import call
+    from slurm_elastic.submission.run_function import call
 
     folder, uid = sys.argv[1:]
     call(folder, uid, signals)

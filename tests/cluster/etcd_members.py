@@ -13,8 +13,8 @@ import json
 import sys
 from pathlib import Path
 
-from slurm_elastic.rendezvous.etcd import EtcdClient
-from slurm_elastic.rendezvous.etcd.machine import find_binary
+from slurm_elastic.rendezvous.records.etcd import EtcdClient
+from slurm_elastic.rendezvous.records.etcd.machine import find_binary
 from tests.local.etcd.cluster import Cluster
 
 _SETTLE_SECONDS = 30.0

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("worker.py")
 
 _fork = multiprocessing.get_context("forkserver")
-_fork.set_forkserver_preload(["slurm_elastic.agent.launch", "slurm_elastic.cli.agent_parser", "slurm_elastic.cli"])
+_fork.set_forkserver_preload(["slurm_elastic.agent.run", "slurm_elastic.cli.agent_parser", "slurm_elastic.cli"])
 
 
 class Agent:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from slurm_elastic.agent.departure import Departure, depart
+from slurm_elastic.rendezvous.election.follower import Participant
 from slurm_elastic.rendezvous.membership import (
     Candidate,
     Finish,
@@ -17,7 +18,6 @@ from slurm_elastic.rendezvous.membership import (
     StopAt,
     WorkerFailure,
 )
-from slurm_elastic.rendezvous.participant import Participant
 from tests.simulation.network import Connection, Hello, Ping, Place, Welcome
 from tests.simulation.process import Process
 from tests.simulation.workers import Workers

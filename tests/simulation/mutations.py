@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.rendezvous.ledger import Ledger
-from slurm_elastic.rendezvous.membership import Phase, Resign, State, Table, machine, quorum, succession, transitions
-from slurm_elastic.rendezvous.participant import Participant
+from slurm_elastic.rendezvous.election.follower import Participant
+from slurm_elastic.rendezvous.leader.fenced_records import Ledger
+from slurm_elastic.rendezvous.membership import Phase, Resign, State, Table, leader_change, machine, quorum, transitions
 from tests.simulation import shrink
 from tests.simulation.drawing import draw
 from tests.simulation.leader import SimulatedLeader
@@ -154,9 +154,11 @@ def either_half_goes_on(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("a leave counts as gone before its workers have stopped", "one group trains", among=strikes_of(ALONE))
 def leaves_count_at_once(patch: pytest.MonkeyPatch) -> None:
-    retire, farewell = transitions.retire, succession.farewell
+    retire, farewell = transitions.retire, leader_change.farewell
     patch.setattr(transitions, "retire", lambda *arguments, lingers=False: retire(*arguments))
-    patch.setattr(succession, "farewell", lambda state, event: replace(farewell(state, event), lingering=frozenset()))
+    patch.setattr(
+        leader_change, "farewell", lambda state, event: replace(farewell(state, event), lingering=frozenset())
+    )
 
 
 # One leader after the other.
@@ -199,7 +201,7 @@ def resigns_too_soon(patch: pytest.MonkeyPatch) -> None:
     def resign(state: State) -> Any:
         return replace(state, phase=Phase.CLOSED), (Resign(tuple(state.agents)),)
 
-    patch.setattr(succession, "resign", resign)
+    patch.setattr(leader_change, "resign", resign)
 
 
 @mutation(

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from slurm_elastic.control import Agreement, Stop, WorkerControl
-from slurm_elastic.control._page import ATTACHED, DEADLINE, HOLD, NONE, STEP, STOP
+from slurm_elastic.control._shared_page import ATTACHED, DEADLINE, HOLD, NONE, STEP, STOP
 from tests.simulation.interleaving import Interleaving, Memory, Processor, View
 
 __all__ = ["StopSchedule"]

@@ -17,13 +17,13 @@ from slurm_elastic.rendezvous.membership import (
     Connected,
     Interrupt,
     Settings,
-    arrivals,
-    attendance,
-    conditions,
+    advance,
+    join_leave,
     machine,
+    pending_joins,
+    planned_stop,
     state,
     transitions,
-    winding,
 )
 from tests.simulation.drawing import draw, draw_planned
 from tests.simulation.faults import CALM, NORMAL, Arrive, Schedule
@@ -49,10 +49,12 @@ def test_every_promise_holds_in_every_schedule() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_ten_nodes_that_come_together_cost_one_further_round(seed: int) -> None:
-    arrivals = [Arrive(at=0.0, agent="node0/1", node="node0")]
-    arrivals += [Arrive(at=2.0 + 0.004 * index, agent=f"node{index}/1", node=f"node{index}") for index in range(1, 11)]
+    pending_joins = [Arrive(at=0.0, agent="node0/1", node="node0")]
+    pending_joins += [
+        Arrive(at=2.0 + 0.004 * index, agent=f"node{index}/1", node=f"node{index}") for index in range(1, 11)
+    ]
     noise = replace(NORMAL, late=0.0) if seed % 2 else CALM
-    world = World(Schedule(seed, Settings(min_nodes=1, max_nodes=16), noise, tuple(arrivals)))
+    world = World(Schedule(seed, Settings(min_nodes=1, max_nodes=16), noise, tuple(pending_joins)))
     world.settle()
     assert [len(table.places) for table in world.checks.tables.values()] == [1, 11]
 
@@ -61,16 +63,16 @@ def test_ten_nodes_that_come_together_cost_one_further_round(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_nodes_that_start_together_and_join_seconds_apart_cost_one_further_round(seed: int, how: str) -> None:
     rng = random.Random(seed)
-    arrivals = [Arrive(at=0.0, agent="node0/1", node="node0")]
+    pending_joins = [Arrive(at=0.0, agent="node0/1", node="node0")]
     for index in range(1, 5):
         late = rng.uniform(0.0, 1.5)
         arrival = Arrive(at=2.0 + late, agent=f"node{index}/1", node=f"node{index}", cohort=("7.0.1", 4))
         if how == "announced":
             # One may get ready while another has not started yet, but none joins before all have said that they come.
             arrival = replace(arrival, seconds=2.0 + rng.uniform(0.0, 1.5), cohort=("", 1))
-        arrivals.append(arrival)
+        pending_joins.append(arrival)
     noise = replace(NORMAL, late=0.0) if seed % 2 else CALM
-    world = World(Schedule(seed, Settings(min_nodes=1, max_nodes=16), noise, tuple(arrivals)))
+    world = World(Schedule(seed, Settings(min_nodes=1, max_nodes=16), noise, tuple(pending_joins)))
     world.settle()
     assert [len(table.places) for table in world.checks.tables.values()] == [1, 5]
 
@@ -122,7 +124,7 @@ def test_a_round_that_does_not_wait_for_old_workers_is_found(monkeypatch: pytest
 
 def test_a_lost_node_that_is_charged_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        conditions, "_verdict_due", lambda state: state.judgement and state.judgement.since + state.settings.settle_time
+        advance, "_verdict_due", lambda state: state.judgement and state.judgement.since + state.settings.settle_time
     )
     schedule, violation = first_violation(range(300))
     assert violation.promise == "only workers that fail by themselves are charged"
@@ -133,7 +135,7 @@ def test_a_lost_node_that_is_charged_is_found(monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_agent_that_is_not_interrupted_again_is_found_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgetful(before: state.State, event: Connected, now: float) -> state.Result:
-        after, decisions = attendance.connected(before, event, now)
+        after, decisions = join_leave.connected(before, event, now)
         return after, tuple(each for each in decisions if not isinstance(each, Interrupt))
 
     monkeypatch.setitem(machine._HANDLERS, Connected, forgetful)
@@ -146,13 +148,13 @@ def test_an_agent_that_is_not_interrupted_again_is_found_and_reported(monkeypatc
 
 
 def test_a_round_that_ends_although_more_are_on_their_way_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrivals, "_more_to_come", lambda state: False)
+    monkeypatch.setattr(pending_joins, "_more_to_come", lambda state: False)
     _, violation = first_violation(range(200))
     assert violation.promise == "joins that are close together make one round"
 
 
 def test_stopping_at_the_earliest_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(winding, "max", min, raising=False)
+    monkeypatch.setattr(planned_stop, "max", min, raising=False)
     _, violation = first_violation(range(200))
     # Whoever waits at the later step waits for ever.
     expected = ("nobody passes the agreed step", "all stop at one step", "the run does not settle")
@@ -160,16 +162,16 @@ def test_stopping_at_the_earliest_answer_is_found(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_round_that_ends_with_the_first_that_has_stopped_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hasty(current: state.State, now: float) -> winding.Result:
+    def hasty(current: state.State, now: float) -> planned_stop.Result:
         after, decisions = advance(current, now)
         stopped = any(
             agent.status is state.Status.WAITING and after.is_member(agent) for agent in after.agents.values()
         )
         if after.winding is None or after.winding.stop is None or not stopped:
             return after, decisions
-        return winding.end(after, now)
+        return planned_stop.end(after, now)
 
-    advance = winding.advance
-    monkeypatch.setattr(winding, "advance", hasty)
+    advance = planned_stop.advance
+    monkeypatch.setattr(planned_stop, "advance", hasty)
     _, violation = first_violation(range(200))
     assert violation.promise == "a planned end is not broken off without a reason"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slurm_elastic.control import Agreement, Stop, WorkerControl
-from slurm_elastic.control._page import BOUNDARY, HOLD
+from slurm_elastic.control._shared_page import BOUNDARY, HOLD
 from tests.simulation.interleaving import Memory
 from tests.simulation.schedules import play_all, play_stop
 from tests.simulation.stopping import StopSchedule

@@ -9,9 +9,9 @@ import pytest
 LAZY = {
     "slurm_elastic": ("submission", "errors"),
     "slurm_elastic.agent.health": ("_port", "_server", "_listener", "_reporter", "_snapshot"),
-    "slurm_elastic.agent.warm": ("program", "process", "_orders"),
+    "slurm_elastic.agent.forkserver": ("program", "process", "_orders"),
     "slurm_elastic.control": ("_agreement", "_round"),
-    "slurm_elastic.rendezvous.etcd": ("client", "server", "records", "watch", "store"),
+    "slurm_elastic.rendezvous.records.etcd": ("client", "server", "records", "watch", "store"),
     "slurm_elastic.submission": ("local", "executor", "job"),
 }
 """Packages that import their parts when these are asked for, and the parts."""
@@ -35,8 +35,8 @@ import importlib, sys
 for package in {list(LAZY)}:
     importlib.import_module(package)
 print({parts} & sys.modules.keys())
-from slurm_elastic.agent.warm import Program
-print("slurm_elastic.agent.warm.program" in sys.modules, "slurm_elastic.agent.warm.process" in sys.modules)
+from slurm_elastic.agent.forkserver import Program
+print(*(f"slurm_elastic.agent.forkserver.{{part}}" in sys.modules for part in ("worker_command", "client")))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "set()\nTrue False\n"

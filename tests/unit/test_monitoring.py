@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from slurm_elastic.agent.health import Place, Snapshot, Stage, WorkerPlace
 from slurm_elastic.agent.health._metrics import metrics_page
-from slurm_elastic.agent.health._snapshot import Readings, enter
+from slurm_elastic.agent.health._state import Readings, enter
 
 DOCS = Path(__file__).parents[2] / "docs"
 _METRIC = re.compile(r"\bslurm_elastic_[a-z_]+\b(?:\{([^}]*)\})?")

@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING
 from slurm_elastic._lazy import lazy
 
 if TYPE_CHECKING:
-    from slurm_elastic.agent.health._listener import HealthSettings, health_settings
-    from slurm_elastic.agent.health._port import Health, health_port
-    from slurm_elastic.agent.health._reporter import Reporter
+    from slurm_elastic.agent.health._config import HealthSettings, health_settings
     from slurm_elastic.agent.health._server import HealthServer
-    from slurm_elastic.agent.health._snapshot import Place, Snapshot, Stage, WorkerPlace
+    from slurm_elastic.agent.health._service import Health, health_port
+    from slurm_elastic.agent.health._state import Place, Snapshot, Stage, WorkerPlace
+    from slurm_elastic.agent.health._status_reporter import Reporter
 else:
     # Most parts need no torch, and are imported while its libraries are loaded.
     __getattr__ = lazy(
         __name__,
         {
-            "Health": "_port",
+            "Health": "_service",
             "HealthServer": "_server",
-            "HealthSettings": "_listener",
-            "Place": "_snapshot",
-            "Reporter": "_reporter",
-            "Snapshot": "_snapshot",
-            "Stage": "_snapshot",
-            "WorkerPlace": "_snapshot",
-            "health_port": "_port",
-            "health_settings": "_listener",
+            "HealthSettings": "_config",
+            "Place": "_state",
+            "Reporter": "_status_reporter",
+            "Snapshot": "_state",
+            "Stage": "_state",
+            "WorkerPlace": "_state",
+            "health_port": "_service",
+            "health_settings": "_config",
         },
     )
 

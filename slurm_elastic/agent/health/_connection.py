@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from slurm_elastic.agent.health._http import HTTPError, Request, Response, next_request
-from slurm_elastic.agent.health._pages import Slow
+from slurm_elastic.agent.health._routes import Slow
 
 __all__ = ["Connection", "Limits", "Server"]
 

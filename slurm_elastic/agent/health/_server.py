@@ -14,7 +14,7 @@ from torch.distributed.elastic.agent.server.health_check_server import HealthChe
 
 from slurm_elastic.agent.health._connection import Connection, Limits
 from slurm_elastic.agent.health._http import Request, Response
-from slurm_elastic.agent.health._pages import Pages, Refused, Slow, find
+from slurm_elastic.agent.health._routes import Pages, Refused, Slow, find
 
 __all__ = ["HealthServer"]
 

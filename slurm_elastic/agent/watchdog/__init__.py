@@ -11,10 +11,10 @@ open() and readline(), believes any process id, and kills its own agent together
 """
 
 from slurm_elastic.agent.watchdog._hang import Hang
-from slurm_elastic.agent.watchdog._pipe import Pipe, is_enabled, make_pipe
-from slurm_elastic.agent.watchdog._processes import Watched, process_state
+from slurm_elastic.agent.watchdog._proc import Watched, process_state
 from slurm_elastic.agent.watchdog._stacks import collect_stacks
-from slurm_elastic.agent.watchdog._steps import HangTimeout, hang_timeout
+from slurm_elastic.agent.watchdog._step_timeout import HangTimeout, hang_timeout
+from slurm_elastic.agent.watchdog._timer_pipe import Pipe, is_enabled, make_pipe
 from slurm_elastic.agent.watchdog._watchdog import Watchdog
 
 __all__ = [

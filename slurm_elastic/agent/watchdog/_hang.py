@@ -7,7 +7,7 @@ import os
 import signal
 from dataclasses import dataclass
 
-from slurm_elastic.agent.watchdog._processes import Watched
+from slurm_elastic.agent.watchdog._proc import Watched
 
 __all__ = ["Hang", "kill", "write_stacks"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from slurm_elastic.agent.watchdog._lines import Request
+from slurm_elastic.agent.watchdog._timer_protocol import Request
 
 __all__ = ["Timer", "Timers"]
 

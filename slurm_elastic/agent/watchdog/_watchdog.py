@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from slurm_elastic.agent.watchdog._hang import Hang
-from slurm_elastic.agent.watchdog._hangs import Hangs
-from slurm_elastic.agent.watchdog._lines import LineReader, Request
-from slurm_elastic.agent.watchdog._pipe import Pipe
-from slurm_elastic.agent.watchdog._processes import Watched, nearest_ancestor, process_state
-from slurm_elastic.agent.watchdog._steps import HangTimeout, StepWatch
+from slurm_elastic.agent.watchdog._hang_handler import Hangs
+from slurm_elastic.agent.watchdog._proc import Watched, nearest_ancestor, process_state
+from slurm_elastic.agent.watchdog._step_timeout import HangTimeout, StepWatch
+from slurm_elastic.agent.watchdog._timer_pipe import Pipe
+from slurm_elastic.agent.watchdog._timer_protocol import LineReader, Request
 from slurm_elastic.agent.watchdog._timers import Timer, Timers
 from slurm_elastic.control import WorkerProgress
 

@@ -4,9 +4,10 @@
 done. Everything that the leader decides is decided here; everything that it does is done elsewhere.
 """
 
+from slurm_elastic.rendezvous.membership.advance import next_deadline
 from slurm_elastic.rendezvous.membership.agents import Candidate, Status, WorkerFailure
-from slurm_elastic.rendezvous.membership.blame import Slowest
-from slurm_elastic.rendezvous.membership.conditions import next_deadline
+from slurm_elastic.rendezvous.membership.assignment import Place, Table, build_table
+from slurm_elastic.rendezvous.membership.config import Settings
 from slurm_elastic.rendezvous.membership.decisions import (
     Claim,
     Decision,
@@ -41,14 +42,13 @@ from slurm_elastic.rendezvous.membership.events import (
     Tick,
     WorkerFailed,
 )
+from slurm_elastic.rendezvous.membership.leader_change import in_the_way, missing
 from slurm_elastic.rendezvous.membership.machine import step
+from slurm_elastic.rendezvous.membership.planned_stop import seconds_to_stop
 from slurm_elastic.rendezvous.membership.quorum import Base, OnTie, has_quorum, unaccounted
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
-from slurm_elastic.rendezvous.membership.settings import Settings
 from slurm_elastic.rendezvous.membership.state import Phase, State, Winding, initial_state
-from slurm_elastic.rendezvous.membership.succession import in_the_way, missing
-from slurm_elastic.rendezvous.membership.table import Place, Table, build_table
-from slurm_elastic.rendezvous.membership.winding import seconds_to_stop
+from slurm_elastic.rendezvous.membership.stragglers import Slowest
 
 __all__ = [
     "Base",

@@ -6,8 +6,8 @@ import enum
 from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.membership.agents import WorkerFailure
+from slurm_elastic.rendezvous.membership.assignment import Table
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
-from slurm_elastic.rendezvous.membership.table import Table
 
 __all__ = [
     "Claim",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.membership.agents import Candidate, WorkerFailure
-from slurm_elastic.rendezvous.membership.blame import Slowest
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason
+from slurm_elastic.rendezvous.membership.stragglers import Slowest
 
 __all__ = [
     "Claimed",

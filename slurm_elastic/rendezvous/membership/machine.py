@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from slurm_elastic.rendezvous.membership import attendance, succession, transitions, winding
+from slurm_elastic.rendezvous.membership import join_leave, leader_change, planned_stop, transitions
+from slurm_elastic.rendezvous.membership._replace import replace
+from slurm_elastic.rendezvous.membership.advance import advance
 from slurm_elastic.rendezvous.membership.agents import Status
-from slurm_elastic.rendezvous.membership.changes import replace
-from slurm_elastic.rendezvous.membership.conditions import advance
 from slurm_elastic.rendezvous.membership.decisions import Decision, Outcome, Probe
 from slurm_elastic.rendezvous.membership.events import (
     Claimed,
@@ -170,12 +170,12 @@ def _nodes_seen(state: State, event: NodesSeen, now: float) -> Result:
     for name in down:
         state, more = transitions.lose(state, name, "Slurm says that its node is down", now)
         decisions += more
-    return succession.nodes_down(state, event.down), decisions
+    return leader_change.nodes_down(state, event.down), decisions
 
 
 def _held(state: State, event: Held, now: float) -> Result:
     known = state.agents.get(event.agent)
-    return winding.answer(alive(state, known, now), event, now) if known is not None else (state, ())
+    return planned_stop.answer(alive(state, known, now), event, now) if known is not None else (state, ())
 
 
 def _tick(state: State, event: Tick, now: float) -> Result:
@@ -195,15 +195,15 @@ def _tick(state: State, event: Tick, now: float) -> Result:
 _HANDLERS: dict[type, Callable[[State, Any, float], Result]] = {
     Claimed: _claimed,
     Closed: _closed,
-    Connected: attendance.connected,
-    Disconnected: attendance.disconnected,
+    Connected: join_leave.connected,
+    Disconnected: join_leave.disconnected,
     Finished: _finished,
-    Gone: succession.gone,
+    Gone: leader_change.gone,
     Heard: _heard,
     Held: _held,
-    Joined: attendance.joined,
-    Leaving: attendance.leaving,
-    Left: attendance.left,
+    Joined: join_leave.joined,
+    Leaving: join_leave.leaving,
+    Left: join_leave.left,
     NodesSeen: _nodes_seen,
     Ponged: _ponged,
     Tick: _tick,

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from slurm_elastic.rendezvous.membership._replace import replace
 from slurm_elastic.rendezvous.membership.agents import Agent, Status, WorkerFailure
-from slurm_elastic.rendezvous.membership.blame import Slowest
-from slurm_elastic.rendezvous.membership.changes import replace
+from slurm_elastic.rendezvous.membership.assignment import Table
+from slurm_elastic.rendezvous.membership.config import Settings
 from slurm_elastic.rendezvous.membership.decisions import Decision, Finish
 from slurm_elastic.rendezvous.membership.quorum import Base
 from slurm_elastic.rendezvous.membership.reasons import Reason
-from slurm_elastic.rendezvous.membership.settings import Settings
-from slurm_elastic.rendezvous.membership.table import Table
+from slurm_elastic.rendezvous.membership.stragglers import Slowest
 
 __all__ = [
     "Judgement",

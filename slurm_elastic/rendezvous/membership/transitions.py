@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from slurm_elastic.rendezvous.membership import arrivals
+from slurm_elastic.rendezvous.membership import pending_joins
+from slurm_elastic.rendezvous.membership._replace import replace
 from slurm_elastic.rendezvous.membership.agents import Agent, Status, WorkerFailure
-from slurm_elastic.rendezvous.membership.changes import replace
+from slurm_elastic.rendezvous.membership.assignment import build_table
 from slurm_elastic.rendezvous.membership.decisions import (
     Decision,
     Drop,
@@ -18,7 +19,6 @@ from slurm_elastic.rendezvous.membership.decisions import (
 from slurm_elastic.rendezvous.membership.quorum import Base
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State, with_agent, without_agent
-from slurm_elastic.rendezvous.membership.table import build_table
 
 __all__ = ["finish", "lose", "publish", "retire", "start_forming"]
 
@@ -122,7 +122,7 @@ def publish(state: State, now: float) -> Result:
         Spare(name, agent.candidate.node) for name, agent in agents.items() if agent.status is Status.WAITING
     )
     state = replace(
-        arrivals.settle(state),
+        pending_joins.settle(state),
         agents=agents,
         blocking=len(table.places),
         phase=Phase.RUNNING,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slurm_elastic.rendezvous.session import PROTOCOL
+from slurm_elastic.rendezvous.transport.session import PROTOCOL
 from tests.local.agents import WORKER, Allocation, agent_command, eventually
 
 Allocate = Callable[..., Allocation]
@@ -98,7 +98,7 @@ def test_an_agent_of_another_protocol_is_2_with_one_line(allocate: Allocate) -> 
     nodes = allocate(2)
     leader = nodes.start(1)
     eventually((nodes.run_dir / "endpoints" / "7.0.json").exists)
-    session = "slurm_elastic.rendezvous.session"
+    session = "slurm_elastic.rendezvous.transport.session"
     member = nodes.start(2, constants={f"{session}.PROTOCOL": 0, f"{session}.__version__": "0.0.1"})
     assert member.wait() == 2
     lines = [line for line in member.err.splitlines() if "protocol" in line]

@@ -149,7 +149,7 @@ def test_while_python_is_still_importing(allocate: Allocate) -> None:
 def test_while_python_ends(number: signal.Signals) -> None:
     script = f"""if True:
         import os, sys
-        from slurm_elastic.agent.notices import record_signals
+        from slurm_elastic.agent.signals import record_signals
 
         record_signals()
 

@@ -6,12 +6,12 @@ import secrets
 from dataclasses import replace
 from pathlib import Path
 
-from slurm_elastic.rendezvous.etcd import EtcdConfig, EtcdServer
-from slurm_elastic.rendezvous.etcd.access import enable_authentication
-from slurm_elastic.rendezvous.etcd.certificates import create_authority
-from slurm_elastic.rendezvous.etcd.errors import EtcdServerError
-from slurm_elastic.rendezvous.etcd.machine import free_port
-from slurm_elastic.rendezvous.etcd.server import ServerTls
+from slurm_elastic.rendezvous.records.etcd import EtcdConfig, EtcdServer
+from slurm_elastic.rendezvous.records.etcd.auth_setup import enable_authentication
+from slurm_elastic.rendezvous.records.etcd.certificates import create_authority
+from slurm_elastic.rendezvous.records.etcd.errors import EtcdServerError
+from slurm_elastic.rendezvous.records.etcd.machine import free_port
+from slurm_elastic.rendezvous.records.etcd.server import ServerTls
 
 _ATTEMPTS = 3
 _SECONDS = 120.0

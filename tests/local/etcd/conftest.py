@@ -12,9 +12,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from slurm_elastic.rendezvous.records.api.etcd import failover_channel
 
-from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer, connection
-from slurm_elastic.rendezvous.etcd.credentials import Endpoint
+from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
+from slurm_elastic.rendezvous.records.etcd.config import Endpoint
 from tests.local.etcd.proxy import Proxy
 
 _SECOND_ETCD = Path("/opt/slurm-elastic/trixie/usr/bin/etcd")
@@ -86,8 +87,8 @@ def nobody() -> Iterator[Callable[[], Endpoint]]:
 @pytest.fixture
 def _slow_members_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """No member is lost, and told about, because the machine is busy; one that has ended is known all the same."""
-    monkeypatch.setattr(connection, "_PROBE_SECONDS", 30.0)
-    monkeypatch.setattr(connection, "_OUTAGE_SECONDS", 30.0)
+    monkeypatch.setattr(failover_channel, "_PROBE_SECONDS", 30.0)
+    monkeypatch.setattr(failover_channel, "_OUTAGE_SECONDS", 30.0)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import socket
 import threading
 from types import TracebackType
 
-from slurm_elastic.rendezvous.etcd.credentials import Endpoint, EtcdConfig
+from slurm_elastic.rendezvous.records.etcd.config import Endpoint, EtcdConfig
 
 
 class Proxy:

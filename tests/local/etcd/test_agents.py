@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer
-from slurm_elastic.rendezvous.etcd.errors import EtcdNoSpaceError
-from slurm_elastic.rendezvous.etcd.machine import find_binary
+from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
+from slurm_elastic.rendezvous.records.etcd.errors import EtcdNoSpaceError
+from slurm_elastic.rendezvous.records.etcd.machine import find_binary
 from tests.local.agents import WORKER, Allocation, allocation
 from tests.local.etcd.cluster import Cluster
 from tests.local.etcd.processes import stopped

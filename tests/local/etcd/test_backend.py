@@ -18,8 +18,8 @@ from torch.distributed.elastic.rendezvous.api import (
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer
-from slurm_elastic.rendezvous.etcd.backend import EtcdV3RendezvousBackend, create_backend, create_handler
+from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
+from slurm_elastic.rendezvous.records.etcd.backend import EtcdV3RendezvousBackend, create_backend, create_handler
 from tests.local.etcd.proxy import Proxy
 
 REPOSITORY = Path(__file__).parents[3]

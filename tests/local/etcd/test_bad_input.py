@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.errors import ExitCode, UsageError
-from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdConfig, EtcdServer, EtcdUnavailableError
-from slurm_elastic.rendezvous.etcd.access import enable_authentication
-from slurm_elastic.rendezvous.etcd.certificates import create_authority
-from slurm_elastic.rendezvous.etcd.connection import Connection
-from slurm_elastic.rendezvous.etcd.credentials import Endpoint
-from slurm_elastic.rendezvous.etcd.errors import (
+from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdConfig, EtcdServer, EtcdUnavailableError
+from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
+from slurm_elastic.rendezvous.records.etcd.auth_setup import enable_authentication
+from slurm_elastic.rendezvous.records.etcd.certificates import create_authority
+from slurm_elastic.rendezvous.records.etcd.config import Endpoint
+from slurm_elastic.rendezvous.records.etcd.errors import (
     EtcdAuthenticationError,
     EtcdEndpointError,
     EtcdError,
     EtcdNoSpaceError,
     EtcdPermissionError,
 )
-from slurm_elastic.rendezvous.etcd.rpc import load_rpc
-from slurm_elastic.rendezvous.etcd.server import ServerTls
-from slurm_elastic.rendezvous.etcd.store import EtcdStore
+from slurm_elastic.rendezvous.records.etcd.failover_channel import Connection
+from slurm_elastic.rendezvous.records.etcd.server import ServerTls
+from slurm_elastic.rendezvous.records.etcd.store import EtcdStore
 from tests.local.etcd.cluster import Cluster
 
 

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
+from slurm_elastic.rendezvous.records.api.etcd import failover_channel
 
 from slurm_elastic.errors import SlurmElasticError
-from slurm_elastic.rendezvous.etcd import (
+from slurm_elastic.rendezvous.records.etcd import (
     Compare,
     Delete,
     EtcdClient,
@@ -24,7 +25,6 @@ from slurm_elastic.rendezvous.etcd import (
     Get,
     Put,
     Watch,
-    connection,
 )
 from tests.local.etcd.processes import stopped
 from tests.local.etcd.proxy import Proxy
@@ -33,7 +33,7 @@ GUARD = 20.0
 
 
 def compact(client: EtcdClient, revision: int) -> None:
-    from slurm_elastic.rendezvous.etcd.rpc import load_rpc
+    from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
 
     client._call("KV", "Compact", load_rpc().etcd.CompactionRequest(revision=revision, physical=True))
 
@@ -189,8 +189,8 @@ def test_interrupt_hook_ends_every_wait(
         hooked = client.limited(600.0, interrupted.is_set)
         watch = client.watch(prefix)
         probed = disturbance == "hung and probed"
-        monkeypatch.setattr(connection, "_ATTEMPT_SECONDS", 0.01 if probed else 600.0)
-        monkeypatch.setattr(connection, "_PROBE_SECONDS", 600.0)
+        monkeypatch.setattr(failover_channel, "_ATTEMPT_SECONDS", 0.01 if probed else 600.0)
+        monkeypatch.setattr(failover_channel, "_PROBE_SECONDS", 600.0)
         if disturbance == "gone":
             lone_etcd.kill()
         else:
@@ -263,7 +263,7 @@ def test_client_in_a_forked_child_says_so(client: EtcdClient, prefix: str) -> No
 
 def test_process_with_an_open_client_ends_by_itself(first_etcd: EtcdServer, prefix: str) -> None:
     program = f"""
-from slurm_elastic.rendezvous.etcd import EtcdClient, load_config
+from slurm_elastic.rendezvous.records.etcd import EtcdClient, load_config
 client = EtcdClient(load_config({str(first_etcd.config)!r}))
 client.lease(5)
 client.watch({prefix!r})
@@ -283,7 +283,7 @@ def test_proxy_of_a_site_is_for_the_world_outside(first_etcd: EtcdServer, monkey
 def test_calls_to_an_etcd_that_is_gone_end_in_time(
     lone_etcd: EtcdServer, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "_OUTAGE_SECONDS", 0.4)
+    monkeypatch.setattr(failover_channel, "_OUTAGE_SECONDS", 0.4)
     with EtcdClient(lone_etcd.config) as client:
         client.connect()
         lone_etcd.kill()

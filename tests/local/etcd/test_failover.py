@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from slurm_elastic.rendezvous.records.api.etcd import failover_channel
 
-from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer, EventKind, Watch, connection
-from slurm_elastic.rendezvous.etcd.store import EtcdStore
+from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, EventKind, Watch
+from slurm_elastic.rendezvous.records.etcd.store import EtcdStore
 from tests.local.agents import eventually
 from tests.local.etcd.cluster import Cluster
 from tests.local.etcd.processes import stopped
@@ -111,8 +112,8 @@ def test_all_members_down_and_back_loses_nothing(
 def test_member_that_hangs_is_left(
     cluster: Cluster, client: EtcdClient, prefix: str, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "_ATTEMPT_SECONDS", 1.0)
-    monkeypatch.setattr(connection, "_OUTAGE_SECONDS", GUARD)
+    monkeypatch.setattr(failover_channel, "_ATTEMPT_SECONDS", 1.0)
+    monkeypatch.setattr(failover_channel, "_OUTAGE_SECONDS", GUARD)
     hung = member_of(cluster, client)
     assert hung.pid is not None
     with stopped(hung.pid):
@@ -124,7 +125,7 @@ def test_member_that_hangs_is_left(
 def test_what_a_member_has_lost_is_soon_asked_of_another(
     first_etcd: EtcdServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "_ATTEMPT_SECONDS", 600.0)
+    monkeypatch.setattr(failover_channel, "_ATTEMPT_SECONDS", 600.0)
     here = first_etcd.config.endpoints[0]
     with Proxy(here) as proxy, EtcdClient(replace(first_etcd.config, endpoints=(proxy.endpoint, here))) as client:
         client._connection._position = 0

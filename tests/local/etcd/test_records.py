@@ -11,19 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slurm_elastic.rendezvous.records.api.etcd import failover_channel
+from slurm_elastic.rendezvous.records.api.etcd import records as etcd_records
 
 from slurm_elastic.errors import ExitCode, UsageError
-from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer, connection
-from slurm_elastic.rendezvous.etcd import records as etcd_records
-from slurm_elastic.rendezvous.etcd.records import EtcdRecords, open_etcd_records
-from slurm_elastic.rendezvous.etcd.transactions import KeyValue
-from slurm_elastic.rendezvous.records import (
+from slurm_elastic.rendezvous.records.api import (
     Records,
     RecordsError,
     RecordsInterruptedError,
     RecordsUnreachableError,
     Situation,
 )
+from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
+from slurm_elastic.rendezvous.records.etcd.records import EtcdRecords, open_etcd_records
+from slurm_elastic.rendezvous.records.etcd.transactions import KeyValue
 from slurm_elastic.rundir import RunDir
 from tests.local.agents import eventually
 from tests.local.etcd.test_client import compact
@@ -96,14 +97,14 @@ def test_an_agent_that_starts_asks_once(
     leader.claim_epoch(3, {"agent": "n1"})
     leader.publish_endpoint({"port": 1})
     leader.claim_round(4, {"places": []})
-    calls: list[tuple[connection.Connection, str]] = []
-    call = connection.Connection.call
+    calls: list[tuple[failover_channel.Connection, str]] = []
+    call = failover_channel.Connection.call
 
-    def counted(self: connection.Connection, service: str, method: str, *arguments: Any) -> Any:
+    def counted(self: failover_channel.Connection, service: str, method: str, *arguments: Any) -> Any:
         calls.append((self, method))
         return call(self, service, method, *arguments)
 
-    monkeypatch.setattr(connection.Connection, "call", counted)
+    monkeypatch.setattr(failover_channel.Connection, "call", counted)
     monkeypatch.setattr(etcd_records, "_FRESH_SECONDS", 600.0)
     newcomer = open_records(first_etcd)
     assert not newcomer.is_done()
@@ -287,7 +288,7 @@ def last_round_of(records: Records) -> None:
 def test_only_the_leader_tells_about_lost_members(
     lone_etcd: EtcdServer, open_records: OpenRecords, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "_OUTAGE_SECONDS", 0.4)
+    monkeypatch.setattr(failover_channel, "_OUTAGE_SECONDS", 0.4)
     leader, other = open_records(lone_etcd), open_records(lone_etcd)
     leader.claim_epoch(1, {})
     lone_etcd.kill()

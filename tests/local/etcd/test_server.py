@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from slurm_elastic.rendezvous.records.api.etcd import server
 from torch.distributed.elastic.rendezvous import etcd_server
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer, server
-from slurm_elastic.rendezvous.etcd.credentials import load_config
-from slurm_elastic.rendezvous.etcd.errors import EtcdServerError
-from slurm_elastic.rendezvous.etcd.machine import BINARY_VARIABLE, find_binary, free_port
+from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
+from slurm_elastic.rendezvous.records.etcd.config import load_config
+from slurm_elastic.rendezvous.records.etcd.errors import EtcdServerError
+from slurm_elastic.rendezvous.records.etcd.machine import BINARY_VARIABLE, find_binary, free_port
 from tests.local.etcd.processes import gone, wait_gone
 
 
@@ -93,7 +94,7 @@ def test_environment_of_a_site_does_not_configure_it(monkeypatch: pytest.MonkeyP
 def test_nothing_outlives_the_parent(number: signal.Signals) -> None:
     program = """
 import time
-from slurm_elastic.rendezvous.etcd import EtcdServer
+from slurm_elastic.rendezvous.records.etcd import EtcdServer
 server = EtcdServer()
 server.start()
 print(server.pid, server._program.guard.pid, server.data_dir, flush=True)

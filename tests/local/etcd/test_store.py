@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import DistNetworkError, DistStoreError, HashStore, PrefixStore, Store, TCPStore
 
-from slurm_elastic.rendezvous.etcd import EtcdClient, EtcdServer, load_config
-from slurm_elastic.rendezvous.etcd.store import EtcdStore
+from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, load_config
+from slurm_elastic.rendezvous.records.etcd.store import EtcdStore
 from tests.local.agents import eventually
 from tests.local.etcd.proxy import Proxy
 from tests.local.etcd.test_client import compact

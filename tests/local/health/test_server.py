@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from slurm_elastic.agent.health import HealthServer, HealthSettings
+from slurm_elastic.agent.health._config import listen
 from slurm_elastic.agent.health._connection import Limits
-from slurm_elastic.agent.health._listener import listen
 from tests.local.waiting import PATIENCE, descriptors, eventually
 
 TOKEN = "0123456789abcdef"

@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-from slurm_elastic.rendezvous.coordination import Coordination
+from slurm_elastic.rendezvous.connect import Seat, connect
+from slurm_elastic.rendezvous.election.policy import default_leader_limit
+from slurm_elastic.rendezvous.leader_events import Word
 from slurm_elastic.rendezvous.membership import Decision, Reason, WorkerFailure
-from slurm_elastic.rendezvous.messages import Interrupted, Placed
 from slurm_elastic.rendezvous.options import RendezvousOptions
-from slurm_elastic.rendezvous.records import RunDirRecords
-from slurm_elastic.rendezvous.seat import Seat, connect
-from slurm_elastic.rendezvous.succession import default_leader_limit
-from slurm_elastic.rendezvous.words import Word
+from slurm_elastic.rendezvous.records.api import RunDirRecords
+from slurm_elastic.rendezvous.thread import Coordination
+from slurm_elastic.rendezvous.transport.messages import Interrupted, Placed
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import port_sequence
 from tests.local.agents import PATIENCE, eventually

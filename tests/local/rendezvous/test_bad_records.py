@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.rendezvous.leader_events import LeaderLost
 from slurm_elastic.rendezvous.membership import Reason
-from slurm_elastic.rendezvous.messages import Interrupted
-from slurm_elastic.rendezvous.records import Record, RunDirRecords, Situation
-from slurm_elastic.rendezvous.words import LeaderLost
+from slurm_elastic.rendezvous.records.api import Record, RunDirRecords, Situation
+from slurm_elastic.rendezvous.transport.messages import Interrupted
 from slurm_elastic.rundir import RunDir
 from tests.local.agents import PATIENCE
 from tests.local.rendezvous.parties import Party, Run, form, leader_of

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from slurm_elastic.rendezvous.door import Door
+from slurm_elastic.rendezvous.transport.listener import Door
 
 
 class Served(asyncio.Protocol):

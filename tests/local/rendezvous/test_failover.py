@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from slurm_elastic.rendezvous.leader_events import CutOff
 from slurm_elastic.rendezvous.membership import Claim, Interrupt, LeaveReason, Outcome, Reason
-from slurm_elastic.rendezvous.messages import Ended, Interrupted, Placed
-from slurm_elastic.rendezvous.words import CutOff
+from slurm_elastic.rendezvous.transport.messages import Ended, Interrupted, Placed
 from tests.local.agents import PATIENCE, eventually
 from tests.local.rendezvous.parties import Party, Run, form, leader_of, options
 

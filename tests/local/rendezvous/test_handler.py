@@ -22,8 +22,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rendezvous.handler import SlurmRendezvousHandler, create_handler, handler_factory
 from slurm_elastic.rendezvous.membership import Spare
+from slurm_elastic.rendezvous.torch_handler import SlurmRendezvousHandler, create_handler, handler_factory
 from tests.local.agents import PATIENCE, eventually
 from tests.local.rendezvous.parties import Run, options
 

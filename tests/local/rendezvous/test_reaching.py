@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from slurm_elastic.rendezvous.membership import Reason
-from slurm_elastic.rendezvous.messages import Interrupted
-from slurm_elastic.rendezvous.reaching import reach
+from slurm_elastic.rendezvous.transport.connect import reach
+from slurm_elastic.rendezvous.transport.messages import Interrupted
 from tests.local.agents import PATIENCE
 from tests.local.rendezvous.parties import Run, form, options
 from tests.local.rendezvous.test_failover import places_after

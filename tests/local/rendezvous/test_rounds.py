@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.rendezvous.leader import Leader
-from slurm_elastic.rendezvous.ledger import Ledger
+from slurm_elastic.rendezvous.leader.fenced_records import Ledger
+from slurm_elastic.rendezvous.leader.leader import Leader
+from slurm_elastic.rendezvous.leader_events import LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import Drop, Finish, LeaveReason, Outcome, Reason
-from slurm_elastic.rendezvous.messages import Ended, Placed, Waiting
-from slurm_elastic.rendezvous.records import RecordsError
-from slurm_elastic.rendezvous.words import LeaderLost, Unreachable
+from slurm_elastic.rendezvous.records.api import RecordsError
+from slurm_elastic.rendezvous.transport.messages import Ended, Placed, Waiting
 from tests.local.agents import PATIENCE, eventually
 from tests.local.rendezvous.parties import Party, Run, form, interrupted, options, placed
 

@@ -11,9 +11,9 @@ from contextlib import ExitStack
 import pytest
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rendezvous.leader import Leader
+from slurm_elastic.rendezvous.leader.leader import Leader
+from slurm_elastic.rendezvous.leader_events import Unreachable
 from slurm_elastic.rendezvous.membership import OnTie, Reason
-from slurm_elastic.rendezvous.words import Unreachable
 from slurm_elastic.slurm import port_sequence
 from tests.local.rendezvous.parties import Run, form, options
 

@@ -12,14 +12,14 @@ from contextlib import ExitStack
 
 import pytest
 
-from slurm_elastic.rendezvous import session
-from slurm_elastic.rendezvous.coordination import Coordination
-from slurm_elastic.rendezvous.leader import Leader
+from slurm_elastic.rendezvous.election.leader_info import MemberSettings, Whereabouts
+from slurm_elastic.rendezvous.leader.leader import Leader
+from slurm_elastic.rendezvous.leader_events import Unreachable
 from slurm_elastic.rendezvous.membership import Finished, Reason
-from slurm_elastic.rendezvous.messages import encode
-from slurm_elastic.rendezvous.session import Role, Session
-from slurm_elastic.rendezvous.whereabouts import MemberSettings, Whereabouts
-from slurm_elastic.rendezvous.words import Unreachable
+from slurm_elastic.rendezvous.thread import Coordination
+from slurm_elastic.rendezvous.transport import session
+from slurm_elastic.rendezvous.transport.messages import encode
+from slurm_elastic.rendezvous.transport.session import Role, Session
 from tests.local.agents import PATIENCE, eventually
 from tests.local.rendezvous.parties import Party, Run, form, interrupted
 
@@ -102,7 +102,7 @@ def test_idle_connections_do_not_keep_agents_out(start_run: StartRun) -> None:
 def test_a_handshake_that_is_never_completed_is_cut_off(
     start_run: StartRun, leaders: list[Leader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slurm_elastic.rendezvous.connection._HANDSHAKE_TIMEOUT", 0.1)
+    monkeypatch.setattr("slurm_elastic.rendezvous.transport.server_connection._HANDSHAKE_TIMEOUT", 0.1)
     party = start_run().party(0)
     form([party])
     connections = leaders[0]._peers._connections

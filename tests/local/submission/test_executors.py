@@ -11,7 +11,7 @@ import pytest
 import submitit
 
 from slurm_elastic import DebugElasticExecutor, LocalElasticExecutor, UsageError, WorkerFailedError
-from slurm_elastic.submission.environment import ElasticJobEnvironment
+from slurm_elastic.submission.job_environment import ElasticJobEnvironment
 from tests.local.waiting import PATIENCE
 
 

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slurm_elastic.agent.watchdog import Hang, Watchdog, Watched, _hangs, _watchdog, make_pipe
+from slurm_elastic.agent.watchdog import Hang, Watchdog, Watched, _hang_handler, _watchdog, make_pipe
 from tests.local.waiting import PATIENCE, descriptors, eventually
 
 CLIENT = """
@@ -118,7 +118,7 @@ def test_torchs_own_client_is_understood(node: Node) -> None:
 
 def test_python_writes_its_stacks_where_faulthandler_is_on(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     # It gets a second, in which it may have to wait for a processor.
-    monkeypatch.setattr(_hangs, "_DUMP_TIMEOUT", PATIENCE)
+    monkeypatch.setattr(_hang_handler, "_DUMP_TIMEOUT", PATIENCE)
     worker = node.worker(
         """
         import faulthandler

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from slurm_elastic.rendezvous.election.policy import FENCE, default_leader_limit
 from slurm_elastic.rendezvous.membership import Reason, Table
-from slurm_elastic.rendezvous.succession import FENCE, default_leader_limit
 from tests.simulation.violation import Violation
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from slurm_elastic.rendezvous import membership
-from slurm_elastic.rendezvous.ledger import Ledger
+from slurm_elastic.rendezvous.leader.fenced_records import Ledger
 from slurm_elastic.rendezvous.membership import (
     Claim,
     Claimed,

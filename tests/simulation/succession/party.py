@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from slurm_elastic.rendezvous.election.follower import Participant
+from slurm_elastic.rendezvous.election.policy import FENCE, default_leader_limit
 from slurm_elastic.rendezvous.membership import Candidate, Interrupt, LeaveReason, OnTie, Ponged, Probe, WorkerFailure
-from slurm_elastic.rendezvous.participant import Participant
-from slurm_elastic.rendezvous.succession import FENCE, default_leader_limit
 from tests.simulation.succession.checks import NAP, STOP
 from tests.simulation.succession.leading import Beat, Holding, Leading, Placed, Resigned
 from tests.simulation.succession.search import Search

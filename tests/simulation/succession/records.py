@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from slurm_elastic.rendezvous.records import Record, Situation
+from slurm_elastic.rendezvous.records.api import Record, Situation
 
 __all__ = ["Records"]
 

@@ -1,7 +1,7 @@
 """How an agent in virtual time finds its leader, or stands up itself: as in the product's member and seat.
 
-The rules themselves are the product's (slurm_elastic/rendezvous/succession.py); what is modelled here is who asks whom,
-and when.
+The rules themselves are the product's (slurm_elastic/rendezvous/election/policy.py); what is modelled here is
+who asks whom, and when.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from slurm_elastic.rendezvous.ledger import Ledger, last_round, newest_endpoint
+from slurm_elastic.rendezvous.election.policy import IN_THE_WAY, default_leader_limit, newest_order, patience
+from slurm_elastic.rendezvous.leader.fenced_records import Ledger, last_round, newest_endpoint
 from slurm_elastic.rendezvous.membership import Reason, Settings, in_the_way
-from slurm_elastic.rendezvous.records import Situation
-from slurm_elastic.rendezvous.succession import IN_THE_WAY, default_leader_limit, newest_order, patience
+from slurm_elastic.rendezvous.records.api import Situation
 from tests.simulation.succession.checks import RESTORE
 from tests.simulation.succession.leading import Leading, Placed
 from tests.simulation.succession.wire import Wire

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from slurm_elastic.agent.abandoned import end_abandoned_job, end_job_given_up, stands_for_job
+from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.membership import Place, Reason
-from slurm_elastic.rendezvous.messages import Placed
-from slurm_elastic.rendezvous.succession import Successor
+from slurm_elastic.rendezvous.transport.messages import Placed
 from slurm_elastic.slurm import Controller, NodeState, SlurmJob
 
 

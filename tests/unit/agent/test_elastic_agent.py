@@ -12,13 +12,13 @@ from torch.distributed.elastic.rendezvous.api import RendezvousHandler
 from slurm_elastic.agent.elastic_agent import SlurmElasticAgent
 from slurm_elastic.agent.health import Reporter, Snapshot
 from slurm_elastic.agent.inquiry import Inquiry
-from slurm_elastic.agent.notices import Notices
-from slurm_elastic.agent.workers import Starter
-from slurm_elastic.rendezvous.coordination import Coordination
+from slurm_elastic.agent.signals import Notices
+from slurm_elastic.agent.worker_processes import Starter
+from slurm_elastic.rendezvous.connect import Seat
+from slurm_elastic.rendezvous.leader_events import CutOff, Word
 from slurm_elastic.rendezvous.membership import Candidate, Reason
-from slurm_elastic.rendezvous.messages import Interrupted
-from slurm_elastic.rendezvous.seat import Seat
-from slurm_elastic.rendezvous.words import CutOff, Word
+from slurm_elastic.rendezvous.thread import Coordination
+from slurm_elastic.rendezvous.transport.messages import Interrupted
 from slurm_elastic.slurm import Meaning
 
 

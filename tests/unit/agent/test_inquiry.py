@@ -14,7 +14,7 @@ import pytest
 
 from slurm_elastic.agent import inquiry as module
 from slurm_elastic.agent.inquiry import Inquiry
-from slurm_elastic.agent.notices import Notices
+from slurm_elastic.agent.signals import Notices
 from slurm_elastic.slurm import Cause, Controller, Finding, Meaning, SlurmJob
 
 OUTPUTS = Path(__file__).parents[1] / "slurm" / "outputs"

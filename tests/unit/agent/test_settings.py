@@ -13,11 +13,11 @@ from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.launcher.api import LaunchConfig
 
 from slurm_elastic.agent.health import HealthSettings
-from slurm_elastic.agent.logs import RoundLogsSpecs
 from slurm_elastic.agent.patience import Patience
 from slurm_elastic.agent.settings import AgentSettings, Start
+from slurm_elastic.agent.worker_logs import RoundLogsSpecs
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rendezvous.etcd.credentials import Endpoint, EtcdConfig
+from slurm_elastic.rendezvous.records.etcd.config import Endpoint, EtcdConfig
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import AddressWish, SlurmJob, ephemeral_low, port_sequence
 from tests.unit.agent.command_lines import ELEMENT, FIRST, STEP, settle

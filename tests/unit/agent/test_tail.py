@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from slurm_elastic.agent.warm._tail import Followed, Tail
+from slurm_elastic.agent.log_tail import Followed, Tail
 
 
 def everything(text: str) -> bool:

@@ -34,10 +34,10 @@ from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding
 
 import slurm_elastic
 from slurm_elastic.agent.elastic_agent import SlurmElasticAgent
+from slurm_elastic.agent.forkserver.torch_context import WarmContext
 from slurm_elastic.agent.health import HealthServer
-from slurm_elastic.agent.logs import RoundLogsSpecs
 from slurm_elastic.agent.torch_agent import TorchAgent
-from slurm_elastic.agent.warm.context import WarmContext
+from slurm_elastic.agent.worker_logs import RoundLogsSpecs
 
 
 def test_the_version_that_was_read() -> None:
@@ -252,7 +252,7 @@ def test_no_other_file_imports_what_is_private_to_torch() -> None:
     # torch.distributed has these two, too, but not for type checkers.
     stores = {name for _, name in found} & {f"torch._C._distributed_c10d.{name}" for name in ("Store", "TCPStore")}
     assert {(path, name) for path, name in found if name not in stores} == {
-        ("agent/warm/context.py", "torch.numa.binding._maybe_wrap_command_args_with_numa_binding")
+        ("agent/forkserver/torch_context.py", "torch.numa.binding._maybe_wrap_command_args_with_numa_binding")
     }
     assert all(getattr(torch.distributed, name.rpartition(".")[2]) is not None for name in stores)
 

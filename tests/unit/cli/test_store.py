@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.notices import Notices
+from slurm_elastic.agent.signals import Notices
 from slurm_elastic.cli import main
 
 SCONTROL = """\
@@ -37,8 +37,8 @@ def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
     # This process keeps its own signals and its own log.
-    monkeypatch.setattr("slurm_elastic.agent.notices.record_signals", Notices)
-    monkeypatch.setattr("slurm_elastic.agent.story.tell", lambda node: None)
+    monkeypatch.setattr("slurm_elastic.agent.signals.record_signals", Notices)
+    monkeypatch.setattr("slurm_elastic.agent.console_log.tell", lambda node: None)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
-"""What :class:`slurm_elastic.rendezvous.records.Records` promises, whoever keeps them."""
+"""What :class:`slurm_elastic.rendezvous.records.api.Records` promises, whoever keeps them."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
-from slurm_elastic.rendezvous.records import Records, Situation
+from slurm_elastic.rendezvous.records.api import Records, Situation
 
 RACERS = 8
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from slurm_elastic.rendezvous.membership import Finish, Interrupt, Ponged, Slowest
-from slurm_elastic.rendezvous.membership.blame import who_is_behind
+from slurm_elastic.rendezvous.membership.stragglers import who_is_behind
 from tests.unit.rendezvous.scenario import Scenario, failed, only
 
 

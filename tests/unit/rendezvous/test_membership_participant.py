@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_elastic.rendezvous.election.follower import Participant
 from slurm_elastic.rendezvous.membership import (
     Closed,
     Connected,
@@ -14,7 +15,6 @@ from slurm_elastic.rendezvous.membership import (
     WorkerFailed,
     WorkerFailure,
 )
-from slurm_elastic.rendezvous.participant import Participant
 from tests.unit.rendezvous.scenario import candidate
 
 FAILURE = WorkerFailure("n0", "n0", rank=0, exit_code=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.rendezvous.journal import describe
 from slurm_elastic.rendezvous.membership import (
     Base,
     Claim,
@@ -33,6 +32,7 @@ from slurm_elastic.rendezvous.membership import (
     in_the_way,
     missing,
 )
+from slurm_elastic.rendezvous.run_events import describe
 from tests.unit.rendezvous.scenario import Scenario, candidate, failed, only
 
 LAST = Base(4, ("n0", "n1", "n2", "n3"), ("n0", "n1", "n2", "n3"), leader="n0")

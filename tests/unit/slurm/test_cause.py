@@ -11,7 +11,7 @@ from signal import SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2
 import pytest
 
 from slurm_elastic.slurm import Cause, ControllerClock, Finding, JobView, Meaning, classify, presume
-from slurm_elastic.slurm.views import parse_clock, parse_jobs
+from slurm_elastic.slurm.scontrol_output import parse_clock, parse_jobs
 
 OUTPUTS = Path(__file__).parent / "outputs"
 KILL_WAIT = 7

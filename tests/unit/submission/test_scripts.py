@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic import templates
 from slurm_elastic._version import __version__
 from slurm_elastic.errors import UsageError
+from slurm_elastic.submission import templates
+from slurm_elastic.submission.batch_script import BatchScript
 from slurm_elastic.submission.executor import ElasticExecutor
-from slurm_elastic.submission.script import BatchScript
 
 GOLDEN = Path(__file__).with_name("golden")
 FOLDER = Path("/shared/runs")

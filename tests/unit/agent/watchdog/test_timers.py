@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slurm_elastic.agent.watchdog._lines import Request
+from slurm_elastic.agent.watchdog._timer_protocol import Request
 from slurm_elastic.agent.watchdog._timers import Timer, Timers
 
 

@@ -1,0 +1,196 @@
+"""``slurm-elastic store``: leads a run from a place of its own, without workers; without torch."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from slurm_elastic.agent.event_log import EventLog
+from slurm_elastic.agent.queue_watch import QueueWatch
+from slurm_elastic.agent.root_cause import root_cause
+from slurm_elastic.agent.signals import Notices
+from slurm_elastic.errors import ExitCode
+from slurm_elastic.rendezvous.connect import Seat, connect
+from slurm_elastic.rendezvous.leader_events import LeaderLost, Unreachable, Word
+from slurm_elastic.rendezvous.membership import Decision, Finish, LeaveReason, Outcome
+from slurm_elastic.rendezvous.options import RendezvousOptions
+from slurm_elastic.rendezvous.records.api import Records, RecordsError
+from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
+from slurm_elastic.rendezvous.records.open import open_records
+from slurm_elastic.rendezvous.run_events import Entry, describe
+from slurm_elastic.rendezvous.thread import Coordination, RecordsLost
+from slurm_elastic.rendezvous.transport.messages import Ended
+from slurm_elastic.rundir import RunDir, incarnation
+from slurm_elastic.slurm import Controller, ephemeral_low, port_sequence
+
+__all__ = ["StoreSettings", "host"]
+
+logger = logging.getLogger("slurm_elastic")
+
+_LOOK_SECONDS = 10.0
+"""How often Slurm is asked for the job of the run."""
+_TURN = 0.05
+"""Seconds between two looks at whether the others have let this leader go."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """Everything a store knows before it talks to anybody.
+
+    Attributes:
+        run_dir: opened.
+        agent, node: as of an agent; the node is the one that the store is on.
+        address: at which agents reach it.
+        min_nodes, max_nodes, max_restarts, options: of the run, while the store leads it.
+        etcd: that keeps the records of the run; None for the run directory.
+        job: id of the job whose agents these are, as squeue takes it; None if there is not one such job.
+        grace: seconds from SIGTERM to the end.
+    """
+
+    run_dir: RunDir
+    agent: str
+    node: str
+    address: str
+    min_nodes: int
+    max_nodes: int
+    max_restarts: int
+    options: RendezvousOptions
+    etcd: EtcdConfig | None = None
+    job: str | None = None
+    grace: float = 30.0
+
+
+def host(settings: StoreSettings, notices: Notices, submit: Callable[[], str] | None = None) -> ExitCode:
+    """Lead the run, or wait until it has to be led, until it ends or a signal comes.
+
+    Args:
+        settings: of this store.
+        notices: the signals of this process.
+        submit: submits the job of the run, once the store leads it, and returns the job's id.
+
+    Raises:
+        UsageError: something that a person has to mend.
+        RecordsError: the records of the run cannot be read.
+    """
+    run_id = settings.run_dir.run_id
+    records = open_records(
+        settings.run_dir,
+        # Jobs that start at different times join the run, and so does one that was started again.
+        incarnation(run_id, 0),
+        settings.etcd,
+        limit=settings.options.etcd_limit,
+        interrupted=lambda: notices.first() is not None,
+    )
+    with contextlib.closing(records):
+        if records.is_done():
+            logger.info("run %s is finished already: nothing to do", run_id)
+            return ExitCode.FINISHED
+        events = EventLog(settings.run_dir, settings.node)
+        coordination = connect(_seat(settings, records), lambda decision: _journal(decision, records, events))
+        try:
+            if coordination.leads:
+                logger.info("leads run %s without workers, and waits for its agents", run_id)
+            else:
+                logger.info("run %s is led by somebody else: this store leads when nobody else does", run_id)
+            job = submit() if submit is not None else settings.job
+            with QueueWatch(job, Controller(), _LOOK_SECONDS) as watch:
+                return _attend(coordination, records, notices, watch, settings.grace)
+        finally:
+            coordination.stop()
+            events.close()
+
+
+def _seat(settings: StoreSettings, records: Records) -> Seat:
+    run_id = settings.run_dir.run_id
+    return Seat(
+        run_id=run_id,
+        run_dir=settings.run_dir,
+        records=records,
+        restart_count=0,
+        agent=settings.agent,
+        node=settings.node,
+        position=0,
+        address=settings.address,
+        local_world_size=0,
+        role="",
+        expected_nodes=(),
+        min_nodes=settings.min_nodes,
+        max_nodes=settings.max_nodes,
+        max_restarts=settings.max_restarts,
+        may_lead=True,
+        leader_host=settings.address,
+        ports=port_sequence(run_id, 0, ephemeral_low()),
+        options=settings.options,
+        shared=True,
+        has_workers=False,
+    )
+
+
+def _journal(decision: Decision, records: Records, events: EventLog) -> None:
+    entry: Entry | None = describe(decision)
+    if entry is not None:
+        events.add(entry)
+    if isinstance(decision, Finish) and decision.failure is not None:
+        # The batch scripts of the agents print it; those of agents that lead are told at their end.
+        try:
+            records.publish_failure(msgspec.to_builtins(decision.failure))
+        except RecordsError as error:
+            logger.warning("why the run failed is not written down: %s", error)
+
+
+def _attend(
+    coordination: Coordination, records: Records, notices: Notices, watch: QueueWatch, grace: float
+) -> ExitCode:
+    """Sleep until something is to be done."""
+    leave_by: float | None = None
+    with selectors.DefaultSelector() as selector:
+        for fd in (coordination.fd, notices.fd, watch.fd):
+            selector.register(fd, selectors.EVENT_READ)
+        while True:
+            while (word := coordination.next_word(timeout=0)) is not None:
+                code = _end(word, records)
+                if code is not None:
+                    return code
+            if watch.is_over():
+                logger.info("job %s is over", watch.job)
+                return ExitCode.FINISHED if records.is_done() else ExitCode.LEFT
+            received = notices.first()
+            if received is not None and leave_by is None:
+                leave_by = time.monotonic() + grace
+                logger.info("got %s: %s", received.signal.name, _plan(coordination))
+                coordination.leaving(LeaveReason.PREEMPTED, grace)
+            if leave_by is not None and (not coordination.leads or time.monotonic() >= leave_by):
+                return ExitCode.LEFT
+            selector.select(None if leave_by is None else _TURN)
+            notices.drain()
+
+
+def _plan(coordination: Coordination) -> str:
+    return "an agent will lead the run" if coordination.leads else "this store ends"
+
+
+def _end(word: Word | RecordsLost, records: Records) -> ExitCode | None:
+    """The exit code that a word of the leader means, None if the store goes on."""
+    match word:
+        case Ended(outcome=Outcome.SUCCEEDED | Outcome.CLOSED):
+            return ExitCode.FINISHED
+        case Ended(failure=failure) if failure is not None:
+            logger.error("%s", root_cause(failure))
+            return ExitCode.FAILED
+        case Ended(outcome=outcome, detail=detail):
+            logger.error("the run ended: %s", detail or outcome.value)
+            return ExitCode.LEFT if records.last_round() is not None else ExitCode.FAILED
+        case LeaderLost(why) | RecordsLost(why):
+            logger.error("this store ends: %s", why)
+            return ExitCode.LEFT
+        case Unreachable(why, usage):
+            logger.error("this store ends: %s", why)
+            return ExitCode.USAGE if usage else ExitCode.LEFT
+        case _:
+            return None

@@ -1,0 +1,75 @@
+"""The story of a run: one line per event in the log, the same as JSON lines in the run directory, and torch's events.
+
+The file is written by a thread of its own, because a shared file system may take long and nobody should wait for it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import queue
+import threading
+from collections.abc import Mapping
+
+from slurm_elastic.rendezvous.run_events import Entry
+from slurm_elastic.rundir import RunDir, RunDirError
+
+__all__ = ["EventLog"]
+
+logger = logging.getLogger("slurm_elastic")
+
+_NOWHERE = "null"
+"""torch's handler that drops everything (elastic/events/handlers.py, 2.13)."""
+
+
+class EventLog:
+    """Where this agent's events go.
+
+    Args:
+        run_dir: its ``events/<node>.jsonl`` gets one JSON object per event: time (of this node's clock, for people),
+            event, node (that wrote it), text, and the event's own fields.
+        node: Slurm's name of this node.
+        destination: name of torch's event handler (torchrun's ``--event-log-handler``).
+    """
+
+    def __init__(self, run_dir: RunDir, node: str, destination: str = _NOWHERE) -> None:
+        self._run_dir, self._node, self._destination = run_dir, node, destination
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="slurm-elastic-events", daemon=True)
+        self._thread.start()
+
+    def add(self, entry: Entry, level: int = logging.INFO) -> None:
+        """Record one event. Returns at once."""
+        logger.log(level, "%s", entry.text)
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+        record_ = {"time": now, "event": entry.event, "node": self._node, "text": entry.text, **entry.fields}
+        self._lines.put(json.dumps(record_))
+        if self._destination != _NOWHERE:
+            _tell_torch(f"slurm_elastic.{entry.event}", record_, self._destination)
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Write out what is left, for at most `timeout` seconds."""
+        self._lines.put(None)
+        self._thread.join(timeout)
+
+    def _write(self) -> None:
+        complained = False
+        while (line := self._lines.get()) is not None:
+            try:
+                self._run_dir.append_event(self._node, line)
+            except RunDirError as error:
+                if not complained:
+                    logger.warning("events are not written: %s", error)
+                complained = True
+
+
+def _tell_torch(name: str, fields: Mapping[str, object], destination: str) -> None:
+    # A store, which has no workers, does without torch.
+    from torch.distributed.elastic.events import record
+    from torch.distributed.elastic.events.api import Event, EventMetadataValue, EventSource
+
+    metadata: dict[str, EventMetadataValue] = {
+        key: value if isinstance(value, str | int | float) else json.dumps(value) for key, value in fields.items()
+    }
+    record(Event(name, EventSource.AGENT, metadata=metadata), destination)

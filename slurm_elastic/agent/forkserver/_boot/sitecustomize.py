@@ -1,0 +1,82 @@
+"""The first code of a warm process: Python imports it in the middle of its own start.
+
+`site` imports a module of this name before the interpreter looks at its script (docs.python.org, site). The warm
+process is started exactly as a worker is, `python -u train.py ...`, with this directory in front of PYTHONPATH; here it
+stops, imports torch, and forks. What is forked returns from here, and the interpreter goes on to run the script by
+itself, as it always does. The process never gets past this point itself.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+
+_NAME = "sitecustomize"
+
+
+def _restore_path(original: str | None) -> str:
+    """Take this directory out of everything that the script could see; return the root of our package."""
+    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+    while here in sys.path:
+        sys.path.remove(here)
+    sys.path_importer_cache.pop(here, None)
+    if original is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = original
+    return os.path.abspath(os.path.join(here, *[os.pardir] * 4))  # noqa: PTH100, PTH118
+
+
+def _run_site_customization() -> BaseException | None:
+    """Run the installation's own module of this name, which ours hides; return what it raised."""
+    del sys.modules[_NAME]
+    spec = importlib.util.find_spec(_NAME)
+    if spec is None or spec.loader is None:
+        # `site` passes over exactly this error, and the import system then forgets this module.
+        return ModuleNotFoundError(f"No module named {_NAME!r}", name=_NAME)
+    sys.modules[_NAME] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        return error
+    return None
+
+
+def _wait_for_work(settings: dict[str, object], root: str) -> None:
+    """Serve the agent; return only in a worker. Leaves no trace of our package among the worker's modules."""
+    before = set(sys.modules)
+    sys.path.insert(0, root)
+    from slurm_elastic.agent.forkserver._fast_exit import Finalization
+    from slurm_elastic.agent.forkserver._import_overlap import load_libraries
+
+    finalization = Finalization()
+    read_ahead = load_libraries() if "joint" in settings else None
+    from slurm_elastic.agent.forkserver._server import Zygote
+    from slurm_elastic.agent.forkserver._shared_import import part
+
+    sys.path.remove(root)
+    if read_ahead is not None:
+        settings = part(settings, before, read_ahead)
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == "slurm_elastic":
+            del sys.modules[name]
+    Zygote(settings, finalization).serve()
+
+
+def _main() -> None:
+    settings = json.loads(os.environ.pop("SLURM_ELASTIC_WARM"))
+    root = _restore_path(settings["pythonpath"])
+    raised = _run_site_customization()
+    try:
+        _wait_for_work(settings, root)
+    except BaseException:
+        # An error that got out of here would only be printed by `site`, and the script would run in this process.
+        sys.excepthook(*sys.exc_info())
+        os._exit(70)  # EX_SOFTWARE of sysexits.h
+    if raised is not None:
+        raise raised
+
+
+_main()

@@ -1,0 +1,92 @@
+"""Whether a worker may be forked from the warm process, or has to start cold."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program
+
+__all__ = ["SWITCHED_OFF", "Launch", "is_read_at_import", "obstacle_to_any_warm_start", "obstacle_to_warm_start"]
+
+SWITCHED_OFF = "warm start is switched off"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a process is started with, besides its program."""
+
+    environment: Mapping[str, str]
+    directory: str
+    """The working directory."""
+
+
+def obstacle_to_any_warm_start(program: Program | None, *, wanted: bool) -> str:
+    """Why no worker of this program can be forked, whatever its command; empty if one can."""
+    if not wanted:
+        return SWITCHED_OFF
+    if program is None:
+        return "the entry point is not a Python script"
+    if program.interpreter != sys.executable:
+        return f"the interpreter is {program.interpreter}, that of the agent {sys.executable}"
+    return ""
+
+
+def obstacle_to_warm_start(program: Program, warm: Launch, command: Sequence[str], wanted: Launch) -> str | None:
+    """Why this command cannot be forked from a process that was started so; None if it can."""
+    if program.arguments_of(command) is None:
+        wanted_start = "a function" if _is_function(command) else repr(" ".join(command[: 1 + len(program.options)]))
+        return f"the entry point is {wanted_start}, the warm process was started for {_start(program)}"
+    if wanted.directory != warm.directory:
+        return f"the working directory is {wanted.directory}, that of the warm process {warm.directory}"
+    for name in sorted({*warm.environment, *wanted.environment}):
+        if is_read_at_import(name) and warm.environment.get(name) != wanted.environment.get(name):
+            return f"{name} is {_shown(wanted, name)} for the worker, and was {_shown(warm, name)} for the warm process"
+    return None
+
+
+def is_read_at_import(name: str) -> bool:
+    """Whether Python, the C library, torch or a library under it reads this variable when it starts, and only then."""
+    return name in _READ_AT_IMPORT or (name.startswith(_PREFIXES) and not name.startswith(_READ_LATER))
+
+
+_PREFIXES = (
+    "PYTHON",
+    "LD_",
+    "MALLOC_",
+    "LC_",
+    "TORCH",
+    "PYTORCH_",
+    "ATEN_",
+    "C10_",
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "BLIS_",
+    "NUMEXPR_",
+    "NPY_",
+)
+_READ_AT_IMPORT = frozenset({"LANG", "LANGUAGE", "TZ", "GLIBC_TUNABLES", "GOTO_NUM_THREADS"})
+_READ_LATER = (
+    # Given to each worker by the agent (agent/server/local_elastic_agent.py, _start_workers, torch 2.13).
+    "TORCHELASTIC_",
+    "TORCH_NCCL_",
+    "TORCH_ELASTIC_",
+    "TORCH_WORKER_SERVER_SOCKET",
+)
+
+
+def _is_function(command: Sequence[str]) -> bool:
+    return FUNCTION.arguments_of(command) is not None
+
+
+def _start(program: Program) -> str:
+    return "a function" if program is FUNCTION else repr(" ".join((program.interpreter, *program.options)))
+
+
+def _shown(launch: Launch, name: str) -> str:
+    value = launch.environment.get(name)
+    return "unset" if value is None else repr(value)

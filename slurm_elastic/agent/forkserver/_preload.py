@@ -1,0 +1,161 @@
+"""Imports in the warm process, and whether it may still be forked after them."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from slurm_elastic.agent.forkserver._linux import children
+
+__all__ = ["LATER", "REQUIRED", "BrokenPreloadError", "import_module", "obstacle_to_forking", "script_directory"]
+
+REQUIRED = ("torch", "torch.distributed", "torch.distributed.elastic.multiprocessing.errors")
+"""Imported before the first worker starts."""
+
+LATER = (
+    "sympy",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+)
+"""Imported when there is nothing else to do, by the successor of the warm process: what torch 2.13 imports by itself in
+a worker that makes an optimizer or a DistributedDataParallel (800 modules, longer than `import torch` itself)."""
+
+
+class BrokenPreloadError(Exception):
+    """A module cannot be imported. The message says which and why, in one line."""
+
+    def __init__(self, module: str, error: BaseException) -> None:
+        self.module = module
+        why = traceback.format_exception_only(type(error), error)[-1].strip()
+        super().__init__(f"{module} cannot be imported: {why}")
+
+
+def import_module(name: str) -> None:
+    """Import one module.
+
+    Raises:
+        BrokenPreloadError: it failed.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        raise BrokenPreloadError(name, error) from error
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def import_modules(
+    names: Sequence[str], about_to: Callable[[str], None], *, tried: bool
+) -> tuple[str | None, int | None]:
+    """Import these modules one by one.
+
+    Args:
+        names: some of `REQUIRED`, and others.
+        about_to: told each name before.
+        tried: this process was forked after those of `REQUIRED` were imported.
+
+    Returns:
+        What stands against a fork after one of them, None if nothing does; and torch's first seed, None without torch.
+
+    Raises:
+        BrokenPreloadError: one failed.
+    """
+    seed = None
+    for name in dict.fromkeys(names):
+        about_to(name)
+        import_module(name)
+        if name == "torch":
+            seed = sys.modules[name].initial_seed()
+        elif name not in REQUIRED[:-1]:
+            obstacle = obstacle_to_forking(tried=tried and name in REQUIRED)
+            if obstacle is not None:
+                return f"after importing {name} {obstacle}", seed
+    return None, seed
+
+
+def script_directory(options: list[str]) -> list[str]:
+    """What Python will put in front of sys.path for this program (docs.python.org, sys.path), for the imports here.
+
+    A script's directory may hold modules to preload, or one that hides another; the worker would find the same.
+    """
+    if getattr(sys.flags, "safe_path", False):  # Python 3.11
+        return []
+    target = Path(options[-1])
+    if "-c" in options or "-m" in options:
+        return [str(Path.cwd())] if "-m" in options else []
+    return [str(target.resolve() if target.is_dir() else target.resolve().parent)]
+
+
+def obstacle_to_forking(*, tried: bool = False) -> str | None:
+    """Why a fork of this process would not be like a fresh interpreter; None if nothing speaks against it.
+
+    Forks once to find out. Pools that know about fork end their threads at that moment (OpenBLAS does, under numpy),
+    and start them anew where they are needed; what is still there afterwards would be missing in a worker.
+
+    Args:
+        tried: this process was itself forked after all imports, and has no children yet.
+    """
+    trouble = _fork_trouble(_in_bad_fork()) if tried else _try_fork()
+    if trouble is not None:
+        return trouble
+    threads = [task for task in os.listdir("/proc/self/task") if int(task) != os.getpid()]  # noqa: PTH208
+    if threads:
+        names = sorted({_text(f"/proc/self/task/{task}/comm") for task in threads})
+        return f"threads are running: {len(threads)} named {', '.join(names)}"
+    # Looks at all processes of the machine, which takes a while.
+    if not tried and children(os.getpid()):
+        return "child processes are running"
+    if _torch_says("is_initialized"):
+        return "CUDA is initialized"
+    if any(target.startswith("/dev/nvidia") for target in _open_files()):
+        return "a GPU device is open"
+    return None
+
+
+def _try_fork() -> str | None:
+    pid = os.fork()
+    if pid == 0:
+        # torch marks a child in which CUDA cannot be used any more, also where CUDA was only asked for its devices
+        # (torch/csrc/cuda/Module.cpp, poison_fork, 2.13).
+        os._exit(_in_bad_fork())
+    _pid, status = os.waitpid(pid, 0)
+    return _fork_trouble(os.waitstatus_to_exitcode(status))
+
+
+def _in_bad_fork() -> int:
+    return 1 if _torch_says("_is_in_bad_fork") else 0
+
+
+def _fork_trouble(code: int) -> str | None:
+    if code == 0:
+        return None
+    return "CUDA was used, and cannot be used after a fork" if code == 1 else f"a forked process ended with {code}"
+
+
+def _torch_says(question: str) -> bool:
+    cuda = sys.modules.get("torch.cuda")
+    return cuda is not None and bool(getattr(cuda, question)())
+
+
+def _open_files() -> Iterator[str]:
+    for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        try:
+            yield os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
+        except FileNotFoundError:
+            continue
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except FileNotFoundError:
+        return "?"

@@ -1,0 +1,305 @@
+"""The warm process: imports, then forks workers on the agent's order, and watches over all its descendants."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slurm_elastic.agent.forkserver import _preload as preload
+from slurm_elastic.agent.forkserver import _worker_setup as worker
+from slurm_elastic.agent.forkserver._channel import Channel
+from slurm_elastic.agent.forkserver._child_reaper import Family
+from slurm_elastic.agent.forkserver._fast_exit import Finalization
+from slurm_elastic.agent.forkserver._linux import (
+    become_subreaper,
+    flush_c_streams,
+    set_parent_death_signal,
+    set_task_name,
+)
+from slurm_elastic.agent.forkserver._memfd import read_memory_file
+from slurm_elastic.agent.forkserver._standby_pool import Reserve
+
+__all__ = ["Zygote"]
+
+_IDLE_BEFORE_LATER_IMPORTS = 2.0
+"""Seconds without an order before imports that can wait: the moments around a start belong to the workers."""
+_SWEEP_AFTER_AGENT = 5.0
+"""Seconds to kill what the agent left, before this process goes too."""
+
+
+class Zygote:
+    """One warm process. `serve` returns only in a worker."""
+
+    def __init__(self, settings: Mapping[str, Any], finalization: Finalization) -> None:
+        # While the imports run nobody looks whether the agent lives.
+        set_parent_death_signal(signal.SIGKILL)
+        if os.getppid() != settings["agent"]:
+            os._exit(0)
+        self._settings = settings
+        self._channel = Channel.inherited(settings["channel"])
+        self._agent = os.pidfd_open(settings["agent"])
+        self._task_name = Path("/proc/self/comm").read_bytes().strip()
+        self._family = Family()
+        self._finalization = finalization
+        self._torch_seed: int | None = None
+        self._unconfirmed: list[tuple[int, int, int]] = []
+        self._later: list[str] = []
+        self._reserve = Reserve(0)
+        self._idle = _IDLE_BEFORE_LATER_IMPORTS
+        self._environment_by_imports: worker.Changes = {}
+        become_subreaper()
+
+    def serve(self) -> None:
+        """Import, then work for the agent until it is gone; return in every worker that is to run the program."""
+        if self._settings["warm"]:
+            self._warm_up()
+        else:
+            self._tell(state="cold")
+        set_task_name(b"slurm-elastic-w")
+        while not self._work():
+            self._import_later()
+
+    def _work(self) -> bool:
+        """Return in forked processes only: True in a worker, False in the successor."""
+        self._family.watch()
+        # From here on the agent's end is seen at once, and there is something to do about it before going.
+        set_parent_death_signal(0)
+        waiting = select.poll()
+        for descriptor in (self._channel.fileno(), self._agent, self._family.fileno()):
+            waiting.register(descriptor, select.POLLIN)
+        idle_since = time.monotonic()
+        while True:
+            ready = {descriptor for descriptor, _events in waiting.poll(self._patience(idle_since))}
+            if self._agent in ready:
+                self._end()
+            if self._family.fileno() in ready or self._family.seconds_to_scan() == 0:
+                self._report_exits()
+            if self._channel.fileno() in ready:
+                if self._obey():
+                    return True
+            else:
+                self._confirm()
+            if ready:
+                idle_since = time.monotonic()
+            elif self._reserve.wanted:
+                # If it fails, the order will find out.
+                with contextlib.suppress(OSError):
+                    if self._fork_one():
+                        return True
+            elif self._later and time.monotonic() - idle_since >= self._idle and self._bear():
+                return False
+
+    def _patience(self, idle_since: float) -> float | None:
+        """How long to wait for something to happen, in ms; None for ever."""
+        if self._unconfirmed or self._reserve.wanted:
+            return 0
+        scan = self._family.seconds_to_scan()
+        imports = idle_since + self._idle - time.monotonic() if self._later else None
+        seconds = [wait for wait in (scan, imports) if wait is not None]
+        return max(0.0, min(seconds)) * 1000 if seconds else None
+
+    # Imports
+
+    def _warm_up(self) -> None:
+        before = self._settings.get("environment") or dict(os.environ)
+        directory = preload.script_directory(self._settings["options"])
+        sys.path[:0] = directory
+        state = {"state": "warm"}
+        try:
+            obstacle, self._torch_seed = preload.import_modules(
+                [*preload.REQUIRED, *self._settings["preload"]],
+                lambda name: self._tell(state="importing", module=name),
+                tried="joint" in self._settings,
+            )
+        except preload.BrokenPreloadError as error:
+            # A worker that is started cold tells of a torch that is broken itself, or does without.
+            broken = error.module in self._settings["preload"]
+            state = {"state": "broken" if broken else "cold", "module": error.module, "reason": str(error)[:8000]}
+        else:
+            self._later = [*preload.LATER]
+            if obstacle is not None:
+                state = {"state": "cold", "reason": obstacle}
+            else:
+                self._reserve = Reserve(self._settings.get("workers", 0))
+        del sys.path[: len(directory)]
+        self._task_name = Path("/proc/self/comm").read_bytes().strip()
+        self._environment_by_imports = worker.changes(before, dict(os.environ))
+        flush_c_streams()
+        self._keep_imports()
+        self._tell(**state)
+
+    def _keep_imports(self) -> None:
+        """Do once what is the same in all workers, each of which would have to copy the memory that it touches."""
+        self._finalization.note_modules()
+        importlib.invalidate_caches()
+        gc.freeze()
+
+    # The successor
+
+    def _bear(self) -> bool:
+        """Fork the process that will start the workers of later rounds, while this one keeps those that run.
+
+        It imports what can wait, which takes longer than a round change may: meanwhile this process is there for that.
+        True in the successor.
+        """
+        names, self._later = self._later, []
+        self._reserve.dismiss()
+        near_end, far_end = Channel.pair()
+        me = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:
+            # Whoever is short of processes needs them for something else.
+            return False
+        if pid == 0:
+            os.setsid()
+            set_parent_death_signal(signal.SIGKILL)
+            if os.getppid() != me:
+                os._exit(0)
+            become_subreaper()
+            self._family.forget()
+            self._family = Family()
+            self._channel.close()
+            near_end.close()
+            self._channel, self._later = far_end, names
+            return True
+        self._family.successor = pid
+        handle = os.pidfd_open(pid)
+        with contextlib.suppress(OSError):
+            self._channel.send({"state": "successor", "pid": pid}, [near_end.fileno(), handle])
+        os.close(handle)
+        near_end.close()
+        far_end.close()
+        return False
+
+    def _import_later(self) -> None:
+        """In the successor: get ready, or go if no workers could be forked from it then."""
+        try:
+            for name in self._later:
+                preload.import_module(name)
+        except preload.BrokenPreloadError:
+            os._exit(0)
+        if preload.obstacle_to_forking() is not None:
+            os._exit(0)
+        self._later = []
+        self._keep_imports()
+        # From now on it outlives the process that it was forked from.
+        set_parent_death_signal(0)
+        self._tell(state="complete")
+
+    # Orders
+
+    def _obey(self) -> bool:
+        """Carry out the next order; True in a process that is to become a worker."""
+        received = self._channel.receive()
+        if received is None:
+            self._end()
+            raise AssertionError
+        order, descriptors = received
+        if order["order"] == "start":
+            return self._start(order, descriptors)
+        if order["order"] == "import":
+            self._idle = 0.0
+        if order["order"] == "sweep":
+            left = self._sweep(order["seconds"])
+            self._tell(state="swept", left=left)
+        return False
+
+    def _start(self, order: dict[str, Any], descriptors: Sequence[int]) -> bool:
+        refusals, refusal = os.pipe()
+        handed = [refusal, *descriptors]
+        pid = self._reserve.take(order, handed)
+        if pid is None:
+            try:
+                if self._fork_one(refusals, *handed, *(other for _rank, _pid, other in self._unconfirmed)):
+                    return True
+                pid = self._reserve.take(order, handed)
+                os.write(refusal, b"" if pid else b"it was killed")
+            except OSError as error:
+                os.write(refusal, str(error).encode())
+        for descriptor in handed:
+            os.close(descriptor)
+        if pid is not None:
+            self._family.add(pid)
+        self._unconfirmed.append((order["rank"], pid or -1, refusals))
+        return False
+
+    def _fork_one(self, *not_inherited: int) -> bool:
+        """Fork one for the reserve; True there, once it has an order. Raises OSError."""
+        self._reserve.wanted = max(0, self._reserve.wanted - 1)
+        near_end, far_end = Channel.pair()
+        me = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            with worker.errors_to(None):
+                near_end.close()
+                self._reserve.dismiss()
+                for descriptor in (self._agent, *not_inherited):
+                    os.close(descriptor)
+                worker.enter_own_session(me)
+                self._family.forget()
+                self._channel.close()
+                order, (refusal, *descriptors) = far_end.receive() or os._exit(0)
+                far_end.close()
+            with worker.errors_to(refusal):
+                self._become_worker(order, descriptors)
+            os.close(refusal)
+            return True
+        far_end.close()
+        self._reserve.add(pid, near_end)
+        return False
+
+    def _confirm(self) -> None:
+        """Tell what became of starts, once no more are ordered: the forked processes get ready side by side."""
+        for rank, pid, refusals in self._unconfirmed:
+            with os.fdopen(refusals, "rb") as reasons:
+                refused = reasons.read().decode()
+            self._tell(state="refused" if refused else "started", rank=rank, pid=pid, reason=refused)
+        self._unconfirmed.clear()
+
+    def _become_worker(self, order: dict[str, Any], descriptors: Sequence[int]) -> None:
+        order |= json.loads(read_memory_file(descriptors[0]))
+        streams = dict(zip(order["streams"], descriptors[1:], strict=True))
+        extra = worker.place_descriptors(streams)
+        environment = order["environment"] | extra
+        if order["how"] == "exec":
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._settings["signal_mask"])
+            os.chdir(order["directory"])
+            worker.execute(order["execute"], environment)
+        worker.change(environment, self._environment_by_imports)
+        worker.become_fresh_interpreter(order, environment, streams, self._task_name, self._torch_seed)
+        self._finalization.inherit()
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._settings["signal_mask"])
+
+    # What becomes of workers
+
+    def _report_exits(self) -> None:
+        for pid, code in self._family.exits():
+            self._tell(state="exited", pid=pid, code=code)
+
+    def _sweep(self, seconds: float) -> list[int]:
+        self._reserve.dismiss()
+        return self._family.sweep(seconds, self._report_exits)
+
+    def _end(self) -> None:
+        """The agent is gone: so go its workers, and this process."""
+        with contextlib.suppress(OSError):
+            self._sweep(_SWEEP_AFTER_AGENT)
+        os._exit(0)
+
+    def _tell(self, **message: Any) -> None:
+        try:
+            self._channel.send(message)
+        except OSError:
+            if message["state"] != "exited":
+                self._end()

@@ -1,0 +1,165 @@
+"""Where the agent and the warm process part, if torch is imported once for both (see `joint`)."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from slurm_elastic.agent.forkserver import _import_overlap as ahead
+from slurm_elastic.agent.forkserver import _preload as preload
+from slurm_elastic.agent.forkserver._bytecode_prefetch import ReadAhead
+from slurm_elastic.agent.forkserver._channel import Channel
+from slurm_elastic.agent.forkserver._linux import flush_c_streams, set_task_name
+from slurm_elastic.agent.forkserver._memfd import read_memory_file
+from slurm_elastic.agent.forkserver._proc_title import set_title
+from slurm_elastic.agent.forkserver._replacement import Successor
+from slurm_elastic.agent.forkserver.client import WarmProcess
+from slurm_elastic.agent.forkserver.worker_command import Program
+
+__all__ = ["part"]
+
+_THREADS_END = 0.1
+"""Seconds until a thread that has ended is not seen any more."""
+
+
+def part(settings: dict[str, Any], there: set[str], read_ahead: ReadAhead) -> dict[str, Any]:
+    """Return the settings of the warm process, in the warm process. The agent never returns.
+
+    Args:
+        settings: those that `joint` gave.
+        there: the modules that were there before anything was imported for torch or the agent.
+        read_ahead: what was read of torch.
+    """
+    before = dict(os.environ)
+    # What is broken is told by the agent as without this.
+    pid, ends = _fork(settings) if _import_required(settings, there, read_ahead) else (-1, None)
+    gc.enable()
+    if pid == 0:
+        assert ends is not None
+        return _warm_settings(settings, before, *ends)
+    code = 1
+    try:
+        code = _go_on(settings, before, _child(pid, *ends) if ends is not None and pid > 0 else None)
+    except SystemExit as end:
+        code = _exit_code(end)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        _end(code)
+    raise AssertionError
+
+
+def _import_required(settings: dict[str, Any], there: set[str], read_ahead: ReadAhead) -> bool:
+    """Import what both need.
+
+    Returns:
+        False if the warm process has to be started on its own: torch cannot be imported, or workers would find one of
+        these modules beside their script.
+    """
+    try:
+        for name in preload.REQUIRED:
+            preload.import_module(name)
+        beside = [
+            entry.name for directory in preload.script_directory(settings["options"]) for entry in os.scandir(directory)
+        ]
+    except (ImportError, OSError, preload.BrokenPreloadError):
+        return False
+    finally:
+        read_ahead.close()
+    imported = {name.partition(".")[0] for name in set(sys.modules) - there} - ahead.AGENT_PACKAGES
+    return imported.isdisjoint(name.partition(".")[0] for name in beside)
+
+
+def _fork(settings: dict[str, Any]) -> tuple[int, tuple[Channel, Channel] | None]:
+    """What os.fork returns, -1 if it failed, and both ends of the line between agent and warm process."""
+    ends = Channel.pair()
+    gc.freeze()
+    flush_c_streams()
+    # The warm process never takes a signal, see WarmProcess.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    settings["agent"] = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError:
+        pid = -1
+    if pid != 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return pid, ends
+
+
+def _warm_settings(
+    settings: dict[str, Any], before: dict[str, str], near_end: Channel, far_end: Channel
+) -> dict[str, Any]:
+    near_end.close()
+    # As when it is executed on its own (subprocess, close_fds and start_new_session).
+    for descriptor in settings["inherited"]:
+        os.close(descriptor)
+    os.setsid()
+    ahead.forget_agent()
+    return {**settings, "channel": far_end.detach(), "environment": before}
+
+
+def _child(pid: int, near_end: Channel, far_end: Channel) -> Successor | None:
+    """The warm process; None if threads were running, which are missing there."""
+    far_end.close()
+    child = Successor(pid, near_end.detach(), os.pidfd_open(pid))
+    # Pools that know about fork end their threads at that moment.
+    end = time.monotonic() + _THREADS_END
+    while len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
+        if time.monotonic() > end:
+            child.kill()
+            child.wait()
+            child.channel.close()
+            return None
+        time.sleep(0.001)
+    return child
+
+
+def _go_on(settings: dict[str, Any], before: dict[str, str], child: Successor | None) -> int:
+    """Be the agent, in the circumstances that it was started in; returns its exit code."""
+    state = json.loads(read_memory_file(settings["joint"]))
+    by_imports = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    os.environ.clear()
+    os.environ.update({**state["environment"], **by_imports})
+    sys.path[:], sys.argv[:], sys.orig_argv[:] = state["path"], state["argv"], state["orig_argv"]
+    set_task_name(state["name"].encode())
+    set_title(" ".join(state["orig_argv"]), "SLURM_ELASTIC_WARM")
+    warm = None
+    if child is not None:
+        interpreter, options, arguments = state["program"]
+        program = Program(interpreter, tuple(options), tuple(arguments))
+        warm = WarmProcess.adopt(child, program, settings["preload"], state["known"])
+    module, _colon, function = state["go_on"].partition(":")
+    go_on: Callable[[list[str], WarmProcess | None, list[int]], int] = getattr(
+        importlib.import_module(module), function
+    )
+    return go_on(state["arguments"], warm, settings["signal_mask"])
+
+
+def _exit_code(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    print(end.code, file=sys.stderr)
+    return 1
+
+
+def _end(code: int) -> None:
+    """End as Python does (Python/pylifecycle.c, Py_FinalizeEx, 3.11); by itself it would now run the script."""
+    with contextlib.suppress(Exception):
+        vars(threading)["_shutdown"]()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    flush_c_streams()
+    os._exit(code)

@@ -1,0 +1,300 @@
+"""The agent's handle of its warm process. Needs no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slurm_elastic.agent.forkserver._channel import Channel
+from slurm_elastic.agent.forkserver._fork_eligibility import Launch, obstacle_to_any_warm_start, obstacle_to_warm_start
+from slurm_elastic.agent.forkserver._linux import become_subreaper
+from slurm_elastic.agent.forkserver._orphans import kill_orphans
+from slurm_elastic.agent.forkserver._protocol import Order, StartInterruptedError, State
+from slurm_elastic.agent.forkserver._replacement import Former, Successor
+from slurm_elastic.agent.forkserver._spawn import spawn
+from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program, worker_environment
+from slurm_elastic.errors import UsageError
+
+__all__ = ["WarmProcess"]
+
+_LAST_STEPS = 10.0
+"""Seconds that the warm process is given to kill what is left and go, once the agent has hung up."""
+
+
+class WarmProcess:
+    """One process that starts all workers of this node. To be used from one thread, the main thread."""
+
+    def __init__(
+        self,
+        program: Program | None,
+        preload: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        warm: bool,
+        found: Successor | None = None,
+    ) -> None:
+        self._program = program
+        self._preload = tuple(preload)
+        self._launch = Launch(dict(environment), str(Path.cwd()))
+        self.exit_codes: dict[int, int] = {}
+        """Exit codes, or minus signal numbers, of workers by pid; a caller takes out what it has seen."""
+        self.complete = False
+        """Whether workers are started with also that imported what can wait until there is nothing else to do."""
+        self.reason = ""
+        """Why the state is what it is, where that is not plain."""
+        self.state = State.IMPORTING
+        self._given_up = obstacle_to_any_warm_start(program, wanted=warm)
+        self._process: subprocess.Popen[bytes] | Successor
+        self._successor: Successor | None = None
+        self._former = Former()
+        if found is None:
+            self._channel, self._process = self._spawn()
+        else:
+            assert program is not None
+            self._set_out(program)
+            self._channel, self._process = found.channel, found
+
+    @classmethod
+    def start(
+        cls,
+        program: Program | None,
+        *,
+        warm: bool = True,
+        preload: Sequence[str] = (),
+        local_world_size: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> WarmProcess:
+        """Start it; returns at once, while it imports.
+
+        Call this as early as possible, from the main thread, which has to live as long as workers shall.
+        This process becomes a subreaper (prctl(2)): what the warm process leaves when it is killed stays in reach.
+
+        Args:
+            program: What the workers will run; None if that is not a Python script.
+            warm: False to start all workers cold.
+            preload: Modules to import besides torch.
+            local_world_size: Workers on this node; see `worker_environment`.
+            environment: What the workers' environment will be, as far as known now; default: this process's.
+        """
+        known = worker_environment(os.environ if environment is None else environment, local_world_size)
+        become_subreaper()
+        return cls(program, preload, known, warm=warm)
+
+    @classmethod
+    def adopt(
+        cls, child: Successor, program: Program, preload: Sequence[str], environment: Mapping[str, str]
+    ) -> WarmProcess:
+        """Take over one that was forked from this very process, before this became the agent.
+
+        Args:
+            child: the process.
+            program: see `start`.
+            preload: see `start`; it was given the same.
+            environment: what was in force when torch was imported.
+        """
+        become_subreaper()
+        return cls(program, preload, environment, warm=True, found=child)
+
+    @property
+    def program(self) -> Program | None:
+        """What it was started for."""
+        return self._program
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """Readable when `read` would learn something: progress, a worker's exit, its own death.
+
+        Changes in `renew` and `revive`.
+        """
+        return self._channel.fileno()
+
+    def read(self) -> None:
+        """Take in what it reported; never waits."""
+        while self.state is not State.DEAD and self._channel.readable():
+            self._take(self._channel.receive())
+
+    def wait_ready(self, timeout: float, should_stop: Callable[[], bool] | None = None) -> bool:
+        """Until it has imported everything, or never will; False if that took longer.
+
+        Args:
+            timeout: Seconds.
+            should_stop: Asked every 0.1 s.
+
+        Raises:
+            StartInterruptedError: `should_stop` said so.
+        """
+        return self._wait(lambda: self.state is not State.IMPORTING, timeout, should_stop)
+
+    def import_all(self, timeout: float, should_stop: Callable[[], bool] | None = None) -> None:
+        """Import now what can wait too, for at most so many seconds.
+
+        Raises:
+            StartInterruptedError: `should_stop` said so.
+        """
+        if self.wait_ready(timeout, should_stop) and self.state is State.WARM:
+            self._send({"order": "import"})
+            self._wait(lambda: self._successor is not None and self._successor.channel.readable(), timeout, should_stop)
+
+    def check_preload(self) -> None:
+        """Raise what a person has to mend.
+
+        Raises:
+            UsageError: a module of `preload` cannot be imported.
+        """
+        self.read()
+        if self.state is State.BROKEN:
+            raise UsageError(f"--preload: {self.reason}; install it for {self._launched.interpreter} or leave it out")
+
+    def obstacle(self, command: Sequence[str], environment: Mapping[str, str]) -> str | None:
+        """Why this command has to start cold; None if it can start warm."""
+        if self._given_up or self._program is None:
+            return self._given_up
+        if self.state is not State.WARM:
+            return self.reason or "the warm process is not ready"
+        return obstacle_to_warm_start(self._program, self._launch, command, Launch(environment, str(Path.cwd())))
+
+    def renew(self) -> None:
+        """Go over to the successor if that has imported everything, and no workers are left of a round before."""
+        self.read()
+        successor = self._successor
+        if successor is None or self._sessions or self.state is not State.WARM or not successor.channel.readable():
+            return
+        self._successor = None
+        if successor.channel.receive() is None:
+            # It cannot be forked with all that it has imported. The one that can stays.
+            successor.channel.close()
+            self._former.add(successor)
+            return
+        self._channel.close()
+        self._former.add(self._process)
+        self._channel, self._process = successor.channel, successor
+        self.complete = True
+
+    def revive(self) -> None:
+        """Replace it, if it died, by one that starts workers cold."""
+        self.read()
+        if self.state is State.DEAD:
+            self._given_up = self.reason
+            self._channel.close()
+            self._channel, self._process = self._spawn()
+
+    def start_workers(
+        self, orders: Sequence[Order], *, warm: bool, should_stop: Callable[[], bool] | None = None
+    ) -> dict[int, int]:
+        """Start them and return their pids by local rank.
+
+        Raises:
+            OSError: one could not be started; those that were run on.
+            StartInterruptedError: `should_stop` said so, asked every 0.1 s.
+        """
+        self._pids: dict[int, int] = {}
+        self._refused = ""
+        for order in orders:
+            with order.described("fork" if warm else "exec") as details:
+                self._send({"order": "start", "rank": order.rank}, [details, *order.descriptors.values()])
+        self._wait(lambda: self._refused != "" or len(self._pids) == len(orders), None, should_stop)
+        if self._refused or self.state is State.DEAD:
+            raise OSError(self._refused or self.reason)
+        self._former.reap(_LAST_STEPS)
+        return self._pids
+
+    def sweep(self, timeout: float) -> list[int]:
+        """Kill all workers and all their descendants.
+
+        Returns:
+            The processes that would not end within `timeout` seconds (uninterruptible sleep).
+        """
+        self._left: list[int] | None = None
+        self._send({"order": "sweep", "seconds": timeout})
+        answered = self._wait(lambda: self._left is not None, timeout + 1.0, None)
+        return (self._left or []) if answered else [self.pid]
+
+    def close(self) -> None:
+        """End it with everything that it started."""
+        self._channel.close()
+        self._drop_successor()
+        self._former.add(self._process)
+        self._former.reap(_LAST_STEPS)
+        self.state = State.DEAD
+
+    def _spawn(self) -> tuple[Channel, subprocess.Popen[bytes]]:
+        self._set_out(FUNCTION if self._program is None or self._given_up else self._program)
+        return spawn(self._launched, self._launch.environment, self._preload, warm=not self._given_up)
+
+    def _set_out(self, program: Program) -> None:
+        self._launched = program
+        self._sessions: set[int] = set()
+        self._module = "Python"
+        self.state = State.IMPORTING
+
+    def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        # If it is gone, reading will find out.
+        with contextlib.suppress(OSError):
+            self._channel.send(message, descriptors)
+
+    def _wait(
+        self, happened: Callable[[], bool], timeout: float | None, should_stop: Callable[[], bool] | None
+    ) -> bool:
+        end = None if timeout is None else time.monotonic() + timeout
+        self.read()
+        while not happened() and self.state is not State.DEAD:
+            left = 0.1 if end is None else min(0.1, end - time.monotonic())
+            if left < 0:
+                return False
+            if should_stop is not None and should_stop():
+                raise StartInterruptedError
+            if self._channel.readable(left):
+                self._take(self._channel.receive())
+        return True
+
+    def _take(self, received: tuple[dict[str, Any], list[int]] | None) -> None:
+        if received is None:
+            self._bury()
+            return
+        message, descriptors = received
+        match message["state"]:
+            case "importing":
+                self._module = message["module"]
+            case "warm" | "cold" | "broken" as state:
+                self.state = State(state)
+                self.reason = message.get("reason", "")
+            case "successor":
+                self._successor = Successor(message["pid"], *descriptors)
+            case "started":
+                self._pids[message["rank"]] = message["pid"]
+                self._sessions.add(message["pid"])
+            case "refused":
+                self._refused = message["reason"]
+            case "exited":
+                self.exit_codes[message["pid"]] = message["code"]
+            case "swept":
+                self._left = message["left"]
+                self._sessions.clear()
+
+    def _bury(self) -> None:
+        """It died, and by its death the kernel killed its workers; kill what those left, which is ours to reap now."""
+        self._drop_successor()
+        code = self._process.wait()
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        while_importing = f" while it imported {self._module}" if self.state is State.IMPORTING else ""
+        self.state = State.DEAD
+        self.reason = f"the warm process died ({how}){while_importing}"
+        codes = kill_orphans(self._sessions, _LAST_STEPS)
+        for pid in self._sessions:
+            self.exit_codes[pid] = codes.get(pid, self.exit_codes.get(pid, -signal.SIGKILL))
+
+    def _drop_successor(self) -> None:
+        if self._successor is not None:
+            self._successor.channel.close()
+            self._former.add(self._successor)
+            self._successor = None

@@ -1,0 +1,112 @@
+"""The health port of one agent, from before its first rendezvous to its last moment."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+
+from slurm_elastic.agent.health._agent_pages import NodePages
+from slurm_elastic.agent.health._config import HealthSettings, listen
+from slurm_elastic.agent.health._routes import Refused
+from slurm_elastic.agent.health._server import HealthServer
+from slurm_elastic.agent.health._state import Snapshot
+from slurm_elastic.agent.health._status_reporter import Reporter
+from slurm_elastic.errors import SlurmElasticError
+from slurm_elastic.rundir import RunDir
+
+__all__ = ["Health", "health_port"]
+
+logger = logging.getLogger("slurm_elastic")
+
+_TIMEOUT = 60
+"""Seconds without a sign of life, as torch's agent asks of its server (local_elastic_agent.py, 2.13)."""
+_CLOSE_TIMEOUT = 2.0
+
+
+class Health:
+    """What the agent has to do with its health port.
+
+    Attributes:
+        reporter: to be told what happens.
+        pages: to be told what to look up.
+    """
+
+    def __init__(self, reporter: Reporter) -> None:
+        self.reporter = reporter
+        self.pages = NodePages(reporter)
+
+
+@contextlib.contextmanager
+def health_port(settings: HealthSettings | None, run_dir: RunDir, snapshot: Snapshot) -> Iterator[Health]:
+    """Keep the port open.
+
+    Where it is, is published in the run directory, in the format of Prometheus' file_sd_configs, and withdrawn at the
+    end. That and the token's file are the work of a thread: a shared file system may take long.
+
+    Args:
+        settings: None for no port.
+        run_dir: opened.
+        snapshot: of the agent as it begins.
+
+    Raises:
+        UsageError: see `listen`.
+    """
+    health = Health(Reporter(snapshot))
+    try:
+        if settings is None:
+            yield health
+            return
+        listener = listen(settings)
+        server = HealthServer(
+            health.pages.last_progress, listener, _TIMEOUT, health.pages, protected=settings.protected
+        )
+        server.start()
+        publication = _Publication(settings, run_dir, snapshot, server)
+        try:
+            yield health
+        finally:
+            health.pages.close()
+            publication.withdraw()
+            server.stop()
+    finally:
+        health.reporter.close()
+
+
+class _Publication:
+    def __init__(self, settings: HealthSettings, run_dir: RunDir, snapshot: Snapshot, server: HealthServer) -> None:
+        self._settings, self._run_dir, self._snapshot, self._server = settings, run_dir, snapshot, server
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._publish, name="slurm-elastic-health-file", daemon=True)
+        self._thread.start()
+
+    def withdraw(self) -> None:
+        self._over.set()
+        self._thread.join(_CLOSE_TIMEOUT)
+
+    def _publish(self) -> None:
+        node, job = self._snapshot.node, self._snapshot.job
+        host = _host(self._settings.bind, node)
+        group = {"targets": [f"{host}:{self._server.port}"], "labels": {"slurm_job": job}}
+        try:
+            token = self._settings.token
+            self._server.token = token if token is not None else self._run_dir.health_token()
+        except SlurmElasticError as error:
+            self._server.token = Refused(str(error))
+        try:
+            self._run_dir.publish_health(node, job, json.dumps([group]).encode() + b"\n")
+            self._over.wait()
+            self._run_dir.withdraw_health(node, job)
+        except SlurmElasticError as error:
+            logger.warning("where the health port is (%s:%d) is not published: %s", host, self._server.port, error)
+
+
+def _host(bind: str, node: str) -> str:
+    address = ipaddress.ip_address(bind)
+    if address.is_unspecified:
+        return node if node != "localhost" else socket.gethostname()
+    return f"[{address}]" if address.version == 6 else str(address)

@@ -1,0 +1,299 @@
+"""Runs the agent of this node from its settings to its exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+
+from slurm_elastic.agent.abandoned import end_abandoned_job, has_lost_batch_script, stands_for_job
+from slurm_elastic.agent.asker import is_asker
+from slurm_elastic.agent.elastic_agent import SlurmElasticAgent
+from slurm_elastic.agent.event_log import EventLog
+from slurm_elastic.agent.forkserver import StartInterruptedError, WarmProcess
+from slurm_elastic.agent.giving_up import end_given_up, is_known_done
+from slurm_elastic.agent.health import Health, Snapshot, health_port
+from slurm_elastic.agent.held import cancel_held_elements
+from slurm_elastic.agent.inquiry import Inquiry
+from slurm_elastic.agent.leader_node import require_known
+from slurm_elastic.agent.outcome import AgentOutcome
+from slurm_elastic.agent.requeue import VERDICT_VARIABLE, notice_record, settle
+from slurm_elastic.agent.root_cause import root_cause
+from slurm_elastic.agent.settings import AgentSettings
+from slurm_elastic.agent.signals import record_signals
+from slurm_elastic.agent.watchdog import Hang, Watchdog, make_pipe
+from slurm_elastic.agent.worker_processes import worker_starter
+from slurm_elastic.errors import ExitCode
+from slurm_elastic.rendezvous.connect import Seat, connect
+from slurm_elastic.rendezvous.membership import Decision
+from slurm_elastic.rendezvous.options import RendezvousOptions
+from slurm_elastic.rendezvous.records.api import Records, RecordsInterruptedError
+from slurm_elastic.rendezvous.records.open import open_records
+from slurm_elastic.rendezvous.run_events import Entry, describe
+from slurm_elastic.rendezvous.thread import Coordination
+from slurm_elastic.rendezvous.torch_handler import SlurmRendezvousHandler
+from slurm_elastic.rundir import JobRecords, RunDirError, incarnation
+from slurm_elastic.slurm import Controller, Finding, choose_address, gather_facts
+
+__all__ = ["launch"]
+
+logger = logging.getLogger("slurm_elastic")
+
+_GET_READY = 15.0
+"""Seconds that a node which joins a living run may take for imports before it does."""
+_REQUEUE_WAIT = 30.0
+"""Seconds that an agent whose part is over waits for a slurmctld that does not answer."""
+_LAST_LOOKS = 6
+"""How often it looks, every five seconds, whether the node of its batch script is there."""
+
+
+def launch(settings: AgentSettings, warm: WarmProcess) -> ExitCode:
+    """Take part in the run until it ends or this agent has to leave.
+
+    Args:
+        settings: with the run directory opened.
+        warm: the process that starts the workers.
+
+    Raises:
+        UsageError: something that a person has to mend; nothing was started.
+        RecordsError: the records of the run cannot be read; nothing was started.
+    """
+    # A requeued element of an array joins the living run; a requeued allocation reads nothing of its predecessor.
+    scope = incarnation(settings.run_id, 0 if settings.shared else settings.restart_count)
+    limit = RendezvousOptions.from_config(settings.launch_config.rdzv_configs).etcd_limit
+    told_to_go = record_signals().first
+    try:
+        records = open_records(
+            settings.run_dir, scope, settings.etcd, limit=limit, interrupted=lambda: told_to_go() is not None
+        )
+        with contextlib.closing(records):
+            return _take_part(settings, warm, records)
+    except RecordsInterruptedError:
+        logger.info("%s got %s while it waited for etcd", settings.node, told_to_go())
+        return ExitCode.LEFT
+
+
+def _take_part(settings: AgentSettings, warm: WarmProcess, records: Records) -> ExitCode:
+    if records.is_done():
+        logger.info("run %s is finished already: nothing to do", settings.run_id)
+        return ExitCode.FINISHED
+    with health_port(settings.health, settings.run_dir, _snapshot(settings)) as health:
+        return _supervise(settings, records, warm, health)
+
+
+def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, health: Health) -> ExitCode:
+    config = settings.launch_config
+    seat = _seat(settings, records)
+    events = EventLog(settings.run_dir, settings.node, config.event_log_handler)
+
+    def journal(decision: Decision) -> None:
+        entry = describe(decision)
+        if entry is not None:
+            events.add(entry)
+
+    def hung(hang: Hang) -> None:
+        health.reporter.hung(killed=hang.killed is not None)
+        events.add(_hung(settings.node, hang), logging.WARNING)
+
+    coordination = connect(seat, journal, can_hold=True)
+    health.pages.leadership = lambda: (
+        settings.node if coordination.leads else coordination.leader_address(),
+        coordination.leads,
+    )
+    health.pages.rejected = coordination.rejected
+    # The leader knows of this agent from now on, and lets others that come about now wait for it.
+    _get_ready(settings, warm, coordination)
+    handler = SlurmRendezvousHandler(seat, coordination)
+    spec = WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        entrypoint=settings.entrypoint,
+        args=settings.args,
+        rdzv_handler=handler,
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        local_addr=config.local_addr,
+        event_log_handler=config.event_log_handler,
+        numa_options=config.numa_options,
+        duplicate_stdout_filters=config.duplicate_stdout_filters,
+        duplicate_stderr_filters=config.duplicate_stderr_filters,
+        virtual_local_rank=config.virtual_local_rank,
+    )
+    assert config.logs_specs is not None
+    inquiry = _inquiry(settings, lambda: agent.last_checkpoint())
+    pipe = make_pipe(os.environ) if settings.watchdog else None
+    health.pages.watchdog = watchdog = Watchdog(pipe, hung, settings.hang_timeout) if pipe is not None else None
+    agent = SlurmElasticAgent(
+        spec,
+        config.logs_specs,
+        seat,
+        coordination,
+        record_signals(),
+        inquiry,
+        worker_starter(warm, config.logs_specs, config.log_line_prefix_template),
+        health.reporter,
+        watchdog=watchdog,
+        shutdown_timeout=30 if config.shutdown_timeout is None else config.shutdown_timeout,
+        worker_signal=settings.worker_signal,
+    )
+    health.pages.progress = agent.progress
+    try:
+        outcome = agent.supervise()
+    finally:
+        health.reporter.over()
+        inquiry.close()
+        coordination.stop()
+    if outcome.exit_code is ExitCode.LEFT and is_known_done(records):
+        # The leader recorded the end, and went before it could tell this agent.
+        outcome = AgentOutcome(ExitCode.FINISHED)
+    _say_goodbye(outcome, seat, coordination.leads, events)
+    events.close()
+    if outcome.exit_code is ExitCode.LEFT and inquiry.asks:
+        if not _requeue(settings):
+            end_given_up(settings, seat, coordination, record_signals(), spares_go_on=True)
+    elif outcome.gave_up:
+        end_given_up(settings, seat, coordination, record_signals())
+    elif (
+        outcome.exit_code is not ExitCode.LEFT
+        and settings.job is not None
+        and (coordination.leads or stands_for_job(settings.job, settings.agent, agent.last_place))
+    ):
+        # The leader goes last.
+        if outcome.exit_code is ExitCode.FINISHED:
+            cancel_held_elements(settings.job, Controller(), logger.info)
+        end_abandoned_job(settings.job, os.environ, Controller(), record_signals().fd, logger.info)
+    return outcome.exit_code
+
+
+def _get_ready(settings: AgentSettings, warm: WarmProcess, coordination: Coordination) -> None:
+    """Import what can be imported before this node joins a run whose workers train, and stand still when it does."""
+    if settings.shared and settings.run_dir.last_round() is not None:
+        with contextlib.suppress(StartInterruptedError):
+            warm.import_all(_GET_READY, lambda: record_signals().first() is not None or coordination.has_word)
+
+
+def _inquiry(settings: AgentSettings, checkpoint: Callable[[], int | None]) -> Inquiry:
+    job, meaning = settings.job, settings.patience.meaning
+    if job is None:
+        return Inquiry(record_signals(), None, meaning)
+    records = JobRecords(settings.run_dir, job.job_id)
+
+    def write(signals: Sequence[signal.Signals], finding: Finding) -> None:
+        try:
+            records.publish_notice(job.restart_count, notice_record(signals, finding, checkpoint()))
+        except RunDirError as error:
+            logger.warning("the notice is not written down: %s", error)
+
+    def asks() -> bool:
+        return is_asker(settings.run_dir, job, settings.agent)
+
+    return Inquiry(record_signals(), job, meaning, Controller(), write, asks)
+
+
+def _requeue(settings: AgentSettings) -> bool:
+    """Do at the end of a job what its batch script does not.
+
+    Returns:
+        Whether the job will start again, or its batch script sees to its end.
+    """
+    job, controller = settings.job, Controller()
+    if job is None or (
+        VERDICT_VARIABLE in os.environ and not has_lost_batch_script(job, os.environ, controller, _LAST_LOOKS)
+    ):
+        return True
+    try:
+        if settle(
+            settings.run_dir,
+            job,
+            ExitCode.LEFT,
+            controller=controller,
+            patience=settings.patience,
+            failed=False,
+            say=logger.info,
+            others_go_on=True,
+            wait=_REQUEUE_WAIT,
+        ):
+            return True
+    except RunDirError as error:
+        logger.warning("not requeued: %s", error)
+    return not has_lost_batch_script(job, os.environ, controller, _LAST_LOOKS)
+
+
+def _say_goodbye(outcome: AgentOutcome, seat: Seat, leads: bool, events: EventLog) -> None:
+    level = logging.ERROR if outcome.exit_code in (ExitCode.FAILED, ExitCode.FENCED) else logging.INFO
+    if outcome.failure is None:
+        if outcome.detail:
+            fields: dict[str, object] = {"exit_code": int(outcome.exit_code)}
+            events.add(Entry("agent_ended", f"{seat.node} ends: {outcome.detail}", fields), level)
+    elif leads:
+        # The leader goes last, so this is the last that an agent says; the batch script repeats it after srun's words.
+        seat.records.publish_failure(msgspec.to_builtins(outcome.failure))
+        logger.error("%s", root_cause(outcome.failure))
+
+
+def _snapshot(settings: AgentSettings) -> Snapshot:
+    now = time.monotonic()
+    return Snapshot(
+        run=settings.run_id,
+        node=settings.node,
+        job=settings.job.job_id if settings.job else "0",
+        agent=settings.agent,
+        since=now,
+        changing_since=now,
+        max_restarts=settings.launch_config.max_restarts,
+    )
+
+
+def _hung(node: str, hang: Hang) -> Entry:
+    fields: dict[str, object] = {
+        "round": hang.worker.round,
+        "rank": hang.worker.rank,
+        "pid": hang.worker.pid,
+        "scope": hang.scope,
+        "steps": hang.steps,
+        "seconds": round(hang.seconds, 3),
+        "state": hang.state,
+        "signal": hang.killed.name if hang.killed is not None else "",
+        "stacks": hang.stacks,
+    }
+    return Entry("worker_hung", f"rank {hang.worker.rank} on {node} hangs: {hang}", fields)
+
+
+def _seat(settings: AgentSettings, records: Records) -> Seat:
+    config = settings.launch_config
+    may_lead = settings.job is None or settings.node == settings.leader_node
+    leader_host = settings.endpoint_host or ("127.0.0.1" if settings.job is None else settings.leader_node)
+    address = "127.0.0.1"
+    if settings.job is not None and settings.leader_node not in settings.job.nodes:
+        require_known(settings.leader_node, Controller())
+    if settings.job is not None:
+        facts = gather_facts(settings.address, settings.node, toward=leader_host, controller=Controller())
+        address = choose_address(settings.address, facts)
+    return Seat(
+        run_id=settings.run_id,
+        run_dir=settings.run_dir,
+        records=records,
+        restart_count=settings.restart_count,
+        shared=settings.shared,
+        agent=settings.agent,
+        node=settings.node,
+        position=settings.position,
+        address=address,
+        local_world_size=config.nproc_per_node,
+        role=config.role,
+        expected_nodes=settings.expected_nodes,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        max_restarts=config.max_restarts,
+        may_lead=may_lead,
+        leader_host=leader_host,
+        ports=settings.ports,
+        options=RendezvousOptions.from_config(config.rdzv_configs),
+        cohort=settings.job.cohort if settings.job is not None else ("", 1),
+    )

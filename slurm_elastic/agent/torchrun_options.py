@@ -1,0 +1,126 @@
+"""torchrun's options, given their meaning by torch (torch/distributed/run.py, 2.13)."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.events import handlers
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+from torch.distributed.launcher.api import LaunchConfig
+
+from slurm_elastic.errors import UsageError
+from slurm_elastic.rendezvous.records.open import is_etcd
+
+__all__ = ["endpoint", "ignored_options", "limit_threads", "local_world_size", "torchrun_config"]
+
+_log = logging.getLogger(__name__)
+
+
+def local_world_size(text: str | None, default: int) -> int:
+    """Return the number of workers of this node.
+
+    Raises:
+        UsageError: ``--nproc-per-node`` is neither a positive number nor a kind of device that is there.
+    """
+    if text is None:
+        return default
+    try:
+        workers: int = torchrun.determine_local_world_size(text)
+    except ValueError as error:
+        raise UsageError(f"--nproc-per-node {text!r}: {_line(error)}; give a number, auto, cpu or gpu") from None
+    if workers < 1:
+        raise UsageError(f"--nproc-per-node {text!r} makes {workers} workers on this node; give a number from 1 on")
+    return workers
+
+
+def endpoint(text: str | None) -> tuple[str | None, int | None]:
+    """Return host and port of ``--rdzv-endpoint``, each None if not given, as when it names an etcd.
+
+    Raises:
+        UsageError: it is not ``HOST`` or ``HOST:PORT``.
+    """
+    if not text or is_etcd(text):
+        return None, None
+    try:
+        host, port = parse_rendezvous_endpoint(text, default_port=-1)
+    except ValueError:
+        host, port = "", 0
+    if not host or port == 0:
+        raise UsageError(f"--rdzv-endpoint {text!r} is not HOST:PORT with a port from 1 to 65535; or leave it out")
+    return host, port if port > 0 else None
+
+
+def limit_threads(workers: int) -> bool:
+    """Set OMP_NUM_THREADS where torchrun does, so that it need not say so itself, in eight lines.
+
+    Returns:
+        Whether it was set.
+    """
+    if workers == 1 or "OMP_NUM_THREADS" in os.environ:
+        return False
+    os.environ["OMP_NUM_THREADS"] = "1"
+    return True
+
+
+def ignored_options(options: argparse.Namespace) -> Iterable[str]:
+    """Return one line for each option that was given and means nothing to this rendezvous, as with torchrun's own."""
+    for name in ("node_rank", "master_addr", "master_port"):
+        if getattr(options, name) is not None:
+            yield f"--{name.replace('_', '-')} is for torchrun's static rendezvous; it is ignored, Slurm says it"
+
+
+def torchrun_config(
+    options: argparse.Namespace, **resolved: object
+) -> tuple[LaunchConfig, Callable[..., Any] | str, tuple[str, ...]]:
+    """Let torch work out its configuration, the entry point and its arguments.
+
+    Reads TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, TORCH_ELASTIC_SHUTDOWN_TIMEOUT and PYTHON_EXEC from the environment.
+    The logs specs are a stand-in unless ``--logs-specs`` names some.
+
+    Args:
+        options: the command line.
+        resolved: what takes the place of options.
+
+    Raises:
+        UsageError: torch rejects a value.
+    """
+    given = {
+        **vars(options),
+        "rdzv_backend": "slurm",
+        # Only the static rendezvous reads these; None would do for it neither.
+        "node_rank": 0,
+        "master_addr": "127.0.0.1",
+        "master_port": 29500,
+        **resolved,
+    }
+    if options.logs_specs is None:
+        # torch's own would make a directory in /tmp when constructed.
+        given.update(log_dir=os.devnull, redirects="0", tee="0", local_ranks_filter="")
+    else:
+        given.update(redirects=options.redirects or "0", tee=options.tee or "0")
+    _require_numbers(options)
+    try:
+        config, entrypoint, args = torchrun.config_from_args(argparse.Namespace(**given))
+    except (AssertionError, ValueError, RuntimeError, OSError) as error:
+        raise UsageError(_line(error)) from None
+    return config, entrypoint, tuple(args)
+
+
+def _require_numbers(options: argparse.Namespace) -> None:
+    """Check what torch checks late or by an assertion without words."""
+    if options.max_restarts < 0:
+        raise UsageError(f"--max-restarts {options.max_restarts} is negative; give 0 or more")
+    if options.monitor_interval <= 0:
+        raise UsageError(f"--monitor-interval {options.monitor_interval:g} is not above 0; give seconds, as in 0.1")
+    if options.event_log_handler not in handlers._log_handlers:
+        known = ", ".join(sorted(handlers._log_handlers))
+        raise UsageError(f"--event-log-handler {options.event_log_handler!r} is not registered; there are {known}")
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

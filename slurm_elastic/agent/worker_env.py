@@ -1,0 +1,49 @@
+"""What a worker sees in its environment beside what the agent itself sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
+
+from slurm_elastic.rendezvous.connect import Seat
+from slurm_elastic.rendezvous.transport.messages import Placed
+
+__all__ = ["worker_environment"]
+
+
+def worker_environment(
+    spec: WorkerSpec, worker: Worker, placed: Placed, seat: Seat, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables of one worker: torchrun's (torch 2.13, local_elastic_agent.py, _start_workers), and ours.
+
+    Ours begin with SLURM_, because that prefix survives ``--export=NONE`` when a worker starts a step of its own.
+    """
+    place = placed.place
+    environment = {
+        "RANK": str(worker.global_rank),
+        "GROUP_RANK": str(place.rank),
+        "ROLE_RANK": str(worker.role_rank),
+        "ROLE_NAME": spec.role,
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "WORLD_SIZE": str(worker.world_size),
+        "GROUP_WORLD_SIZE": str(placed.nodes),
+        "ROLE_WORLD_SIZE": str(worker.role_world_size),
+        "MASTER_ADDR": placed.store_address,
+        "MASTER_PORT": str(placed.store_port),
+        "TORCHELASTIC_RESTART_COUNT": str(placed.restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+        "TORCHELASTIC_RUN_ID": seat.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": str(True),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "SLURM_ELASTIC_RUN_ID": seat.run_id,
+        "SLURM_ELASTIC_RUN_DIR": str(seat.run_dir.path),
+        "SLURM_ELASTIC_ROUND": str(placed.round),
+        "SLURM_ELASTIC_REASON": placed.reason.value,
+        "SLURM_ELASTIC_NODE": seat.node,
+        "SLURM_ELASTIC_EPOCH": str(placed.epoch),
+        "SLURM_ELASTIC_SCOPE": seat.incarnation,
+    }
+    if "OMP_NUM_THREADS" in environ:
+        environment["OMP_NUM_THREADS"] = environ["OMP_NUM_THREADS"]
+    return environment

@@ -1,0 +1,91 @@
+"""The worker processes of one round on one node: what the agent asks of them, and how they are started."""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import Callable, Mapping
+from string import Template
+from typing import Protocol
+
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing import LogsSpecs, RunProcsResult
+from torch.distributed.elastic.utils.api import macros
+
+from slurm_elastic.agent.forkserver import WarmProcess
+from slurm_elastic.agent.forkserver.torch_context import start_warm_processes
+
+__all__ = ["Starter", "WorkerProcesses", "worker_starter"]
+
+
+class WorkerProcesses(Protocol):
+    """What the agent needs of the processes of a round."""
+
+    def pids(self) -> dict[int, int]:
+        """Process ids by local rank."""
+
+    def exit_fds(self) -> list[int]:
+        """Descriptors of which one becomes readable when `wait` may have something to tell."""
+
+    def running_fds(self) -> list[int]:
+        """Descriptors of the workers that still run; each becomes readable when its worker has ended."""
+
+    def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
+        """See torch's PContext.wait; with timeout 0 it never blocks."""
+
+    def all_ended(self) -> bool:
+        """Whether no worker runs any more."""
+
+    def stderr_of(self, local_rank: int) -> str:
+        """The file that a worker's stderr goes to, empty if to none."""
+
+    def signal(self, number: signals.Signals) -> None:
+        """Send a signal to the process groups of the workers that still run."""
+
+    def close(self, death_sig: signals.Signals | None = None, timeout: int = 30) -> None:
+        """End whatever is left of the workers and their process groups, and their output."""
+
+    def left(self) -> tuple[int, ...]:
+        """The processes that `close` could not end: the kernel holds them, in uninterruptible sleep."""
+
+
+Starter = Callable[[WorkerSpec, Mapping[int, dict[str, str]], Callable[[], bool]], WorkerProcesses]
+"""Starts the workers of a round, given what to add to the environment of each local rank, and a question that is asked
+while that takes long: whether it should be given up."""
+
+
+def worker_starter(warm: WarmProcess, logs_specs: LogsSpecs, prefix_template: str | None) -> Starter:
+    """Start workers by the warm process of this node.
+
+    Args:
+        warm: the process that forks or executes them.
+        logs_specs: where their output goes.
+        prefix_template: torch's template of the prefix of every line that is also shown.
+    """
+
+    def start(spec: WorkerSpec, envs: Mapping[int, dict[str, str]], should_stop: Callable[[], bool]) -> WorkerProcesses:
+        assert spec.entrypoint is not None
+        return start_warm_processes(
+            name=spec.role,
+            entrypoint=spec.entrypoint,
+            args={rank: tuple(macros.substitute(list(spec.args), str(rank))) for rank in envs},
+            envs=dict(envs),
+            logs_specs=logs_specs,
+            log_line_prefixes=_prefixes(prefix_template, spec, envs),
+            numa_options=spec.numa_options,
+            duplicate_stdout_filters=spec.duplicate_stdout_filters,
+            duplicate_stderr_filters=spec.duplicate_stderr_filters,
+            warm=warm,
+            should_stop=should_stop,
+        )
+
+    return start
+
+
+def _prefixes(template: str | None, spec: WorkerSpec, envs: Mapping[int, dict[str, str]]) -> dict[int, str] | None:
+    """The prefix of the lines of every local rank (torch 2.13, local_elastic_agent.py, _start_workers)."""
+    if not template:
+        return None
+    return {
+        rank: Template(template).safe_substitute(role_name=spec.role, rank=env["RANK"], local_rank=rank)
+        for rank, env in envs.items()
+    }

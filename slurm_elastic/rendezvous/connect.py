@@ -1,0 +1,287 @@
+"""Where one agent sits in its run, and how it gets in touch with the others from there."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from slurm_elastic.rendezvous.election.leader_host import PatienceError
+from slurm_elastic.rendezvous.election.leader_info import LeaderRefusedError, MemberSettings, Whereabouts
+from slurm_elastic.rendezvous.election.policy import Vacancy
+from slurm_elastic.rendezvous.leader.absent_agents import agents_gone
+from slurm_elastic.rendezvous.leader.fenced_records import Ledger, last_round, newest_endpoint
+from slurm_elastic.rendezvous.leader.leader import Leader
+from slurm_elastic.rendezvous.membership import Candidate, Decision, Reason, Settings
+from slurm_elastic.rendezvous.options import RendezvousOptions
+from slurm_elastic.rendezvous.records.api import Records, RecordsError
+from slurm_elastic.rendezvous.thread import Coordination
+from slurm_elastic.rendezvous.transport.connect import Endpoint
+from slurm_elastic.rundir import RunDir, incarnation
+from slurm_elastic.slurm import Controller, NodeState, ports_exhausted
+
+__all__ = ["Seat", "connect"]
+
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One agent of one run, before it has talked to anybody.
+
+    Attributes:
+        run_id: of the run.
+        run_dir: opened.
+        records: of this incarnation.
+        restart_count: how often Slurm has requeued the job; keeps incarnations of an allocation apart.
+        agent, node, position: see :class:`~slurm_elastic.rendezvous.membership.Candidate`.
+        address: at which other nodes reach this agent.
+        local_world_size, role: of its workers.
+        expected_nodes: see :class:`~slurm_elastic.rendezvous.membership.Settings`.
+        min_nodes, max_nodes, max_restarts: bounds of the run.
+        may_lead: whether this agent leads the run if nobody has led this incarnation yet.
+        leader_host: where the leader is expected, until the records tell.
+        ports: of the leader, in the order to try.
+        options: times.
+        shared: whether jobs that start at different times belong to the run, such as elements of an array: then one
+            that was requeued joins the living run.
+        has_workers: whether this agent wants places in rounds; else all it does is lead.
+        cohort: name and size; see :class:`~slurm_elastic.rendezvous.membership.Candidate`.
+    """
+
+    run_id: str
+    run_dir: RunDir
+    records: Records
+    restart_count: int
+    agent: str
+    node: str
+    position: int
+    address: str
+    local_world_size: int
+    role: str
+    expected_nodes: tuple[str, ...]
+    min_nodes: int
+    max_nodes: int
+    max_restarts: int
+    may_lead: bool
+    leader_host: str
+    ports: tuple[int, ...]
+    options: RendezvousOptions
+    shared: bool = False
+    has_workers: bool = True
+    cohort: tuple[str, int] = ("", 1)
+
+    @property
+    def incarnation(self) -> str:
+        """Name of this incarnation of the run; agents of another one are strangers."""
+        return incarnation(self.run_id, 0 if self.shared else self.restart_count)
+
+    def candidate(self, store_port: int) -> Candidate:
+        """What this agent says of itself when it joins."""
+        return Candidate(
+            agent=self.agent,
+            node=self.node,
+            position=self.position,
+            local_world_size=self.local_world_size,
+            role=self.role,
+            address=self.address,
+            store_port=store_port,
+            cohort=self.cohort[0],
+            cohort_size=self.cohort[1],
+        )
+
+
+def connect(seat: Seat, journal: Callable[[Decision], None], *, can_hold: bool = False) -> Coordination:
+    """Get in touch with the run's leader, or lead.
+
+    The first of the agents that may lead takes the first epoch of the incarnation and leads; its place is published
+    in the records. In an allocation it is also where everybody expects it, whatever the records show so far.
+
+    Args:
+        seat: of this agent.
+        journal: told every decision of the leader, on the leading agent.
+        can_hold: see :class:`~slurm_elastic.rendezvous.election.leader_info.MemberSettings`.
+
+    Raises:
+        UsageError: no port is free for the leader, or the run's secret cannot be used.
+        RecordsError: the records of the run cannot be used.
+    """
+    secret = seat.run_dir.secret()
+    founder = seat.may_lead and seat.records.newest_epoch() is None
+    listener = _listen(seat, founder=founder)
+    tried: set[int] = set()
+    coordination = Coordination(
+        MemberSettings(
+            run=seat.incarnation,
+            secret=secret,
+            agent=seat.agent,
+            locate=lambda: _whereabouts(seat),
+            addresses=lambda: ((seat.address, listener.getsockname()[1]), (_LOOPBACK, listener.getsockname()[1])),
+            connect_timeout=seat.options.join_timeout,
+            heartbeat_limit=seat.options.heartbeat_limit,
+            leader_limit=seat.options.leader_limit,
+            can_hold=can_hold,
+            coming=seat.has_workers,
+        ),
+        listener,
+        lambda vacancy: _follow(seat, secret, listener, journal, vacancy, tried),
+        _found(seat, secret, listener, journal) if founder else None,
+        seat.records.stop_waiting,
+    )
+    seat.records.on_loss(coordination.records_lost)
+    coordination.start()
+    return coordination
+
+
+def _whereabouts(seat: Seat) -> Whereabouts:
+    with contextlib.suppress(RecordsError, ValueError, KeyError, TypeError):
+        situation = seat.records.situation()
+        endpoint = newest_endpoint(situation, seat.incarnation)
+        if endpoint is not None and "refusal" in endpoint:
+            raise LeaderRefusedError(str(endpoint["refusal"]))
+        if endpoint is not None:
+            place = (str(endpoint["address"]), int(endpoint["port"]))
+            last = last_round(situation, seat.incarnation)
+            if last is None:
+                return Whereabouts((place,), published=True)
+            return Whereabouts((place,), published=True, successors=last.successors, round=last.round)
+    return Whereabouts(tuple((seat.leader_host, port) for port in seat.ports))
+
+
+def _found(seat: Seat, secret: bytes, listener: socket.socket, journal: Callable[[Decision], None]) -> Leader | None:
+    """The leader of the first epoch, if nobody else is."""
+    last = seat.records.last_round()
+    ledger = _ledger(seat, listener, 1, last)
+    if not ledger.claim():
+        return None
+    settings = dataclasses.replace(
+        _settings(seat),
+        expected_nodes=seat.expected_nodes,
+        first_round=0 if last is None else last + 1,
+        first_reason=Reason.REQUEUED if seat.restart_count else Reason.START,
+    )
+    return _leader(seat, secret, 1, settings, ledger, journal, {})
+
+
+def _follow(
+    seat: Seat,
+    secret: bytes,
+    listener: socket.socket,
+    journal: Callable[[Decision], None],
+    vacancy: Vacancy,
+    tried: set[int],
+) -> Leader:
+    """The leader that follows the last one, without an epoch of its own yet."""
+    newest = seat.records.newest_epoch() or 0
+    situation = seat.records.situation()
+    published = newest_endpoint(situation, seat.incarnation)
+    if published is not None and newest != published.get("epoch") and newest not in tried:
+        # Somebody has just claimed it, and says in a moment where it is; unless it has died in between.
+        tried.add(newest)
+        raise PatienceError
+    before = None
+    with contextlib.suppress(RecordsError):
+        # It only tells whom this one follows.
+        before = seat.records.epoch(newest) if newest else None
+    last = last_round(situation, seat.incarnation)
+    if vacancy.round > (last.round if last is not None else -1):
+        raise RecordsError(
+            f"{seat.run_dir.path} shows no round {vacancy.round}, in which this agent was: on {seat.node} it is another"
+            " directory than on the other nodes, or was emptied; mount the one that they share"
+        )
+    base = last.base if last is not None else None
+    lost = str(before["agent"]) if before is not None else ""
+    survives = base is not None and seat.agent in base.members
+    reason = vacancy.reason
+    if base is None:
+        reason = Reason.REQUEUED if seat.restart_count else Reason.START
+    settings = dataclasses.replace(
+        _settings(seat),
+        # Nobody is waited for but members of the last round; in the very first, the nodes that were there.
+        expected_nodes=seat.expected_nodes if base is None else (),
+        first_round=0 if last is None else last.round + 1,
+        first_reason=reason,
+        first_node=lost.split("/")[0] if base is not None else "",
+        # Whoever finds nobody left of a run begins it anew. One without workers does not know who will come.
+        first_restarts=last.restarts if last is not None and (survives or not seat.has_workers) else 0,
+        base=base,
+        gone=vacancy.gone,
+        silent=vacancy.silent,
+        claimed=False,
+    )
+    places = {each.agent: (each.address, each.port) for each in (last.successors if last is not None else ())}
+    ledger = _ledger(seat, listener, newest + 1, last.round if last is not None else None)
+    return _leader(seat, secret, newest + 1, settings, ledger, journal, places)
+
+
+def _settings(seat: Seat) -> Settings:
+    options = seat.options
+    return Settings(
+        min_nodes=seat.min_nodes,
+        max_nodes=seat.max_nodes,
+        max_restarts=seat.max_restarts,
+        agent=seat.agent,
+        join_timeout=options.join_timeout,
+        last_call_timeout=options.last_call_timeout,
+        heartbeat_limit=options.heartbeat_limit,
+        leave_margin=options.leave_margin,
+        min_round_time=options.min_round_time,
+        on_tie=options.on_tie,
+    )
+
+
+def _ledger(seat: Seat, listener: socket.socket, epoch: int, last: int | None) -> Ledger:
+    endpoint = {"address": seat.address, "port": listener.getsockname()[1], "epoch": epoch, "agent": seat.agent}
+    return Ledger(seat.records, seat.incarnation, epoch, endpoint, last)
+
+
+def _leader(
+    seat: Seat,
+    secret: bytes,
+    epoch: int,
+    settings: Settings,
+    ledger: Ledger,
+    journal: Callable[[Decision], None],
+    places: Mapping[str, Endpoint],
+) -> Leader:
+    controller = Controller()
+
+    def nodes_down(nodes: Sequence[str]) -> frozenset[str]:
+        states = controller.node_states(nodes)
+        return frozenset(node for node, state in states.items() if state is NodeState.DOWN)
+
+    def gone(agents: Sequence[str]) -> frozenset[str]:
+        return agents_gone(agents, controller)
+
+    return Leader(seat.incarnation, secret, epoch, settings, ledger, journal, nodes_down, gone, places)
+
+
+def _listen(seat: Seat, *, founder: bool) -> socket.socket:
+    """Listen on one of the run's ports; for an agent that may never lead any other will do as well.
+
+    Raises:
+        UsageError: no port is free, for the leader that others expect here.
+    """
+    alone = seat.expected_nodes == (seat.node,) and seat.leader_host == _LOOPBACK
+    dual = not alone and socket.has_dualstack_ipv6()
+    # A port that nobody had before: whoever listens where a lost agent did would be taken for it. Unless a person has
+    # chosen one.
+    others = (*seat.ports, 0) if len(seat.ports) == 1 else (0,)
+    for port in seat.ports if founder else others:
+        try:
+            return socket.create_server(
+                (_LOOPBACK if alone else "", port),
+                family=socket.AF_INET6 if dual else socket.AF_INET,
+                dualstack_ipv6=dual,
+            )
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+    refusal = ports_exhausted(seat.node, seat.ports)
+    if seat.expected_nodes:
+        # The others of the allocation expect the leader here and nowhere else, and would wait for it in vain.
+        seat.records.publish_endpoint({"refusal": str(refusal)})
+    raise refusal

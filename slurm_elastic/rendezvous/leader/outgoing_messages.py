@@ -1,0 +1,128 @@
+"""What agents are told of a leader's decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+
+from slurm_elastic.rendezvous.election.policy import Successor
+from slurm_elastic.rendezvous.leader.agent_connections import Peers
+from slurm_elastic.rendezvous.membership import (
+    Decision,
+    Drop,
+    Finish,
+    Hold,
+    Interrupt,
+    Place,
+    Probe,
+    Publish,
+    Resend,
+    Resign,
+    Spare,
+    State,
+    StopAt,
+    Table,
+)
+from slurm_elastic.rendezvous.transport.messages import (
+    Ended,
+    Holding,
+    Interrupted,
+    Placed,
+    Probed,
+    Resigned,
+    Stopping,
+    Waiting,
+)
+from slurm_elastic.slurm import compress
+
+__all__ = ["tell"]
+
+_SUCCESSORS = 8
+"""How many of those that may follow a leader each member is told."""
+
+
+def tell(peers: Peers, epoch: int, state: State, decision: Decision) -> None:
+    """Tell those whom a decision concerns.
+
+    Args:
+        peers: who is connected.
+        epoch: of the leader.
+        state: of the leader after the decision.
+        decision: written down already, where that has to be.
+    """
+    match decision:
+        case Publish(table):
+            shared = _shared(state, table)
+            for rank, place in enumerate(table.places):
+                peers.send((place.agent,), _placed(epoch, state, table, rank, shared))
+        case Resend(agent, table):
+            ranks = [place.rank for place in table.places if place.agent == agent]
+            peers.send((agent,), _placed(epoch, state, table, ranks[0], _shared(state, table)))
+        case Resign(agents):
+            gone = tuple(sorted(state.gone - state.lingering))
+            peers.send((*agents, *peers.others(agents)), Resigned(state.settings.agent, gone))
+        case Hold(agents, round_):
+            peers.send(agents, Holding(round_, _leaving(state)))
+        case StopAt(agents, round_, step, reason, node, seconds, detail):
+            peers.send(agents, Stopping(round_, step, reason, node, detail, seconds, _leaving(state)))
+        case Interrupt(agents, round_, reason, node, detail, restarts=restarts):
+            peers.send(agents, Interrupted(round_, reason, node, detail, restarts))
+        case Probe(agents, probe):
+            peers.send(agents, Probed(probe))
+        case Spare(agent):
+            peers.send((agent,), Waiting())
+        case Finish(outcome, agents, failure, detail):
+            # Once to all; again to each that comes later, by itself.
+            others = peers.others(agents) if decision is state.finish else ()
+            peers.send((*agents, *others), Ended(outcome, failure, detail))
+        case Drop(agent):
+            peers.drop(agent)
+        case _:
+            pass
+
+
+def _leaving(state: State) -> tuple[str, ...]:
+    return tuple(name for name, agent in state.agents.items() if agent.leave_reason is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What all members of a round are told alike; made once, since they are many."""
+
+    members: str
+    successors: tuple[Successor, ...]
+
+
+def _shared(state: State, table: Table) -> _Shared:
+    # Whoever finds none of these alive reads the others from the records.
+    others = (place for place in table.places if place.agent != state.settings.agent)
+    return _Shared(
+        members=compress(place.node for place in table.places),
+        successors=tuple(_successor(place) for place in islice(others, _SUCCESSORS)),
+    )
+
+
+def _placed(epoch: int, state: State, table: Table, rank: int, shared: _Shared) -> Placed:
+    place, own = table.places[rank], state.settings.agent
+    mine = _successor(place)
+    among = place.agent == own or mine in shared.successors
+    return Placed(
+        attempt=state.agents[place.agent].attempt,
+        place=place,
+        round=table.round,
+        reason=table.reason,
+        nodes=len(table.places),
+        world_size=table.world_size,
+        store_address=table.store_address,
+        store_port=table.store_port,
+        restarts=table.restarts,
+        epoch=epoch,
+        leader=own,
+        leader_node=own.split("/")[0],
+        successors=shared.successors if among else (*shared.successors, mine),
+        members=shared.members,
+    )
+
+
+def _successor(place: Place) -> Successor:
+    return Successor(place.agent, place.address, place.standby_port)

@@ -1,0 +1,214 @@
+"""What follows from the state by itself, checked after every event: losses, verdicts, closing and ending.
+
+Whatever depends on time has one moment at which it is due. The leader is told the earliest one, and acts on it when a
+tick arrives, never earlier: before a tick the leader has processed everything that agents had said by then, so that no
+agent is given up, and nobody blamed, while the explanation waits in the leader's own queue.
+"""
+
+from __future__ import annotations
+
+from slurm_elastic.rendezvous.membership import leader_change, pending_joins, planned_stop, transitions
+from slurm_elastic.rendezvous.membership._replace import replace
+from slurm_elastic.rendezvous.membership.agents import Status
+from slurm_elastic.rendezvous.membership.decisions import Decision, Outcome
+from slurm_elastic.rendezvous.membership.reasons import Reason
+from slurm_elastic.rendezvous.membership.state import Phase, Result, State
+from slurm_elastic.rendezvous.membership.stragglers import who_is_behind
+
+__all__ = ["advance", "next_deadline"]
+
+
+def advance(state: State, now: float, *, ticked: bool) -> Result:
+    """Draw all consequences of the state at this moment.
+
+    Args:
+        state: after the event was processed.
+        now: leader's monotonic time.
+        ticked: whether the event was a tick, so that what is due by time alone happens now.
+    """
+    decisions: tuple[Decision, ...] = ()
+    if ticked:
+        state, decisions = _give_up_lost(leader_change.lose_patience(state, now), now)
+    if state.phase is Phase.RUNNING:
+        state, more = _running(state, now, ticked)
+        decisions += more
+    if state.phase is Phase.FORMING:
+        state, more = _forming(state, now, ticked)
+        decisions += more
+    return state, decisions
+
+
+def next_deadline(state: State) -> float:
+    """When the machine wants to see a :class:`~.events.Tick` at the latest, in leader's monotonic time.
+
+    It may lie in the past: then something became possible that only waits for a tick.
+    """
+    moments = (
+        state.ticked_at + (state.settings.calm_tick_interval if state.calm else state.settings.tick_interval),
+        _loss_due(state),
+        _verdict_due(state),
+        planned_stop.due(state),
+        _admission_due(state),
+        _last_call_due(state),
+        _timeout_due(state),
+        leader_change.patience_due(state),
+    )
+    return min(moment for moment in moments if moment is not None)
+
+
+def _loss_due(state: State) -> float | None:
+    """When the first agent with a broken connection is given up."""
+    since = [state.agents[name].disconnected_at for name in state.broken]
+    first = min((moment for moment in since if moment is not None), default=None)
+    return None if first is None else first + state.settings.reconnect_grace
+
+
+def _verdict_due(state: State) -> float | None:
+    """When a worker failure is charged; None while anybody's fate is open."""
+    judgement, table = state.judgement, state.table
+    if judgement is None or table is None or judgement.unanswered:
+        return None
+    if any(state.agents[name].round == table.round for name in state.broken):
+        return None
+    return judgement.since + state.settings.settle_time
+
+
+def _admission_due(state: State) -> float | None:
+    """When the running round is to end for new agents; None while it is better not."""
+    gathered, table = pending_joins.gathered_at(state), state.table
+    if gathered is None or table is None or state.judgement is not None or state.broken:
+        return None
+    if state.winding is not None:
+        return None
+    if any(state.agents[place.agent].status is Status.FINISHED for place in table.places):
+        return None
+    return max(gathered, state.published_at + state.settings.min_round_time)
+
+
+def _last_call_due(state: State) -> float | None:
+    """When the round closes without the nodes whose fate is unknown; None while others keep it open."""
+    if state.complete_since is None or state.blocking or state.broken:
+        return None
+    return state.complete_since + state.settings.last_call_timeout
+
+
+def _timeout_due(state: State) -> float | None:
+    """When a round that lacks its minimum is given up; never as long as there is nobody who could be told."""
+    if state.phase is not Phase.FORMING or state.complete_since is not None or not state.agents:
+        return None
+    return state.forming_since + state.settings.join_timeout
+
+
+def _give_up_lost(state: State, now: float) -> Result:
+    settings = state.settings
+    decisions: tuple[Decision, ...] = ()
+    if state.phase is Phase.CLOSED:
+        return state, decisions
+    lost = {}
+    for name, agent in state.agents.items():
+        if agent.departed:
+            continue
+        if agent.disconnected_at is not None and now >= agent.disconnected_at + settings.reconnect_grace:
+            lost[name] = "its connection broke"
+        elif now - agent.last_heard > settings.heartbeat_limit:
+            lost[name] = "silent"
+    for name, why in sorted(lost.items()):
+        agent = state.agents[name]
+        if agent.leave_reason is not None:
+            lingers = agent.status is not Status.WAITING
+            state, more = transitions.retire(state, name, agent.leave_reason, now, lingers=lingers)
+        else:
+            state, more = transitions.lose(state, name, why, now)
+        decisions += more
+    return state, decisions
+
+
+def _running(state: State, now: float, ticked: bool) -> Result:
+    table = state.table
+    if table is None:
+        raise ValueError("a running round has a table")
+    members = (state.agents.get(place.agent) for place in table.places)
+    if all(agent is not None and agent.status is Status.FINISHED for agent in members):
+        return transitions.finish(state, Outcome.SUCCEEDED)
+    others = state.settings.agent not in state.agents and state.winding is None and state.judgement is None
+    if state.resigning and others:
+        # A leader that was no member itself; with one that is, the round ends as with any member that leaves.
+        return planned_stop.wind(state, Reason.NODE_LEFT, "", "the leader leaves", state.resign_by, now)
+    state, decisions = planned_stop.advance(state, now)
+    if decisions or not ticked:
+        return state, decisions
+    verdict_due, forced_due, admission_due = _verdict_due(state), planned_stop.due(state), _admission_due(state)
+    if verdict_due is not None and now >= verdict_due:
+        return _charge(state, now)
+    if forced_due is not None and now >= forced_due:
+        return planned_stop.end(state, now)
+    if admission_due is not None and now >= admission_due:
+        return _admit(state, now)
+    return state, ()
+
+
+def _charge(state: State, now: float) -> Result:
+    judgement = state.judgement
+    if judgement is None:
+        raise ValueError("no worker failure is being judged")
+    failure = judgement.failure
+    behind = who_is_behind(judgement.slowest) if failure.hung else ""
+    if behind:
+        failure = replace(failure, message=f"{failure.message}; {behind}")
+    if state.restarts >= state.settings.max_restarts:
+        return transitions.finish(state, Outcome.FAILED, failure)
+    state = replace(state, restarts=state.restarts + 1)
+    detail = f"rank {failure.rank}: {failure.summary}"
+    return transitions.start_forming(state, Reason.WORKER_FAILED, failure.node, now, detail)
+
+
+def _admit(state: State, now: float) -> Result:
+    nodes = planned_stop.newcomers(state)
+    if not nodes:
+        return replace(state, newcomer_first=None, newcomer_last=None), ()
+    return planned_stop.wind(state, Reason.NODE_JOINED, nodes, "", None, now)
+
+
+def _forming(state: State, now: float, ticked: bool) -> Result:
+    settings = state.settings
+    if state.resigning:
+        return leader_change.resign(state)
+    quorum = leader_change.has_quorum(state)
+    if quorum and not state.claimed and not state.claiming:
+        return leader_change.claim(state)
+    waiting = len(state.agents) - state.blocking
+    if waiting < settings.min_nodes or not quorum or not state.claimed:
+        state = replace(state, complete_since=None)
+        timeout_due = _timeout_due(state)
+        if ticked and timeout_due is not None and now >= timeout_due:
+            detail = f"{waiting} of at least {settings.min_nodes} nodes came within {settings.join_timeout:g} s"
+            if waiting >= settings.min_nodes:
+                detail = f"no majority of the last round came within {settings.join_timeout:g} s"
+            return transitions.finish(state, Outcome.TIMED_OUT, detail=detail)
+        return state, ()
+    if state.complete_since is None:
+        state = replace(state, complete_since=now)
+    if state.blocking or state.broken or state.awaited:
+        return state, ()
+    if waiting >= settings.max_nodes or not _some_node_unknown(state):
+        return transitions.publish(state, now)
+    last_call_due = _last_call_due(state)
+    if ticked and last_call_due is not None and now >= last_call_due:
+        return transitions.publish(state, now)
+    return state, ()
+
+
+def _some_node_unknown(state: State) -> bool:
+    """Whether there are nodes that should come and nobody has heard of yet: only for them a last call waits.
+
+    They are those of the allocation. A leader that belongs to none learns from those that come how many one srun has
+    started with them. That counts for the first round, and when all have gone and others come, but for no other round.
+    """
+    expected = state.settings.expected_nodes
+    if not expected and leader_change.begins_anew(state):
+        return not pending_joins.cohorts_are_complete(state, state.agents.values())
+    if len(state.agents) + len(state.gone_nodes) < len(expected):
+        # Counting is enough to know that some are missing, and spares the walk while thousands join.
+        return True
+    present = {agent.candidate.node for agent in state.agents.values()}
+    return not present.issuperset(node for node in expected if node not in state.gone_nodes)

@@ -1,0 +1,69 @@
+"""New agents on their way into a running round: who is known to come, and how long those that are there wait for them.
+
+A round that ends for new agents costs the members time, so it ends once for all that come together. Two things tell the
+leader of an agent before it joins: it has connected and says that it will, while it still imports what its workers
+need; and one srun starts a known number of agents, its cohort, which join as fast as their nodes let them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from slurm_elastic.rendezvous.membership._replace import replace
+from slurm_elastic.rendezvous.membership.agents import Agent, Candidate, Status
+from slurm_elastic.rendezvous.membership.state import State
+
+__all__ = ["announce", "cohorts_are_complete", "gathered_at", "hear_of", "settle", "withdraw"]
+
+
+def announce(state: State, name: str) -> State:
+    """Note that an agent which has no place yet will join soon."""
+    if name in state.agents or name in state.gone_agents:
+        return state
+    return replace(state, coming=state.coming | {name})
+
+
+def withdraw(state: State, name: str) -> State:
+    """Note that an agent is not awaited any more: it has joined, or will not."""
+    return replace(state, coming=state.coming - {name}) if name in state.coming else state
+
+
+def hear_of(state: State, candidate: Candidate) -> State:
+    """Take note of an agent that joins and is not among the agents yet."""
+    state = withdraw(state, candidate.agent)
+    if candidate.cohort_size == 1 or candidate.agent in state.gone_agents:
+        return state
+    others = state.unheard.get(candidate.cohort, candidate.cohort_size) - 1
+    return replace(state, unheard={**state.unheard, candidate.cohort: others})
+
+
+def settle(state: State) -> State:
+    """Wait for nobody further of the cohorts that are here: whoever was to come with them had the time for it.
+
+    To be called when a round is published.
+    """
+    cohorts = {agent.candidate.cohort for agent in state.agents.values() if agent.candidate.cohort in state.unheard}
+    return replace(state, unheard={**state.unheard, **dict.fromkeys(cohorts, 0)}) if cohorts else state
+
+
+def cohorts_are_complete(state: State, agents: Iterable[Agent]) -> bool:
+    """Whether nobody is to come who was started together with one of these agents."""
+    return not any(state.unheard.get(agent.candidate.cohort, 0) > 0 for agent in agents)
+
+
+def gathered_at(state: State) -> float | None:
+    """When the new agents count as gathered, in leader's monotonic time; None if there are none."""
+    first, last, settings = state.newcomer_first, state.newcomer_last, state.settings
+    if first is None or last is None:
+        return None
+    gathered = min(first + settings.gather_limit, last + settings.gather_quiet)
+    return max(gathered, first + settings.last_call_timeout) if _more_to_come(state) else gathered
+
+
+def _more_to_come(state: State) -> bool:
+    """Whether agents are known to be on their way that this round has room for."""
+    places = len(state.table.places) if state.table is not None else 0
+    agents = [agent for agent in state.agents.values() if not state.is_member(agent) and agent.status is Status.WAITING]
+    if places + len(agents) >= state.settings.max_nodes:
+        return False
+    return bool(state.coming) or not cohorts_are_complete(state, agents)

@@ -1,0 +1,1 @@
+"""The run's durable records: in the run directory, or in etcd."""

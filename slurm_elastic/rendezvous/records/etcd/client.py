@@ -1,0 +1,263 @@
+"""The client: keys, transactions, leases and watches of etcd v3, whatever happens to single members."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
+from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
+from slurm_elastic.rendezvous.records.etcd.errors import EtcdCompactedError
+from slurm_elastic.rendezvous.records.etcd.failover_channel import Connection, Limits
+from slurm_elastic.rendezvous.records.etcd.leases import KeepAlive, Lease, shared_lease_id
+from slurm_elastic.rendezvous.records.etcd.transactions import (
+    MAX_OPERATIONS,
+    Compare,
+    Get,
+    KeyValue,
+    Operation,
+    Put,
+    TransactionResult,
+    key_range,
+    to_bytes,
+    transaction_request,
+    transaction_result,
+)
+from slurm_elastic.rendezvous.records.etcd.watch import Watch
+from slurm_elastic.rendezvous.records.etcd.watch_stream import EventKind, Subscription, WatchStream, take_events
+
+__all__ = ["EtcdClient"]
+
+_DEFAULT_LIMITS = Limits(timeout=10.0)
+
+
+class EtcdClient:
+    """A connection to etcd for one process; safe to use from several threads, not after a fork.
+
+    Each call goes to one member and, when that is lost, to the next, until one answers or the time is up. A write
+    whose answer was lost with its member is sent again: a put or a delete does the same thing twice; a transaction
+    says so in its result. Keys are given whole, as bytes or str.
+
+    Every call may raise:
+        EtcdUnavailableError: No member answered in time.
+        EtcdInterruptedError: The interrupt hook said so.
+        EtcdEndpointError, EtcdAuthenticationError, EtcdPermissionError: A person's mistake.
+        EtcdNoSpaceError: The database is full.
+
+    Args:
+        config: Where etcd is and how to be let in.
+        limits: How long each call may take; see :meth:`limited`.
+
+    Raises:
+        UsageError: etcd3 cannot be used in this process.
+    """
+
+    def __init__(self, config: EtcdConfig, limits: Limits = _DEFAULT_LIMITS) -> None:
+        self._etcd = load_rpc().etcd
+        self.config = config
+        self.limits = limits
+        self._connection = Connection(config)
+        self._watches = WatchStream(self._connection)
+        self._keep_alive = KeepAlive()
+        self._shared_leases: dict[str, Lease] = {}
+        self._held: list[object] = []
+
+    def __enter__(self) -> EtcdClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def limited(self, timeout: float, interrupted: Callable[[], bool] | None = None) -> EtcdClient:
+        """Return this client with other limits; both share everything else, and one close closes both.
+
+        Args:
+            timeout: Seconds.
+            interrupted: Asked every 0.1 s during each call; True ends it with EtcdInterruptedError.
+        """
+        view = object.__new__(EtcdClient)
+        view.__dict__.update(self.__dict__, limits=Limits(timeout, interrupted))
+        return view
+
+    @property
+    def quiet(self) -> bool:
+        """Whether members that are lost or back are told about on level DEBUG only."""
+        return self._connection.quiet
+
+    @quiet.setter
+    def quiet(self, quiet: bool) -> None:
+        self._connection.quiet = quiet
+
+    def connect(self, read: Get | None = None) -> tuple[KeyValue, ...]:
+        """See that etcd is there, lets us in, and allows keys under this configuration's prefix to be read and written.
+
+        Args:
+            read: To be done by the way, so that a thousand processes that start have one question each; by default
+                the key of the prefix itself.
+
+        Returns:
+            What it found.
+
+        Nothing is written: etcd checks the permissions of both branches of a transaction, and whether there is
+        space, before it compares (etcd 3.4, etcdserver/apply_auth.go and apply.go).
+        """
+        key = to_bytes(self.config.prefix)
+        return self.transaction([Compare(key, 2**62)], [Put(key, b"")], [read or Get(key)]).responses[0]
+
+    def get(self, key: bytes | str) -> KeyValue | None:
+        """Return a key, or None if there is none."""
+        found = self._range(key)
+        return KeyValue.from_message(found.kvs[0]) if found.kvs else None
+
+    def get_prefix(self, prefix: bytes | str) -> tuple[tuple[KeyValue, ...], int]:
+        """Return all keys with a prefix, in order, and the revision of the store that this is."""
+        return self._read_range(prefix, prefix=True, revision=0, limits=self.limits)
+
+    def count_prefix(self, prefix: bytes | str) -> int:
+        """Return how many keys have a prefix."""
+        return int(self._range(prefix, prefix=True, count_only=True).count)
+
+    def get_present(self, keys: Iterable[bytes | str]) -> dict[bytes, bytes]:
+        """Return what those of the keys hold that are there."""
+        return self._read_keys([to_bytes(key) for key in keys])[0]
+
+    def put(self, key: bytes | str, value: bytes, lease: int = 0) -> int:
+        """Write a key, under a lease unless that is 0; return the revision."""
+        request = self._etcd.PutRequest(key=to_bytes(key), value=value, lease=lease)
+        return int(self._call("KV", "Put", request).header.revision)
+
+    def delete(self, key: bytes | str, *, prefix: bool = False) -> int:
+        """Delete a key, or all that start with it; return how many there were."""
+        request = self._etcd.DeleteRangeRequest(**key_range(key, prefix))
+        return int(self._call("KV", "DeleteRange", request).deleted)
+
+    def transaction(
+        self,
+        compare: Iterable[Compare],
+        success: Iterable[Operation] = (),
+        failure: Iterable[Operation] = (),
+    ) -> TransactionResult:
+        """Do all of ``success`` at once if all comparisons hold, else all of ``failure``."""
+        request = transaction_request(load_rpc(), tuple(compare), tuple(success), tuple(failure))
+        response, retried = self._connection.call("KV", "Txn", request, self.limits)
+        return transaction_result(response, retried=retried)
+
+    def lease(self, ttl: int) -> Lease:
+        """Make a lease of our own and keep it alive until :meth:`end_lease`.
+
+        Args:
+            ttl: Seconds, at least 1; etcd may raise it to twice its election time-out, see :attr:`Lease.ttl`.
+        """
+        lease = Lease(self._connection, ttl, 0, shared=False)
+        lease.grant(self.limits)
+        self._keep_alive.add(lease)
+        return lease
+
+    def shared_lease(self, name: str, ttl: int, *, grant: bool = True) -> Lease:
+        """Keep a lease alive together with all others who use the same name.
+
+        What lives under it is gone ``ttl`` seconds after the last of them has ended. If it is lost all the same,
+        it is made anew, empty.
+
+        Args:
+            name: From which all derive its id.
+            ttl: Seconds.
+            grant: False for somebody who may never write: it is made by the first renewal, or by a writer who is told
+                by EtcdLeaseLostError that there is none.
+        """
+        if name not in self._shared_leases:
+            lease = Lease(self._connection, ttl, shared_lease_id(name), shared=True)
+            if grant:
+                lease.grant(self.limits)
+            self._keep_alive.add(lease)
+            self._shared_leases[name] = lease
+        return self._shared_leases[name]
+
+    def end_lease(self, lease: Lease) -> None:
+        """Give up a lease of our own; etcd deletes its keys at once."""
+        self._keep_alive.remove(lease)
+        lease.revoke(self.limits)
+
+    def hold(self, thing: object) -> None:
+        """Keep an object in memory until the client is closed."""
+        self._held.append(thing)
+
+    def watch(self, key: bytes | str, *, prefix: bool = False, after_revision: int | None = None) -> Watch:
+        """Read a key, or all with a prefix, and watch it from there on.
+
+        Args:
+            key: The key or the prefix.
+            prefix: Which of the two it is.
+            after_revision: Begin with what was at this revision; None: with what is now.
+        """
+
+        def read(revision: int, limits: Limits) -> tuple[tuple[KeyValue, ...], int]:
+            return self._read_range(key, prefix=prefix, revision=revision, limits=limits)
+
+        return Watch(self._watches, key_range(key, prefix), read, after_revision, self.limits)
+
+    def wait_for(self, keys: Iterable[bytes | str]) -> Mapping[bytes, bytes]:
+        """Wait until all keys are there, and return what they hold. Waits by watches, does not poll.
+
+        Raises:
+            TimeoutError: They were not, within the time limit.
+        """
+        deadline = time.monotonic() + self.limits.timeout
+        wanted = [to_bytes(key) for key in keys]
+        while True:
+            present, revision = self._read_keys(wanted)
+            missing = [key for key in dict.fromkeys(wanted) if key not in present]
+            if not missing:
+                return present
+            sink: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            subscriptions = [Subscription({"key": key}, revision + 1, sink) for key in missing]
+            try:
+                for subscription in subscriptions:
+                    self._watches.add(subscription)
+                while len(present) < len(set(wanted)):
+                    for event in take_events(sink, deadline, self.limits):
+                        if event.kind is EventKind.PUT:
+                            present[event.key] = event.value
+                        else:
+                            present.pop(event.key, None)
+                    if time.monotonic() >= deadline and len(present) < len(set(wanted)):
+                        raise TimeoutError
+                return present
+            except EtcdCompactedError:
+                continue
+            finally:
+                for subscription in subscriptions:
+                    self._watches.remove(subscription)
+
+    def close(self) -> None:
+        """End all threads and the connection. Leases are left to run out."""
+        self._keep_alive.stop()
+        self._watches.stop()
+        self._connection.close()
+        self._keep_alive.join()
+        self._watches.join()
+        self._held.clear()
+
+    def _read_keys(self, keys: list[bytes]) -> tuple[dict[bytes, bytes], int]:
+        present: dict[bytes, bytes] = {}
+        revision = 0
+        for start in range(0, len(keys), MAX_OPERATIONS):
+            result = self.transaction((), [Get(key) for key in keys[start : start + MAX_OPERATIONS]])
+            present.update((found.key, found.value) for response in result.responses for found in response)
+            revision = revision or result.revision
+        return present, revision
+
+    def _read_range(
+        self, key: bytes | str, *, prefix: bool, revision: int, limits: Limits
+    ) -> tuple[tuple[KeyValue, ...], int]:
+        request = self._etcd.RangeRequest(**key_range(key, prefix), revision=revision)
+        found, _ = self._connection.call("KV", "Range", request, limits)
+        return tuple(KeyValue.from_message(kv) for kv in found.kvs), revision or found.header.revision
+
+    def _range(self, key: bytes | str, *, prefix: bool = False, **fields: Any) -> Any:
+        return self._call("KV", "Range", self._etcd.RangeRequest(**key_range(key, prefix), **fields))
+
+    def _call(self, service: str, method: str, request: Any) -> Any:
+        return self._connection.call(service, method, request, self.limits)[0]

@@ -1,0 +1,226 @@
+"""EtcdStore: a torch Store whose keys are in etcd v3."""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TypeVar
+
+from torch._C._distributed_c10d import Store
+from torch.distributed import DistNetworkError, DistStoreError
+
+from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
+from slurm_elastic.rendezvous.records.etcd.errors import EtcdError, EtcdLeaseLostError, EtcdUnavailableError
+from slurm_elastic.rendezvous.records.etcd.leases import Lease
+from slurm_elastic.rendezvous.records.etcd.transactions import (
+    MAX_OPERATIONS,
+    Compare,
+    Get,
+    KeyValue,
+    Put,
+    TransactionResult,
+)
+
+__all__ = ["LEASE_SECONDS", "EtcdStore"]
+
+LEASE_SECONDS = 45
+"""How long a store's keys outlive the last process that has it open; with what etcd adds, less than a minute."""
+
+_DEFAULT_TIMEOUT = timedelta(seconds=300)  # torch 2.13, csrc/distributed/c10d/Store.hpp, kDefaultTimeout
+_CONTENTION_SECONDS = 0.02
+
+_T = TypeVar("_T")
+
+
+class EtcdStore(Store):
+    """A store that outlives every process that uses it, as long as one of them is left.
+
+    It means by each method what torch's TCPStore means, and raises what that raises: DistStoreError when a wait is
+    over, DistNetworkError when no etcd member answers. Waits are watches; nothing is polled. Keys and values may be
+    any bytes. Unlike TCPStore, one store may be used by several threads at a time.
+
+    A value may be as large as etcd takes a request, 1.5 MiB by default.
+
+    Args:
+        client: The connection to etcd, which may be shared with others. The store lives until it is closed.
+        prefix: All keys of the store lie under it. Stores with the same prefix are the same store.
+        timeout: How long waits, and calls while no member answers, may take.
+
+    Raises:
+        EtcdError: etcd could not be reached, or refused; the subclass says which.
+    """
+
+    def __init__(self, client: EtcdClient, prefix: str, timeout: timedelta = _DEFAULT_TIMEOUT) -> None:
+        super().__init__()
+        self.set_timeout(timeout)
+        self._client = client
+        self._prefix = prefix if prefix.endswith("/") else f"{prefix}/"
+        self._keys = f"{self._prefix}keys/".encode()
+        # A transaction whose answer was lost with its member may or may not have been carried out. Where doing it
+        # twice is not the same as once, it also leaves a receipt, by which the next attempt knows.
+        self._receipt = f"{self._prefix}receipts/{uuid.uuid4().hex}".encode()
+        self._lease: Lease = client.shared_lease(self._prefix, LEASE_SECONDS)
+        # torch's C++ side keeps the C++ half of a store only (torch 2.13: neither PrefixStore nor a process group
+        # keeps the Python object), and without its Python half a store can do nothing.
+        client.hold(self)
+
+    def set(self, key: str | bytes, value: str | bytes) -> None:
+        """Write a key."""
+        self._write(lambda client: client.put(self._key(key), _bytes(value), self._lease.id))
+
+    def get(self, key: str | bytes) -> bytes:
+        """Return what a key holds, after waiting for it if need be."""
+        return self._wait([key], self._timeout)[0]
+
+    def add(self, key: str | bytes, amount: int) -> int:
+        """Add to the decimal number that a key holds, 0 if there is none, and return the sum.
+
+        Raises:
+            ValueError: The key holds something else.
+        """
+
+        def raised(found: KeyValue | None) -> bytes:
+            return str((0 if found is None else int(found.value)) + amount).encode()
+
+        return int(self._update(key, raised))
+
+    def append(self, key: str | bytes, value: str | bytes) -> None:
+        """Write a value behind what a key holds."""
+        self._update(key, lambda found: (b"" if found is None else found.value) + _bytes(value))
+
+    def compare_set(self, key: str | bytes, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Write a key if it holds what is expected, or if there is none and nothing is expected.
+
+        Returns:
+            What the key holds now; what was expected when there is no such key (as TCPStore does).
+        """
+        whole, before, after = self._key(key), _bytes(expected), _bytes(desired)
+        while True:
+            found = self._call(lambda client: client.get(whole))
+            if found is None and before:
+                return before
+            if found is not None and found.value != before:
+                return found.value
+            revision = found.mod_revision if found else 0
+            put = Put(whole, after, self._lease.id)
+            if self._transact([Compare(whole, revision)], [put]).succeeded:
+                return after
+
+    def check(self, keys: Sequence[str | bytes]) -> bool:
+        """Return whether all keys are there."""
+        return len(self._read(keys)) == len({self._key(key) for key in keys})
+
+    def wait(self, keys: Sequence[str | bytes], timeout: timedelta | None = None) -> None:
+        """Wait until all keys are there."""
+        self._wait(keys, self._timeout if timeout is None else timeout)
+
+    def multi_get(self, keys: Sequence[str | bytes]) -> list[bytes]:
+        """Return what several keys hold, after waiting for them if need be."""
+        return self._wait(keys, self._timeout)
+
+    def multi_set(self, keys: Sequence[str | bytes], values: Sequence[str | bytes]) -> None:
+        """Write several keys, up to 128 of them at once."""
+        puts = [Put(self._key(key), _bytes(value), self._lease.id) for key, value in zip(keys, values, strict=True)]
+        # A transaction may not write a key twice; the last one counts, as if they were written in order.
+        puts = list({put.key: put for put in puts}.values())
+        for start in range(0, len(puts), MAX_OPERATIONS):
+            part = puts[start : start + MAX_OPERATIONS]
+            self._transact((), part)
+
+    def delete_key(self, key: str | bytes) -> bool:
+        """Delete a key; return whether there was one."""
+        return bool(self._call(lambda client: client.delete(self._key(key))))
+
+    def num_keys(self) -> int:
+        """Return how many keys the store has."""
+        return self._call(lambda client: client.count_prefix(self._keys))
+
+    def list_keys(self) -> list[str]:
+        """Return the names of all keys."""
+        found, _ = self._call(lambda client: client.get_prefix(self._keys))
+        return [one.key[len(self._keys) :].decode() for one in found]
+
+    def has_extended_api(self) -> bool:
+        """Return True: there are append, multi_get and multi_set."""
+        return True
+
+    def clone(self) -> EtcdStore:
+        """Return another object for the same store."""
+        return EtcdStore(self._client, self._prefix, self._timeout)
+
+    # The C++ side calls these two by their C++ names (torch 2.13, PythonStore in csrc/distributed/c10d/init.cpp).
+    deleteKey = delete_key  # noqa: N815
+    getNumKeys = num_keys  # noqa: N815
+
+    @property
+    def _timeout(self) -> timedelta:
+        timeout: timedelta = self.timeout  # type: ignore[attr-defined]  # torch's stub leaves it out
+        return timeout
+
+    def _key(self, key: str | bytes) -> bytes:
+        return self._keys + _bytes(key)
+
+    def _read(self, keys: Sequence[str | bytes]) -> dict[bytes, bytes]:
+        return self._call(lambda client: client.get_present(self._key(key) for key in keys))
+
+    def _wait(self, keys: Sequence[str | bytes], timeout: timedelta) -> list[bytes]:
+        wanted = [self._key(key) for key in keys]
+        try:
+            values = self._call(lambda client: client.wait_for(wanted), timeout)
+        except TimeoutError:
+            # The words are TCPStore's.
+            milliseconds = round(timeout.total_seconds() * 1000)
+            names = ", ".join("/" + _bytes(key).decode(errors="replace") for key in keys)
+            raise DistStoreError(f"wait timeout after {milliseconds}ms, keys: {names}") from None
+        return [values[key] for key in wanted]
+
+    def _update(self, key: str | bytes, change: Callable[[KeyValue | None], bytes]) -> bytes:
+        """Replace what a key holds by what ``change`` makes of it, exactly once."""
+        whole, nonce = self._key(key), uuid.uuid4().bytes
+        read = (Get(whole), Get(self._receipt))
+        result = self._call(lambda client: client.transaction((), read))
+        contentions = 0
+        while True:
+            found = result.responses[0][0] if result.responses[0] else None
+            value = change(found)
+            compare = Compare(whole, found.mod_revision if found else 0)
+            puts = (Put(whole, value, self._lease.id), Put(self._receipt, nonce + value, self._lease.id))
+            result = self._transact([compare], puts, read)
+            if result.succeeded:
+                return value
+            receipt = result.responses[1][0].value if result.responses[1] else b""
+            if receipt.startswith(nonce):
+                return receipt[len(nonce) :]
+            contentions += 1
+            time.sleep(random.uniform(0, _CONTENTION_SECONDS * min(contentions, 10)))
+
+    def _transact(
+        self, compare: Sequence[Compare], success: Sequence[Put], failure: Sequence[Get] = ()
+    ) -> TransactionResult:
+        return self._write(lambda client: client.transaction(compare, success, failure))
+
+    def _write(self, call: Callable[[EtcdClient], _T]) -> _T:
+        """Call, and once more when the lease ran out before, say because this process was stopped for a while."""
+        try:
+            return self._call(call)
+        except EtcdLeaseLostError:
+            self._call(lambda client: self._lease.grant(client.limits))
+            return self._call(call)
+
+    def _call(self, call: Callable[[EtcdClient], _T], timeout: timedelta | None = None) -> _T:
+        seconds = (self._timeout if timeout is None else timeout).total_seconds()
+        try:
+            return call(self._client.limited(seconds))
+        except EtcdLeaseLostError:
+            raise
+        except EtcdUnavailableError as error:
+            raise DistNetworkError(str(error)) from error
+        except EtcdError as error:
+            raise DistStoreError(str(error)) from error
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else bytes(text)

@@ -1,0 +1,240 @@
+"""The rendezvous as torch's RendezvousHandler, for ``torchrun --rdzv-backend=slurm`` and users of torch's own agent.
+
+Without our agent nobody tells the leader about failed workers; torch's agent joins again by itself after a failure, and
+asks :meth:`SlurmRendezvousHandler.num_nodes_waiting` whether the membership has to change.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from slurm_elastic.rendezvous.connect import Seat, connect
+from slurm_elastic.rendezvous.leader_events import LeaderLost, Unreachable, Word
+from slurm_elastic.rendezvous.membership import Decision, LeaveReason, Outcome
+from slurm_elastic.rendezvous.options import RendezvousOptions
+from slurm_elastic.rendezvous.records.open import etcd_wanted, open_records
+from slurm_elastic.rendezvous.run_events import describe
+from slurm_elastic.rendezvous.secret_env import take_private
+from slurm_elastic.rendezvous.thread import Coordination, RecordsLost
+from slurm_elastic.rendezvous.transport.messages import Ended, Interrupted, Placed, Waiting
+from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, open_worker_store
+from slurm_elastic.rundir import RunDir, incarnation
+from slurm_elastic.slurm import (
+    AddressWish,
+    Controller,
+    Shape,
+    SlurmJob,
+    choose_address,
+    ephemeral_low,
+    gather_facts,
+    port_sequence,
+)
+
+__all__ = ["SlurmRendezvousHandler", "create_handler", "handler_factory"]
+
+logger = logging.getLogger(__name__)
+
+_BACKEND = "slurm"
+_SIGNAL_LATENCY = 0.2
+_STORE_TIMEOUT = timedelta(seconds=60)
+
+
+class SlurmRendezvousHandler(RendezvousHandler):
+    """torch's rendezvous interface over the project's membership.
+
+    Args:
+        seat: of this agent.
+        coordination: in touch with the leader, or about to be.
+    """
+
+    def __init__(self, seat: Seat, coordination: Coordination) -> None:
+        self._seat = seat
+        self._coordination = coordination
+        self._store: Store | None = None
+        self._ports = FreshPorts()
+        self._reserved: ReservedPort | None = None
+        self._interrupted = False
+        self._end: RendezvousError | None = None
+        self._finished = False
+
+    def get_backend(self) -> str:
+        """``slurm``."""
+        return _BACKEND
+
+    def get_run_id(self) -> str:
+        """The run's id: that of the job or of its array, unless one was given."""
+        return self._seat.run_id
+
+    @property
+    def use_agent_store(self) -> bool:
+        """True: every round has a fresh store, which the agent of rank 0 serves to the workers."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Join and wait for a place; see torch's RendezvousHandler for the errors."""
+        self._raise_if_over()
+        self._store = None
+        self._reserved = self._ports.reserve()
+        self._coordination.join(self._seat.candidate(self._reserved.port))
+        while True:
+            # A signal handler that raises has to get its turn, so no wait is longer than this.
+            word = self._coordination.next_word(timeout=_SIGNAL_LATENCY)
+            if isinstance(word, Placed):
+                return self._placed(word)
+            if word is not None:
+                self._note(word)
+                self._raise_if_over()
+
+    def is_closed(self) -> bool:
+        """Whether the run has ended for everybody."""
+        self._listen()
+        return isinstance(self._end, RendezvousClosedError | RendezvousGracefulExitError)
+
+    def set_closed(self) -> None:
+        """End the run for everybody."""
+        self._coordination.close_run()
+        self._end = self._end or RendezvousClosedError("the run was closed from here")
+
+    def num_nodes_waiting(self) -> int:
+        """1 when the round is over for whatever reason, so that torch's agent restarts its workers; else 0."""
+        self._listen()
+        if self._end is not None and not self._finished:
+            raise self._end
+        return int(self._interrupted)
+
+    def shutdown(self) -> bool:
+        """Leave; when all members of a round have left like this, the run is finished.
+
+        torch's launch_agent (launcher/api.py, 2.13) comes here in a ``finally`` also when the workers failed for good
+        or the agent broke down. Then the run is closed for everybody, as by torch's own handler.
+        """
+        if self._reserved is not None:
+            self._reserved.close()
+        if sys.exc_info()[0] is not None and self._end is None:
+            self.set_closed()
+        self._coordination.left(LeaveReason.FINISHED)
+        self._coordination.stop()
+        self._seat.records.close()
+        return True
+
+    def _placed(self, placed: Placed) -> RendezvousInfo:
+        assert self._reserved is not None
+        # Whatever ended before concerns earlier rounds.
+        self._interrupted = False
+        self._store = open_worker_store(placed, self._reserved) or TCPStore(
+            placed.store_address, placed.store_port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT
+        )
+        address = RendezvousStoreInfo(placed.store_address, placed.store_port)
+        return RendezvousInfo(self._store, placed.place.rank, placed.nodes, address)
+
+    def _listen(self) -> None:
+        while (word := self._coordination.next_word(timeout=0)) is not None:
+            self._note(word)
+
+    def _note(self, word: Word | RecordsLost) -> None:
+        match word:
+            case Interrupted():
+                logger.info("round %d ends: %s %s", word.round, word.reason.value, word.node)
+                self._interrupted = True
+            case Ended(outcome=Outcome.SUCCEEDED):
+                self._finished = True
+                self._end = RendezvousGracefulExitError("the run is finished")
+            case Ended(outcome=Outcome.TIMED_OUT, detail=detail):
+                self._end = RendezvousTimeoutError(detail)
+            case Ended(detail=detail):
+                self._end = RendezvousClosedError(f"the run was closed: {detail}")
+            case LeaderLost(why):
+                self._end = RendezvousConnectionError(f"the leader on {self._seat.leader_host} is lost: {why}")
+            case Unreachable(why):
+                self._end = RendezvousConnectionError(f"no leader on {self._seat.leader_host}: {why}")
+            case RecordsLost(why):
+                self._end = RendezvousConnectionError(why)
+            case Waiting():
+                logger.info("waiting as a spare")
+            case _:
+                pass
+
+    def _raise_if_over(self) -> None:
+        if self._end is not None:
+            raise self._end
+
+
+def handler_factory() -> object:
+    """What torch's entry-point group ``torchrun.handlers`` asks for (rendezvous/registry.py, torch 2.13)."""
+    return create_handler
+
+
+def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
+    """Make a handler from torchrun's parameters; everything that is not given comes from Slurm.
+
+    Raises:
+        UsageError: a wrong option, or SLURM variables that contradict each other.
+    """
+    job = SlurmJob.from_environment(os.environ)
+    # torchrun's own default of --rdzv-id is the word "none" (torch 2.13, run.py).
+    given = params.run_id if params.run_id != "none" else ""
+    run_id = given or (job.run_id if job is not None else f"local-{secrets.token_hex(4)}")
+    base = job.submit_dir if job is not None and job.submit_dir is not None else Path.cwd()
+    node = job.node if job is not None else "localhost"
+    leader = job.nodes[0] if job is not None else "localhost"
+    may_lead = job is None or job.node_rank == 0
+    address = "127.0.0.1"
+    if job is not None:
+        wish = AddressWish(local_addr=params.local_addr)
+        address = choose_address(wish, gather_facts(wish, node, toward=leader, controller=Controller()))
+    ports = port_sequence(run_id, job.restart_count if job else 0, ephemeral_low(), job.reserved_ports if job else ())
+    is_allocation = job is not None and job.shape is Shape.ALLOCATION
+    restart_count = job.restart_count if job is not None else 0
+    options = RendezvousOptions.from_config(params.config)
+    etcd = etcd_wanted(params.endpoint, params.config, {**os.environ, **take_private(os.environ)})
+    shared = bool(given) or (job is not None and not is_allocation)
+    run_dir = RunDir.for_run(base, run_id).open()
+    records = open_records(run_dir, incarnation(run_id, 0 if shared else restart_count), etcd, limit=options.etcd_limit)
+    seat = Seat(
+        run_id=run_id,
+        run_dir=run_dir,
+        records=records,
+        restart_count=restart_count,
+        agent=f"{node}/{job.job_id if job else 0}.{job.restart_count if job else 0}/{os.getpid()}",
+        node=node,
+        position=job.position if job is not None else 0,
+        address=address,
+        local_world_size=1,
+        role="default",
+        expected_nodes=job.nodes if job is not None and is_allocation else (node,),
+        min_nodes=params.min_nodes,
+        max_nodes=params.max_nodes,
+        # torch's agent counts worker failures itself, and joins again by itself.
+        max_restarts=0,
+        may_lead=may_lead,
+        leader_host=leader if job is not None else "127.0.0.1",
+        ports=ports,
+        options=options,
+        shared=shared,
+        cohort=job.cohort if job is not None else ("", 1),
+    )
+    return SlurmRendezvousHandler(seat, connect(seat, _log))
+
+
+def _log(decision: Decision) -> None:
+    entry = describe(decision)
+    if entry is not None:
+        logger.info("%s", entry.text)

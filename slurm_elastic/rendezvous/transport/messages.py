@@ -1,0 +1,225 @@
+"""What agents and the leader say to each other, as JSON.
+
+An agent's words are the membership machine's own events; the leader's words are defined here. A message is a JSON
+object with the key ``kind`` and the fields of the class of that name, checked against their types when read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import msgspec
+
+from slurm_elastic.rendezvous.election.policy import Successor
+from slurm_elastic.rendezvous.leave_requests import LeaveAnswer, LeaveRequest, LeaveRequested
+from slurm_elastic.rendezvous.membership import (
+    Closed,
+    Connected,
+    Finished,
+    Held,
+    Joined,
+    Leaving,
+    Left,
+    Outcome,
+    Place,
+    Ponged,
+    Reason,
+    WorkerFailed,
+    WorkerFailure,
+)
+
+__all__ = [
+    "AgentMessage",
+    "Beat",
+    "Ended",
+    "Holding",
+    "Interrupted",
+    "LeaderMessage",
+    "MessageError",
+    "Placed",
+    "Probed",
+    "Resigned",
+    "Stopping",
+    "Waiting",
+    "decode_agent_message",
+    "decode_leader_message",
+    "encode",
+]
+
+
+class MessageError(Exception):
+    """An authenticated message that this version cannot read; it is dropped and counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life. The leader gives it three times in the heartbeat limit, and every agent answers with its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A place in a round: all that an agent needs to start its workers, and to find or be the next leader.
+
+    Fields as in Place and Table, and beside them the leader's epoch, its agent and node, and the first of those that
+    may follow it. `members` are the nodes of the round as a host list, which is short also for thousands.
+    """
+
+    attempt: int
+    place: Place
+    round: int
+    reason: Reason
+    nodes: int
+    world_size: int
+    store_address: str
+    store_port: int
+    restarts: int
+    epoch: int = 0
+    leader: str = ""
+    leader_node: str = ""
+    successors: tuple[Successor, ...] = ()
+    members: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """This round is over: stop its workers and join again. `restarts` are the worker failures charged so far."""
+
+    round: int
+    reason: Reason
+    node: str
+    detail: str
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """This round ends as planned: say at which step its workers here can stop. They go no further until told.
+
+    `leaving` are the agents that have said that they go, and will not lead.
+    """
+
+    round: int
+    leaving: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """The workers of this round stop by themselves at this step; then join again, or go if that was announced.
+
+    `reason`, `node` and `detail` say why; `seconds` is the time for it, None for as much as wanted. `leaving` as in
+    Holding.
+    """
+
+    round: int
+    step: int
+    reason: Reason
+    node: str
+    detail: str
+    seconds: float | None
+    leaving: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """Answer at once."""
+
+    probe: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """You are above the maximum; wait as a spare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resigned:
+    """This agent led until now, and goes; nobody has workers. Somebody else has to lead.
+
+    `gone` are members of the last round that are gone for good.
+    """
+
+    agent: str
+    gone: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The run has ended for everybody."""
+
+    outcome: Outcome
+    failure: WorkerFailure | None
+    detail: str
+
+
+AgentMessage = (
+    Beat | Connected | Joined | Ponged | Leaving | Held | Left | WorkerFailed | Finished | Closed | LeaveRequest
+)
+LeaderMessage = (
+    Beat
+    | Placed
+    | Holding
+    | Stopping
+    | Interrupted
+    | Probed
+    | Waiting
+    | Resigned
+    | Ended
+    | LeaveRequested
+    | LeaveAnswer
+)
+
+_AGENT_KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(AgentMessage)}
+_LEADER_KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(LeaderMessage)}
+
+
+def encode(message: AgentMessage | LeaderMessage) -> bytes:
+    """One message as JSON.
+
+    In ASCII: paths and last words may hold surrogates for bytes that are no UTF-8 (PEP 383), which msgspec's own
+    encoder refuses.
+    """
+    content = msgspec.to_builtins(message)
+    return json.dumps({"kind": type(message).__name__, **content}, separators=(",", ":")).encode()
+
+
+def decode_agent_message(content: Mapping[str, Any], agent: str) -> AgentMessage:
+    """Read what an agent said.
+
+    Args:
+        content: the JSON object.
+        agent: the identity that the connection has proved; a message in another's name is refused.
+
+    Raises:
+        MessageError: unknown kind, missing or mistyped fields, or another agent's name.
+    """
+    message: AgentMessage = _decode(content, _AGENT_KINDS)
+    if isinstance(message, Beat):
+        return message
+    name = message.candidate.agent if isinstance(message, Joined) else message.agent
+    if name != agent:
+        raise MessageError(f"{agent} speaks for {name}")
+    return message
+
+
+def decode_leader_message(content: Mapping[str, Any]) -> LeaderMessage:
+    """Read what the leader said.
+
+    Raises:
+        MessageError: unknown kind, missing or mistyped fields.
+    """
+    message: LeaderMessage = _decode(content, _LEADER_KINDS)
+    return message
+
+
+def _decode(content: Mapping[str, Any], kinds: Mapping[str, type]) -> Any:
+    fields = dict(content)
+    kind = fields.pop("kind", None)
+    if not isinstance(kind, str) or kind not in kinds:
+        raise MessageError(f"a message of unknown kind {kind!r}")
+    try:
+        return msgspec.convert(fields, kinds[kind])
+    except msgspec.ValidationError as error:
+        raise MessageError(f"a {kind} message that cannot be read: {error}") from None

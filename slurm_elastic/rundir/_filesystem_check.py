@@ -1,0 +1,57 @@
+"""Whether a directory is fit to be a run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from slurm_elastic.errors import UsageError
+from slurm_elastic.rundir import _atomic_files
+from slurm_elastic.rundir._errors import explain
+
+__all__ = ["make_fit"]
+
+_PROBE_BYTES = 65536
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # link(2)
+
+
+def make_fit(base: Path, path: Path, subdirectories: Iterable[str]) -> None:
+    """Create `path`, below a base that is there, with its subdirectories; make sure by writing that it is fit.
+
+    Raises:
+        UsageError: the base is missing, or the directory is not writable, full, or lacks hard links.
+    """
+    with _unfit(base):
+        there = base.is_dir()
+    if not there:
+        raise UsageError(f"{base} is no directory on this node; give a run directory that all nodes share by --run-dir")
+    for directory in (path.parent, path, *(path / name for name in subdirectories)):
+        with _unfit(directory):
+            _atomic_files.make_directory(directory)
+    with _unfit(path):
+        _probe(path)
+
+
+def _probe(path: Path) -> None:
+    """Write for real: mode bits tell nothing of read-only mounts, quotas or missing hard links."""
+    with _atomic_files.written(path / "probe", bytes(_PROBE_BYTES)) as temporary:
+        link = temporary.with_name(f"{temporary.name}.link")
+        try:
+            link.hardlink_to(temporary)
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            raise UsageError(
+                f"{path}: the file system has no hard links; give a run directory on another by --run-dir"
+            ) from None
+        link.unlink()
+
+
+@contextlib.contextmanager
+def _unfit(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{explain(path, error)}, or give another run directory by --run-dir") from None

@@ -1,0 +1,137 @@
+"""The command line of ``slurm-elastic submit``: whose is which option, found without torch.
+
+Options of sbatch, of the agents and of the verb itself stand before the script in any order. What the agents know is
+theirs, as far as it is spelled out; every other option, and every single letter but -m, is sbatch's.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from slurm_elastic.errors import UsageError
+from slurm_elastic.submission.batch_script import LONG_NAMES
+
+__all__ = ["CommandLine", "read_command_line"]
+
+_SBATCH_SWITCHES = frozenset(
+    {
+        "contiguous",
+        "exclusive",
+        "get-user-env",
+        "hold",
+        "ignore-pbs",
+        "nice",
+        "no-kill",
+        "no-requeue",
+        "overcommit",
+        "oversubscribe",
+        "propagate",
+        "quiet",
+        "reboot",
+        "requeue",
+        "resv-ports",
+        "spread-job",
+        "stepmgr",
+        "test-only",
+        "use-min-nodes",
+        "verbose",
+        "wait",
+    }
+)
+"""Options of sbatch that stand without a value, or may (sbatch(1), 22.05 to 26.05)."""
+
+_OWN_SWITCHES = frozenset({"dry-run", "help"})
+_OWN = frozenset({"shape", "template", "nodes"}) | _OWN_SWITCHES
+_NEARLY = 0.85
+"""Of `difflib.SequenceMatcher.ratio`: no option of sbatch is so near to one of ours (22.05 to 26.05)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """What was said to whom.
+
+    Attributes:
+        own: options of the verb; None for one without a value. `nodes` is among them.
+        sbatch: options of sbatch, by their long names.
+        agent: options of the agents, as given.
+        script: the script, or with -m the module; None if there is none.
+        arguments: of the script.
+    """
+
+    own: dict[str, str | None]
+    sbatch: dict[str, str | None]
+    agent: tuple[str, ...]
+    script: str | None
+    arguments: tuple[str, ...]
+
+
+def read_command_line(
+    arguments: Sequence[str], agent_options: Collection[str], agent_switches: Collection[str]
+) -> CommandLine:
+    """Tell the options apart.
+
+    Args:
+        arguments: what follows the verb.
+        agent_options: long options of the agents, with dashes in front and inside.
+        agent_switches: those of them that have no value, and ``-m``.
+
+    Raises:
+        UsageError: an option lacks its value, or is nearly one of the agents' or of the verb.
+    """
+    own: dict[str, str | None] = {}
+    sbatch: dict[str, str | None] = {}
+    agent: list[str] = []
+    rest = iter(arguments)
+    script = None
+    for word in rest:
+        if not word.startswith("-") or word == "-":
+            script = word
+            break
+        if word == "--":
+            script = next(rest, None)
+            break
+        option, sign, _value = word.partition("=")
+        dashed = "--" + option[2:].replace("_", "-") if option.startswith("--") else option
+        if dashed in agent_switches:
+            agent.append(word)
+        elif dashed in agent_options:
+            agent += [word] if sign else [word, _next(rest, word)]
+        else:
+            _require_unlike(option, agent_options)
+            _of_sbatch(word, rest, own, sbatch)
+    return CommandLine(own, sbatch, tuple(agent), script, tuple(rest))
+
+
+def _of_sbatch(word: str, rest: Iterator[str], own: dict[str, str | None], sbatch: dict[str, str | None]) -> None:
+    if word.startswith("--"):
+        name, sign, text = word[2:].partition("=")
+        value: str | None = text if sign else None
+    else:
+        name, value = LONG_NAMES.get(word[1], "help" if word == "-h" else word[1]), word[2:].removeprefix("=") or None
+    switches = _SBATCH_SWITCHES | _OWN_SWITCHES
+    if value is None and name not in switches:
+        value = _next(rest, word)
+    (own if name in _OWN else sbatch)[name] = value
+
+
+def _require_unlike(option: str, agent_options: Collection[str]) -> None:
+    """Refuse what is nearly an option of ours: sbatch would name it, but not what it should have been.
+
+    Misspelt options of sbatch are left to sbatch, which has some that are not known here, of plugins too.
+    """
+    ours = {*agent_options, *(f"--{name}" for name in _OWN)}
+    others = {f"--{name}" for name in (*LONG_NAMES.values(), *_SBATCH_SWITCHES)}
+    if option in ours | others:
+        return
+    near = difflib.get_close_matches(option, ours | others, n=1, cutoff=_NEARLY)
+    if near and near[0] in ours:
+        raise UsageError(f"no option {option}; did you mean {near[0]}?")
+
+
+def _next(rest: Iterator[str], option: str) -> str:
+    value = next(rest, None)
+    if value is None:
+        raise UsageError(f"{option} lacks its value")
+    return value

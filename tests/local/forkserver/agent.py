@@ -1,0 +1,22 @@
+"""An agent as a process of its own, for tests that kill it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from slurm_elastic.agent.forkserver import Program, WarmProcess
+
+directory, start = Path(sys.argv[1]), sys.argv[2]
+program = Program.script(str(directory / "train.py"))
+warm = WarmProcess.start(program, warm=start != "cold", preload=["slow"] if start == "slow" else [])
+if start != "slow":
+    from tests.local.warm.workplace import Workplace
+
+    place = Workplace.__new__(Workplace)
+    place.directory, place.program, place.warm, place.entrypoint = directory, program, warm, sys.executable
+    place.context(environment={"PIDS": str(directory / "pids")}, workers=2)
+time.sleep(1000)

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.local.warm.workplace import Workplace
+
+from slurm_elastic.agent.forkserver import _linux as linux
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _subreaper_only_here() -> Iterator[None]:
+    yield
+    linux._prctl(linux._PR_SET_CHILD_SUBREAPER, 0)
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Iterator[Callable[..., Workplace]]:
+    """Makes workplaces, and ends their warm processes."""
+    made: list[Workplace] = []
+
+    def make(**options: Any) -> Workplace:
+        directory = tmp_path / str(len(made))
+        directory.mkdir()
+        made.append(Workplace(directory, **options))
+        return made[-1]
+
+    yield make
+    for place in made:
+        place.close()

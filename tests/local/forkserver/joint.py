@@ -1,0 +1,56 @@
+"""An agent that has imported torch together with its warm process, and runs scripts by that and plainly."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT))
+
+from slurm_elastic.agent.forkserver import Program, WarmProcess  # noqa: E402
+from slurm_elastic.agent.forkserver.joint import can_be_joint, execute_jointly  # noqa: E402
+
+ARGUMENTS = ["--lr", "1e-3", ""]
+
+
+def go_on(arguments: Sequence[str], warm: WarmProcess | None, mask: Sequence[int]) -> int:
+    """Write to results.json what became of each script that the directory `scripts` holds."""
+    from tests.local.warm.workplace import Workplace, comparable
+
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    assert warm is not None
+    assert warm.program is not None
+    place = Workplace.__new__(Workplace)
+    place.directory = Path(arguments[0])
+    place.script, place.program, place.warm = place.directory / "train.py", warm.program, warm
+    place.entrypoint = sys.executable
+    results = {}
+    for script in sorted((place.directory / "scripts").iterdir()):
+        place.script.write_text(script.read_text())
+        ended = [place.run_warm(ARGUMENTS, {"GIVEN": "x"}), place.run_plain(ARGUMENTS, {"GIVEN": "x"})]
+        results[script.stem] = [asdict(comparable(one)) for one in ended]
+    (place.directory / "results.json").write_text(json.dumps(results))
+    warm.close()
+    return 5
+
+
+if __name__ == "__main__":
+    directory = Path(sys.argv[1])
+    (directory / "train.py").touch()
+    program = Program.script(str(directory / "train.py"), ARGUMENTS)
+    assert can_be_joint(program)
+    execute_jointly(
+        program,
+        ["numpy.random"],
+        os.environ,
+        workers=2,
+        go_on="tests.local.warm.joint:go_on",
+        arguments=[str(directory)],
+        signals=[signal.SIGTERM],
+    )

@@ -1,0 +1,392 @@
+"""How workers end, and that nothing of theirs outlives them, their round or their agent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.local.warm.workplace import HANG, Workplace
+
+from slurm_elastic.agent.forkserver._linux import children
+from tests.local.waiting import eventually
+
+Make = Callable[..., Workplace]
+COLD = {"TORCH_COLD": "1"}
+
+FAMILY = """
+import os, subprocess, sys, time
+
+def note(kind, pid):
+    with open(os.environ["PIDS"], "a") as file:
+        print(kind, pid, file=file)
+
+note("worker", os.getpid())
+note("child", subprocess.Popen(["sleep", "1000"]).pid)
+note("group", subprocess.Popen(["sleep", "1000"], process_group=0).pid)
+note("session", subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        note("daemon", os.getpid())
+        time.sleep(1000)
+    os._exit(0)
+os.wait()
+note("ready", 0)
+"""
+WAIT = FAMILY + "time.sleep(1000)\n"
+
+
+class Pids:
+    """The processes of a family, as it wrote them down."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.environment = {"PIDS": str(file)}
+
+    def wait(self, families: int = 1) -> dict[str, int]:
+        """By kind, once everybody is there."""
+        end = time.monotonic() + HANG
+        # Nobody waits for the daemon, so it may write itself down after the others are ready.
+        while min(self._written().count(word) for word in ("ready 0\n", "daemon ")) < families:
+            assert time.monotonic() < end, "the family did not come together"
+            time.sleep(0.01)
+        found = dict(line.split() for line in self._written().splitlines())
+        return {kind: int(pid) for kind, pid in found.items() if kind != "ready"}
+
+    def kill(self) -> None:
+        """End what is left of them. A process id may be somebody else's by now, but not with this environment."""
+        for line in self._written().splitlines():
+            pid = int(line.split()[1])
+            with contextlib.suppress(OSError):
+                if f"PIDS={self.file}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+
+    def _written(self) -> str:
+        text = self.file.read_text() if self.file.exists() else ""
+        # Whole lines.
+        return text[: text.rfind("\n") + 1]
+
+
+@pytest.fixture
+def pids(tmp_path: Path) -> Iterator[Pids]:
+    """Where a family writes itself down; kills what is left of it."""
+    made = Pids(tmp_path / "pids")
+    yield made
+    made.kill()
+
+
+def assert_gone(*gone: int) -> None:
+    alive = []
+    for pid in gone:
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(pid)
+            if not select.select([handle], [], [], HANG)[0]:
+                alive.append(Path(f"/proc/{pid}/cmdline").read_bytes())
+                os.kill(pid, signal.SIGKILL)
+            os.close(handle)
+    assert not alive
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    alive = not select.select([handle], [], [], 0)[0]
+    os.close(handle)
+    return alive
+
+
+@pytest.mark.parametrize("environment", [{}, COLD], ids=["warm", "cold"])
+def test_nothing_outlives_a_round(workplace: Make, pids: Pids, environment: dict[str, str]) -> None:
+    place = workplace()
+    place.script.write_text(FAMILY + "sys.exit(3)\n")
+    context = place.context(environment={**environment, **pids.environment})
+    assert select.select(context.exit_fds(), [], [], HANG)[0]
+    result = context.wait(HANG)
+    assert result is not None
+    assert result.failures[0].exitcode == 3
+    family = pids.wait()
+    assert is_alive(family["child"])
+    assert is_alive(family["daemon"])
+    context.close()
+    assert_gone(*family.values())
+    # The one that is to take its place may not have been told of yet.
+    eventually(lambda: place.left() == [], lambda: str(place.left()))
+
+
+@pytest.mark.parametrize("start", ["warm", "cold"])
+def test_nothing_outlives_the_agent(tmp_path: Path, pids: Pids, start: str) -> None:
+    (tmp_path / "train.py").write_text(WAIT)
+    agent = subprocess.Popen([sys.executable, str(Path(__file__).with_name("agent.py")), str(tmp_path), start])
+    try:
+        family = pids.wait(families=2)
+        warm = children(agent.pid)
+        everybody = [int(line.split()[1]) for line in pids.file.read_text().splitlines() if "ready" not in line]
+    finally:
+        agent.kill()
+        agent.wait()
+    assert warm
+    assert_gone(*warm, *everybody)
+    assert family
+
+
+def test_workers_die_when_agent_and_warm_process_are_killed_at_once(tmp_path: Path, pids: Pids) -> None:
+    (tmp_path / "train.py").write_text(WAIT)
+    agent = subprocess.Popen([sys.executable, str(Path(__file__).with_name("agent.py")), str(tmp_path), "warm"])
+    try:
+        family = pids.wait(families=2)
+        # Two for the moment in which a successor takes over.
+        warm = children(agent.pid)
+        for pid in warm:
+            os.kill(pid, signal.SIGSTOP)
+    finally:
+        agent.kill()
+        agent.wait()
+    for pid in warm:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert_gone(*warm, family["worker"])
+
+
+def test_warm_process_that_imports_dies_with_the_agent(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(f"import time\nopen({str(tmp_path / 'here')!r}, 'w')\ntime.sleep(1000)\n")
+    (tmp_path / "train.py").touch()
+    agent = subprocess.Popen([sys.executable, str(Path(__file__).with_name("agent.py")), str(tmp_path), "slow"])
+    try:
+        end = time.monotonic() + HANG
+        while not (tmp_path / "here").exists():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        found = children(agent.pid)
+    finally:
+        agent.kill()
+        agent.wait()
+    assert_gone(*found)
+
+
+def test_workers_die_with_the_warm_process_and_start_cold_then(
+    workplace: Make, pids: Pids, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = workplace()
+    place.script.write_text(WAIT)
+    context = place.context(environment={**pids.environment, "SLURM_ELASTIC_ROUND": "0"})
+    family = pids.wait()
+    dead = place.warm.pid
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as own:
+        os.kill(dead, signal.SIGKILL)
+        result = context.wait(HANG)
+        assert result is not None
+        assert result.failures[0].exitcode == -signal.SIGKILL
+        assert_gone(*family.values())
+        assert own.poll() is None
+        own.kill()
+    context.close()
+    place.script.write_text("import sys\nprint('torch' in sys.modules)\n")
+    for _round in range(2):
+        assert place.run_warm().stdout == "False\n"
+    assert caplog.messages == ["workers start cold: the warm process died (SIGKILL)"] * 2
+    assert place.warm.pid != dead
+
+
+def test_warm_process_that_dies_between_rounds(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:
+    place = workplace()
+    place.script.write_text("print('here')\n")
+    assert place.run_warm().stdout == "here\n"
+    os.kill(place.warm.pid, signal.SIGKILL)
+    assert place.run_warm().stdout == "here\n"
+    assert "the warm process died (SIGKILL)" in caplog.text
+
+
+def test_signals_of_slurm_do_not_end_the_warm_process(workplace: Make) -> None:
+    """slurmstepd signals every process of a step (scancel(1))."""
+    place = workplace()
+    place.script.write_text("import sys\nprint('torch' in sys.modules)\n")
+    for _moment in ("while it starts", "when it serves"):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+            os.kill(place.warm.pid, number)
+        assert place.run_warm().stdout == "True\n"
+
+
+@pytest.mark.parametrize("environment", [{}, COLD], ids=["warm", "cold"])
+def test_worker_may_end_in_peace(workplace: Make, environment: dict[str, str]) -> None:
+    place = workplace()
+    place.script.write_text(
+        "import signal, sys, threading\n"
+        "done = threading.Event()\n"
+        "signal.signal(signal.SIGTERM, lambda *_: done.set())\n"
+        "print('ready')\n"
+        "done.wait(1000)\n"
+        "print('saved')\n"
+    )
+    context = place.context(environment=environment)
+    try:
+        end = time.monotonic() + HANG
+        while Path(context.stdouts[0]).read_text() != "ready\n":
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert not context.all_ended()
+        context.close(signal.SIGTERM, int(HANG))
+    finally:
+        context.close(signal.SIGKILL)
+    assert Path(context.stdouts[0]).read_text() == "ready\nsaved\n"
+    assert context.exits() == {0: 0}
+
+
+def test_worker_that_does_not_want_to_end_is_killed(workplace: Make) -> None:
+    place = workplace()
+    place.script.write_text(
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\ntime.sleep(1000)\n"
+    )
+    context = place.context()
+    try:
+        end = time.monotonic() + HANG
+        while Path(context.stdouts[0]).read_text() != "ready\n":
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        context.signal(signal.SIGTERM)
+        context.close(signal.SIGTERM, 0)
+    finally:
+        context.close(signal.SIGKILL)
+    assert context.exits() == {0: -signal.SIGKILL}
+
+
+def test_orphans_that_end_leave_no_zombies(workplace: Make) -> None:
+    place = workplace()
+    place.script.write_text(
+        "import os, time\n"
+        "for _ in range(20):\n"
+        "    if os.fork() == 0:\n"
+        "        if os.fork() == 0:\n"
+        "            time.sleep(0.05)\n"
+        "        os._exit(0)\n"
+        "    os.wait()\n"
+        "print('ready')\n"
+        "time.sleep(1000)\n"
+    )
+    context = place.context()
+    try:
+        end = time.monotonic() + HANG
+        while Path(context.stdouts[0]).read_text() != "ready\n" or len(place.left()) > 1:
+            assert time.monotonic() < end, place.left()
+            time.sleep(0.05)
+    finally:
+        context.close(signal.SIGKILL)
+
+
+def test_torn_error_file_is_no_error_of_the_agent(workplace: Make) -> None:
+    place = workplace()
+    place.script.write_text(
+        "import os\nopen(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('{\"mess')\nos._exit(5)\n"
+    )
+    context = place.context()
+    try:
+        result = context.wait(HANG)
+        assert result is not None
+        assert result.failures[0].exitcode == 5
+    finally:
+        context.close()
+
+
+ENDING = """\
+import sys, helper, torch
+
+class Thing:
+    def __init__(self, name):
+        self.name = name
+
+    def __del__(self):
+        try:
+            import torch
+        except ImportError:
+            print(self.name, "cannot import")
+        else:
+            print(self.name, "finds", torch.__name__)
+
+torch.of_an_inherited_module = Thing("inherited")
+in_a_cycle = Thing("cycle")
+in_a_cycle.itself = in_a_cycle
+del in_a_cycle
+unflushed = open(sys.argv[1], "w")
+unflushed.write("flushed")
+torch.function_of_a_module_of_the_script = helper.function
+"""
+HELPER = """\
+import sys
+
+unflushed = open(sys.argv[1] + ".helper", "w")
+unflushed.write("flushed, too")
+
+def function():
+    return unflushed
+"""
+
+
+def test_a_worker_ends_its_own_modules_and_not_those_of_the_warm_process(workplace: Make, tmp_path: Path) -> None:
+    place = workplace()
+    place.script.write_text(ENDING)
+    place.script.with_name("helper.py").write_text(HELPER)
+    file, helpers = tmp_path / "file", tmp_path / "file.helper"
+
+    assert place.run_plain([str(file)]).stdout == "cycle finds torch\ninherited cannot import\n"
+    file.unlink()
+    helpers.unlink()
+
+    ended = place.run_warm([str(file)])
+
+    assert ended.stdout == "cycle finds torch\n"
+    assert (ended.code, ended.stderr, file.read_text()) == (0, "", "flushed")
+    assert helpers.read_text() == "flushed, too"
+
+
+REGISTERING = """\
+import ctypes
+
+_libc = ctypes.CDLL(None)
+_streams = ctypes.CDLL("libstdc++.so.6")
+
+def register(text):
+    kept.append(text)
+    _libc.__cxa_atexit(_libc.puts, text, None)
+
+def buffer_cout(text):
+    cout = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(_streams, "_ZSt4cout")))
+    _streams._ZNSt8ios_base15sync_with_stdioEb(False)
+    _streams._ZNSo5writeEPKcl(cout, text, ctypes.c_long(len(text)))
+
+kept = []
+register(b"handler of a preload")
+"""
+EXITING = """\
+import sys, registering, torch
+
+registering._libc.printf(b"printed, ")
+registering.buffer_cout(b"streamed\\n")
+registering.register(b"and handled")
+sys.exit(7)
+"""
+
+
+def test_a_worker_runs_its_own_exit_handlers_and_not_those_of_the_warm_process(
+    workplace: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "registering.py").write_text(REGISTERING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    place = workplace(preload=["registering"])
+    place.script.write_text(EXITING)
+
+    plain = place.run_plain()
+    assert (plain.code, "handler of a preload" in plain.stdout) == (7, True)
+
+    ended = place.run_warm()
+
+    assert (ended.code, ended.stderr) == (7, "")
+    assert sorted(ended.stdout.splitlines()) == ["printed, and handled", "streamed"]

@@ -1,0 +1,58 @@
+"""Restart after restart leaves nothing behind."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.local.warm.workplace import HANG, Workplace
+
+from slurm_elastic.agent.forkserver import WarmProcess
+from slurm_elastic.agent.forkserver._linux import children
+
+RESTARTS = 500
+ORDER = 20
+"""KiB of environment in each order. Python takes its memory by the MiB, so what is kept has to be large to be seen."""
+COME_AND_GO = 5
+"""Descriptors, threads and processes of each kind that may be there at the moment of one look and not of another."""
+
+
+def size(warm: WarmProcess) -> dict[str, int]:
+    process = Path("/proc", str(warm.pid))
+    memory = re.search(r"VmData:\s+(\d+) kB", (process / "status").read_text())
+    assert memory is not None
+    return {
+        "memory": int(memory[1]),
+        "files": len(list((process / "fd").iterdir())),
+        "our files": len(list(Path("/proc/self/fd").iterdir())),
+        "threads": len(list((process / "task").iterdir())),
+        "processes": len(children(warm.pid)),
+    }
+
+
+def test_restarts_do_not_grow(workplace: Callable[..., Workplace]) -> None:
+    place = workplace()
+    place.script.write_text("import os\nos._exit(0)\n")
+
+    def restart(times: int) -> None:
+        for _time in range(times):
+            context = place.context(environment={"LARGE": "x" * ORDER * 1024})
+            result = context.wait(HANG)
+            context.close()
+            assert result is not None
+            assert not result.failures
+
+    end = time.monotonic() + HANG
+    while not place.warm.complete:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+        place.warm.renew()
+    restart(50)
+    before = size(place.warm)
+    restart(RESTARTS - 50)
+    after = size(place.warm)
+    grown = {name: after[name] - before[name] for name in after}
+    assert grown.pop("memory") < ORDER * (RESTARTS - 50) / 2
+    assert max(grown.values()) <= COME_AND_GO, grown

@@ -1,0 +1,174 @@
+"""Torch is imported once for the agent and its warm process: neither notices it, nor do workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from tests.local.warm.joint import ROOT
+from tests.local.warm.workplace import HANG
+
+SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.py"))
+
+
+class Agent:
+    """`slurm-elastic agent` with one worker, in a directory of its own."""
+
+    def __init__(self, directory: Path, script: str | None, environment: Mapping[str, str] | None = None) -> None:
+        if script is not None:
+            (directory / "train.py").write_text(script)
+        path = os.pathsep.join([*([environment["PYTHONPATH"]] if environment else []), str(ROOT)])
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "slurm_elastic", "agent", "--max-restarts=0", "--no-health", "train.py", "last"],
+            cwd=directory,
+            env={**os.environ, **(environment or {}), "PYTHONPATH": path, "SLURM_ELASTIC_ETCD_PASSWORD": "private"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def ends(self) -> tuple[int, str, str]:
+        """Exit code, standard output and standard error."""
+        out, err = self.process.communicate(timeout=HANG)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture
+def inherited_file(tmp_path: Path) -> Iterator[int]:
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    os.set_inheritable(descriptor, True)
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_scripts_run_as_under_torchrun(tmp_path: Path, inherited_file: int) -> None:
+    (tmp_path / "scripts").mkdir()
+    for script in SCRIPTS:
+        # Those that import torch take a second each when they run plainly, and show nothing else.
+        if "torch" not in script.read_text():
+            (tmp_path / "scripts" / script.name).write_text(script.read_text())
+    look = (
+        "import logging, os, sys\nprint(sorted(os.listdir('/proc/self/fd'))[:-1])\n"
+        "ours = ('slurm_elastic', 'hostlist', 'msgspec')\n"
+        "print([name for name in (*sys.modules, *logging.root.manager.loggerDict) if name.startswith(ours)])\n"
+    )
+    # Scripts run by their names: the first one by a process that was forked ahead, the last one by one that was not.
+    for name in ("a_look.py", "z_look.py"):
+        (tmp_path / "scripts" / name).write_text(look)
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("joint.py")), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+        pass_fds=[inherited_file],
+    )
+    assert done.returncode == 5, done.stderr
+    assert "cold" not in done.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert len(results) > 12
+    assert {name: warm for name, (warm, _plain) in results.items()} == {
+        name: plain for name, (_warm, plain) in results.items()
+    }
+
+
+def test_nothing_waits_for_the_libraries_that_are_loaded_meanwhile() -> None:
+    code = (
+        "import sys\n"
+        "from slurm_elastic.agent.forkserver import _ahead as ahead\n"
+        "from slurm_elastic.agent.forkserver._bytecode_prefetch import ReadAhead\n"
+        "def libraries(): return {line.split()[-1] for line in open('/proc/self/maps') if '.so' in line}\n"
+        "ahead.import_before()\n"
+        "before = libraries()\n"
+        "ahead.import_meanwhile()\n"
+        "ReadAhead().read(ahead.READ_MEANWHILE, enough=lambda: False)\n"
+        "print(libraries() - before, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "set() False\n"
+
+
+def test_what_was_read_meanwhile_is_imported() -> None:
+    code = (
+        "import sys\n"
+        "from slurm_elastic.agent.forkserver import _ahead as ahead\n"
+        "from slurm_elastic.agent.forkserver._bytecode_prefetch import ReadAhead\n"
+        "read_ahead = ReadAhead()\n"
+        "read_ahead.read(ahead.READ_MEANWHILE, enough=lambda: False)\n"
+        "read = {*read_ahead.names}\n"
+        "import torch.distributed\n"
+        "print(len(read) > 300, len(read & {*sys.modules}) / len(read) > 0.8)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "True True\n"
+
+
+def test_agent_stays_the_process_that_was_started(tmp_path: Path) -> None:
+    agent = Agent(
+        tmp_path,
+        "import os, pathlib, sys\n"
+        "warm = pathlib.Path('/proc', str(os.getppid()))\n"
+        "agent = pathlib.Path('/proc', (warm / 'stat').read_text().rpartition(')')[2].split()[1])\n"
+        "print(agent.name, (warm / 'environ').read_bytes().count(b'\"joint\"'), 'torch' in sys.modules)\n"
+        "print((agent / 'cmdline').read_bytes().strip(b'\\0').decode())\n"
+        "print(b'SLURM_ELASTIC_WARM' in (agent / 'environ').read_bytes())\n"
+        "print(any(b'private' in process.read_bytes() for process in (warm / 'environ', agent / 'environ')))\n"
+        "sys.exit(3)\n",
+    )
+    code, out, err = agent.ends()
+    assert code == 1, err
+    assert [line.partition("] ")[2] for line in out.splitlines()] == [
+        f"{agent.process.pid} 1 True",
+        f"{sys.executable} -m slurm_elastic agent --max-restarts=0 --no-health train.py last",
+        "False",
+        "False",
+    ]
+    assert "rank 0 on localhost ended with exit code 3" in err
+
+
+def test_signal_during_the_import_makes_the_agent_leave(tmp_path: Path) -> None:
+    agent = Agent(tmp_path, "import time\ntime.sleep(1000)\n")
+    end = time.monotonic() + HANG
+    while b'"joint"' not in Path(f"/proc/{agent.process.pid}/environ").read_bytes() and time.monotonic() < end:
+        time.sleep(0.005)
+    agent.process.send_signal(signal.SIGTERM)
+    code, _out, err = agent.ends()
+    assert code == 75, err
+
+
+def test_module_beside_the_script_hides_the_one_that_torch_imports(tmp_path: Path) -> None:
+    (tmp_path / "uuid.py").write_text(
+        "import importlib.util, os, sysconfig\n"
+        "real = os.path.join(sysconfig.get_paths()['stdlib'], 'uuid.py')\n"
+        "spec = importlib.util.spec_from_file_location('uuid', real)\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(module)\n"
+        "globals().update({**vars(module), 'beside': True})\n"
+    )
+    code, out, err = Agent(tmp_path, "import sys, uuid\nprint('torch' in sys.modules, uuid.beside)\n").ends()
+    assert (code, out) == (0, "[localhost/0] True True\n"), err
+
+
+def test_threads_of_a_site_speak_against_it(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=[1000], daemon=True).start()\n"
+    )
+    code, out, err = Agent(tmp_path, "import sys\nprint('torch' in sys.modules)\n", {"PYTHONPATH": str(site)}).ends()
+    assert (code, out) == (0, "[localhost/0] False\n"), err
+    assert "workers start cold: after importing" in err
+    assert "threads are running" in err
+
+
+def test_missing_script_is_one_line(tmp_path: Path) -> None:
+    code, out, err = Agent(tmp_path, None).ends()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"slurm-elastic: error: no script {tmp_path}/train.py on localhost")

@@ -1,0 +1,235 @@
+"""How workers come to start: warm, cold with a reason, or not at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.local.warm.workplace import HANG, Workplace
+
+from slurm_elastic.agent.forkserver import FUNCTION, Program, StartInterruptedError, State, WarmProcess
+from slurm_elastic.control import RoundControl
+from slurm_elastic.errors import UsageError
+
+Make = Callable[..., Workplace]
+FORKED = "import sys\nprint('torch' in sys.modules)\n"
+
+
+def test_cold_start_on_demand(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING")
+    place = workplace(warm=False)
+    place.script.write_text(FORKED)
+    assert place.run_warm().stdout == "False\n"
+    assert not caplog.messages
+
+
+def test_program_that_is_not_python(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:
+    place = workplace(program=None, entrypoint="/bin/echo")
+    place.warm.close()
+    place.warm = WarmProcess.start(None)
+    place.program = Program("/bin/echo", ())
+    assert place.run_warm(["a", "b"]).stdout == "a b\n"
+    assert caplog.messages == ["workers start cold: the entry point is not a Python script"]
+
+
+def test_another_interpreter(workplace: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # Outside of its environment it finds neither torch nor anything else that is installed.
+    other = tmp_path / "python"
+    other.symlink_to(sys.executable)
+    (tmp_path / "train.py").write_text(FORKED)
+    place = workplace(program=Program(str(other), ("-u", str(tmp_path / "train.py"))), entrypoint=str(other))
+    assert place.run_warm().stdout == "False\n"
+    assert caplog.messages == [f"workers start cold: the interpreter is {other}, that of the agent {sys.executable}"]
+
+
+def test_torch_that_cannot_be_imported(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """As where a module beside the script hides one of torch's: the script says so itself, or goes without torch."""
+    place = workplace(modules={"pickletools": "raise ImportError('not the one')\n"})
+    place.script.write_text(FORKED)
+    assert place.run_warm().stdout == "False\n"
+    assert caplog.messages == ["workers start cold: torch cannot be imported: ImportError: not the one"]
+
+
+def test_program_that_is_not_there(workplace: Make) -> None:
+    place = workplace(warm=False, entrypoint="/no/such/program")
+    with pytest.raises(OSError, match="No such file"):
+        place.context()
+
+
+@pytest.mark.parametrize(
+    ("variable", "reason"),
+    [("OMP_NUM_THREADS", "OMP_NUM_THREADS is '3' for the worker"), ("PYTHONOPTIMIZE", "PYTHONOPTIMIZE is '3'")],
+)
+def test_variable_read_at_import(workplace: Make, caplog: pytest.LogCaptureFixture, variable: str, reason: str) -> None:
+    place = workplace()
+    place.script.write_text(FORKED)
+    assert place.run_warm(environment={variable: "3"}).stdout == "False\n"
+    assert caplog.messages[0].startswith(f"workers start cold: {reason}")
+    assert place.run_warm().stdout == "True\n"
+
+
+def test_working_directory_of_a_cold_start(
+    workplace: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = workplace()
+    place.script.write_text("import os\nprint(os.getcwd())\n")
+    monkeypatch.chdir(tmp_path)
+    assert place.run_warm().stdout == f"{tmp_path}\n"
+    assert "the working directory is" in caplog.text
+
+
+def test_broken_preload_is_named(workplace: Make) -> None:
+    place = workplace(preload=["numpy", "no_such_module"])
+    with pytest.raises(UsageError, match=r"no_such_module cannot be imported: ModuleNotFoundError: No module named"):
+        place.context()
+
+
+def test_preload_that_kills_the_process_is_named(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:
+    place = workplace(preload=["deadly"], modules={"deadly": "import os\nos.kill(os.getpid(), 9)\n"})
+    place.script.write_text(FORKED)
+    assert place.run_warm().stdout == "False\n"
+    assert caplog.messages == ["workers start cold: the warm process died (SIGKILL) while it imported deadly"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (
+            "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
+            "threads are running",
+        ),
+        ("import subprocess; child = subprocess.Popen(['sleep', '1000'])", "child processes are running"),
+        # As where there is a GPU.
+        ("import torch; torch.cuda._initialized = True", "CUDA is initialized"),
+        (
+            "import os, torch; me = os.getpid(); torch.cuda._is_in_bad_fork = lambda: os.getpid() != me",
+            "CUDA was used, and cannot be used after a fork",
+        ),
+    ],
+)
+def test_preload_after_which_a_fork_is_no_fresh_start(
+    workplace: Make, caplog: pytest.LogCaptureFixture, line: str, reason: str
+) -> None:
+    place = workplace(preload=["lively"], modules={"lively": line + "\n"})
+    place.script.write_text(FORKED)
+    assert place.run_warm().stdout == "False\n"
+    assert reason in caplog.text
+    assert "lively" in caplog.text
+
+
+def test_thread_pool_that_knows_about_fork_is_no_obstacle(workplace: Make) -> None:
+    """OpenBLAS starts one thread per further core when numpy is imported."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS",)}
+    warm = WarmProcess.start(FUNCTION, preload=["numpy"], environment=environment)
+    try:
+        assert warm.wait_ready(HANG)
+        assert warm.state is State.WARM, warm.reason
+    finally:
+        warm.close()
+
+
+def test_waiting_for_imports_can_be_stopped(workplace: Make) -> None:
+    place = workplace(preload=["slow"], modules={"slow": "import time\ntime.sleep(1000)\n"})
+    asked = []
+    with pytest.raises(StartInterruptedError):
+        place.warm.wait_ready(HANG, lambda: asked.append(1) is None and len(asked) > 2)
+    assert not place.warm.wait_ready(0)
+
+
+def test_worker_inherits_nothing_of_the_agent(workplace: Make) -> None:
+    with socket.socket() as ours:
+        ours.bind(("127.0.0.1", 0))
+        os.set_inheritable(ours.fileno(), True)
+        place = workplace()
+        place.script.write_text(
+            "import os\n"
+            "print(sorted(os.listdir('/proc/self/fd')), [os.readlink(f'/proc/self/fd/{fd}') for fd in (0, 1, 2)])\n"
+        )
+        for environment in ({}, {"TORCH_COLD": "1"}):
+            seen = place.run_warm(environment=environment).stdout
+            assert seen.startswith("['0', '1', '2', '3']")
+            assert "socket" not in seen
+
+
+def test_agent_signal_mask_and_handlers_do_not_matter(workplace: Make) -> None:
+    place = workplace()
+    place.script.write_text("import signal\nprint(signal.pthread_sigmask(0, []), signal.getsignal(signal.SIGUSR1))\n")
+    previous = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        assert place.run_warm().stdout == "set() 0\n"
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+
+
+def test_worker_is_bound_to_the_cpus_that_torch_chooses_for_it(
+    workplace: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = workplace()
+    place.script.write_text("import os\nprint(os.environ['RANK'], os.sched_getaffinity(0))\n")
+    cpus = [min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))]
+
+    def bind(command: tuple[str, ...], gpu_index: int, numa_options: object) -> tuple[str, ...]:
+        return ("numactl", f"--physcpubind={cpus[gpu_index]}", *command)
+
+    # As on a machine with GPUs, where it depends on which one is nearest.
+    monkeypatch.setattr("slurm_elastic.agent.forkserver.torch_context._maybe_wrap_command_args_with_numa_binding", bind)
+    context = place.context(workers=2)
+    try:
+        assert context.wait(HANG) is not None
+        seen = [Path(context.stdouts[rank]).read_text() for rank in (0, 1)]
+    finally:
+        context.close()
+    assert seen == [f"{rank} {{{cpu}}}\n" for rank, cpu in enumerate(cpus)]
+
+
+def multiplied(*numbers: int) -> list[int]:
+    import torch
+
+    print("in", os.environ["RANK"], __name__)
+    return (torch.tensor(numbers) * int(os.environ["FACTOR"])).tolist()
+
+
+def failing(_number: int) -> None:
+    raise ValueError("in a function")
+
+
+@pytest.mark.parametrize("start", ["warm", "cold"])
+def test_functions_as_entry_points(workplace: Make, monkeypatch: pytest.MonkeyPatch, start: str) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[3])
+    place = workplace(program=FUNCTION, entrypoint=multiplied, warm=start == "warm")
+    context = place.context([1, 2], {"FACTOR": "5"}, workers=2)
+    try:
+        result = context.wait(HANG)
+        assert result is not None
+        assert result.return_values == {0: [5, 10], 1: [5, 10]}, place.read(context, result)
+        assert Path(context.stdouts[1]).read_text() == "in 1 tests.local.warm.test_start\n"
+    finally:
+        context.close()
+    place.entrypoint = failing
+    ended = place.run_warm([1])
+    assert ended.code == 1
+    assert ended.error is not None
+    assert ended.error["message"]["message"] == "ValueError: in a function"
+
+
+def test_function_that_cannot_be_pickled(workplace: Make) -> None:
+    place = workplace(program=FUNCTION, entrypoint=lambda: 1)
+    with pytest.raises((AttributeError, TypeError)):
+        place.context()
+
+
+@pytest.mark.parametrize("preload", [(), ("slurm_elastic.trainer",)])
+def test_worker_finds_its_control_page(
+    workplace: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preload: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    place = workplace(preload=list(preload))
+    place.script.write_text(f"{FORKED}from slurm_elastic import trainer\nprint(trainer.should_stop(3))\n")
+    control = RoundControl(tmp_path / "pages", 0, 1)
+    assert place.run_warm(environment=control.environment(0)).stdout == "True\nNone\n"
+    assert [(worker.boundary, worker.step) for worker in control.progress()] == [(1, 3)]

@@ -1,0 +1,124 @@
+"""Runs a script as torchrun runs it and as a warm worker, to compare what came of both."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, RunProcsResult, Std, start_processes
+
+from slurm_elastic.agent.forkserver import Program, WarmProcess
+from slurm_elastic.agent.forkserver._linux import children
+from slurm_elastic.agent.forkserver.torch_context import WarmContext, start_warm_processes
+
+HANG = 120.0
+"""Seconds after which a test gives up. Imports of torch take ten times as long where ten processes want a processor."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What is left of one worker."""
+
+    code: int
+    stdout: str
+    stderr: str
+    error: dict[str, Any] | None
+
+
+class Workplace:
+    """A directory with a script, modules beside it, a warm process for it, and the logs of its workers."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        program: Program | None = None,
+        arguments: Sequence[str] = (),
+        modules: Mapping[str, str] | None = None,
+        entrypoint: str | Callable[..., Any] = sys.executable,
+        **options: Any,
+    ) -> None:
+        self.directory = directory
+        self.script = directory / "train.py"
+        self.script.touch()
+        for name, source in (modules or {}).items():
+            (directory / f"{name}.py").write_text(source)
+        self.entrypoint = entrypoint
+        self.program = program or Program.script(str(self.script), arguments)
+        self.warm = WarmProcess.start(self.program, **options)
+
+    def close(self) -> None:
+        self.warm.close()
+
+    def left(self) -> list[int]:
+        """The children of the warm process, without the one that is to take its place."""
+        found = children(self.warm.pid)
+        self.warm.read()
+        successor = self.warm._successor
+        return [pid for pid in found if successor is None or pid != successor.pid]
+
+    def context(
+        self, arguments: Sequence[Any] = (), environment: Mapping[str, str] | None = None, workers: int = 1
+    ) -> WarmContext:
+        return start_warm_processes(*self.call(arguments, environment, workers), warm=self.warm)
+
+    def call(self, arguments: Sequence[Any], environment: Mapping[str, str] | None, workers: int) -> tuple[Any, ...]:
+        args = (*self.program.options, *arguments) if isinstance(self.entrypoint, str) else tuple(arguments)
+        return (
+            "test",
+            self.entrypoint,
+            dict.fromkeys(range(workers), args),
+            {rank: {"RANK": str(rank), "LOCAL_RANK": str(rank), **(environment or {})} for rank in range(workers)},
+            DefaultLogsSpecs(str(self.directory / "logs"), redirects=Std.ALL),
+        )
+
+    def run_warm(self, arguments: Sequence[Any] = (), environment: Mapping[str, str] | None = None) -> Ended:
+        return self.ended(self.context(arguments, environment))
+
+    def run_plain(self, arguments: Sequence[Any] = (), environment: Mapping[str, str] | None = None) -> Ended:
+        with _signal_handlers_kept():
+            return self.ended(start_processes(*self.call(arguments, environment, 1)))
+
+    def ended(self, context: PContext) -> Ended:
+        try:
+            result = context.wait(HANG, 0.01)
+            assert result is not None, "it hangs"
+            return self.read(context, result)
+        finally:
+            context.close(signal.SIGKILL)
+
+    def read(self, context: PContext, result: RunProcsResult) -> Ended:
+        error = Path(context.error_files[0])
+        return Ended(
+            result.failures[0].exitcode if result.failures else 0,
+            Path(context.stdouts[0]).read_text(),
+            Path(context.stderrs[0]).read_text(),
+            json.loads(error.read_text()) if error.exists() else None,
+        )
+
+
+@contextlib.contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    # PContext.start of torch 2.13 replaces them.
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    kept = [signal.getsignal(number) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, kept, strict=True):
+            signal.signal(number, handler)
+
+
+def comparable(ended: Ended) -> Ended:
+    """What came of a worker, without what differs from process to process: addresses, times, loaded extensions."""
+    stderr = re.sub(r"0x[0-9a-f]+", "0x", ended.stderr)
+    stderr = re.sub(r"\n\nExtension modules: .*", "", stderr)
+    error = json.loads(re.sub(r'"timestamp": "\d+"', '"timestamp": ""', json.dumps(ended.error)))
+    return Ended(ended.code, re.sub(r"0x[0-9a-f]+", "0x", ended.stdout), stderr, error)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from slurm_elastic.agent.forkserver import FUNCTION, Program, worker_command
+from slurm_elastic.cli import agent_scan
+from slurm_elastic.cli.agent_parser import agent_parser
+
+
+@pytest.mark.parametrize(
+    ("line", "options", "arguments"),
+    [
+        ("train.py", "-u train.py", ""),
+        ("train.py --nnodes 3 -m", "-u train.py", "--nnodes 3 -m"),
+        ("--nnodes 1:4 --standalone train.py", "-u train.py", ""),
+        ("--nnodes=1:4 --nproc-per-node=2 -m package.train --lr 1", "-u -m package.train", "--lr 1"),
+        ("--module train", "-u -m train", ""),
+        ("--modul train", "-u -m train", ""),
+        ("-r 3 -t3 --tee=1 train.py x", "-u train.py", "x"),
+        ("--start warm --preload numpy,scipy train.py", "-u train.py", ""),
+        ("--virtual-local-rank -- -odd.py y", "-u -odd.py", "y"),
+        ("--no-health --no-watchdog train.py y", "-u train.py", "y"),
+    ],
+)
+def test_program_of_a_command_line(line: str, options: str, arguments: str) -> None:
+    found = Program.from_command_line(line.split(), {})
+    assert found == Program(sys.executable, tuple(options.split()), tuple(arguments.split()))
+
+
+@pytest.mark.parametrize(
+    "line", ["", "--nnodes 2", "--no-python train.py", "--no-p --nnodes 2 train.py", "--standalone"]
+)
+def test_no_python_program(line: str) -> None:
+    assert Program.from_command_line(line.split(), {}) is None
+
+
+def test_switches_from_the_environment() -> None:
+    assert Program.from_command_line(["train"], {"PET_MODULE": "1"}) == Program.script("train", module=True)
+    assert Program.from_command_line(["train"], {"PET_MODULE": "0"}) == Program.script("train")
+    assert Program.from_command_line(["train"], {"PET_NO_PYTHON": "1"}) is None
+
+
+def test_run_path_is_a_function() -> None:
+    assert Program.from_command_line(["--run-path", "train.py", "x"], {}) is FUNCTION
+
+
+def test_other_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHON_EXEC", "/other/python")
+    assert Program.script("train.py", ["x"]).command() == ["/other/python", "-u", "train.py", "x"]
+
+
+def test_arguments_of_a_command() -> None:
+    found = Program("/python", ("-u", "train.py"), ("x",))
+    assert found.arguments_of(["/python", "-u", "train.py", "y", "z"]) == ("y", "z")
+    assert found.arguments_of(["/python", "-u", "train.py"]) == ()
+    assert found.arguments_of(["/python", "-u", "other.py", "x"]) is None
+    assert found.arguments_of(["/python3", "-u", "train.py", "x"]) is None
+    assert found.arguments_of(["/python", "-u"]) is None
+
+
+def test_every_option_without_a_value_is_known_before_torch_is_imported() -> None:
+    options = {name for action in agent_parser()._actions if action.nargs == 0 for name in action.option_strings}
+    assert options == set(worker_command._ALL_SWITCHES)
+    known = {name for name in options if name.replace("_", "-") == name} - {"-h", "--help"}
+    assert known <= agent_scan._FLAGS

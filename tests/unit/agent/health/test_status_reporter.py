@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import select
+
+import pytest
+
+from slurm_elastic.agent.health import Reporter, Snapshot
+from slurm_elastic.agent.health import _status_reporter as module
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def asked(reporter: Reporter) -> bool:
+    return bool(select.select([reporter.fd], [], [], 0)[0])
+
+
+def test_the_main_loop_is_asked_only_when_its_last_sign_is_old(clock: Clock) -> None:
+    reporter = Reporter(Snapshot("7", "n1", "7", "n1/7.0/1", 0.0))
+    clock.now += 0.5
+    assert reporter.silence() == 0.0
+    assert not asked(reporter)
+    clock.now += 3600.0
+    assert not asked(reporter)
+    assert reporter.silence() == 0.0
+    assert asked(reporter)
+    clock.now += 70.0
+    assert reporter.silence() == 70.0
+    reporter.answer()
+    assert reporter.silence() == 0.0
+    assert not asked(reporter)
+    reporter.close()
+
+
+def test_a_main_loop_that_has_ended_owes_nothing(clock: Clock) -> None:
+    reporter = Reporter(Snapshot("7", "n1", "7", "n1/7.0/1", 0.0))
+    clock.now += 10.0
+    reporter.silence()
+    reporter.over()
+    clock.now += 100.0
+    assert reporter.silence() == 0.0
+    reporter.close()

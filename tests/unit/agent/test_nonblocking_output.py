@@ -1,0 +1,120 @@
+"""Output that nobody reads holds up nobody."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.agent import nonblocking_output
+from slurm_elastic.agent.log_tail import Followed, Tail
+from slurm_elastic.agent.nonblocking_output import Outlet, hold_up_nobody
+
+PATIENCE = 60.0
+
+
+class Pipe:
+    """An outlet into a pipe, and the end at which somebody may read."""
+
+    def __init__(self) -> None:
+        self.reading, self.writing = os.pipe()
+        self.outlet = Outlet(self.writing)
+
+    def read(self, until: bytes) -> bytes:
+        found = b""
+        while until not in found:
+            assert select.select([self.reading], [], [], PATIENCE)[0], found[-100:]
+            found += os.read(self.reading, 1 << 16)
+        return found
+
+    def close(self) -> None:
+        # What waits cannot be written any more, so the thread is through with the descriptor.
+        os.close(self.reading)
+        while self._waits():
+            self.outlet.finish()
+        os.close(self.writing)
+
+    def _waits(self) -> bool:
+        # Between two lines of the thread nothing waits although it is about to say what is left out.
+        with self.outlet._changed:
+            return bool(self.outlet._size)
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
+    monkeypatch.setattr(nonblocking_output, "_STALLED", 0.1)
+    made = Pipe()
+    yield made
+    made.close()
+
+
+def test_everything_arrives_in_its_order(pipe: Pipe) -> None:
+    lines = [f"line {number} ä\n" for number in range(1000)]
+    for line in lines:
+        print(line, end="", file=pipe.outlet, flush=True)
+    assert pipe.read(b"line 999 \xc3\xa4\n").decode() == "".join(lines)
+    pipe.outlet.finish()
+
+
+def test_a_line_that_is_longer_than_all_that_may_wait_arrives(pipe: Pipe) -> None:
+    pipe.outlet.write("x" * (1 << 20) + "\n")
+    assert pipe.read(b"\n") == b"x" * (1 << 20) + b"\n"
+
+
+def test_a_reader_that_stops_holds_up_nobody_and_is_told_what_is_left_out(pipe: Pipe) -> None:
+    piece = "x" * 99_999 + "\n"
+    for _ in range(20):
+        pipe.outlet.write(piece)
+        pipe.outlet.wait_for_room()
+    pipe.outlet.finish()
+    assert b"pieces of output are left out: nobody read them\n" in pipe.read(b"them\n")
+    pipe.outlet.write("again\n")
+    pipe.read(b"again\n")
+
+
+def test_a_slow_reader_misses_nothing_of_who_has_time(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nonblocking_output, "_STALLED", PATIENCE)
+    with subprocess.Popen(["wc", "-c"], stdin=pipe.reading, stdout=subprocess.PIPE, text=True) as reader:
+        for _ in range(30):
+            pipe.outlet.wait_for_room()
+            pipe.outlet.write("x" * 100_000)
+        while pipe.outlet._size:
+            pipe.outlet.finish()
+        os.close(pipe.writing)
+        assert reader.communicate(timeout=PATIENCE)[0] == "3000000\n"
+    pipe.writing = os.open(os.devnull, os.O_WRONLY)
+
+
+def test_workers_output_that_nobody_reads_does_not_hold_up_the_end_of_a_round(pipe: Pipe, tmp_path: Path) -> None:
+    log = tmp_path / "stdout.log"
+    log.write_bytes(b"many words\n" * 500_000)
+    tail = Tail([Followed(str(log), "", pipe.outlet, lambda line: True)])
+    tail.start()
+    tail.stop()
+
+
+def test_pipes_are_replaced_and_files_are_not(pipe: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registered = []
+    monkeypatch.setattr(nonblocking_output.atexit, "register", registered.append)
+    with io.TextIOWrapper(io.FileIO(os.dup(pipe.writing), "w")) as old, (tmp_path / "file").open("w") as file:
+        handler = logging.StreamHandler(old)
+        logging.getLogger("of.torch").addHandler(handler)
+        monkeypatch.setattr(sys, "stderr", old)
+        monkeypatch.setattr(sys, "stdout", file)
+        try:
+            hold_up_nobody()
+            new = sys.stderr
+            assert isinstance(new, Outlet)
+            assert (sys.stdout, handler.stream, registered) == (file, new, [new.finish])
+            logging.getLogger("of.torch").error("broken")
+            assert pipe.read(b"\n") == b"broken\n"
+            new.finish()
+        finally:
+            logging.getLogger("of.torch").removeHandler(handler)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.agent import scratch_dir
+from slurm_elastic.agent.watchdog import is_enabled, make_pipe
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(scratch_dir, "_SHARED_MEMORY", tmp_path)
+    return tmp_path
+
+
+def test_torch_decides_what_switches_it_off() -> None:
+    assert is_enabled({})
+    assert is_enabled({"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})
+    assert not is_enabled({"TORCHELASTIC_ENABLE_FILE_TIMER": "0"})
+    assert not is_enabled({"TORCHELASTIC_ENABLE_FILE_TIMER": ""})
+
+
+def test_a_private_pipe_that_leaves_nothing_behind(temporary: Path) -> None:
+    first, second = make_pipe({}), make_pipe({})
+    assert first is not None
+    assert second is not None
+    assert first.path != second.path
+    assert stat.S_ISFIFO(first.path.stat().st_mode)
+    assert stat.S_IMODE(first.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(first.path.parent.stat().st_mode) == 0o700
+    first.close()
+    second.close()
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_pipe_is_where_the_user_wants_it(temporary: Path) -> None:
+    wish = temporary / "mine"
+    pipe = make_pipe({"TORCHELASTIC_TIMER_FILE": str(wish)})
+    assert pipe is not None
+    assert pipe.path == wish
+    assert pipe.directory is None
+    pipe.close()
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe", "dangling link", "no directory"])
+def test_what_is_there_stays_there(kind: str, temporary: Path, caplog: pytest.LogCaptureFixture) -> None:
+    wish = temporary / "taken"
+    match kind:
+        case "file":
+            wish.write_text("precious")
+        case "pipe":
+            os.mkfifo(wish)
+        case "dangling link":
+            wish.symlink_to(temporary / "nowhere")
+        case "no directory":
+            wish = temporary / "missing" / "timer"
+    before = wish.lstat() if kind != "no directory" else None
+    with caplog.at_level(logging.WARNING):
+        pipe = make_pipe({"TORCHELASTIC_TIMER_FILE": str(wish)})
+    assert str(wish) in caplog.text
+    assert pipe is not None
+    assert pipe.path != wish
+    pipe.close()
+    if before is not None:
+        assert wish.lstat().st_ino == before.st_ino
+        assert wish.lstat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_without_a_directory_there_is_no_watchdog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(scratch_dir, "_SHARED_MEMORY", tmp_path / "missing")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with caplog.at_level(logging.WARNING):
+        assert make_pipe({}) is None
+    assert "no watchdog" in caplog.text

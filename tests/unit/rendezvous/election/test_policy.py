@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from slurm_elastic.rendezvous.election.policy import FENCE, default_leader_limit, newest_order, patience
+from slurm_elastic.rendezvous.membership import Settings
+
+ORDER = ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("own", "ended", "seconds"),
+    [
+        ("a", (), 0.0),
+        # The others wait for those ahead of them, unless these have ended.
+        ("b", (), 1.25),
+        ("b", ("a",), 0.0),
+        ("c", (), 1.5),
+        ("c", ("b",), 1.25),
+        ("c", ("a", "b"), 0.0),
+        # Whoever was no member waits longest, if there is somebody to wait for.
+        ("x", ("a", "b"), 2.0),
+        ("x", ("a", "b", "c"), 0.0),
+    ],
+)
+def test_how_long_an_agent_looks_for_another_leader_before_it_stands(
+    own: str, ended: tuple[str, ...], seconds: float
+) -> None:
+    assert patience(ORDER, own, ended) == seconds
+
+
+@pytest.mark.parametrize(
+    ("own", "ended", "leaving", "seconds"),
+    [
+        # Whoever goes does not stand, and nobody waits for it.
+        ("a", "", "a", math.inf),
+        ("b", "", "a", 0.0),
+        ("c", "", "a", 1.25),
+        ("c", "a", "b", 0.0),
+        ("c", "", "ab", 0.0),
+        # Not even if all others go as well: their workers are told to stop all the same.
+        ("c", "ab", "abc", math.inf),
+        ("x", "", "x", math.inf),
+        ("x", "", "abc", 2.0),
+    ],
+)
+def test_an_agent_that_goes_leaves_it_to_others_to_lead(own: str, ended: str, leaving: str, seconds: float) -> None:
+    assert patience(ORDER, own, ended, leaving) == seconds
+
+
+def test_nobody_is_waited_for_where_nobody_was() -> None:
+    assert patience((), "x", ()) == 0.0
+
+
+@pytest.mark.parametrize("limit", [1.0, 3.0, 30.0])
+def test_the_times_follow_each_other(limit: float) -> None:
+    stop, tick = 0.5, Settings(min_nodes=1, max_nodes=1, heartbeat_limit=limit).tick_interval
+    # A member has no workers any more when its leader gives it up, and a leader none when its members give it up.
+    assert limit * FENCE < limit
+    assert limit + tick + stop < default_leader_limit(limit)
+
+
+@pytest.mark.parametrize(
+    ("told_in", "recorded", "recorded_in", "order"),
+    [
+        # Written down when its leader was lost, before everybody was told.
+        (3, "bca", 4, "bca"),
+        # Without those that it had given up.
+        (3, "a", 4, "abc"),
+        # The record has the lost leader, too.
+        (3, "abc", 3, "bc"),
+        (3, "", -1, "bc"),
+        (3, "ab", 2, "bc"),
+    ],
+)
+def test_who_stands_first_is_the_same_for_all_that_know_of_the_newest_round(
+    told_in: int, recorded: str, recorded_in: int, order: str
+) -> None:
+    assert "".join(newest_order("bc", told_in, recorded, recorded_in)) == order
+
+
+def test_who_was_told_nothing_goes_by_the_records() -> None:
+    assert list(newest_order("", -1, "ab", 0)) == ["a", "b"]

@@ -1,0 +1,48 @@
+"""Signs of life: everybody is asked in time, few agents together and many in turns."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from slurm_elastic.rendezvous.leader.heartbeat_schedule import Beats
+
+INTERVAL, TICK = 1.0, 0.5
+
+
+def moments(count: int, seconds: float, step: float = TICK, leaving: bool = False) -> dict[str, list[float]]:
+    """When each of `count` agents was asked; one of the others leaves after every call if `leaving`."""
+    beats = Beats(INTERVAL, TICK)
+    agents = {f"node{number}/1.0/{number}": list[float]() for number in range(count)}
+    present, now = list(agents), 100.0
+    while now < 100.0 + seconds:
+        for agent in beats.due(present, now):
+            agents[agent].append(now)
+        if leaving and len(present) > count // 2:
+            present.pop(0)
+        now += step
+    return {agent: agents[agent] for agent in present}
+
+
+@pytest.mark.parametrize("step", [0.5, 0.5001, 0.25, 0.1, 0.01])
+@pytest.mark.parametrize("count", [1, 4, 200, 5000])
+def test_every_agent_is_asked_once_in_an_interval(count: int, step: float) -> None:
+    for asked in moments(count, seconds=10, step=step).values():
+        gaps = [later - earlier for earlier, later in pairwise([100.0, *asked])]
+        assert max(gaps) <= INTERVAL + TICK
+        assert len(asked) <= 10 / (INTERVAL - TICK) + 1
+
+
+def test_few_agents_are_asked_together_so_that_the_leader_sleeps() -> None:
+    assert len({tuple(asked) for asked in moments(16, seconds=10).values()}) == 1
+
+
+def test_many_agents_are_asked_in_turns() -> None:
+    first = [asked[0] for asked in moments(4000, seconds=10).values()]
+    assert max(first.count(moment) for moment in set(first)) < 4000 * 2 / 3
+
+
+def test_nobody_is_passed_over_because_others_leave() -> None:
+    for asked in moments(1000, seconds=30, leaving=True).values():
+        assert max(later - earlier for earlier, later in pairwise(asked)) <= INTERVAL + TICK

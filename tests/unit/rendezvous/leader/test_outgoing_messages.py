@@ -1,0 +1,75 @@
+"""What agents are told of decisions, where it is more than the decision itself."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from slurm_elastic.rendezvous.leader.agent_connections import Peers
+from slurm_elastic.rendezvous.leader.outgoing_messages import tell
+from slurm_elastic.rendezvous.membership import (
+    Decision,
+    Finish,
+    Held,
+    Hold,
+    LeaveReason,
+    Leaving,
+    Left,
+    Outcome,
+    Resign,
+    StopAt,
+)
+from slurm_elastic.rendezvous.transport.messages import Ended, Holding, LeaderMessage, Resigned, Stopping
+from tests.unit.rendezvous.scenario import Scenario, only
+
+
+class Told:
+    """Takes what is said, and to whom; beside the agents a store is connected."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[set[str], LeaderMessage]] = []
+
+    def others(self, agents: tuple[str, ...]) -> tuple[str, ...]:
+        return ("store",)
+
+    def send(self, agents: tuple[str, ...], message: LeaderMessage) -> None:
+        self.said.append((set(agents), message))
+
+
+def told(run: Scenario, decision: Decision) -> tuple[set[str], LeaderMessage]:
+    peers = Told()
+    tell(cast(Peers, peers), 1, run.state, decision)
+    (said,) = peers.said
+    return said
+
+
+def test_who_will_not_lead_is_told_before_a_leader_may_be_lost() -> None:
+    run = Scenario(agent="n0", answers=True, expected_nodes=("n0", "n1", "n2"))
+    run.join("n0", "n1", "n2")
+    (hold,) = only(Hold, run.on(Leaving("n1", LeaveReason.PREEMPTED)))
+    assert told(run, hold) == ({"n0", "n1", "n2"}, Holding(0, leaving=("n1",)))
+    run.on(Leaving("n2", LeaveReason.PREEMPTED))
+    stops = [stop for name in ("n0", "n1", "n2") for stop in only(StopAt, run.on(Held(name, 0, 5)))]
+    (_, stopping) = told(run, stops[-1])
+    assert isinstance(stopping, Stopping)
+    assert stopping.leaving == ("n1", "n2")
+
+
+def test_a_leader_that_resigns_says_who_is_gone_and_says_it_to_all() -> None:
+    run = Scenario(agent="n0", expected_nodes=("n0", "n1", "n2"))
+    run.join("n0", "n1", "n2")
+    for name in ("n0", "n1"):
+        run.on(Leaving(name, LeaveReason.PREEMPTED))
+    run.join("n2", last_round=0)
+    run.on(Left("n1", LeaveReason.PREEMPTED))
+    (resign,) = only(Resign, run.on(Left("n0", LeaveReason.PREEMPTED)))
+    assert told(run, resign) == ({"n2", "store"}, Resigned("n0", gone=("n0", "n1")))
+
+
+def test_the_end_is_told_to_all_at_once_and_then_to_each_that_comes() -> None:
+    run = Scenario(agent="n0", join_timeout=10.0, min_nodes=2)
+    run.join("n0")
+    (finish,) = only(Finish, run.wait(11.0))
+    assert told(run, finish) == ({"n0", "store"}, Ended(Outcome.TIMED_OUT, None, finish.detail))
+    (again,) = only(Finish, run.join("n1"))
+    (agents, _) = told(run, again)
+    assert agents == {"n1"}

@@ -1,0 +1,44 @@
+"""What every keeper of the records has to do, and what the run directory does when it fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.rendezvous.records.api import RecordsError, RunDirRecords
+from slurm_elastic.rundir import RunDir
+from tests.unit.rendezvous.records_contract import RecordsContract
+
+
+class TestRunDirRecords(RecordsContract):
+    @pytest.fixture
+    def records(self, tmp_path: Path) -> RunDirRecords:
+        return RunDirRecords(RunDir.for_run(tmp_path, "7").open(), "7.0")
+
+    @pytest.fixture
+    def sibling(self, records: RunDirRecords, tmp_path: Path) -> RunDirRecords:
+        return RunDirRecords(RunDir.for_run(tmp_path, "7"), "7.0")
+
+    @pytest.fixture
+    def successor(self, records: RunDirRecords, tmp_path: Path) -> RunDirRecords:
+        return RunDirRecords(RunDir.for_run(tmp_path, "7"), "7.1")
+
+
+def test_a_run_directory_that_is_gone_is_said_with_its_name(tmp_path: Path) -> None:
+    records = RunDirRecords(RunDir.for_run(tmp_path, "7"), "7.0")
+    with pytest.raises(RecordsError, match=r"rounds/000000\.json: gone"):
+        records.claim_round(0, {})
+
+
+def test_a_truncated_record_is_an_error_and_not_a_record(tmp_path: Path) -> None:
+    run_dir = RunDir.for_run(tmp_path, "7").open()
+    run_dir.claim_round(0, b'{"places": ')
+    with pytest.raises(RecordsError, match="not one complete JSON object"):
+        RunDirRecords(run_dir, "7.0").situation()
+
+
+def test_a_truncated_endpoint_is_none_since_whoever_leads_next_replaces_it(tmp_path: Path) -> None:
+    run_dir = RunDir.for_run(tmp_path, "7").open()
+    run_dir.publish_endpoint("7.0", b'{"port": ')
+    assert RunDirRecords(run_dir, "7.0").endpoint() is None

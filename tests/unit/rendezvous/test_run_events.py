@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+
+from slurm_elastic.rendezvous.membership import (
+    Candidate,
+    Decision,
+    Drop,
+    Finish,
+    Interrupt,
+    LeaveReason,
+    Outcome,
+    Probe,
+    Publish,
+    Reason,
+    Resend,
+    Retire,
+    Spare,
+    StopAt,
+    Table,
+    WorkerFailure,
+)
+from slurm_elastic.rendezvous.membership.assignment import build_table
+from slurm_elastic.rendezvous.run_events import Entry, describe
+
+
+def table(nodes: int, *, workers: int = 1, reason: Reason = Reason.START, restarts: int = 0) -> Table:
+    candidates = [
+        Candidate(f"n{number}/7.0/1", f"n{number}", number, workers, "default", f"n{number}", 30000)
+        for number in range(1, nodes + 1)
+    ]
+    return build_table(4, reason, candidates, restarts)
+
+
+@pytest.mark.parametrize(
+    ("decision", "line"),
+    [
+        (Publish(table(1), 0.123), "round 4 formed after start in 0.12 s: 1 node (n1), 1 worker"),
+        (
+            Publish(table(2, workers=4, reason=Reason.WORKER_FAILED, restarts=1), 2.0),
+            "round 4 formed after worker failed in 2.00 s: 2 nodes (n1, n2), 8 workers, 1 restart charged",
+        ),
+        (
+            Publish(table(9, reason=Reason.NODE_LOST, restarts=2), 0.0),
+            "round 4 formed after node lost in 0.00 s: 9 nodes (n1, n2, n3, ... n9), 9 workers, 2 restarts charged",
+        ),
+        (
+            Interrupt(("a",), 4, Reason.NODE_LOST, "n2", "its connection broke"),
+            "round 4 ends: node lost, n2 (its connection broke)",
+        ),
+        (Interrupt(("a",), 4, Reason.NODE_JOINED, "n2, n3"), "round 4 ends: node joined, n2, n3"),
+        (Interrupt(("a",), 4, Reason.NODE_JOINED, ""), "round 4 ends: node joined"),
+        (Interrupt((), 4, Reason.NODE_JOINED, "n2", step=17), "round 4 ends after step 17: node joined, n2"),
+        (StopAt(("a",), 4, 17, Reason.NODE_JOINED, "n2", None), "round 4 will end after step 17: node joined, n2"),
+        (
+            StopAt(("a",), 4, 17, Reason.NODE_LEFT, "n1", 24.9, "preempted"),
+            "round 4 will end after step 17: node left, n1 (preempted), within 25 s",
+        ),
+        (Drop("n2/7.0/1", "n2", "silent", 3.04), "lost n2: silent, last sign of life 3.0 s ago"),
+        (Retire("n2/7.0/1", "n2", LeaveReason.PREEMPTED), "n2 left: preempted"),
+        (Spare("n3/7.0/1", "n3"), "n3 waits as a spare"),
+        (Finish(Outcome.SUCCEEDED, ()), "the run succeeded"),
+        (Finish(Outcome.FAILED, (), WorkerFailure("n2/7.0/1", "n2", 3, 1)), "the run failed"),
+        (Finish(Outcome.TIMED_OUT, (), detail="1 of at least 2 nodes"), "the run was given up: 1 of at least 2 nodes"),
+        (Finish(Outcome.CLOSED, (), detail="closed by n1/7.0/1"), "the run closed: closed by n1/7.0/1"),
+    ],
+)
+def test_whole_lines(decision: Decision, line: str) -> None:
+    entry = describe(decision)
+    assert entry is not None
+    assert entry.text == line
+
+
+@pytest.mark.parametrize(
+    "decision", [Probe(("a",), 1), Resend("a", table(1)), Interrupt((), 4, Reason.NODE_LEFT, "n2")], ids=str
+)
+def test_what_is_of_no_interest_to_a_person(decision: Decision) -> None:
+    assert describe(decision) is None
+
+
+def test_fields_for_programs() -> None:
+    assert describe(Publish(table(2, workers=4), 0.12345)) == Entry(
+        "round_formed",
+        "round 4 formed after start in 0.12 s: 2 nodes (n1, n2), 8 workers",
+        {"round": 4, "reason": "start", "nodes": ["n1", "n2"], "world_size": 8, "restarts": 0, "seconds": 0.1235},
+    )
+    assert describe(Drop("n2/7.0/1", "n2", "silent", 3.0404)) == Entry(
+        "node_lost",
+        "lost n2: silent, last sign of life 3.0 s ago",
+        {"nodes": ["n2"], "why": "silent", "silent_for": 3.04},
+    )
+    assert describe(Interrupt(("n1/7.0/1",), 4, Reason.NODE_LEFT, "n2, n4", "preempted")) == Entry(
+        "round_ended",
+        "round 4 ends: node left, n2, n4 (preempted)",
+        {"round": 4, "reason": "node_left", "nodes": ["n2", "n4"], "detail": "preempted"},
+    )
+    many = describe(Interrupt(("n1/7.0/1",), 4, Reason.NODE_JOINED, ", ".join(f"n{i}" for i in range(2, 1002))))
+    assert many is not None
+    assert many.text == "round 4 ends: node joined, n2, n3, n4, ... n1001"
+    assert describe(Finish(Outcome.FAILED, (), WorkerFailure("n2/7.0/1", "n2", 3, 1))) == Entry(
+        "run_ended", "the run failed", {"outcome": "failed", "detail": "", "nodes": ["n2"], "rank": 3}
+    )

@@ -1,0 +1,120 @@
+"""Parsing: outputs/*.txt were printed by scontrol of 22.05.8, with user and host names replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.slurm.scontrol_output import JobView, NodeState, parse_jobs, parse_nodes
+
+OUTPUTS = Path(__file__).parent / "outputs"
+
+
+def job(name: str) -> JobView:
+    (view,) = parse_jobs((OUTPUTS / name).read_text())
+    return view
+
+
+def test_a_running_job_and_a_job_name_that_looks_like_fields() -> None:
+    # Its JobName is "x Requeue=0 Restarts=9", its comment and arguments hold JobState=FAILED.
+    assert job("job_running.txt") == JobView(
+        job_id="1",
+        array_job_id=None,
+        array_task_id=None,
+        state="RUNNING",
+        reason=None,
+        restarts=2,
+        requeue=True,
+        preempt_time=None,
+        end_time=1795179347,
+        nodes=("f1", "f2"),
+    )
+
+
+def test_preempted_in_grace() -> None:
+    view = job("job_preempted_in_grace.txt")
+    assert view.state == "RUNNING"
+    assert view.preempt_time == 1795175787
+    assert view.end_time == view.preempt_time + 60
+
+
+def test_requeued_while_completing() -> None:
+    view = job("job_requeued_while_completing.txt")
+    assert (view.state, view.restarts, view.reason, view.nodes) == ("COMPLETING", 1, None, ("f1",))
+
+
+def test_time_limit() -> None:
+    view = job("job_time_limit.txt")
+    assert (view.state, view.restarts, view.reason) == ("COMPLETING", 0, "TimeLimit")
+
+
+def test_cancelled() -> None:
+    view = job("job_cancelled.txt")
+    assert (view.state, view.restarts, view.reason, view.preempt_time) == ("COMPLETING", 0, None, None)
+
+
+def test_pending_after_requeue() -> None:
+    view = job("job_pending.txt")
+    assert (view.state, view.reason, view.end_time, view.nodes) == ("PENDING", "BeginTime", None, ())
+
+
+def test_an_array_prints_several_jobs() -> None:
+    views = parse_jobs((OUTPUTS / "jobs_array.txt").read_text())
+    assert [(view.job_id, view.array_job_id, view.array_task_id, view.state) for view in views] == [
+        ("13", "13", "5,7%1", "PENDING"),
+        ("14", "13", "3", "RUNNING"),
+    ]
+
+
+def test_a_job_that_may_not_be_requeued() -> None:
+    (view,) = parse_jobs("JobId=5 JobName=j\n   JobState=RUNNING Reason=None\n   Requeue=0 Restarts=0\n")
+    assert not view.requeue
+
+
+def test_a_comment_of_several_lines_changes_nothing() -> None:
+    text = (OUTPUTS / "job_running.txt").read_text().replace("Reason=Bogus", "\n   JobState=FAILED Restarts=9\n")
+    assert parse_jobs(text) == (job("job_running.txt"),)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "slurm_load_jobs error: Unable to contact slurm controller\n", "No jobs\n"])
+def test_anything_else_is_no_job(text: str) -> None:
+    assert parse_jobs(text) == ()
+
+
+def test_nodes() -> None:
+    views = parse_nodes((OUTPUTS / "nodes.txt").read_text())
+    assert {name: view.state for name, view in views.items()} == {
+        "f1": NodeState.UP,
+        "f2": NodeState.DRAINED,
+        "f9": NodeState.DOWN,
+        "f10": NodeState.UNKNOWN,
+    }
+    assert {view.address for view in views.values()} == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("IDLE", NodeState.UP),
+        ("ALLOCATED", NodeState.UP),
+        ("MIXED+COMPLETING", NodeState.UP),
+        ("IDLE+CLOUD+POWERING_UP", NodeState.UP),
+        ("MIXED+MAINTENANCE+RESERVED", NodeState.UP),
+        ("ALLOCATED+DRAIN", NodeState.DRAINED),
+        ("MIXED+DRAIN+REBOOT_REQUESTED", NodeState.DRAINED),
+        ("ALLOCATED+FAIL", NodeState.DOWN),
+        ("DOWN", NodeState.DOWN),
+        ("DOWN*", NodeState.DOWN),
+        ("DOWN+DRAIN+NOT_RESPONDING", NodeState.DOWN),
+        ("IDLE+CLOUD+POWERED_DOWN", NodeState.DOWN),
+        ("ALLOCATED*", NodeState.UNKNOWN),
+        ("ALLOCATED+NOT_RESPONDING", NodeState.UNKNOWN),
+        ("MIXED+DRAIN+NOT_RESPONDING", NodeState.UNKNOWN),
+        ("UNKNOWN", NodeState.UNKNOWN),
+    ],
+)
+def test_node_states(text: str, state: NodeState) -> None:
+    view = parse_nodes(f"NodeName=n1 Arch=x86_64 NodeAddr=10.0.0.1 State={text} ThreadsPerCore=1 Reason=State=IDLE\n")
+    assert view["n1"].state is state
+    assert view["n1"].address == "10.0.0.1"

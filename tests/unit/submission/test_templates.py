@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.submission import templates
+
+TEMPLATES = Path(__file__).parents[3] / "sbatch_templates"
+ETCD, STORE = TEMPLATES / "etcd.sbatch", TEMPLATES / "store.sbatch"
+BESIDE = (ETCD, STORE)
+"""Jobs beside the run."""
+
+STAND_IN = """\
+#!/bin/bash
+printf '%s\\n' "${{0##*/}}" "$@" >>'{log}'
+echo . >>'{log}'
+{action}
+"""
+
+
+@pytest.fixture(params=sorted(TEMPLATES.glob("*.sbatch")), ids=lambda path: path.stem)
+def template(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.param
+    return path
+
+
+def test_bash_and_shellcheck_have_no_complaints(template: Path) -> None:
+    subprocess.run(["bash", "-n", template], check=True, timeout=60)
+    if shutil.which("shellcheck") is None:
+        pytest.skip("no shellcheck")
+    found = subprocess.run(["shellcheck", template], capture_output=True, text=True, timeout=60, check=False)
+    assert found.stdout == ""
+
+
+def test_every_sbatch_line_is_explained(template: Path) -> None:
+    lines = template.read_text().splitlines()
+    for before, line in itertools.pairwise(lines):
+        if line.startswith("#SBATCH"):
+            assert re.match(r"# \w", before), f"{line} lacks a comment"
+
+
+def test_no_sbatch_line_comes_after_the_first_command(template: Path) -> None:
+    # sbatch stops reading at the first line that is neither comment nor blank (sbatch(1)).
+    body = re.split(r"^(?!#|\s*$)", template.read_text(), maxsplit=1, flags=re.MULTILINE)[1]
+    assert "#SBATCH" not in body
+
+
+def test_no_number_of_tasks_is_asked_for(template: Path) -> None:
+    # Slurm gives no more nodes than tasks, and of --nodes=2-8 with --ntasks-per-node=1 sbatch makes two tasks.
+    assert not re.search(r"^#SBATCH .*--ntasks", template.read_text(), flags=re.MULTILINE)
+
+
+def test_names_and_texts() -> None:
+    assert {name: templates.read(name) for name in templates.names()} == {
+        path.stem: path.read_text() for path in TEMPLATES.glob("*.sbatch")
+    }
+
+
+class Job:
+    """Runs a batch script with stand-ins for srun and the command."""
+
+    def __init__(self, directory: Path, script: Path) -> None:
+        self.script = script
+        self.bin = directory / "bin"
+        self.bin.mkdir()
+        self.log = directory / "calls"
+        self.directory = directory
+        for tool in ("bash", "sleep", "touch", "env"):
+            (self.bin / tool).symlink_to(shutil.which(tool) or tool)
+
+    def stand_in(self, name: str, action: str) -> None:
+        path = self.bin / name
+        path.write_text(STAND_IN.format(log=self.log, action=action))
+        path.chmod(0o755)
+
+    def start(self, *arguments: str, script: Path | None = None) -> subprocess.Popen[str]:
+        environ = {
+            "PATH": str(self.bin),
+            "SLURM_JOB_ID": "7",
+            "SLURM_ARRAY_JOB_ID": "5",
+            "SLURM_ARRAY_TASK_ID": "2",
+            "SLURM_JOB_NUM_NODES": "3",
+            "SLURMD_NODENAME": "n1",
+            "SLURM_CPUS_PER_TASK": "2",
+            "SLURM_EXACT": "1",
+        }
+        return subprocess.Popen(
+            [shutil.which("bash") or "bash", script or self.script, *arguments],
+            cwd=self.directory,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *arguments: str, script: Path | None = None) -> tuple[int, str]:
+        with self.start(*arguments, script=script) as process:
+            try:
+                _, complaint = process.communicate(timeout=60)
+            finally:
+                kill(process)
+        return process.returncode, complaint
+
+    def calls(self) -> list[list[str]]:
+        return [call.splitlines() for call in self.log.read_text().split("\n.\n") if call]
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(params=sorted(set(TEMPLATES.glob("*.sbatch")) - {*BESIDE}), ids=lambda path: path.stem)
+def job(tmp_path: Path, request: pytest.FixtureRequest) -> Job:
+    """A run; each of its templates."""
+    return make_job(tmp_path, request.param)
+
+
+@pytest.fixture
+def etcd_job(tmp_path: Path) -> Job:
+    return make_job(tmp_path, ETCD)
+
+
+@pytest.fixture
+def store_job(tmp_path: Path) -> Job:
+    return make_job(tmp_path, STORE)
+
+
+def make_job(base: Path, template: Path) -> Job:
+    directory = base / "a b"
+    directory.mkdir()
+    job = Job(directory, template)
+    job.stand_in("slurm-elastic", 'exit "$2"')
+    job.stand_in("scancel", "exit 0")
+    return job
+
+
+SRUN = [
+    "srun",
+    "--nodes=3",
+    "--ntasks=3",
+    "--ntasks-per-node=1",
+    "--no-kill",
+    "--kill-on-bad-exit=0",
+    "--wait=0",
+    "--cpu-bind=none",
+    "--gpu-bind=none",
+    "--export=ALL",
+]
+
+
+def test_arguments_reach_the_agents_unchanged(job: Job) -> None:
+    job.stand_in("srun", '[ -z "$SLURM_CPUS_PER_TASK$SLURM_EXACT" ]')
+    arguments = ["--max-restarts=3", "my train.py", "--text", "a  b", "", "$HOME", "*"]
+    assert job.run(*arguments) == (0, "")
+    assert job.calls() == [[*SRUN, "slurm-elastic", "agent", *arguments]]
+
+
+def test_the_site_block_may_give_srun_options(job: Job) -> None:
+    text = job.script.read_text()
+    assert text.count("\nsrun_options=()\n") == 1
+    script = job.directory / "elastic.sbatch"
+    script.write_text(text.replace("\nsrun_options=()\n", '\nsrun_options=(--container-image="my image")\n'))
+    job.stand_in("srun", "exit 3")
+    (job.bin / "slurm-elastic").unlink()
+    assert job.run("train.py", script=script) == (3, "")
+    assert job.calls() == [[*SRUN, "--container-image=my image", "slurm-elastic", "agent", "train.py"]]
+
+
+@pytest.mark.parametrize("status", [1, 75, 137])
+def test_the_run_directory_decides_about_a_failure(job: Job, status: int) -> None:
+    job.stand_in("srun", f"exit {status}")
+    job.stand_in("slurm-elastic", "exit 42")
+    assert job.run("train.py", "--x", "a b") == (42, "")
+    assert job.calls()[1:] == [["slurm-elastic", "verdict", str(status), "train.py", "--x", "a b"]]
+
+
+def test_a_missing_package_is_said_in_one_line(job: Job) -> None:
+    (job.bin / "slurm-elastic").unlink()
+    job.stand_in("srun", "")
+    line = "elastic.sbatch: no slurm-elastic on n1; activate its environment in the site block\n"
+    assert job.run("train.py") == (2, line)
+    assert not job.log.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_neither_ends_the_script_nor_reaches_srun(job: Job, number: signal.Signals) -> None:
+    go = job.directory / "go"
+    os.mkfifo(go)
+    # Open for both, a fifo blocks nobody.
+    opened = os.open(go, os.O_RDWR)
+    job.stand_in(
+        "srun", f"trap 'exit 99' TERM USR1 USR2 HUP; echo ready; read -r status <{shlex.quote(str(go))}; exit $status"
+    )
+    with job.start("train.py") as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == "ready\n"
+            for _ in range(3):
+                process.send_signal(number)
+            os.write(opened, b"7\n")
+            _, complaint = process.communicate(timeout=60)
+        finally:
+            kill(process)
+            os.close(opened)
+    assert (process.returncode, complaint) == (7, "")
+    # Only `sbatch --signal=B:...` sends these to the script, and then to nobody else.
+    passed_on = [call for call in job.calls() if call[0] == "scancel"]
+    if number in (signal.SIGUSR1, signal.SIGUSR2):
+        name = "5_2" if job.script.stem == "array" else "7"
+        assert passed_on
+        assert {tuple(call) for call in passed_on} == {("scancel", f"--signal={number.name[3:]}", name)}
+    else:
+        assert not passed_on
+    assert [call[0] for call in job.calls() if call[0] != "scancel"] == ["srun", "slurm-elastic"]
+
+
+def test_the_exit_code_is_not_lost_to_a_signal_in_the_same_moment(job: Job) -> None:
+    job.stand_in("srun", "kill -USR2 $PPID; kill -USR2 $(ps -o ppid= $PPID); exit 42")
+    (job.bin / "ps").symlink_to(shutil.which("ps") or "ps")
+    for _ in range(20):
+        assert job.run("train.py")[0] == 42
+
+
+def test_agents_know_that_the_script_ends_with_a_verdict(job: Job) -> None:
+    job.stand_in("srun", 'exit "$SLURM_ELASTIC_VERDICT"')
+    assert job.run("train.py")[0] == 1
+
+
+def test_srun_does_not_ignore_what_the_script_ignores(job: Job) -> None:
+    job.stand_in("srun", "kill -TERM $$; exit 0")
+    assert job.run("train.py")[0] == 128 + signal.SIGTERM
+
+
+def test_the_etcd_job_passes_the_job_of_the_run_on(etcd_job: Job) -> None:
+    etcd_job.stand_in("slurm-elastic", "exit 3")
+    text = etcd_job.script.read_text()
+    assert text.count("\netcd_options=()\n") == 1
+    script = etcd_job.directory / "adapted.sbatch"
+    script.write_text(text.replace("\netcd_options=()\n", '\netcd_options=(--data-dir "my disk")\n'))
+    arguments = ["--nodes=2-8", "elastic.sbatch", "--text", "a  b", "$HOME"]
+    assert etcd_job.run(*arguments, script=script) == (3, "")
+    assert etcd_job.calls() == [["slurm-elastic", "etcd", "--data-dir", "my disk", "--submit", *arguments]]
+
+
+def test_the_store_job_passes_its_options_and_the_job_of_the_run_on(store_job: Job) -> None:
+    store_job.stand_in("slurm-elastic", "exit 75")
+    text = store_job.script.read_text()
+    assert text.count("\nstore_options=()\n") == 1
+    script = store_job.directory / "adapted.sbatch"
+    script.write_text(text.replace("\nstore_options=()\n", "\nstore_options=(--interface ib0)\n"))
+    arguments = ["--nnodes=2:8", "--submit", "--array=0-7", "array.sbatch", "--text", "a  b", "$HOME"]
+    assert store_job.run(*arguments, script=script) == (75, "")
+    assert store_job.calls() == [["slurm-elastic", "store", "--interface", "ib0", *arguments]]
+
+
+@pytest.mark.parametrize("path", BESIDE, ids=lambda path: path.stem)
+def test_a_job_beside_the_run_without_the_package_says_so_in_one_line(path: Path, tmp_path: Path) -> None:
+    job = make_job(tmp_path, path)
+    (job.bin / "slurm-elastic").unlink()
+    line = f"{path.name}: no slurm-elastic on n1; activate its environment in the site block\n"
+    assert job.run("elastic.sbatch") == (2, line)
