@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from slurm_elastic.rendezvous.records.api.etcd import failover_channel
+from slurm_elastic.rendezvous.records.etcd import failover_channel
 
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
 from slurm_elastic.rendezvous.records.etcd.config import Endpoint

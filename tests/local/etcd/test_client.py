@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
-from slurm_elastic.rendezvous.records.api.etcd import failover_channel
+from slurm_elastic.rendezvous.records.etcd import failover_channel
 
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.records.etcd import (

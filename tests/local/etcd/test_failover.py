@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slurm_elastic.rendezvous.records.api.etcd import failover_channel
+from slurm_elastic.rendezvous.records.etcd import failover_channel
 
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, EventKind, Watch
 from slurm_elastic.rendezvous.records.etcd.store import EtcdStore

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_elastic.rendezvous.records.api.etcd import failover_channel
-from slurm_elastic.rendezvous.records.api.etcd import records as etcd_records
+from slurm_elastic.rendezvous.records.etcd import failover_channel
+from slurm_elastic.rendezvous.records.etcd import records as etcd_records
 
 from slurm_elastic.errors import ExitCode, UsageError
 from slurm_elastic.rendezvous.records.api import (

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from slurm_elastic.rendezvous.records.api.etcd import server
+from slurm_elastic.rendezvous.records.etcd import server
 from torch.distributed.elastic.rendezvous import etcd_server
 
 from slurm_elastic.errors import UsageError
