@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
-from slurm_elastic.rendezvous.records.etcd import failover_channel
 
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.records.etcd import (
@@ -25,6 +24,7 @@ from slurm_elastic.rendezvous.records.etcd import (
     Get,
     Put,
     Watch,
+    failover_channel,
 )
 from tests.local.etcd.processes import stopped
 from tests.local.etcd.proxy import Proxy

@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slurm_elastic.rendezvous.records.etcd import failover_channel
 
-from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, EventKind, Watch
+from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, EventKind, Watch, failover_channel
 from slurm_elastic.rendezvous.records.etcd.store import EtcdStore
 from tests.local.agents import eventually
 from tests.local.etcd.cluster import Cluster

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_elastic.rendezvous.records.etcd import failover_channel
-from slurm_elastic.rendezvous.records.etcd import records as etcd_records
 
 from slurm_elastic.errors import ExitCode, UsageError
 from slurm_elastic.rendezvous.records.api import (
@@ -22,7 +20,8 @@ from slurm_elastic.rendezvous.records.api import (
     RecordsUnreachableError,
     Situation,
 )
-from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
+from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, failover_channel
+from slurm_elastic.rendezvous.records.etcd import records as etcd_records
 from slurm_elastic.rendezvous.records.etcd.records import EtcdRecords, open_etcd_records
 from slurm_elastic.rendezvous.records.etcd.transactions import KeyValue
 from slurm_elastic.rundir import RunDir

@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from slurm_elastic.rendezvous.records.etcd import server
 from torch.distributed.elastic.rendezvous import etcd_server
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
+from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, server
 from slurm_elastic.rendezvous.records.etcd.config import load_config
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdServerError
 from slurm_elastic.rendezvous.records.etcd.machine import BINARY_VARIABLE, find_binary, free_port

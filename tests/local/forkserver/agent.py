@@ -14,7 +14,7 @@ directory, start = Path(sys.argv[1]), sys.argv[2]
 program = Program.script(str(directory / "train.py"))
 warm = WarmProcess.start(program, warm=start != "cold", preload=["slow"] if start == "slow" else [])
 if start != "slow":
-    from tests.local.warm.workplace import Workplace
+    from tests.local.forkserver.workplace import Workplace
 
     place = Workplace.__new__(Workplace)
     place.directory, place.program, place.warm, place.entrypoint = directory, program, warm, sys.executable

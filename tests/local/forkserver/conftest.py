@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.local.warm.workplace import Workplace
 
 from slurm_elastic.agent.forkserver import _linux as linux
+from tests.local.forkserver.workplace import Workplace
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -21,7 +21,7 @@ ARGUMENTS = ["--lr", "1e-3", ""]
 
 def go_on(arguments: Sequence[str], warm: WarmProcess | None, mask: Sequence[int]) -> int:
     """Write to results.json what became of each script that the directory `scripts` holds."""
-    from tests.local.warm.workplace import Workplace, comparable
+    from tests.local.forkserver.workplace import Workplace, comparable
 
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     assert warm is not None
@@ -50,7 +50,7 @@ if __name__ == "__main__":
         ["numpy.random"],
         os.environ,
         workers=2,
-        go_on="tests.local.warm.joint:go_on",
+        go_on="tests.local.forkserver.joint:go_on",
         arguments=[str(directory)],
         signals=[signal.SIGTERM],
     )

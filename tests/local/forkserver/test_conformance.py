@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.local.warm.workplace import Workplace, comparable
 
 from slurm_elastic.agent.forkserver import Program
+from tests.local.forkserver.workplace import Workplace, comparable
 
 SCRIPTS = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "scripts").glob("*.py"))}
 SCRIPTS["syntax_error"] = 'print("never printed"\n'

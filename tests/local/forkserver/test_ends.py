@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.local.warm.workplace import HANG, Workplace
 
 from slurm_elastic.agent.forkserver._linux import children
+from tests.local.forkserver.workplace import HANG, Workplace
 from tests.local.waiting import eventually
 
 Make = Callable[..., Workplace]

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.local.warm.workplace import HANG, Workplace
-
 from slurm_elastic.agent.forkserver import WarmProcess
 from slurm_elastic.agent.forkserver._linux import children
+from tests.local.forkserver.workplace import HANG, Workplace
 
 RESTARTS = 500
 ORDER = 20

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from tests.local.warm.joint import ROOT
-from tests.local.warm.workplace import HANG
+
+from tests.local.forkserver.joint import ROOT
+from tests.local.forkserver.workplace import HANG
 
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.py"))
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.local.warm.workplace import HANG, Workplace
 
 from slurm_elastic.agent.forkserver import FUNCTION, Program, StartInterruptedError, State, WarmProcess
 from slurm_elastic.control import RoundControl
 from slurm_elastic.errors import UsageError
+from tests.local.forkserver.workplace import HANG, Workplace
 
 Make = Callable[..., Workplace]
 FORKED = "import sys\nprint('torch' in sys.modules)\n"
@@ -207,7 +207,7 @@ def test_functions_as_entry_points(workplace: Make, monkeypatch: pytest.MonkeyPa
         result = context.wait(HANG)
         assert result is not None
         assert result.return_values == {0: [5, 10], 1: [5, 10]}, place.read(context, result)
-        assert Path(context.stdouts[1]).read_text() == "in 1 tests.local.warm.test_start\n"
+        assert Path(context.stdouts[1]).read_text() == "in 1 tests.local.forkserver.test_start\n"
     finally:
         context.close()
     place.entrypoint = failing

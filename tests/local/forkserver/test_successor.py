@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.local.warm.test_ends import assert_gone
-from tests.local.warm.workplace import HANG, Workplace
+
+from tests.local.forkserver.test_ends import assert_gone
+from tests.local.forkserver.workplace import HANG, Workplace
 
 Make = Callable[..., Workplace]
 
