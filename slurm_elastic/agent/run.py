@@ -267,6 +267,7 @@ def _hung(node: str, hang: Hang) -> Entry:
 
 def _seat(settings: AgentSettings, records: Records) -> Seat:
     config = settings.launch_config
+    options = RendezvousOptions.from_config(config.rdzv_configs)
     may_lead = settings.job is None or settings.node == settings.leader_node
     leader_host = settings.endpoint_host or ("127.0.0.1" if settings.job is None else settings.leader_node)
     address = "127.0.0.1"
@@ -294,6 +295,6 @@ def _seat(settings: AgentSettings, records: Records) -> Seat:
         may_lead=may_lead,
         leader_host=leader_host,
         ports=settings.ports,
-        options=RendezvousOptions.from_config(config.rdzv_configs),
+        options=options,
         cohort=settings.job.cohort if settings.job is not None else ("", 1),
     )

@@ -31,6 +31,7 @@ from slurm_elastic.agent.torchrun_options import (
 from slurm_elastic.agent.watchdog import HangTimeout, hang_timeout, is_enabled
 from slurm_elastic.agent.worker_logs import RoundLogsSpecs, local_ranks, streams
 from slurm_elastic.errors import UsageError
+from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
 from slurm_elastic.rendezvous.records.open import etcd_wanted
 from slurm_elastic.rundir import RunDir
@@ -209,10 +210,8 @@ def _launch(
 ) -> tuple[LaunchConfig, Callable[..., Any] | str, tuple[str, ...]]:
     here = len(job.nodes) if job else 1
     elements = (job.array.task_count or 1) if job and job.array else 1
+    sizes = {"node_unit": options.node_unit, "valid_nodes": options.valid_nodes}
     least, most = node_range(options.nnodes, here * elements)
-    if least > here and not _is_shared(options, job):
-        there, mend = (f"the job has {here}", f" or submit with --nodes={least}") if job else ("there is one here", "")
-        raise UsageError(f"--nnodes: at least {least} nodes are asked for, and {there}; lower the minimum{mend}")
     workers = local_world_size(options.nproc_per_node, (job.gpus_on_node if job else 0) or 1)
     first = job is None or job.node_rank == 0
     if limit_threads(workers) and first:
@@ -223,6 +222,12 @@ def _launch(
     config, entrypoint, args = torchrun_config(
         options, nnodes=f"{least}:{most}", nproc_per_node=str(workers), rdzv_id=run_id, rdzv_endpoint=leader
     )
+    config.rdzv_configs.update({name: value for name, value in sizes.items() if value})
+    rendezvous = RendezvousOptions.from_config(config.rdzv_configs)
+    config.min_nodes, config.max_nodes = least, _ = rendezvous.node_range(least, most)
+    if least > here and not _is_shared(options, job):
+        there, mend = (f"the job has {here}", f" or submit with --nodes={least}") if job else ("there is one here", "")
+        raise UsageError(f"--nnodes: at least {least} nodes are asked for, and {there}; lower the minimum{mend}")
     config.log_line_prefix_template = config.log_line_prefix_template or f"[{node}/${{rank}}] "
     return config, entrypoint, args
 

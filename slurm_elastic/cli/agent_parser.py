@@ -77,6 +77,20 @@ def agent_parser() -> argparse.ArgumentParser:
         "(default: where sbatch was called)",
     )
     group.add_argument(
+        "--node-unit",
+        "--node_unit",
+        action=env,
+        metavar="K",
+        help="rounds have a multiple of K nodes; the others are spares (default: 1)",
+    )
+    group.add_argument(
+        "--valid-nodes",
+        "--valid_nodes",
+        action=env,
+        metavar="N,N,...",
+        help="rounds have one of these numbers of nodes, as 2,4,8; the others are spares (default: any)",
+    )
+    group.add_argument(
         "--interface", action=env, metavar="NAME", help="network interface by which others reach this node, as ib0"
     )
     group.add_argument(

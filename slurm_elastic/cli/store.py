@@ -45,6 +45,8 @@ class Store(ServingVerb):
             "run_id", metavar="RUN", nargs="?", help="id of the array, or what --run-id of the agents says"
         )
         parser.add_argument("--nnodes", required=True, metavar="MIN:MAX", help="bounds of a round, as of the agents")
+        parser.add_argument("--node-unit", metavar="K", help="as of the agents")
+        parser.add_argument("--valid-nodes", metavar="N,N,...", help="as of the agents")
         parser.add_argument("--max-restarts", default="0", metavar="N", help="as of the agents (default: 0)")
         parser.add_argument("--rdzv-conf", default="", metavar="KEY=VALUE,...", help="as of the agents")
         parser.add_argument("--run-dir", metavar="DIR", help="as of the agents (default: where sbatch was called)")
@@ -87,11 +89,11 @@ def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> StoreS
     from slurm_elastic.slurm import Controller, SlurmJob
 
     job = SlurmJob.from_environment(environ)
-    least, most = node_range(options.nnodes, 1)
     if not options.max_restarts.isdecimal():
         raise UsageError(f"--max-restarts {options.max_restarts!r} is no number; give 0 or more")
-    config = _config(options.rdzv_conf)
+    config = _config(options.rdzv_conf) | {name: value for name, value in _sizes(options).items() if value}
     rendezvous = RendezvousOptions.from_config(config)
+    least, most = rendezvous.node_range(*node_range(options.nnodes, 1))
     grace = patience(None, options.grace, None).meaning.grace
     own = f"store-{job.job_id if job else secrets.token_hex(4)}"
     run_dir = RunDir.for_run(base_directory(options.run_dir, job), options.run_id or own)
@@ -114,6 +116,10 @@ def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> StoreS
         job=watched,
         grace=grace,
     )
+
+
+def _sizes(options: argparse.Namespace) -> dict[str, str | None]:
+    return {"node_unit": options.node_unit, "valid_nodes": options.valid_nodes}
 
 
 def _config(text: str) -> dict[str, object]:
@@ -161,4 +167,5 @@ def _told(options: argparse.Namespace, settings: StoreSettings) -> dict[str, str
         "PET_NNODES": options.nnodes,
         "PET_MAX_RESTARTS": options.max_restarts,
     }
+    told |= {f"PET_{name.upper()}": value for name, value in _sizes(options).items() if value}
     return {**told, "PET_RDZV_CONF": options.rdzv_conf} if options.rdzv_conf else told

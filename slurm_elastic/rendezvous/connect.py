@@ -222,6 +222,7 @@ def _settings(seat: Seat) -> Settings:
     return Settings(
         min_nodes=seat.min_nodes,
         max_nodes=seat.max_nodes,
+        valid_nodes=options.valid_nodes,
         max_restarts=seat.max_restarts,
         agent=seat.agent,
         join_timeout=options.join_timeout,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
@@ -14,6 +15,8 @@ from slurm_elastic.rendezvous.records.etcd.config import TORCH_NAMES as ETCD_TOR
 __all__ = ["RendezvousOptions"]
 
 _MAY_BE_ZERO = ("min_round_time", "leave_margin")
+_NODES = ("node_unit", "valid_nodes")
+_MOST_NODES = 10**6
 _KEEP_ALIVE = ("keep_alive_interval", "keep_alive_max_attempt")
 _IGNORED = ("timeout", *ETCD_OPTIONS, *ETCD_TORCH_NAMES)
 """torch's LaunchConfig always adds ``timeout=900`` (launcher/api.py, 2.13); its own c10d backend ignores it as well.
@@ -42,6 +45,8 @@ class RendezvousOptions:
         on_tie: whether a half of the last round goes on without the other half, of which nothing is known: the one with
             the leader does, or none. Of the agents of one run the leader's counts.
         etcd_limit: silence after which an etcd that keeps the records of the run is lost.
+        valid_nodes: the sizes that a round may have, ascending; empty for every size. ``valid_nodes=2:4:8`` lists them,
+            and ``node_unit=2`` stands for all multiples.
     """
 
     join_timeout: float = 600.0
@@ -52,6 +57,26 @@ class RendezvousOptions:
     min_round_time: float = 2.0
     etcd_limit: float = 600.0
     on_tie: OnTie = OnTie.LEADER
+    valid_nodes: tuple[int, ...] | range = ()
+
+    def node_range(self, least: int, most: int) -> tuple[int, int]:
+        """Return the least and the most nodes that a round can have within these bounds.
+
+        Raises:
+            UsageError: no valid number of nodes is within them.
+        """
+        valid = self.valid_nodes[bisect_left(self.valid_nodes, least) : bisect_right(self.valid_nodes, most)]
+        if not self.valid_nodes:
+            return least, most
+        if not valid:
+            unit = isinstance(self.valid_nodes, range)
+            said = f"multiples of {self.valid_nodes[0]}" if unit else ", ".join(map(str, self.valid_nodes))
+            near = next((number for number in self.valid_nodes if number >= least), self.valid_nodes[-1])
+            raise UsageError(
+                f"no round of {least} to {most} nodes is valid: --node-unit and --valid-nodes leave {said}; give the "
+                f"job and --nnodes other bounds, as in {near}"
+            )
+        return valid[0], valid[-1]
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> RendezvousOptions:
@@ -62,12 +87,14 @@ class RendezvousOptions:
                 none of the words.
         """
         names = tuple(field.name for field in fields(cls))
-        unknown = sorted(set(config) - {*names, *_KEEP_ALIVE, *_IGNORED})
+        unknown = sorted(set(config) - {*names, *_KEEP_ALIVE, *_NODES, *_IGNORED})
         if unknown and unknown[0] in _OTHERWISE:
             raise UsageError(f"--rdzv-conf: {unknown[0]} is for torch's own rendezvous; {_OTHERWISE[unknown[0]]}")
         if unknown:
-            raise UsageError(f"--rdzv-conf: unknown key {unknown[0]!r}; known are {', '.join((*names, *_KEEP_ALIVE))}")
-        times = (name for name in (*names, *_KEEP_ALIVE) if name in config and name != "on_tie")
+            raise UsageError(
+                f"--rdzv-conf: unknown key {unknown[0]!r}; known are {', '.join((*names, 'node_unit', *_KEEP_ALIVE))}"
+            )
+        times = (name for name in (*names, *_KEEP_ALIVE) if name in config and name not in ("on_tie", *_NODES))
         values = {name: _seconds(name, config[name]) for name in times}
         interval, attempts = (values.pop(name, default) for name, default in zip(_KEEP_ALIVE, (1.0, 3.0), strict=True))
         if any(name in config for name in _KEEP_ALIVE):
@@ -78,7 +105,7 @@ class RendezvousOptions:
                 f"--rdzv-conf: leader_limit={values['leader_limit']:g} is too short: a leader that is cut off needs "
                 f"{least:g} s to notice and to stop its workers; give at least that, or a shorter heartbeat_limit"
             )
-        return cls(**values, on_tie=_on_tie(config.get("on_tie", OnTie.LEADER.value)))
+        return cls(**values, on_tie=_on_tie(config.get("on_tie", OnTie.LEADER.value)), valid_nodes=_valid_nodes(config))
 
 
 def _seconds(name: str, value: object) -> float:
@@ -96,3 +123,22 @@ def _on_tie(value: object) -> OnTie:
         return OnTie(value)
     except ValueError:
         raise UsageError(f"--rdzv-conf: on_tie={value} is neither leader nor none") from None
+
+
+def _valid_nodes(config: Mapping[str, object]) -> tuple[int, ...] | range:
+    """The sizes that a round may have. An option that was not given is empty or None, as from the command line."""
+    unit, sizes = (str(config.get(name) or "") for name in _NODES)
+    if unit and sizes:
+        raise UsageError(f"--node-unit {unit} and --valid-nodes {sizes} both say which rounds are valid; give one")
+    if unit:
+        if not _is_count(unit):
+            raise UsageError(f"--node-unit {unit!r} is no number of nodes; give one from 1 on, as in --node-unit 2")
+        return range(int(unit), _MOST_NODES, int(unit))
+    listed = [word.strip() for word in sizes.replace(":", ",").split(",")] if sizes else []
+    if not all(_is_count(word) for word in listed):
+        raise UsageError(f"--valid-nodes {sizes!r} is no list of numbers of nodes; write it as in --valid-nodes 2,4,8")
+    return tuple(sorted({int(word) for word in listed}))
+
+
+def _is_count(word: str) -> bool:
+    return word.isascii() and word.isdecimal() and 0 < int(word) < _MOST_NODES

@@ -204,6 +204,7 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
     is_allocation = job is not None and job.shape is Shape.ALLOCATION
     restart_count = job.restart_count if job is not None else 0
     options = RendezvousOptions.from_config(params.config)
+    least, most = options.node_range(params.min_nodes, params.max_nodes)
     etcd = etcd_wanted(params.endpoint, params.config, {**os.environ, **take_private(os.environ)})
     shared = bool(given) or (job is not None and not is_allocation)
     run_dir = RunDir.for_run(base, run_id).open()
@@ -220,8 +221,8 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
         local_world_size=1,
         role="default",
         expected_nodes=job.nodes if job is not None and is_allocation else (node,),
-        min_nodes=params.min_nodes,
-        max_nodes=params.max_nodes,
+        min_nodes=least,
+        max_nodes=most,
         # torch's agent counts worker failures itself, and joins again by itself.
         max_restarts=0,
         may_lead=may_lead,

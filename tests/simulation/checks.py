@@ -35,7 +35,7 @@ from slurm_elastic.rendezvous.membership import (
     Tick,
     next_deadline,
 )
-from tests.simulation.tables import check_table
+from tests.simulation.tables import check_table, largest
 from tests.simulation.violation import Violation, require
 
 if TYPE_CHECKING:
@@ -320,30 +320,34 @@ class Checks:
         """A running round ends for new agents."""
         settings, table = before.settings, self._latest
         first, coming = before.newcomer_first, self._coming - self._leaving
-        if first is None or table is None or self._world.now >= first + settings.last_call_timeout:
+        if first is None or table is None:
             return
-        new = before.agents.keys() - {place.agent for place in table.places}
-        full = len(table.places) + len(new) >= settings.max_nodes
-        require(full or not coming, "joins that are close together make one round", coming)
+        here = largest(settings, len(before.agents))
+        require(here > len(table.places), "a round ends for new nodes only if the next one is larger", here)
+        if self._world.now >= first + settings.last_call_timeout:
+            return
+        more = largest(settings, len(before.agents) + len(coming)) > here
+        require(not more, "joins that are close together make one round", coming)
 
     def _check_no_needless_wait(self, state: State) -> None:
         waiting = [agent for agent in state.agents.values() if agent.status is Status.WAITING]
-        if len(waiting) < state.settings.min_nodes or len(waiting) < len(state.agents) or state.broken:
+        settings, size = state.settings, largest(state.settings, len(waiting))
+        if not size or len(waiting) < len(state.agents) or state.broken:
             return
         if not self._has_majority(waiting):
             return
-        missing = set(state.settings.expected_nodes) - self._known_nodes or self._missing_with(waiting)
-        full = len(waiting) >= state.settings.max_nodes
-        require(missing and not full, "no wait that is not needed", [agent.candidate.agent for agent in waiting])
+        missing = len(set(settings.expected_nodes) - self._known_nodes) or self._missing_with(waiting)
+        larger = largest(settings, len(waiting) + missing) > size
+        require(larger, "no wait that is not needed", [agent.candidate.agent for agent in waiting])
 
-    def _missing_with(self, waiting: list[Agent]) -> set[str]:
-        """Cohorts of these agents that are not complete, where a run begins without anybody knowing who comes."""
+    def _missing_with(self, waiting: list[Agent]) -> int:
+        """How many the cohorts of these agents lack, where a run begins without anybody knowing who comes."""
         here = {agent.candidate.agent for agent in waiting}
         before = self._latest.places if self._latest is not None else ()
         if self._world.schedule.settings.expected_nodes or any(place.agent in here for place in before):
-            return set()
-        candidates = (agent.candidate for agent in waiting)
-        return {each.cohort for each in candidates if self._heard_of[each.cohort] < each.cohort_size}
+            return 0
+        sizes = {agent.candidate.cohort: agent.candidate.cohort_size for agent in waiting}
+        return sum(max(0, size - self._heard_of[cohort]) for cohort, size in sizes.items())
 
     def _has_majority(self, waiting: list[Agent]) -> bool:
         """Whether enough of the last round's members are there; who is on its way, or has ended unknown, is not."""

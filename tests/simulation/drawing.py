@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.membership import LeaveReason, Settings
+from slurm_elastic.rendezvous.options import RendezvousOptions
 from tests.simulation.faults import (
     CALM,
     NORMAL,
@@ -53,6 +55,7 @@ def draw(seed: int) -> Schedule:
         leave_margin=rng.choice((0.5, 2.0)),
         min_round_time=rng.choice((0.0, 0.0, 1.0)),
     )
+    settings = _draw_valid_nodes(seed, settings)
     arrivals = _draw_preparations(seed, _draw_arrivals(rng, names, allocation), allocation=allocation)
     actions: list[Action] = list(arrivals)
     at = rng.uniform(0.0, FAULTS_UNTIL)
@@ -67,6 +70,21 @@ def draw(seed: int) -> Schedule:
         ]
     noise = rng.choice((CALM, NORMAL, NORMAL, WILD))
     return Schedule(seed, settings, noise, tuple(sorted(actions, key=lambda action: action.at)))
+
+
+def _draw_valid_nodes(seed: int, settings: Settings) -> Settings:
+    """A third of the runs can use some numbers of nodes only."""
+    rng = random.Random(f"valid nodes {seed}")
+    if rng.random() > 0.33:
+        return settings
+    unit = rng.choice((2, 2, 3, 4))
+    listed = tuple(sorted(rng.sample(range(1, 10), rng.randint(1, 4))))
+    options = RendezvousOptions(valid_nodes=rng.choice((range(unit, 100, unit), listed)))
+    try:
+        least, most = options.node_range(settings.min_nodes, settings.max_nodes)
+    except UsageError:
+        return settings
+    return replace(settings, min_nodes=least, max_nodes=most, valid_nodes=options.valid_nodes)
 
 
 def draw_planned(seed: int) -> Schedule:

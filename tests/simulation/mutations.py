@@ -18,7 +18,18 @@ import pytest
 
 from slurm_elastic.rendezvous.election.follower import Participant
 from slurm_elastic.rendezvous.leader.fenced_records import Ledger
-from slurm_elastic.rendezvous.membership import Phase, Resign, State, Table, leader_change, machine, quorum, transitions
+from slurm_elastic.rendezvous.membership import (
+    Phase,
+    Resign,
+    Settings,
+    State,
+    Table,
+    leader_change,
+    machine,
+    pending_joins,
+    quorum,
+    transitions,
+)
 from tests.simulation import shrink
 from tests.simulation.drawing import draw
 from tests.simulation.leader import SimulatedLeader
@@ -248,6 +259,24 @@ def follows_too_soon(patch: pytest.MonkeyPatch) -> None:
 )
 def goes_by_an_old_round(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(search, "newest_order", lambda told, told_in, recorded, recorded_in: told or recorded)
+
+
+# Numbers of nodes.
+
+
+@mutation(
+    "every new node ends the round", "a round ends for new nodes only if the next one is larger", among=one_leader
+)
+def every_newcomer_counts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(pending_joins, "makes_larger", lambda state: len(state.agents) > len(state.table.places))
+
+
+@mutation("a round takes all that have joined", "a round takes the largest valid number", among=one_leader)
+def takes_any_number(patch: pytest.MonkeyPatch) -> None:
+    def round_size(settings: Settings, agents: int) -> int:
+        return min(agents, settings.max_nodes) if agents >= settings.min_nodes else 0
+
+    patch.setattr(Settings, "round_size", round_size)
 
 
 # Places.

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 
-from slurm_elastic.rendezvous.membership import State, Table
+from slurm_elastic.rendezvous.membership import Settings, State, Table
 from tests.simulation.violation import require
 
-__all__ = ["check_table"]
+__all__ = ["check_table", "largest"]
+
+
+def largest(settings: Settings, agents: int) -> int:
+    """How many of so many agents a round has to take; 0 if none can be."""
+    sizes = [size for size in range(settings.min_nodes, settings.max_nodes + 1) if size <= agents]
+    return max((size for size in sizes if not settings.valid_nodes or size in settings.valid_nodes), default=0)
 
 
 def check_table(state: State, table: Table, before: Table | None) -> None:
@@ -15,6 +21,7 @@ def check_table(state: State, table: Table, before: Table | None) -> None:
     settings, places = state.settings, table.places
     promise = "tables are complete"
     require(settings.min_nodes <= len(places) <= settings.max_nodes, promise, f"{len(places)} nodes")
+    require(len(places) == largest(settings, len(state.agents)), "a round takes the largest valid number", len(places))
     require([place.rank for place in places] == list(range(len(places))), promise, places)
     candidates = [state.agents[place.agent].candidate for place in places]
     require(candidates == sorted(candidates, key=lambda candidate: candidate.order), "ranks follow Slurm's order")

@@ -25,6 +25,7 @@ from tests.simulation.faults import (
     StallLeader,
 )
 from tests.simulation.leader import SimulatedLeader
+from tests.simulation.tables import largest
 from tests.simulation.violation import Violation
 from tests.simulation.workers import Group
 
@@ -143,7 +144,7 @@ class World:
         living = self._living()
         if {agent.name for agent in living} - finished != set(state.agents) - finished:
             return "the leader does not know exactly those that live"
-        if not finished and len(state.table.places) < min(len(living), state.settings.max_nodes):
+        if not finished and len(state.table.places) < largest(state.settings, len(living)):
             return "somebody who could train does not"
         for place in state.table.places:
             agent = self.agents[place.agent]

@@ -11,7 +11,7 @@ import slurm_elastic
 
 PACKAGE = Path(slurm_elastic.__file__).parent
 ARCHITECTURE = Path(__file__).parents[2] / "docs" / "architecture.md"
-PURE = {"__future__", "collections", "dataclasses", "enum", "itertools", "math", "re", "types", "typing"}
+PURE = {"__future__", "bisect", "collections", "dataclasses", "enum", "itertools", "math", "re", "types", "typing"}
 """Modules of the standard library that neither act nor look at anything."""
 
 

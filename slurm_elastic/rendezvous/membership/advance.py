@@ -164,7 +164,7 @@ def _charge(state: State, now: float) -> Result:
 
 def _admit(state: State, now: float) -> Result:
     nodes = planned_stop.newcomers(state)
-    if not nodes:
+    if not nodes or not pending_joins.makes_larger(state):
         return replace(state, newcomer_first=None, newcomer_last=None), ()
     return planned_stop.wind(state, Reason.NODE_JOINED, nodes, "", None, now)
 
@@ -177,7 +177,7 @@ def _forming(state: State, now: float, ticked: bool) -> Result:
     if quorum and not state.claimed and not state.claiming:
         return leader_change.claim(state)
     waiting = len(state.agents) - state.blocking
-    if waiting < settings.min_nodes or not quorum or not state.claimed:
+    if not settings.round_size(waiting) or not quorum or not state.claimed:
         state = replace(state, complete_since=None)
         timeout_due = _timeout_due(state)
         if ticked and timeout_due is not None and now >= timeout_due:
@@ -190,7 +190,7 @@ def _forming(state: State, now: float, ticked: bool) -> Result:
         state = replace(state, complete_since=now)
     if state.blocking or state.broken or state.awaited:
         return state, ()
-    if waiting >= settings.max_nodes or not _some_node_unknown(state):
+    if not _may_become_larger(state, waiting):
         return transitions.publish(state, now)
     last_call_due = _last_call_due(state)
     if ticked and last_call_due is not None and now >= last_call_due:
@@ -198,17 +198,21 @@ def _forming(state: State, now: float, ticked: bool) -> Result:
     return state, ()
 
 
-def _some_node_unknown(state: State) -> bool:
-    """Whether there are nodes that should come and nobody has heard of yet: only for them a last call waits.
+def _may_become_larger(state: State, waiting: int) -> bool:
+    """Whether the round is larger with nodes that should come and nobody has heard of yet: only for them a last call
+    waits.
 
     They are those of the allocation. A leader that belongs to none learns from those that come how many one srun has
     started with them. That counts for the first round, and when all have gone and others come, but for no other round.
     """
-    expected = state.settings.expected_nodes
+    expected, round_size = state.settings.expected_nodes, state.settings.round_size
     if not expected and leader_change.begins_anew(state):
-        return not pending_joins.cohorts_are_complete(state, state.agents.values())
-    if len(state.agents) + len(state.gone_nodes) < len(expected):
+        missing = pending_joins.missing_of_cohorts(state, state.agents.values())
+        return round_size(waiting + missing) > round_size(waiting)
+    missing = len(expected) - len(state.agents) - len(state.gone_nodes)
+    if missing > 0 and round_size(waiting + missing) > round_size(waiting):
         # Counting is enough to know that some are missing, and spares the walk while thousands join.
         return True
     present = {agent.candidate.node for agent in state.agents.values()}
-    return not present.issuperset(node for node in expected if node not in state.gone_nodes)
+    missing = sum(node not in present and node not in state.gone_nodes for node in expected)
+    return round_size(waiting + missing) > round_size(waiting)

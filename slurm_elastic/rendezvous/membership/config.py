@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.membership.quorum import Base, OnTie
@@ -16,6 +17,7 @@ class Settings:
 
     Attributes:
         min_nodes, max_nodes: bounds of a round's size, in agents.
+        valid_nodes: the sizes between them that a round may have, ascending; empty for every size.
         max_restarts: how many times worker failures may restart the group, over the whole run.
         expected_nodes: the nodes of the allocation; empty when they cannot be known (an array).
         first_round: number of the first round of this term.
@@ -43,6 +45,7 @@ class Settings:
 
     min_nodes: int
     max_nodes: int
+    valid_nodes: tuple[int, ...] | range = ()
     max_restarts: int = 0
     expected_nodes: tuple[str, ...] = ()
     first_round: int = 0
@@ -64,6 +67,14 @@ class Settings:
     gather_limit: float = 1.0
     min_round_time: float = 0.0
     leave_margin: float = 5.0
+
+    def round_size(self, agents: int) -> int:
+        """Return how many of so many agents a round takes: the largest valid number, 0 if none is valid."""
+        size = min(agents, self.max_nodes)
+        if self.valid_nodes:
+            index = bisect_right(self.valid_nodes, size)
+            size = self.valid_nodes[index - 1] if index else 0
+        return size if size >= self.min_nodes else 0
 
     @property
     def tick_interval(self) -> float:

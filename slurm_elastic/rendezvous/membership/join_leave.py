@@ -69,7 +69,7 @@ def _newcomer(state: State, event: Joined, now: float) -> Result:
     )
     if state.phase is not Phase.RUNNING or state.table is None:
         return state, ()
-    if len(state.table.places) >= state.settings.max_nodes:
+    if not pending_joins.makes_larger(state):
         return state, (Spare(candidate.agent, candidate.node),)
     first = now if state.newcomer_first is None else state.newcomer_first
     return replace(state, newcomer_first=first, newcomer_last=now), ()

@@ -13,7 +13,7 @@ from slurm_elastic.rendezvous.membership._replace import replace
 from slurm_elastic.rendezvous.membership.agents import Agent, Candidate, Status
 from slurm_elastic.rendezvous.membership.state import State
 
-__all__ = ["announce", "cohorts_are_complete", "gathered_at", "hear_of", "settle", "withdraw"]
+__all__ = ["announce", "gathered_at", "hear_of", "makes_larger", "missing_of_cohorts", "settle", "withdraw"]
 
 
 def announce(state: State, name: str) -> State:
@@ -46,9 +46,16 @@ def settle(state: State) -> State:
     return replace(state, unheard={**state.unheard, **dict.fromkeys(cohorts, 0)}) if cohorts else state
 
 
-def cohorts_are_complete(state: State, agents: Iterable[Agent]) -> bool:
-    """Whether nobody is to come who was started together with one of these agents."""
-    return not any(state.unheard.get(agent.candidate.cohort, 0) > 0 for agent in agents)
+def missing_of_cohorts(state: State, agents: Iterable[Agent]) -> int:
+    """Return how many agents are still to come that were started together with one of these."""
+    cohorts = {agent.candidate.cohort for agent in agents}
+    return sum(max(0, state.unheard.get(cohort, 0)) for cohort in cohorts)
+
+
+def makes_larger(state: State) -> bool:
+    """Return whether all agents that are here make a larger round than the one that runs."""
+    places = len(state.table.places) if state.table is not None else 0
+    return state.settings.round_size(len(state.agents)) > places
 
 
 def gathered_at(state: State) -> float | None:
@@ -61,9 +68,7 @@ def gathered_at(state: State) -> float | None:
 
 
 def _more_to_come(state: State) -> bool:
-    """Whether agents are known to be on their way that this round has room for."""
-    places = len(state.table.places) if state.table is not None else 0
+    """Whether agents are known to be on their way that make the next round larger."""
     agents = [agent for agent in state.agents.values() if not state.is_member(agent) and agent.status is Status.WAITING]
-    if places + len(agents) >= state.settings.max_nodes:
-        return False
-    return bool(state.coming) or not cohorts_are_complete(state, agents)
+    here, more = len(state.agents), len(state.coming) + missing_of_cohorts(state, agents)
+    return state.settings.round_size(here + more) > state.settings.round_size(here)

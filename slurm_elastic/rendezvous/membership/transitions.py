@@ -105,7 +105,7 @@ def start_forming(
 
 
 def publish(state: State, now: float) -> Result:
-    """Close the round: all waiting agents, up to the maximum, get a place; the others are spares.
+    """Close the round: of the waiting agents the largest valid number gets places; the others are spares.
 
     A member of the last round keeps its place, so that a spare displaces nobody.
     """
@@ -113,7 +113,7 @@ def publish(state: State, now: float) -> Result:
     members = frozenset(state.base.members if state.base is not None else ())
     waiting = [agent.candidate for agent in state.agents.values() if agent.status is Status.WAITING]
     waiting.sort(key=lambda candidate: (candidate.agent not in members, candidate.order))
-    table = build_table(state.round, state.reason, waiting[: settings.max_nodes], state.restarts)
+    table = build_table(state.round, state.reason, waiting[: settings.round_size(len(waiting))], state.restarts)
     agents = dict(state.agents)
     for place in table.places:
         agents[place.agent] = replace(agents[place.agent], status=Status.RUNNING, round=table.round)

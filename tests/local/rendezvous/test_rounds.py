@@ -129,6 +129,19 @@ def test_a_spare_waits_takes_over_and_is_told_the_end(start_run: StartRun) -> No
     assert late.hear(Ended).outcome is Outcome.SUCCEEDED
 
 
+def test_a_round_has_a_valid_number_of_nodes_and_grows_to_the_next(start_run: StartRun) -> None:
+    run = start_run(min_nodes=2, options=options(valid_nodes=(2, 4), min_round_time=0.0))
+    members, (spare, last) = [run.party(0), run.party(1)], (run.party(2), run.party(3))
+    form(members)
+    spare.join()
+    spare.hear(Waiting)
+    last.join()
+    interrupted(members, Reason.NODE_JOINED)
+    for party in members:
+        party.join()
+    assert {(place.round, place.nodes) for place in placed([*members, spare, last])} == {(1, 4)}
+
+
 def test_who_has_finished_is_not_disturbed_by_another_that_goes_after_it_finished(start_run: StartRun) -> None:
     parties = start_run().all_of(2)
     form(parties)

@@ -41,6 +41,22 @@ def test_accepted(arguments: str, environ: dict[str, str]) -> None:
         ),
         ("--nnodes 2", {}, "--nnodes: at least 2 nodes are asked for, and there is one here; lower the minimum"),
         (
+            "--node-unit 4",
+            STEP,
+            "no round of 1 to 3 nodes is valid: --node-unit and --valid-nodes leave multiples of 4; give the job and "
+            "--nnodes other bounds, as in 4",
+        ),
+        (
+            "--nnodes 1:8 --valid-nodes 4,8",
+            STEP,
+            "--nnodes: at least 4 nodes are asked for, and the job has 3; lower the minimum or submit with --nodes=4",
+        ),
+        (
+            "--valid-nodes 2;4",
+            STEP,
+            "--valid-nodes '2;4' is no list of numbers of nodes; write it as in --valid-nodes 2,4,8",
+        ),
+        (
             "--nproc-per-node many",
             STEP,
             "--nproc-per-node 'many': Unsupported nproc_per_node value: many; give a number, auto, cpu or gpu",

@@ -48,6 +48,8 @@ def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("--nnodes 2", "which run? give the id of its array, or the --run-id of its agents; or submit it by --submit"),
         ("--nnodes 2 --submit", "--submit: name a batch script, as in --submit --array=0-7"),
         ("mine --nnodes 3:2", "--nnodes 3:2: the minimum is above the maximum; write it as in 2:3"),
+        ("mine --nnodes 2:3 --node-unit 4 --local-addr ::1", "no round of 2 to 3 nodes is valid"),
+        ("mine --nnodes 2 --valid-nodes two", "--valid-nodes 'two' is no list of numbers of nodes; write it as in"),
         ("mine --nnodes 2 --max-restarts some", "--max-restarts 'some' is no number; give 0 or more"),
         ("mine --nnodes 2 --rdzv-conf on_tie", "--rdzv-conf: 'on_tie' is no KEY=VALUE; write it as in"),
         ("mine --nnodes 2 --rdzv-conf on_tie=both", "--rdzv-conf: on_tie=both is neither leader nor none"),

@@ -68,3 +68,40 @@ def test_values_are_positive_numbers(key: str, value: object) -> None:
     with pytest.raises(UsageError) as error:
         RendezvousOptions.from_config({key: value})
     assert str(error.value) == f"--rdzv-conf: {key}={value} is no positive number"
+
+
+@pytest.mark.parametrize(
+    ("config", "bounds", "expected"),
+    [
+        ({}, (1, 7), (1, 7)),
+        ({"node_unit": "2"}, (1, 7), (2, 6)),
+        ({"node_unit": 3, "valid_nodes": None}, (3, 3), (3, 3)),
+        ({"valid_nodes": "2:4:8"}, (1, 7), (2, 4)),
+        ({"valid_nodes": "8, 4,2", "node_unit": None}, (3, 100), (4, 8)),
+    ],
+)
+def test_the_bounds_of_a_round_are_valid_numbers(
+    config: dict[str, object], bounds: tuple[int, int], expected: tuple[int, int]
+) -> None:
+    assert RendezvousOptions.from_config(config).node_range(*bounds) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"node_unit": "0"}, "--node-unit '0' is no number of nodes; give one from 1 on, as in --node-unit 2"),
+        ({"node_unit": "two"}, "--node-unit 'two' is no number of nodes; give one from 1 on, as in --node-unit 2"),
+        (
+            {"valid_nodes": "2,,4"},
+            "--valid-nodes '2,,4' is no list of numbers of nodes; write it as in --valid-nodes 2,4,8",
+        ),
+        (
+            {"node_unit": "2", "valid_nodes": "2,4"},
+            "--node-unit 2 and --valid-nodes 2,4 both say which rounds are valid; give one",
+        ),
+    ],
+)
+def test_numbers_of_nodes_that_cannot_be(config: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        RendezvousOptions.from_config(config)
+    assert str(caught.value) == message
