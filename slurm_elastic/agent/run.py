@@ -39,7 +39,7 @@ from slurm_elastic.rendezvous.run_events import Entry, describe
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.torch_handler import SlurmRendezvousHandler
 from slurm_elastic.rundir import JobRecords, RunDirError, incarnation
-from slurm_elastic.slurm import Controller, Finding, choose_address, gather_facts
+from slurm_elastic.slurm import Controller, Finding, choose_address, data_interface, gather_facts
 
 __all__ = ["launch"]
 
@@ -270,12 +270,12 @@ def _seat(settings: AgentSettings, records: Records) -> Seat:
     options = RendezvousOptions.from_config(config.rdzv_configs)
     may_lead = settings.job is None or settings.node == settings.leader_node
     leader_host = settings.endpoint_host or ("127.0.0.1" if settings.job is None else settings.leader_node)
-    address = "127.0.0.1"
+    address, interface = "127.0.0.1", ""
     if settings.job is not None and settings.leader_node not in settings.job.nodes:
         require_known(settings.leader_node, Controller())
     if settings.job is not None:
         facts = gather_facts(settings.address, settings.node, toward=leader_host, controller=Controller())
-        address = choose_address(settings.address, facts)
+        address, interface = choose_address(settings.address, facts), data_interface(settings.address, facts)
     return Seat(
         run_id=settings.run_id,
         run_dir=settings.run_dir,
@@ -296,5 +296,6 @@ def _seat(settings: AgentSettings, records: Records) -> Seat:
         leader_host=leader_host,
         ports=settings.ports,
         options=options,
+        interface=interface,
         cohort=settings.job.cohort if settings.job is not None else ("", 1),
     )

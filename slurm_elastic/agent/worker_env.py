@@ -23,6 +23,8 @@ def worker_environment(
     environment = {
         "RANK": str(worker.global_rank),
         "GROUP_RANK": str(place.rank),
+        # torchrun has no such variable; Composer (mosaicml 0.32, composer/utils/dist.py, get_node_rank) wants it.
+        "NODE_RANK": str(place.rank),
         "ROLE_RANK": str(worker.role_rank),
         "ROLE_NAME": spec.role,
         "LOCAL_WORLD_SIZE": str(place.local_world_size),
@@ -46,4 +48,11 @@ def worker_environment(
     }
     if "OMP_NUM_THREADS" in environ:
         environment["OMP_NUM_THREADS"] = environ["OMP_NUM_THREADS"]
-    return environment
+    return {**_data_network(seat.interface, environ), **environment}
+
+
+def _data_network(interface: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The interface that collectives use, unless the environment has one: else gloo takes that of the host's name."""
+    # A plain name is a prefix to NCCL: eth1 would also be eth10.
+    named = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"} if interface else {}
+    return {name: value for name, value in named.items() if name not in environ}

@@ -49,6 +49,7 @@ class Seat:
         shared: whether jobs that start at different times belong to the run, such as elements of an array: then one
             that was requeued joins the living run.
         has_workers: whether this agent wants places in rounds; else all it does is lead.
+        interface: the network interface of the data network; empty if the user has named none.
         cohort: name and size; see :class:`~slurm_elastic.rendezvous.membership.Candidate`.
     """
 
@@ -73,6 +74,7 @@ class Seat:
     shared: bool = False
     has_workers: bool = True
     cohort: tuple[str, int] = ("", 1)
+    interface: str = ""
 
     @property
     def incarnation(self) -> str:

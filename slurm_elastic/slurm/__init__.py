@@ -1,6 +1,6 @@
 """What Slurm says and what is asked of it."""
 
-from slurm_elastic.slurm.address import AddressFacts, AddressWish, choose_address, gather_facts, resolve
+from slurm_elastic.slurm.address import AddressFacts, AddressWish, choose_address, data_interface, gather_facts, resolve
 from slurm_elastic.slurm.cause import Cause, Finding, Meaning, classify, presume
 from slurm_elastic.slurm.controller import Controller
 from slurm_elastic.slurm.hostlist import compress, expand, natural_key
@@ -29,6 +29,7 @@ __all__ = [
     "Shape",
     "SlurmJob",
     "choose_address",
+    "data_interface",
     "classify",
     "compress",
     "ephemeral_low",

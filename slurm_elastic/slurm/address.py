@@ -17,7 +17,7 @@ from pathlib import Path
 from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm.controller import Controller
 
-__all__ = ["AddressFacts", "AddressWish", "choose_address", "gather_facts", "resolve"]
+__all__ = ["AddressFacts", "AddressWish", "choose_address", "data_interface", "gather_facts", "resolve"]
 
 _SIOCGIFADDR = 0x8915
 """netdevice(7): the IPv4 address of an interface."""
@@ -79,6 +79,16 @@ def choose_address(wish: AddressWish, facts: AddressFacts) -> str:
         f"no address by which other nodes reach {facts.node}: its name resolves to this machine alone and there is "
         f"no route; give --interface ({_listed(outward)}) or --local-addr"
     )
+
+
+def data_interface(wish: AddressWish, facts: AddressFacts) -> str:
+    """Return the network interface of the data network; empty where the user has named neither it nor a host there."""
+    if wish.local_addr or not (wish.interface or wish.host_pattern):
+        return ""
+    if wish.interface:
+        return wish.interface
+    address = facts.resolved.get((wish.host_pattern or "").replace("{node}", facts.node))
+    return next((name for name, own in facts.interfaces.items() if own is not None and own == address), "")
 
 
 def gather_facts(

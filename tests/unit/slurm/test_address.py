@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.slurm.address import AddressFacts, AddressWish, choose_address, gather_facts, resolve
+from slurm_elastic.slurm.address import AddressFacts, AddressWish, choose_address, data_interface, gather_facts, resolve
 
 INTERFACES = {"lo": "127.0.0.1", "eth0": "10.0.0.7", "ib0": "10.1.0.7", "ib1": None}
 NO_WISH = AddressWish()
@@ -55,6 +55,20 @@ def test_what_cannot_be_says_what_there_is(wish: AddressWish, known: AddressFact
     with pytest.raises(UsageError) as caught:
         choose_address(wish, known)
     assert all(part in str(caught.value) for part in said), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wish", "known", "interface"),
+    [
+        (NO_WISH, facts(route="10.0.0.7"), ""),
+        (AddressWish(local_addr="n7.fabric", interface="ib0"), AddressFacts("n7"), ""),
+        (AddressWish(interface="ib0"), facts(), "ib0"),
+        (AddressWish(host_pattern="{node}-ib"), facts(resolved={"n7-ib": "10.1.0.7"}), "ib0"),
+        (AddressWish(host_pattern="{node}-ib"), facts(resolved={"n7-ib": "10.2.0.7"}), ""),
+    ],
+)
+def test_the_interface_of_the_data_network(wish: AddressWish, known: AddressFacts, interface: str) -> None:
+    assert data_interface(wish, known) == interface
 
 
 def test_gathers_this_machines_interfaces() -> None:

@@ -1,0 +1,45 @@
+"""The environment of a worker: its place in the round, and the network that its collectives use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slurm_elastic.agent.worker_env import worker_environment
+from slurm_elastic.rendezvous.membership import Place, Reason
+from slurm_elastic.rendezvous.transport.messages import Placed
+
+
+def environment(interface: str = "", **environ: str) -> dict[str, str]:
+    spec: Any = SimpleNamespace(role="trainer", max_restarts=3)
+    worker: Any = SimpleNamespace(global_rank=5, role_rank=5, world_size=8, role_world_size=8, local_rank=1)
+    place = Place("n3/7.0/1", "n3", 2, 2, 4, "trainer", 4, 8)
+    placed = Placed(1, place, 4, Reason.NODE_LOST, 4, 8, "n1", 20000, 0)
+    seat: Any = SimpleNamespace(
+        run_id="7", run_dir=SimpleNamespace(path=Path("/runs/7")), node="n3", incarnation="7", interface=interface
+    )
+    return worker_environment(spec, worker, placed, seat, environ)
+
+
+def test_a_worker_knows_its_node_by_torchs_name_and_by_that_of_other_frameworks() -> None:
+    env = environment()
+    assert (env["GROUP_RANK"], env["NODE_RANK"], env["GROUP_WORLD_SIZE"]) == ("2", "2", "4")
+    assert not [name for name in env if name.endswith("SOCKET_IFNAME")]
+
+
+@pytest.mark.parametrize(
+    ("environ", "added"),
+    [
+        ({}, {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0"}),
+        ({"GLOO_SOCKET_IFNAME": "eth0"}, {"NCCL_SOCKET_IFNAME": "=ib0"}),
+        ({"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": ""}, {}),
+    ],
+)
+def test_collectives_use_the_data_network_unless_the_environment_says_otherwise(
+    environ: dict[str, str], added: dict[str, str]
+) -> None:
+    env = environment("ib0", **environ)
+    assert {name: value for name, value in env.items() if name.endswith("SOCKET_IFNAME")} == added
