@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from slurm_elastic.cli._command import Verb, reported
-from slurm_elastic.cli.agent_scan import glance
 
 if TYPE_CHECKING:
     from slurm_elastic.agent.forkserver import WarmProcess
@@ -100,13 +99,14 @@ class _WarmStart:
 
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
         from slurm_elastic.agent.forkserver.worker_command import Program, worker_environment
+        from slurm_elastic.agent.option_table import scan
 
-        seen = glance(arguments, environ)
+        found = scan(arguments, environ)
         self.program = Program.from_command_line(arguments)
         # Without a script there is only a help text or an error to come.
-        self.warm = seen.start in (None, "warm") and seen.script is not None
-        self.preload = seen.preload
-        self.workers = _local_world_size(seen.nproc_per_node, environ)
+        self.warm = found.value("start") in (None, "warm") and found.script is not None
+        self.preload = found.names("preload")
+        self.workers = _local_world_size(found.value("nproc_per_node"), environ)
         self.environment = worker_environment(environ, self.workers)
 
     def process(self) -> WarmProcess:

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 
 from slurm_elastic.agent.location import base_directory
+from slurm_elastic.agent.option_table import Scan, scan
 from slurm_elastic.agent.patience import patience
 from slurm_elastic.agent.requeue import settle
 from slurm_elastic.cli._command import Verb
-from slurm_elastic.cli.agent_scan import Glance, glance
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
 from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import Controller, Shape, SlurmJob
@@ -51,10 +51,10 @@ class Verdict(Verb):
 
 
 def _verdict(status: int, arguments: Sequence[str]) -> int:
-    run_dir, job, seen = _run(arguments)
+    run_dir, job, found = _run(arguments)
     if run_dir.is_done():
         return ExitCode.FINISHED
-    shared = seen.run_id is not None or (job is not None and job.shape is Shape.ARRAY)
+    shared = found.value("rdzv_id") is not None or (job is not None and job.shape is Shape.ARRAY)
     scope = incarnation(run_dir.run_id, job.restart_count if job is not None and not shared else 0)
     failure = run_dir.failure(scope)
     if failure is not None and status == ExitCode.FAILED:
@@ -66,7 +66,7 @@ def _verdict(status: int, arguments: Sequence[str]) -> int:
             job,
             status,
             controller=Controller(),
-            patience=patience(seen.max_requeues, seen.grace, seen.warning),
+            patience=patience(*(found.value(name) for name in ("max_requeues", "grace", "warning"))),
             failed=failure is not None,
             say=lambda line: print(f"slurm-elastic verdict: {line}", file=sys.stderr, flush=True),
         )
@@ -84,11 +84,11 @@ def _repeat(failure: bytes) -> None:
         print(f"root cause: {root_cause(msgspec.json.decode(failure, type=WorkerFailure))}", file=sys.stderr)
 
 
-def _run(arguments: Sequence[str]) -> tuple[RunDir, SlurmJob | None, Glance]:
+def _run(arguments: Sequence[str]) -> tuple[RunDir, SlurmJob | None, Scan]:
     """Name the run directory as the agents do."""
-    seen = glance(arguments, os.environ)
+    found = scan(arguments, os.environ)
     job = SlurmJob.from_environment(os.environ)
-    run_id = seen.run_id or (job.run_id if job else None)
+    run_id = found.value("rdzv_id") or (job.run_id if job else None)
     if run_id is None:
         raise UsageError("there is neither SLURM_JOB_ID nor --run-id; call this from the batch script of a run")
-    return RunDir.for_run(base_directory(seen.run_dir, job), run_id), job, seen
+    return RunDir.for_run(base_directory(found.value("run_dir"), job), run_id), job, found

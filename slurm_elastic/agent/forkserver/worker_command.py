@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from slurm_elastic.agent.option_table import scan
+
 __all__ = ["FUNCTION", "Program", "worker_environment"]
 
 
@@ -43,24 +45,12 @@ class Program(NamedTuple):
         Returns:
             None when no Python script is run (--no-python), or none was named. With --run-path: FUNCTION.
         """
-        seen = {dest for dest in _ALL_SWITCHES.values() if environment.get(f"PET_{dest.upper()}", "0") not in ("0", "")}
-        position = 0
-        while position < len(arguments) and arguments[position].startswith("-"):
-            flag, has_value, _value = arguments[position].partition("=")
-            switch = _switch(flag)
-            if flag == "--":
-                position += 1
-                break
-            if switch is not None:
-                seen.add(switch)
-            elif not has_value and not _value_is_attached(flag):
-                position += 1
-            position += 1
-        if "no_python" in seen or position >= len(arguments):
+        found = scan(arguments, environment)
+        if found.script is None or found.has("no_python"):
             return None
-        if "run_path" in seen:
+        if found.has("run_path"):
             return FUNCTION
-        return cls.script(arguments[position], arguments[position + 1 :], module="module" in seen)
+        return cls.script(found.script, found.arguments, module=found.has("module"))
 
     def command(self) -> list[str]:
         """The command line."""
@@ -96,43 +86,3 @@ FUNCTION = Program(
     ),
 )
 """The program of workers whose entry point is a function; the call itself reaches them later."""
-
-# Flags of torchrun's parser that take no value (torch/distributed/run.py, get_args_parser, 2.13), and where they land.
-_SWITCHES = {
-    "--standalone": "standalone",
-    "-m": "module",
-    "--module": "module",
-    "--no-python": "no_python",
-    "--no_python": "no_python",
-    "--run-path": "run_path",
-    "--run_path": "run_path",
-    "--virtual-local-rank": "virtual_local_rank",
-    "--virtual_local_rank": "virtual_local_rank",
-    "-h": "help",
-    "--help": "help",
-}
-_OWN_SWITCHES = {
-    "--no-watchdog": "no_watchdog",
-    "--no_watchdog": "no_watchdog",
-    "--no-health": "no_health",
-    "--no_health": "no_health",
-}
-_ALL_SWITCHES = {**_SWITCHES, **_OWN_SWITCHES}
-# Long flags that take a value and are also written as a single letter: "-r3" carries its value.
-_LETTERS_WITH_VALUE = ("-r", "-t")
-
-
-def _switch(flag: str) -> str | None:
-    if flag in _ALL_SWITCHES:
-        return _ALL_SWITCHES[flag]
-    # argparse accepts a long flag's beginning where only one flag starts so.
-    meant = {
-        dest
-        for name, dest in _ALL_SWITCHES.items()
-        if flag.startswith("--") and len(flag) > 2 and name.startswith(flag)
-    }
-    return meant.pop() if len(meant) == 1 else None
-
-
-def _value_is_attached(flag: str) -> bool:
-    return len(flag) > 2 and flag[:2] in _LETTERS_WITH_VALUE and not flag.startswith("--")

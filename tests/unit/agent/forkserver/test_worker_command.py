@@ -4,9 +4,7 @@ import sys
 
 import pytest
 
-from slurm_elastic.agent.forkserver import FUNCTION, Program, worker_command
-from slurm_elastic.cli import agent_scan
-from slurm_elastic.cli.agent_parser import agent_parser
+from slurm_elastic.agent.forkserver import FUNCTION, Program
 
 
 @pytest.mark.parametrize(
@@ -58,10 +56,3 @@ def test_arguments_of_a_command() -> None:
     assert found.arguments_of(["/python", "-u", "other.py", "x"]) is None
     assert found.arguments_of(["/python3", "-u", "train.py", "x"]) is None
     assert found.arguments_of(["/python", "-u"]) is None
-
-
-def test_every_option_without_a_value_is_known_before_torch_is_imported() -> None:
-    options = {name for action in agent_parser()._actions if action.nargs == 0 for name in action.option_strings}
-    assert options == set(worker_command._ALL_SWITCHES)
-    known = {name for name in options if name.replace("_", "-") == name} - {"-h", "--help"}
-    assert known <= agent_scan._FLAGS

@@ -1,0 +1,181 @@
+"""The options of ``slurm-elastic agent``, in one table, and a scan of a command line without torch's parser.
+
+Three places read this table: the parser (`slurm_elastic.cli.agent_parser`), which also has torchrun's own options; the
+start of the fork server, which begins before torch is imported; and the job's end, which runs without torch in the
+batch script. torch's parser decides what a command line means. A wrong guess of the scan costs time and nothing else.
+
+All workers wait for the imports of this module, so it defines no dataclasses: they import `inspect`, which takes as
+long as everything else here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+__all__ = ["GENERAL", "HEALTH", "Option", "Scan", "scan"]
+
+
+class Option(NamedTuple):
+    """An option of the agent that torchrun lacks."""
+
+    name: str
+    """Its spelling with dashes; underscores are accepted as well."""
+    help: str
+    metavar: str | None = None
+    """Name of its value in the help text; None for a switch, or where `choices` stand there."""
+    choices: tuple[str, ...] | None = None
+    default: str | None = None
+    switch: bool = False
+    """True for an option without a value."""
+    torchrun: str | None = None
+    """Destination of the option of torchrun that this is another name of; None for one of its own."""
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """The option as a command line may have it."""
+        return tuple(dict.fromkeys((self.name, "--" + self.name[2:].replace("-", "_"))))
+
+
+GENERAL = (
+    Option(
+        "--run-id",
+        "same as --rdzv-id; jobs with the same run id and run directory are one run (default: the job's id)",
+        "RUN_ID",
+        torchrun="rdzv_id",
+    ),
+    Option(
+        "--run-dir",
+        "a directory that all nodes share; the run keeps its state and logs in DIR/elastic-runs/<run id> (default: the "
+        "directory in which sbatch was called)",
+        "DIR",
+    ),
+    Option("--node-unit", "rounds have a multiple of K nodes; the other nodes are spares (default: 1)", "K"),
+    Option(
+        "--valid-nodes",
+        "rounds have one of these numbers of nodes, such as 2,4,8; the other nodes are spares (default: any number)",
+        "N,N,...",
+    ),
+    Option("--interface", "network interface by which other nodes reach this node, such as ib0", "NAME"),
+    Option("--node-pattern", "name of a node in the data network, such as {node}-ib", "PATTERN"),
+    Option(
+        "--leader-node",
+        "the agent on this node leads the run at first (default: the first node of the job; in an array the first "
+        "element that starts)",
+        "NODE",
+    ),
+    Option(
+        "--start",
+        "warm: fork workers from a process that has imported torch; cold: start a fresh Python for each worker "
+        "(default: warm)",
+        choices=("warm", "cold"),
+        default="warm",
+    ),
+    Option("--preload", "modules that a warm start imports beside torch, such as numpy,my.data", "MODULES"),
+    Option(
+        "--worker-signal",
+        "also send this signal, such as SIGUSR1, to the workers when a planned end of their round is announced; they "
+        "then have --shutdown-timeout seconds to exit by themselves",
+        "NAME",
+    ),
+    Option("--no-watchdog", "do not watch for workers whose torch.distributed.elastic.timer expired", switch=True),
+    Option(
+        "--max-requeues",
+        "how often the job is requeued because of its time limit (default: 10); preemptions do not count",
+        "N",
+    ),
+    Option("--warning", "the time in sbatch --signal=USR2@SECONDS (default: 120)", "SECONDS"),
+    Option("--grace", "seconds from SIGTERM to SIGKILL, where Slurm cannot be asked (default: 30)", "SECONDS"),
+    Option(
+        "--hang-timeout",
+        "kill a worker that takes no step for this long, if its script uses slurm_elastic.trainer; auto: ten times the "
+        "longest pause so far, at least 5 minutes (default: off)",
+        "SECONDS",
+    ),
+)
+"""The agent's options but for those of the health port, in the order of the help text."""
+
+HEALTH = (
+    Option("--health-bind", "address of the health port; 0.0.0.0 for all addresses (default: 127.0.0.1)", "ADDRESS"),
+    Option(
+        "--health-port",
+        "port that answers /healthz, /readyz, /status, /metrics and /stacks (default: a free one, see health/ in the "
+        "run directory)",
+        "PORT",
+    ),
+    Option(
+        "--health-token-file",
+        "file with the token that clients have to send, see the reference (default: health-token in the run directory)",
+        "FILE",
+    ),
+    Option("--no-health", "open no health port", switch=True),
+)
+"""The agent's options of the health port."""
+
+_TORCHRUN_SWITCHES = ("--standalone", "--module", "--no-python", "--run-path", "--virtual-local-rank", "--help")
+"""Options of torchrun without a value (torch/distributed/run.py, get_args_parser, 2.13)."""
+_LETTERS = {"-m": "--module", "-h": "--help", "-r": "--redirects", "-t": "--tee"}
+"""torchrun's single letters. Those of options with a value may have it attached: -r3."""
+
+_SWITCHES = (*_TORCHRUN_SWITCHES, *(option.name for option in (*GENERAL, *HEALTH) if option.switch))
+_OTHER_NAMES = {option.name: option.torchrun for option in GENERAL if option.torchrun}
+
+
+class Scan(NamedTuple):
+    """A command line of the agent, as far as it can be understood without torch's parser."""
+
+    values: Mapping[str, str]
+    """Values that the command line gives, by the destinations of torchrun's parser; empty for a switch."""
+    environ: Mapping[str, str]
+    """The environment, where PET_<DESTINATION> gives values that the command line does not give."""
+    script: str | None
+    """The script, module or program; None if there is none, or with --help."""
+    arguments: tuple[str, ...]
+    """The script's arguments."""
+
+    def value(self, destination: str) -> str | None:
+        """Return the value of an option; None if neither the command line nor the environment gives one."""
+        return self.values.get(destination) or self.environ.get(f"PET_{destination.upper()}") or None
+
+    def names(self, destination: str) -> tuple[str, ...]:
+        """Return the elements of a value that is a list with commas."""
+        return tuple(name for name in (self.value(destination) or "").split(",") if name)
+
+    def has(self, switch: str) -> bool:
+        """Return True if a switch is on."""
+        return switch in self.values or self.environ.get(f"PET_{switch.upper()}", "0") not in ("0", "")
+
+
+def scan(arguments: Sequence[str], environ: Mapping[str, str]) -> Scan:
+    """Scan a command line of the agent.
+
+    Args:
+        arguments: Options, then the script and its arguments. An option that the table lacks is taken to have a value.
+        environ: The environment with PET_* variables.
+    """
+    values: dict[str, str] = {}
+    rest = list(arguments)
+    while rest and rest[0].startswith("-"):
+        word = rest.pop(0)
+        if word == "--":
+            break
+        name, value = _split(word)
+        if name == "--help":
+            rest = []
+        elif name not in _SWITCHES and value is None:
+            value = rest.pop(0) if rest else ""
+        values[_OTHER_NAMES.get(name) or name[2:].replace("-", "_")] = value or ""
+    return Scan(values, environ, rest[0] if rest else None, tuple(rest[1:]))
+
+
+def _split(word: str) -> tuple[str, str | None]:
+    """Return the option's full name with dashes, and the value that is attached to it, None for none."""
+    if not word.startswith("--"):
+        name, value = _LETTERS.get(word[:2], word[:2]), word[2:].removeprefix("=")
+        return name, value or None
+    name, sign, value = word.replace("_", "-").partition("=")[0], *word.partition("=")[1:]
+    if name not in _SWITCHES:
+        # argparse accepts the beginning of an option where only one option begins so.
+        meant = [switch for switch in _SWITCHES if switch.startswith(name)]
+        name = meant[0] if len(meant) == 1 else name
+    return name, value if sign else None
