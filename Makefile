@@ -19,9 +19,11 @@ lint: setup ## formatting, lint, types, shell scripts
 test: lint ## every test, the cluster layer on Slurm 22.05
 	@$(PYTHON) -m pytest tests/unit tests/simulation tests/local tests/cluster $(PYTEST)
 
-test-all: test ## the cluster layer on Slurm 24.11, too
+test-all: test ## the cluster layer on Slurm 24.11 and 26.05, too
 	@.ci/setup --release 24.11
 	@SLURM_ELASTIC_TEST_RELEASE=24.11 $(PYTHON) -m pytest tests/cluster $(PYTEST)
+	@.ci/setup --release 26.05
+	@SLURM_ELASTIC_TEST_RELEASE=26.05 $(PYTHON) -m pytest tests/cluster $(PYTEST)
 
 simulate: setup ## a million simulated schedules on all cores; SIMULATE="--schedules 20000 --first 7"
 	@$(PYTHON) -m tests.simulation $(or $(SIMULATE),--schedules 1000000)

@@ -6,6 +6,7 @@ Sources: "OUTPUT ENVIRONMENT VARIABLES" of sbatch(1) and srun(1), Slurm 22.05 to
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,8 @@ from slurm_elastic.slurm._env_values import (
 __all__ = ["ArrayElement", "Context", "HetComponent", "Shape", "SlurmJob"]
 
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""Step ids from here on are not srun's: batch 0xfffffffb, extern ...fc, interactive ...fa (slurm.h)."""
+"""Step ids from here on are not srun's: batch 0xfffffffb, extern ...fc, interactive ...fa (slurm.h). Slurm 26.05 sets
+SLURM_STEP_ID in a batch script, too, and writes these ids with a sign: -5 (env.c, setup_env)."""
 
 
 class Context(enum.Enum):
@@ -106,11 +108,6 @@ class SlurmJob:
     """SLURM_GPUS_ON_NODE, else what SLURM_STEP_GPUS or CUDA_VISIBLE_DEVICES list; 0 if none is set."""
     reserved_ports: tuple[int, ...]
     """SLURM_STEP_RESV_PORTS, reserved for this step by ``srun --resv-ports``; mostly empty."""
-    end_time: int | None
-    """SLURM_JOB_END_TIME, seconds since the epoch by the controller's clock; Slurm 23.02 and later.
-
-    Preemption moves the real end but not the variable.
-    """
     topology_address: str | None
     """SLURM_TOPOLOGY_ADDR, such as ``s0.s4.node7``: the switches above this node. None without a topology."""
 
@@ -187,7 +184,6 @@ class SlurmJob:
             cpus_on_node=optional_number(environ, "SLURM_CPUS_ON_NODE"),
             gpus_on_node=count_gpus(environ),
             reserved_ports=port_list(environ, "SLURM_STEP_RESV_PORTS") if context is Context.STEP else (),
-            end_time=optional_number(environ, "SLURM_JOB_END_TIME"),
             topology_address=_topology_address(environ),
         )
 
@@ -202,8 +198,10 @@ def _require_no_job(environ: Mapping[str, str]) -> None:
 
 
 def _context(environ: Mapping[str, str]) -> Context:
-    step_id = optional_number(environ, "SLURM_STEP_ID", "SLURM_STEPID")
-    return Context.BATCH if step_id is None or step_id >= _FIRST_SPECIAL_STEP else Context.STEP
+    text = present(environ, "SLURM_STEP_ID", "SLURM_STEPID")
+    if text is None or re.fullmatch(r"-[0-9]{1,2}", text):
+        return Context.BATCH
+    return Context.BATCH if number("SLURM_STEP_ID", text) >= _FIRST_SPECIAL_STEP else Context.STEP
 
 
 def _require_one_task_per_node(environ: Mapping[str, str]) -> None:

@@ -28,6 +28,7 @@ from tests.cluster.gaps import change, formed, has_stepped, summary
 from tests.cluster.jobs import Job, Jobs
 from tests.cluster.leaks import Leaks
 from tests.cluster.testbed import Cluster, Settings
+from tests.cluster.testbed.settings import ROOTS
 
 PREEMPTED = {"preempt": 1, "preempt two": 2, "preempt all": 4}
 """How many nodes are taken at once."""
@@ -213,7 +214,7 @@ def main() -> int:
     parser.add_argument("--times", type=int, help="so many mishaps, each after the one before is over")
     parser.add_argument("--mishaps", type=_mishaps, default=MISHAPS, help="some of: " + ",".join(MISHAPS))
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of the mishaps")
-    parser.add_argument("--release", default="22.05", choices=["22.05", "24.11"], help="of Slurm")
+    parser.add_argument("--release", default="22.05", choices=[*ROOTS], help="of Slurm")
     parser.add_argument("--proctrack", default="cgroup", choices=["cgroup", "linuxproc"], help="of Slurm")
     parser.add_argument("--name", default="soak", help="of the test cluster (default: soak)")
     options = parser.parse_args()

@@ -21,7 +21,13 @@ ACCOUNTING = "dbd"
 SWITCH = "switch"
 
 PROCTRACKS = ("cgroup", "linuxproc")
-ROOTS = {"22.05": Path("/"), "24.11": Path("/opt/slurm-elastic/trixie")}
+PREEMPTS = ("partition_prio", "qos")
+"""Slurm's plugins that choose whom to preempt: by the tier of the partition, or by the quality of service."""
+ROOTS = {
+    "22.05": Path("/"),
+    "24.11": Path("/opt/slurm-elastic/trixie"),
+    "26.05": Path("/opt/slurm-elastic/forky"),
+}
 """The Debian root that holds each Slurm release: Debian 12 is the machine itself."""
 
 

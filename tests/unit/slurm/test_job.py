@@ -1,4 +1,5 @@
-"""SlurmJob: outputs/*.env are environments of real jobs of Slurm 22.05.8, with user and host names replaced."""
+"""SlurmJob: outputs/*.env are environments of real jobs, with user and host names replaced. The release is 22.05.8, or
+26.05.5 where that is in the name."""
 
 from __future__ import annotations
 
@@ -54,7 +55,6 @@ def test_a_real_step_of_an_allocation() -> None:
         cpus_on_node=2,
         gpus_on_node=0,
         reserved_ports=(),
-        end_time=None,
         topology_address=None,
     )
 
@@ -65,6 +65,13 @@ def test_a_real_batch_script() -> None:
     assert job.nodes == ("f1", "f2")
     assert (job.shape, job.run_id) == (Shape.ALLOCATION, "1")
     assert job.cohort == ("", 1), "nobody else runs a batch script"
+
+
+def test_a_real_batch_script_of_a_release_that_gives_it_a_step_id() -> None:
+    environ = recorded("batch_26.05.env")
+    assert environ["SLURM_STEP_ID"] == "-5"
+    job = parsed(environ)
+    assert (job.context, job.step_id, job.nodes, job.cohort) == (Context.BATCH, None, ("f1",), ("", 1))
 
 
 def test_the_processes_of_one_srun_are_a_cohort() -> None:
@@ -139,14 +146,13 @@ def test_remaining_values() -> None:
         {
             **STEP,
             "SLURM_STEP_RESV_PORTS": "21000-21001,21005",
-            "SLURM_JOB_END_TIME": "1795178982",
             "SLURM_TOPOLOGY_ADDR": "s0.s4.n3",
             "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node",
             "SLURM_CPUS_ON_NODE": "72",
         }
     )
     assert job.reserved_ports == (21000, 21001, 21005)
-    assert (job.end_time, job.topology_address, job.cpus_on_node) == (1795178982, "s0.s4.n3", 72)
+    assert (job.topology_address, job.cpus_on_node) == ("s0.s4.n3", 72)
 
 
 @pytest.mark.parametrize(
