@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+
+_NO_SLURM = """\
+#!/bin/sh
+echo "${0##*/}: tests reach no Slurm but that of tests/cluster" >&2
+exit 1
+"""
+_COMMANDS = ("sacct", "sacctmgr", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
+
+_directory = pytest.StashKey[Path]()
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    # The machine may be one of a cluster, whose controller may be slow or down. The test cluster's machines have a PATH
+    # of their own.
+    config.stash[_directory] = directory = Path(tempfile.mkdtemp(prefix="no-slurm-"))
+    directory.chmod(0o755)
+    for command in _COMMANDS:
+        (directory / command).write_text(_NO_SLURM)
+        (directory / command).chmod(0o755)
+    os.environ["PATH"] = f"{directory}:{os.environ['PATH']}"
     # What a shell without job control starts in the background ignores both (POSIX, Shell Command Language, 2.11), and
     # so would all that the tests start.
     for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, default)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    shutil.rmtree(config.stash[_directory], ignore_errors=True)
