@@ -7,6 +7,7 @@ meaning of the signal.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import queue
@@ -148,14 +149,17 @@ class Inquiry:
             signals, elapsed = self._signals()
             view = controller.job(job.name)
             if view is not None:
-                clock = controller.clock()
+                clock, grace = controller.clock(), None
+                if clock is not None and view.preempt_time is not None and view.end_time is None:
+                    grace = controller.grace(view, clock.preempt_type)
+                    # That question may have taken seconds.
+                    clock = controller.clock()
                 # What Slurm said is about the moment of the question.
                 _, elapsed = self._signals()
-                finding = classify(signals, elapsed, view, job.restart_count, clock=clock, meaning=self._meaning)
+                say = functools.partial(classify, signals, elapsed, view, job.restart_count, meaning=self._meaning)
+                finding = say(clock=clock, grace=grace)
                 if finding.cause is Cause.SIGNALLED and _is_drained(controller, job.node):
-                    finding = classify(
-                        signals, elapsed, view, job.restart_count, clock=clock, meaning=self._meaning, drained=True
-                    )
+                    finding = say(clock=clock, drained=True)
                 self._known = finding
                 self._report(finding)
                 self._write(finding)

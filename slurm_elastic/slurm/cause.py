@@ -113,6 +113,7 @@ def classify(
     *,
     clock: ControllerClock | None = None,
     meaning: Meaning | None = None,
+    grace: int | None = None,
     drained: bool = False,
 ) -> Finding:
     """Say why the job is signalled.
@@ -125,6 +126,7 @@ def classify(
         restart_count: SLURM_RESTART_COUNT of this incarnation.
         clock: the controller's time, asked for after `view`.
         meaning: what signals are configured for, where Slurm does not tell.
+        grace: GraceTime of what preempts, in seconds; used where `view` does not tell the job's end.
         drained: whether Slurm gives no more jobs to the node that was signalled.
     """
     meaning = meaning or Meaning()
@@ -137,16 +139,36 @@ def classify(
         return _over(view, kill_wait)
     left = None if clock is None or view.end_time is None else float(view.end_time - clock.now)
     if view.preempt_time is not None:
-        grace = max(0, (view.end_time or view.preempt_time) - view.preempt_time)
-        return Finding(Cause.PREEMPTED, grace - elapsed if left is None else left, f"grace of {grace} s")
+        return _in_grace(view.preempt_time, view.end_time, elapsed, clock, grace, meaning)
     names = ", ".join(dict.fromkeys(number.name for number in signals if number is not signal.SIGCONT))
-    if _WARNINGS & set(signals) and (left is None or left <= meaning.warning + _EARLY):
+    # Slurm warns no job without a time limit (job_mgr.c, job_time_limit).
+    if _WARNINGS & set(signals) and not view.unlimited and (left is None or left <= meaning.warning + _EARLY):
         return Finding(Cause.TIME_LIMIT_NEAR, meaning.warning - elapsed if left is None else left, names)
     if not names:
         return _NOTHING
     if drained:
         return Finding(Cause.DRAINED, None, names)
     return Finding(Cause.SIGNALLED, None, f"{names}, not by Slurm itself")
+
+
+def _in_grace(
+    preempt_time: int,
+    end_time: int | None,
+    elapsed: float,
+    clock: ControllerClock | None,
+    grace: int | None,
+    meaning: Meaning,
+) -> Finding:
+    """Of a job that runs on until its grace is over."""
+    if end_time is not None:
+        seconds, source = max(0.0, float(end_time - preempt_time)), ""
+    elif grace:
+        seconds, source = grace, ""
+    else:
+        # A job that still runs has some: without any, Slurm ends it at once.
+        seconds, source = meaning.grace, ", as --grace says"
+    passed = elapsed if clock is None else clock.now - preempt_time
+    return Finding(Cause.PREEMPTED, seconds - passed, f"grace of {seconds:g} s{source}")
 
 
 def _over(view: JobView, kill_wait: float) -> Finding:

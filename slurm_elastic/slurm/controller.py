@@ -23,6 +23,9 @@ from slurm_elastic.slurm.scontrol_output import (
     parse_clock,
     parse_jobs,
     parse_nodes,
+    parse_partition_grace,
+    parse_qos_grace,
+    parse_release,
 )
 
 __all__ = ["Controller"]
@@ -31,6 +34,10 @@ _log = logging.getLogger(__name__)
 
 _SILENCE = re.compile(r"Unable to contact slurm controller|Socket timed out|Connection refused|Zero Bytes were")
 """What scontrol says when slurmctld is down or too busy (slurm_errno.c)."""
+
+
+_OLDEST = (22, 5)
+"""The oldest release of Slurm whose answers are understood."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +112,22 @@ class Controller:
         clock of the machine that asks.
         """
         answer = self._ask("scontrol", "show", "config")
+        if answer is not None:
+            self._look_at_release(answer.output)
         return parse_clock(answer.output) if answer else None
+
+    def grace(self, view: JobView, preempt_type: str) -> int | None:
+        """Return GraceTime in seconds of what preempts this job, its QOS or its partition; None if Slurm does not say.
+
+        Only for a job whose EndTime is unknown: a preemption moves that to the end of the grace.
+        """
+        if preempt_type == "preempt/qos":
+            # slurmctld knows it, but scontrol does not print it ("scontrol show assoc_mgr", 22.05 to 26.05).
+            command = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=GraceTime", f"name={view.qos}")
+            answer = self._ask(*command) if view.qos else None
+            return parse_qos_grace(answer.output) if answer else None
+        answer = self._ask("scontrol", "show", "partition", view.partition) if view.partition else None
+        return parse_partition_grace(answer.output) if answer else None
 
     def requeue(self, job_id: str) -> bool:
         """Requeue a job, which ends this incarnation of it. Returns whether Slurm did.
@@ -123,7 +145,21 @@ class Controller:
     def _nodes(self, names: tuple[str, ...]) -> dict[str, NodeView]:
         # scontrol exits with 1 if one of several nodes is not known to it, and still prints the others.
         answer = self._ask("scontrol", "--oneliner", "show", "node", ",".join(names)) if names else None
+        if answer is not None:
+            self._look_at_release(answer.output)
         return parse_nodes(answer.output) if answer else {}
+
+    def _look_at_release(self, output: str) -> None:
+        """Say so, once, where Slurm is older than what is understood."""
+        release = parse_release(output)
+        if release is not None and release < _OLDEST and ("", "release") not in self._logged:
+            self._logged.add(("", "release"))
+            _log.warning(
+                "Slurm %d.%02d is older than %d.%02d, the oldest release that slurm_elastic understands: it may "
+                "misread why a job has to go, and not requeue it; update Slurm",
+                *release,
+                *_OLDEST,
+            )
 
     def _ask(self, *command: str) -> _Answer | None:
         self.is_silent = False

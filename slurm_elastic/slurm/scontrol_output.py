@@ -17,14 +17,20 @@ __all__ = [
     "parse_clock",
     "parse_jobs",
     "parse_nodes",
+    "parse_partition_grace",
+    "parse_qos_grace",
+    "parse_release",
 ]
 
 _DOWN = frozenset({"DOWN", "ERROR", "FAIL", "FUTURE", "INVAL", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"})
 _DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAILING"})
 _UNKNOWN = frozenset({"UNKNOWN", "NOT_RESPONDING", "NO_RESPOND"})
 
-_FREE_TEXT = frozenset({"JobName", "Comment", "AdminComment", "SystemComment", "Extra", "Command", "WorkDir"})
-"""Keys of ``scontrol show job`` whose values may hold blanks and text that looks like other keys."""
+_FREE_TEXT = frozenset({"JobName", "Comment", "AdminComment", "SystemComment", "Extra", "Command", "WorkDir"}) | {
+    "SubmitLine"
+}
+"""Keys of ``scontrol show job`` whose values may hold blanks and text that looks like other keys. SubmitLine, which
+Slurm 26.05 prints, is a whole command line."""
 
 
 class NodeState(enum.Enum):
@@ -68,12 +74,20 @@ class JobView:
     preempt_time: int | None
     """PreemptTime: set as soon as the job is chosen for preemption. None also where preemption is off."""
     end_time: int | None
-    """EndTime: moves to `preempt_time` plus GraceTime on preemption."""
+    """EndTime: moves to `preempt_time` plus GraceTime on preemption. None where scontrol prints Unknown: of a pending
+    job, and of any job without a time limit until its end, in the grace of a preemption too (info_job.c, 22.05 to
+    26.05)."""
     nodes: tuple[str, ...]
     """NodeList: without nodes that Slurm took away from a ``--no-kill`` job; empty while pending."""
     held: bool = False
     """Priority=0: ``scontrol hold``, or Slurm itself, holds the job. One that runs then runs on, but does not start
     again before somebody calls ``scontrol release`` (scontrol(1), "hold")."""
+    unlimited: bool = False
+    """TimeLimit=UNLIMITED: Slurm sends such a job no warning, and tells no EndTime."""
+    partition: str | None = None
+    """Partition in which the job runs."""
+    qos: str | None = None
+    """QOS, None without accounting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +98,8 @@ class ControllerClock:
     """Seconds since the epoch."""
     kill_wait: int
     """KillWait: seconds between SIGTERM and SIGKILL when Slurm ends a job."""
+    preempt_type: str = ""
+    """PreemptType: ``preempt/qos`` or ``preempt/partition_prio``."""
 
 
 def parse_nodes(text: str) -> dict[str, NodeView]:
@@ -109,7 +125,33 @@ def parse_clock(text: str) -> ControllerClock | None:
     """Parse ``scontrol show config``, printed with SLURM_TIME_FORMAT=%s; None if it holds no time."""
     now = re.search(r"^Configuration data as of ([0-9]{1,18})$", text, flags=re.MULTILINE)
     kill_wait = re.search(r"^KillWait\s*=\s*([0-9]{1,9}) sec$", text, flags=re.MULTILINE)
-    return ControllerClock(int(now[1]), int(kill_wait[1])) if now and kill_wait else None
+    preempt_type = re.search(r"^PreemptType\s*=\s*(\S+)$", text, flags=re.MULTILINE)
+    return (
+        ControllerClock(int(now[1]), int(kill_wait[1]), preempt_type[1] if preempt_type else "")
+        if now and kill_wait
+        else None
+    )
+
+
+def parse_release(text: str) -> tuple[int, int] | None:
+    """Return Slurm's release, such as 22 and 5, as ``scontrol show config`` and ``show node`` print it."""
+    match = re.search(r"(?:^SLURM_VERSION\s*=\s*|\sVersion=)([0-9]{1,4})\.([0-9]{1,4})\.", text, flags=re.MULTILINE)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def parse_partition_grace(text: str) -> int | None:
+    """Return GraceTime in seconds from ``scontrol show partition``."""
+    match = re.search(r"\sGraceTime=([0-9]{1,9})\s", text)
+    return int(match[1]) if match else None
+
+
+def parse_qos_grace(text: str) -> int | None:
+    """Return GraceTime in seconds from ``sacctmgr --parsable2 show qos format=GraceTime``: ``1-00:00:15``."""
+    match = re.fullmatch(r"(?:([0-9]{1,6})-)?([0-9]{1,2}):([0-9]{2}):([0-9]{2})", text.strip())
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _node_state(text: str) -> NodeState:
@@ -147,6 +189,9 @@ def _job_view(fields: dict[str, str]) -> JobView:
         end_time=_seconds(fields.get("EndTime")),
         nodes=_node_list(fields.get("NodeList", "")),
         held=fields.get("Priority") == "0",
+        unlimited=fields.get("TimeLimit") == "UNLIMITED",
+        partition=fields.get("Partition"),
+        qos=qos if (qos := fields.get("QOS")) != "(null)" else None,
     )
 
 

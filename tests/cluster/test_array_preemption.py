@@ -9,7 +9,7 @@ ALL = ["n1", "n2", "n3", "n4"]
 
 def test_a_preempted_element_costs_no_step_and_joins_again(jobs):
     jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
-    job = jobs.submit("--array=0-3", "array.sbatch", "--nnodes=3:4", "train.py", "--asks")
+    job = jobs.submit("--array=0-3", "--time=0", "array.sbatch", "--nnodes=3:4", "train.py", "--asks")
     wait_until = jobs.cluster.wait_until
     wait_until("no training", lambda: len(job.rounds()) > 0 and job.trained_on(len(job.rounds()) - 1) == ALL)
     first = len(job.rounds()) - 1

@@ -44,7 +44,8 @@ def preempt_mode(cluster: Cluster, proctrack: str) -> Iterator[str]:
 
 @pytest.mark.proctrack("cgroup", "linuxproc")
 def test_a_preempted_allocation_saves_and_comes_back_smaller(jobs, proctrack, preempt_mode, release):
-    job = jobs.submit("--nodes=2-4", "elastic.sbatch", "train.py", "--asks")
+    # Of a job without a time limit Slurm does not tell when the grace ends.
+    job = jobs.submit("--nodes=2-4", "--time=0", "elastic.sbatch", "train.py", "--asks")
     after = jobs.submit(f"--dependency=afterok:{job.id}", "--wrap=true")
     job.wait_for_steps(0, ALL)
 
@@ -61,9 +62,9 @@ def test_a_preempted_allocation_saves_and_comes_back_smaller(jobs, proctrack, pr
     assert_no_step_is_lost(job)
     high.cancel()
     job.say_enough()
-    # Slurm 24.11 takes its success for the end of another preemption, because it was preempted once. Where it requeues,
-    # the job runs once more, which ends at once.
-    end = "PREEMPTED" if (release, preempt_mode) == ("24.11", "CANCEL") else "COMPLETED"
+    # Slurm since 24.05 takes its success for the end of another preemption, because it was preempted once. Where it
+    # requeues, the job runs once more, which ends at once.
+    end = "PREEMPTED" if release != "22.05" and preempt_mode == "CANCEL" else "COMPLETED"
     jobs.cluster.wait_until("it does not end well", lambda: job.state() == end)
     assert job.exit_code() == 0
     assert (job.run_dir / "done.json").exists()
@@ -76,18 +77,44 @@ def test_a_preempted_allocation_saves_and_comes_back_smaller(jobs, proctrack, pr
         after.cancel()
 
 
+@pytest.mark.preempt("qos")
+def test_a_job_preempted_by_quality_of_service_has_the_grace_of_its_own(jobs):
+    for words in (
+        "add account people",
+        "add user elastic account=people",
+        "add qos scavenger gracetime=20 preemptmode=requeue",
+        "add qos urgent preempt=scavenger priority=1000",
+        "modify user elastic set qos=scavenger,urgent",
+    ):
+        jobs.cluster.command(["sacctmgr", "--immediate", *words.split()], user="root")
+    options = ("--nodes=1", "--time=0", "--qos=scavenger")
+    job = jobs.submit(*options, "elastic.sbatch", "train.py", "--alone", "--asks")
+    job.wait_until("no training", lambda: job.trained_on(0) != [])
+
+    high = jobs.take(*job.nodes(), None, "--qos=urgent")
+
+    job.wait_until("it is not requeued", lambda: jobs.cluster.job(job.id)["Restarts"] == "1")
+    # The partition's is 15 s.
+    assert re.search(r"leaves: preempted, \d+ s left \(grace of 20 s\)", job.output)
+    high.cancel()
+    comes_back(job)
+    assert_no_step_is_lost(job)
+    job.say_enough()
+    job.wait_for("COMPLETED")
+
+
 def test_a_preempted_job_that_may_not_be_requeued_says_how_to_go_on_and_ends_as_its_agents_do(jobs, release):
     job = jobs.submit("--nodes=1", "--no-requeue", "elastic.sbatch", "train.py", "--alone", "--asks")
     job.wait_until("no training", lambda: job.trained_on(0) != [])
 
     high = jobs.take(*job.nodes())
 
-    end = "PREEMPTED" if release == "24.11" else "FAILED"
+    end = "FAILED" if release == "22.05" else "PREEMPTED"
     jobs.cluster.wait_until("it does not end", lambda: job.state() == end)
     high.cancel()
     assert "not requeued (preempted): the job may not be; submit it with --requeue" in job.output
     assert re.search(r"srun: error: \w+: task 0: Exited with exit code 75$", job.output, re.MULTILINE)
-    # Slurm 24.11 forgets the exit code of a preempted job.
+    # Slurm since 24.05 forgets the exit code of a preempted job.
     assert job.exit_code() == (0 if end == "PREEMPTED" else 75)
     assert {e["stop"] for e in job.diary() if "stop" in e} == {"preempted"}
     assert jobs.cluster.job(job.id)["Restarts"] == "0"

@@ -93,7 +93,7 @@ GresTypes=gpu
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=5,sched_interval=2,sched_min_interval=0,batch_sched_delay=0
 
-PreemptType=preempt/partition_prio
+PreemptType=preempt/{settings.preempt}
 PreemptMode=REQUEUE
 JobRequeue=1
 KillWait=5

@@ -26,7 +26,10 @@ echo "$*" >>calls
 case "$1 $2" in
   'show job') {job} ;;
   '--oneliner show') echo "NodeName=f1 State=$(<node)" ;;
-  'show config') echo "Configuration data as of $(<now)"; echo 'KillWait                = 30 sec' ;;
+  'show config')
+    echo "Configuration data as of $(<now)"; echo 'KillWait                = 30 sec'
+    echo "PreemptType             = $(<type)" ;;
+  'show partition') echo "$(<partition)" ;;
 esac
 """
 DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
@@ -42,6 +45,8 @@ class Told:
         self.inquiries: list[Inquiry] = []
         self.write("now", "1795179300")
         self.write("node", "ALLOCATED")
+        self.write("type", "preempt/partition_prio")
+        self.write("partition", (OUTPUTS / "partition.txt").read_text())
         self.scontrol('echo "$(<job.txt)"')
 
     def write(self, name: str, text: str) -> None:
@@ -137,6 +142,30 @@ def test_a_leave_is_known_at_once_and_explained_soon(told: Told) -> None:
     assert {signals for signals, _ in told.records} == {(SIGCONT, SIGTERM)}
     # At first what is known at once, and at last once more, as the workers may have saved in the meantime.
     assert [found.cause for _, found in told.records] == [Cause.UNKNOWN, Cause.PREEMPTED, Cause.PREEMPTED]
+
+
+def test_the_grace_of_a_job_without_a_time_limit_is_that_of_its_partition(told: Told) -> None:
+    told.shows("job_preempted_without_limit_26.05.txt")
+    told.write("now", "1795347147")
+    inquiry = told.inquiry()
+    told.signal(SIGCONT, SIGTERM)
+    inquiry.look()
+    assert news(inquiry) == Finding(Cause.PREEMPTED, 13.0, "grace of 15 s")
+    inquiry.close()
+    # The clock once more, as any question may take seconds.
+    assert told.calls() == ["show job 1", "show config", "show partition low", "show config"]
+
+
+def test_the_configured_grace_counts_where_slurm_tells_none(told: Told) -> None:
+    told.shows("job_preempted_without_limit_26.05.txt")
+    told.write("now", "1795347147")
+    # Of a job without a QOS.
+    told.write("type", "preempt/qos")
+    inquiry = told.inquiry()
+    told.signal(SIGCONT, SIGTERM)
+    inquiry.look()
+    assert news(inquiry) == Finding(Cause.PREEMPTED, 18.0, "grace of 20 s, as --grace says")
+    inquiry.close()
 
 
 def test_another_signal_is_another_question(told: Told) -> None:

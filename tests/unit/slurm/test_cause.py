@@ -50,6 +50,34 @@ def test_the_grace_alone_tells_how_long_if_the_controllers_time_is_unknown() -> 
     assert (found.cause, found.seconds) == (Cause.PREEMPTED, 57.5)
 
 
+@pytest.mark.parametrize("release", ["22.05", "26.05"])
+@pytest.mark.parametrize(
+    ("grace", "expected"),
+    [
+        (15, "preempted, 12 s left (grace of 15 s)"),
+        # A grace of 0 s is no grace of a job that runs.
+        (0, "preempted, 17 s left (grace of 20 s, as --grace says)"),
+        (None, "preempted, 17 s left (grace of 20 s, as --grace says)"),
+    ],
+)
+def test_a_grace_whose_end_slurm_does_not_tell_is_never_zero(release: str, grace: int | None, expected: str) -> None:
+    view = job(f"job_preempted_without_limit_{release}.txt")
+    assert view.preempt_time is not None
+    now = ControllerClock(view.preempt_time + 3, KILL_WAIT)
+    # A second SIGTERM does not make it longer.
+    for elapsed in (3.0, 0.0):
+        found = classify([SIGCONT, SIGTERM], elapsed, view, 0, clock=now, meaning=MEANING, grace=grace)
+        assert (found.cause, str(found)) == (Cause.PREEMPTED, expected)
+    assert classify([SIGTERM], 3.0, view, 0, meaning=MEANING, grace=grace) == found
+
+
+def test_slurm_warns_no_job_that_has_no_time_limit() -> None:
+    view = job("job_preempted_without_limit_26.05.txt", preempt_time=None)
+    for now in (ControllerClock(1795347000, KILL_WAIT), None):
+        found = classify([SIGUSR2], 0.0, view, 0, clock=now, meaning=MEANING)
+        assert (found.cause, found.seconds) == (Cause.SIGNALLED, None)
+
+
 def test_preempted_after_the_warning_of_a_time_limit() -> None:
     view = job("job_preempted_in_grace.txt")
     assert find(view, SIGCONT, SIGUSR2, SIGCONT, SIGTERM, left=30, restarts=2).cause is Cause.PREEMPTED
@@ -162,5 +190,7 @@ def test_slurmd_waits_five_seconds_at_least() -> None:
 
 
 def test_the_controllers_time() -> None:
-    assert parse_clock((OUTPUTS / "config.txt").read_text()) == ControllerClock(now=1795282067, kill_wait=5)
+    assert parse_clock((OUTPUTS / "config.txt").read_text()) == ControllerClock(
+        now=1795282067, kill_wait=5, preempt_type="preempt/partition_prio"
+    )
     assert parse_clock("slurm_load_ctl_conf error: Unable to contact slurm controller\n") is None

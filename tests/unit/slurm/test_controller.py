@@ -5,6 +5,7 @@ They print outputs/*.txt, see test_views.py.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.slurm import Controller, NodeState
+from slurm_elastic.slurm.scontrol_output import parse_jobs
 
 OUTPUTS = Path(__file__).parent / "outputs"
 
@@ -95,6 +97,37 @@ def test_whether_there_is_a_node(
 ) -> None:
     program(tmp_path, "sinfo", body, monkeypatch)
     assert Controller().knows_node("n1") is known
+
+
+@pytest.mark.parametrize(
+    ("preempt_type", "asked"),
+    [
+        ("preempt/partition_prio", "scontrol show partition low"),
+        ("preempt/qos", "sacctmgr --noheader --parsable2 show qos format=GraceTime name=scavenger"),
+    ],
+)
+def test_the_grace_is_that_of_what_preempts(
+    preempt_type: str, asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, "scontrol", f'echo "scontrol $*" >{tmp_path}/asked; cat {OUTPUTS}/partition.txt', monkeypatch)
+    program(tmp_path, "sacctmgr", f'echo "sacctmgr $*" >{tmp_path}/asked; echo 00:00:15', monkeypatch)
+    (view,) = parse_jobs((OUTPUTS / "job_preempted_without_limit_26.05.txt").read_text())
+    assert Controller().grace(dataclasses.replace(view, qos="scavenger"), preempt_type) == 15
+    assert (tmp_path / "asked").read_text() == f"{asked}\n"
+    assert Controller().grace(dataclasses.replace(view, qos=None, partition=None), preempt_type) is None
+
+
+@pytest.mark.parametrize(("release", "said"), [("21.08.8-2", 1), ("20.11.9", 1), ("22.05.0", 0), ("26.05.5", 0)])
+def test_an_older_slurm_is_named_once(
+    release: str, said: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    program(tmp_path, "scontrol", f"echo 'NodeName=f1 Version={release} State=IDLE'", monkeypatch)
+    controller = Controller()
+    controller.node_address("f1")
+    program(tmp_path, "scontrol", f"echo 'SLURM_VERSION           = {release}'", monkeypatch)
+    controller.clock()
+    warnings = [record.getMessage() for record in caplog.records]
+    assert [f"Slurm {release[:5]} is older than 22.05" in line for line in warnings] == [True] * said
 
 
 def test_asks_its_own_cluster_in_epoch_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

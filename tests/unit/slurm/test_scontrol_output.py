@@ -1,4 +1,5 @@
-"""Parsing: outputs/*.txt were printed by scontrol of 22.05.8, with user and host names replaced."""
+"""Parsing: outputs/*.txt were printed by scontrol of 22.05.8 (with 26.05 in their name: of 26.05.5), with user and host
+names replaced."""
 
 from __future__ import annotations
 
@@ -6,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.slurm.scontrol_output import JobView, NodeState, parse_jobs, parse_nodes
+from slurm_elastic.slurm.scontrol_output import (
+    JobView,
+    NodeState,
+    parse_jobs,
+    parse_nodes,
+    parse_partition_grace,
+    parse_qos_grace,
+    parse_release,
+)
 
 OUTPUTS = Path(__file__).parent / "outputs"
 
@@ -29,7 +38,51 @@ def test_a_running_job_and_a_job_name_that_looks_like_fields() -> None:
         preempt_time=None,
         end_time=1795179347,
         nodes=("f1", "f2"),
+        partition="low",
     )
+
+
+@pytest.mark.parametrize("release", ["22.05", "26.05"])
+def test_scontrol_tells_no_end_of_a_job_without_a_time_limit(release: str) -> None:
+    view = job(f"job_preempted_without_limit_{release}.txt")
+    assert (view.state, view.unlimited, view.end_time) == ("RUNNING", True, None)
+    assert view.preempt_time is not None
+    assert (view.partition, view.qos) == ("low", None)
+    assert not job("job_preempted_in_grace.txt").unlimited
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ((OUTPUTS / "partition.txt").read_text(), 15),
+        ((OUTPUTS / "partition.txt").read_text().replace("GraceTime=15", "GraceTime=0"), 0),
+        ("Partition nix not found\n", None),
+    ],
+)
+def test_the_grace_of_a_partition(text: str, expected: int | None) -> None:
+    assert parse_partition_grace(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("00:00:15\n", 15), ("01:02:03\n", 3723), ("1-00:00:00\n", 86400), ("\n", None), ("", None), ("INVALID\n", None)],
+)
+def test_the_grace_of_a_qos(text: str, expected: int | None) -> None:
+    # Slurm's secs2time_str (src/common/parse_time.c).
+    assert parse_qos_grace(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("KillWait                = 5 sec\nSLURM_VERSION           = 22.05.8\nSlurmdTimeout = 10 sec\n", (22, 5)),
+        ("SLURM_VERSION           = 26.05.0-0rc1\n", (26, 5)),
+        ((OUTPUTS / "nodes.txt").read_text(), (22, 5)),
+        ("NodeName=f9 State=DOWN+NOT_RESPONDING\n", None),
+    ],
+)
+def test_the_release(text: str, expected: tuple[int, int] | None) -> None:
+    assert parse_release(text) == expected
 
 
 def test_preempted_in_grace() -> None:
@@ -70,6 +123,13 @@ def test_an_array_prints_several_jobs() -> None:
 def test_a_job_that_may_not_be_requeued() -> None:
     (view,) = parse_jobs("JobId=5 JobName=j\n   JobState=RUNNING Reason=None\n   Requeue=0 Restarts=0\n")
     assert not view.requeue
+
+
+def test_the_line_that_submitted_a_job_may_look_like_fields() -> None:
+    text = (OUTPUTS / "job_preempted_without_limit_26.05.txt").read_text()
+    assert "SubmitLine=sbatch" in text
+    lying = text.replace("--parsable", "--parsable ArrayJobId=9 ArrayTaskId=1")
+    assert parse_jobs(lying) == parse_jobs(text)
 
 
 def test_a_comment_of_several_lines_changes_nothing() -> None:
