@@ -90,7 +90,9 @@ def settle(
     deadline = time.monotonic() + wait
     view = _ask(controller, job.name, deadline)
     signals = _signals(notice)
-    clock = controller.clock() if view is not None and view.state == "RUNNING" else None
+    # Flags such as SIGNALING hide RUNNING (job_state_string of Slurm).
+    runs = view is not None and view.state not in ("PENDING", "COMPLETING")
+    clock = controller.clock() if runs else None
     finding = classify(signals, 0.0, view, restart_count, clock=clock, meaning=patience.meaning)
     mark = _mark(run_dir, notice)
     earlier = records.requeues()

@@ -149,6 +149,18 @@ def test_time_limits_are_counted(slurm: Slurm, script: Script) -> None:
     assert script.said[-1].endswith("it was 2 times for time limits, and --max-requeues is 2")
 
 
+@pytest.mark.parametrize("state", ["RUNNING", "SIGNALING", "RESIZING"])
+def test_a_state_that_hides_running_changes_nothing(slurm: Slurm, script: Script, state: str) -> None:
+    slurm.shows("job_running.txt")
+    shown = slurm.directory / "job.txt"
+    shown.write_text(shown.read_text().replace("JobState=RUNNING", f"JobState={state}"))
+    # Long before its time limit.
+    slurm.write("now", "1795175800")
+    script.notice("SIGUSR2")
+    assert script.ends()
+    assert script.said == ["job 1: requeued: signalled"]
+
+
 def test_starts_without_a_new_checkpoint_have_an_end(slurm: Slurm, script: Script) -> None:
     for count in range(6):
         slurm.shows("job_preempted_in_grace.txt", restarts=count)
