@@ -17,6 +17,7 @@ __all__ = ["CommandLine", "read_command_line"]
 
 _SBATCH_SWITCHES = frozenset(
     {
+        "consolidate-segments",
         "contiguous",
         "exclusive",
         "get-user-env",
@@ -25,6 +26,7 @@ _SBATCH_SWITCHES = frozenset(
         "nice",
         "no-kill",
         "no-requeue",
+        "oom-kill-step",
         "overcommit",
         "oversubscribe",
         "propagate",
@@ -33,6 +35,7 @@ _SBATCH_SWITCHES = frozenset(
         "requeue",
         "resv-ports",
         "spread-job",
+        "spread-segments",
         "stepmgr",
         "test-only",
         "use-min-nodes",
