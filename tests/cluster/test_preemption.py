@@ -62,9 +62,9 @@ def test_a_preempted_allocation_saves_and_comes_back_smaller(jobs, proctrack, pr
     assert_no_step_is_lost(job)
     high.cancel()
     job.say_enough()
-    # Slurm since 24.05 takes its success for the end of another preemption, because it was preempted once. Where it
-    # requeues, the job runs once more, which ends at once.
-    end = "PREEMPTED" if release != "22.05" and preempt_mode == "CANCEL" else "COMPLETED"
+    # Slurm 24.11 takes its success for the end of another preemption, because it was preempted once. Where it requeues,
+    # the job runs once more, which ends at once.
+    end = "PREEMPTED" if (release, preempt_mode) == ("24.11", "CANCEL") else "COMPLETED"
     jobs.cluster.wait_until("it does not end well", lambda: job.state() == end)
     assert job.exit_code() == 0
     assert (job.run_dir / "done.json").exists()

@@ -17,13 +17,15 @@ from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, failov
 from slurm_elastic.rendezvous.records.etcd.config import Endpoint
 from tests.local.etcd.proxy import Proxy
 
-_SECOND_ETCD = Path("/opt/slurm-elastic/trixie/usr/bin/etcd")
+_OTHER_ROOTS = [Path("/opt/slurm-elastic/forky"), Path("/opt/slurm-elastic/trixie")]
+"""Where `.ci/setup --release` puts other releases of Debian, the newest first."""
 _names = itertools.count()
 
 
 def _binaries() -> list[Path]:
     in_path = [shutil.which("etcd", path=directory) for directory in os.get_exec_path()]
-    second = [str(_SECOND_ETCD)] if os.access(_SECOND_ETCD, os.X_OK) else []
+    others = [str(root / "usr/bin/etcd") for root in _OTHER_ROOTS]
+    second = [name for name in others if os.access(name, os.X_OK)][:1]
     return [Path(name) for name in dict.fromkeys(os.path.realpath(name) for name in in_path if name)] + [
         Path(name) for name in second
     ]
