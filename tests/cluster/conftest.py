@@ -4,8 +4,7 @@
 
     @pytest.mark.proctrack("linuxproc")     the other process tracking; "cgroup" without the mark
     @pytest.mark.proctrack("cgroup", "linuxproc")     runs the test on each
-    @pytest.mark.accounting                 with slurmdbd, so that sacct works
-    @pytest.mark.preempt("qos")             accounting, and preemption by the quality of service, not by the partition
+    @pytest.mark.accounting                 with slurmdbd: sacct works, and preemption is by QOS, not by partition
 
 SLURM_ELASTIC_TEST_RELEASE=24.11 or 26.05 runs the whole layer on that Slurm release.
 """
@@ -40,7 +39,6 @@ _failed = pytest.StashKey[bool]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "proctrack(*names): process trackings to run the test on")
-    config.addinivalue_line("markers", "preempt(name): Slurm's plugin that preempts")
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
@@ -107,10 +105,8 @@ def cluster(
     request: pytest.FixtureRequest, cluster_session: Session, proctrack: str, release: str
 ) -> Iterator[Cluster]:
     """Four idle nodes n1 to n4 without jobs; shared by the tests that want the same cluster."""
-    marker = request.node.get_closest_marker("preempt")
-    preempt = marker.args[0] if marker else "partition_prio"
-    accounting = preempt == "qos" or request.node.get_closest_marker("accounting") is not None
-    settings = Settings(cluster_session.name, 4, proctrack, accounting, release, preempt)
+    accounting = request.node.get_closest_marker("accounting") is not None
+    settings = Settings(cluster_session.name, 4, proctrack, accounting, release)
     cluster = cluster_session.cluster(settings)
     yield cluster
     cluster.restore()

@@ -204,6 +204,8 @@ class Jobs:
     def take(self, node: str = "", seconds: float | None = None, *options: str) -> Job:
         """Have Slurm preempt whoever uses this node, or some node, for so long or until the new job is cancelled."""
         where = [f"--nodelist={node}"] if node else []
+        if self.cluster.settings.accounting:
+            where.append("--qos=high")
         return self.submit(*where, *options, "take.sh", "infinity" if seconds is None else f"{seconds:.1f}")
 
     def processes(self) -> dict[str, list[Process]]:

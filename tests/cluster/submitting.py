@@ -121,6 +121,8 @@ def array() -> dict[str, Any]:
 def preempted() -> dict[str, Any]:
     """A run of four nodes that is preempted, and comes back."""
     executor = slurm_elastic.ElasticExecutor(FOLDER, min_nodes=2, max_nodes=4)
+    # No time limit, so that Slurm does not tell when a grace ends.
+    executor.update_parameters(slurm_time=0)
     job = executor.submit(count, 10**6)
     Path("job_id").write_text(job.job_id)
     result = job.result()

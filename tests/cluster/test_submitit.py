@@ -122,6 +122,8 @@ def test_preempted_run_comes_back_with_its_result(jobs: Jobs) -> None:
     assert seen["state"] == "COMPLETED"
     assert seen["result"]["starts"] == 2
     assert seen["result"]["SLURM_ELASTIC_REASON"] == "requeued"
+    # The grace is that of the quality of service, as the partition's is 15 s.
+    assert "(grace of 20 s)" in json.loads((job.run_dir / "notices" / f"{job.id}.0.json").read_text())["text"]
 
 
 def test_run_comes_back_from_its_time_limit_with_its_result(jobs: Jobs) -> None:

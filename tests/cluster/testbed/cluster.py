@@ -55,7 +55,8 @@ class Cluster(Login):
         if settings.accounting:
             for name in accounting.MACHINES:
                 accounting.start_machine(settings, name)
-            self.command(["sacctmgr", "-i", "add", "cluster", config.CLUSTER], user="root", machine=ACCOUNTING)
+            for words in config.accounts():
+                self.command(["sacctmgr", "-i", *words.split()], user="root", machine=ACCOUNTING)
         for name in (CONTROLLER, *settings.node_names):
             machine.start(settings, name, machine.main_program(settings, name))
         for name in (CONTROLLER, *settings.node_names):

@@ -5,7 +5,7 @@ Keys are those of slurm.conf(5), gres.conf(5), cgroup.conf(5) and slurmdbd.conf(
 
 from __future__ import annotations
 
-from .settings import ACCOUNTING, CONTROLLER, Settings
+from .settings import ACCOUNTING, CONTROLLER, USER, Settings
 
 CLUSTER = "elastic"
 GPUS_PER_NODE = 2
@@ -49,14 +49,32 @@ PidFile=/run/slurmdbd.pid
 """
 
 
+def accounts() -> tuple[str, ...]:
+    """What sacctmgr is told: jobs of QOS high preempt those of QOS low, the ordinary user's default.
+
+    The grace is another one than that of the partitions.
+    """
+    return (
+        f"add cluster {CLUSTER}",
+        "add qos low GraceTime=20 PreemptMode=requeue",
+        "add qos high Preempt=low Priority=1000",
+        "add account people",
+        f"add user {USER} Account=people QOS=low,high DefaultQOS=low",
+    )
+
+
 def slurm_conf(settings: Settings) -> str:
     """The whole slurm.conf."""
     state = settings.state
     nodes = _node_range(settings)
     if settings.accounting:
         accounting = f"AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost={ACCOUNTING}\n"
+        preempt_type = "preempt/qos"
     else:
         accounting = "AccountingStorageType=accounting_storage/none\n"
+        preempt_type = "preempt/partition_prio"
+    # Since 25.11.
+    expedite = "SlurmctldParameters=enable_expedited_requeue\n" if settings.release == "26.05" else ""
     addresses = "\n".join(
         f"NodeName={node} NodeAddr={settings.address(node)} CPUs=4 RealMemory=4000 Gres=gpu:{GPUS_PER_NODE}"
         for node in settings.node_names
@@ -93,7 +111,7 @@ GresTypes=gpu
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=5,sched_interval=2,sched_min_interval=0,batch_sched_delay=0
 
-PreemptType=preempt/{settings.preempt}
+PreemptType={preempt_type}
 PreemptMode=REQUEUE
 JobRequeue=1
 KillWait=5
@@ -106,7 +124,7 @@ BatchStartTimeout=30
 # before it reports the end again (step_terminate_monitor.c and mgr.c of slurmstepd, 22.05 and 24.11).
 UnkillableStepTimeout=120
 MinJobAge=300
-ReturnToService=2
+{expedite}ReturnToService=2
 PropagateResourceLimits=NONE
 
 {addresses}

@@ -52,15 +52,9 @@ class Session:
     def cluster(self, settings: Settings) -> Cluster:
         """The session's cluster with these settings, brought up when first asked for."""
         if settings not in self._clusters:
-            parts = [self.name, settings.proctrack, *_kind(settings)]
+            parts = [self.name, settings.proctrack, *(["acct"] if settings.accounting else [])]
             self._clusters[settings] = Cluster.up(replace(settings, name="-".join(parts)))
         return self._clusters[settings]
-
-
-def _kind(settings: Settings) -> list[str]:
-    if settings.preempt == "qos":
-        return ["qos"]
-    return ["acct"] if settings.accounting else []
 
 
 def _remove_orphans(own: str) -> None:

@@ -21,8 +21,6 @@ ACCOUNTING = "dbd"
 SWITCH = "switch"
 
 PROCTRACKS = ("cgroup", "linuxproc")
-PREEMPTS = ("partition_prio", "qos")
-"""Slurm's plugins that choose whom to preempt: by the tier of the partition, or by the quality of service."""
 ROOTS = {
     "22.05": Path("/"),
     "24.11": Path("/opt/slurm-elastic/trixie"),
@@ -40,7 +38,6 @@ class Settings:
     proctrack: str = "cgroup"
     accounting: bool = False
     release: str = "22.05"
-    preempt: str = "partition_prio"
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,23}", self.name):
@@ -49,10 +46,6 @@ class Settings:
             raise TestbedError(f"{self.nodes} nodes: use 1 to 64")
         if self.proctrack not in PROCTRACKS:
             raise TestbedError(f"unknown proctrack {self.proctrack!r}: use one of {', '.join(PROCTRACKS)}")
-        if self.preempt not in PREEMPTS:
-            raise TestbedError(f"unknown preemption {self.preempt!r}: use one of {', '.join(PREEMPTS)}")
-        if self.preempt == "qos" and not self.accounting:
-            raise TestbedError("preemption by qos needs accounting")
         if self.release not in ROOTS:
             raise TestbedError(f"unknown Slurm release {self.release!r}: use one of {', '.join(ROOTS)}")
 
