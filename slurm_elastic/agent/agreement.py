@@ -6,8 +6,6 @@ import logging
 
 from slurm_elastic.agent.scratch_dir import NodeDirectory
 from slurm_elastic.control import RoundControl, WorkerProgress
-from slurm_elastic.rendezvous.membership import Reason
-from slurm_elastic.rendezvous.transport.messages import Stopping
 
 __all__ = ["StepAgreement"]
 
@@ -19,12 +17,10 @@ class StepAgreement:
 
     Attributes:
         control: of the newest round; None before the first.
-        step: at which its workers were told to stop, None while they were not.
     """
 
     def __init__(self) -> None:
         self.control: RoundControl | None = None
-        self.step: int | None = None
         self._directory: NodeDirectory | None = None
         try:
             self._directory = NodeDirectory("control")
@@ -33,7 +29,6 @@ class StepAgreement:
 
     def open(self, round_: int, local_world_size: int) -> None:
         """A round begins."""
-        self.step = None
         if self._directory is not None:
             self.control = RoundControl(self._directory.path, round_, local_world_size)
 
@@ -49,21 +44,19 @@ class StepAgreement:
         """
         return self.control.hold() if self.control is not None else None
 
-    def stop_at(self, word: Stopping) -> bool:
-        """Tell the workers where to stop, and why: the reason of the leave, or that nodes have joined.
+    def stop_at(self, round_: int, step: int, reason: str, seconds: float | None) -> bool:
+        """Tell the workers where to stop, and why.
 
         Returns:
-            Whether they will; no, if they were not asked before.
+            False if they do not, as they were not held before.
         """
         if self.control is None:
             return False
-        reason = word.detail if word.reason is Reason.NODE_LEFT and word.detail else word.reason.value
         try:
-            self.control.stop_at(word.step, reason, word.seconds)
+            self.control.stop_at(step, reason, seconds)
         except ValueError as error:
-            logger.warning("the workers do not stop at step %d of round %d: %s", word.step, word.round, error)
+            logger.warning("the workers do not stop at step %d of round %d: %s", step, round_, error)
             return False
-        self.step = word.step
         return True
 
     def stopped(self) -> bool:

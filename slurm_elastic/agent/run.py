@@ -13,16 +13,17 @@ import msgspec
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from slurm_elastic.agent.abandoned import end_abandoned_job, has_lost_batch_script, stands_for_job
+from slurm_elastic.agent.agent import Agent
 from slurm_elastic.agent.asker import is_asker
-from slurm_elastic.agent.elastic_agent import SlurmElasticAgent
 from slurm_elastic.agent.event_log import EventLog
+from slurm_elastic.agent.features import HealthFeature, WatchdogFeature
 from slurm_elastic.agent.forkserver import StartInterruptedError, WarmProcess
 from slurm_elastic.agent.giving_up import end_given_up, is_known_done
 from slurm_elastic.agent.health import Health, Snapshot, health_port
 from slurm_elastic.agent.held import cancel_held_elements
 from slurm_elastic.agent.inquiry import Inquiry
 from slurm_elastic.agent.leader_node import require_known
-from slurm_elastic.agent.outcome import AgentOutcome
+from slurm_elastic.agent.lifecycle import AgentOutcome
 from slurm_elastic.agent.requeue import VERDICT_VARIABLE, notice_record, settle
 from slurm_elastic.agent.root_cause import root_cause
 from slurm_elastic.agent.settings import AgentSettings
@@ -129,7 +130,8 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
     inquiry = _inquiry(settings, lambda: agent.last_checkpoint())
     pipe = make_pipe(os.environ) if settings.watchdog else None
     health.pages.watchdog = watchdog = Watchdog(pipe, hung, settings.hang_timeout) if pipe is not None else None
-    agent = SlurmElasticAgent(
+    watching = (WatchdogFeature(watchdog),) if watchdog is not None else ()
+    agent = Agent(
         spec,
         config.logs_specs,
         seat,
@@ -137,13 +139,14 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
         record_signals(),
         inquiry,
         worker_starter(warm, config.logs_specs, config.log_line_prefix_template),
-        health.reporter,
-        watchdog=watchdog,
+        (*watching, HealthFeature(health.reporter)),
         shutdown_timeout=30 if config.shutdown_timeout is None else config.shutdown_timeout,
         worker_signal=settings.worker_signal,
     )
     health.pages.progress = agent.progress
     try:
+        if watchdog is not None:
+            watchdog.start(agent.torch.record_watchdog)
         outcome = agent.supervise()
     finally:
         health.reporter.over()

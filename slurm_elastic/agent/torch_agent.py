@@ -7,8 +7,7 @@ tests/unit/agent/test_torch_hooks.py, which fails when torch changes it.
 from __future__ import annotations
 
 import signal
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from torch._C._distributed_c10d import TCPStore
@@ -16,7 +15,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, Worker, Worker
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events import record as record_event
 from torch.distributed.elastic.events.api import EventSource
-from torch.distributed.elastic.multiprocessing import PContext
+from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext
 
 from slurm_elastic.agent.worker_processes import WorkerProcesses
 from slurm_elastic.rendezvous.transport.messages import Placed
@@ -28,41 +27,48 @@ __all__ = ["TorchAgent"]
 
 
 class TorchAgent(LocalElasticAgent):
-    """Has torch's `run` call a loop of our own, and tells torch what its events and metrics are made of."""
+    """torch's agent with a main loop of our own; it keeps what torch's events and metrics are made of.
 
-    @abstractmethod
-    def _take_part(self) -> RunResult:
-        """Be an agent, to the end; called once, by `run`."""
+    Args:
+        spec: torch's description of the workers.
+        logs_specs: where their output goes.
+        main_loop: takes part in the run until its end; called once, by `run`.
+        clean_up: leaves nothing behind, given the signal for workers that still run and the seconds that they have to
+            end by it; called by `run` at the very end, whatever happened.
+        shutdown_timeout: seconds that workers get between SIGTERM and SIGKILL.
+    """
 
-    @abstractmethod
-    def _clear_away(self, number: signal.Signals, timeout: int) -> None:
-        """Leave nothing behind; called by `run` at the very end, whatever happened.
-
-        Args:
-            number: the signal for workers that still run.
-            timeout: seconds that they have to end by it.
-        """
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        logs_specs: LogsSpecs,
+        main_loop: Callable[[], RunResult],
+        clean_up: Callable[[signal.Signals, int], None],
+        shutdown_timeout: int = 30,
+    ) -> None:
+        super().__init__(spec, logs_specs, shutdown_timeout=shutdown_timeout)
+        self._main_loop, self._clean_up = main_loop, clean_up
 
     @property
-    def _spec(self) -> WorkerSpec:
+    def spec(self) -> WorkerSpec:
         """torch's description of the workers."""
         return self._worker_group.spec
 
     @property
-    def _own_workers(self) -> Sequence[Worker]:
+    def workers(self) -> Sequence[Worker]:
         """The workers of the newest round on this node, by local rank."""
         return self._worker_group.workers
 
-    def _serve(self, store: TCPStore | None) -> None:
-        """Serve the store of a round, or with None that of the last one no longer.
+    def serve_store(self, store: TCPStore | None) -> None:
+        """Serve the worker store of a round; with None, stop serving that of the last one.
 
         With the last reference the server ends. Clients that wait in it then come back from C++ code, so that they can
-        heed a signal.
+        handle a signal.
         """
         self._group.store = store
 
-    def _take_place(self, placed: Placed) -> None:
-        """Describe the round that begins, and the workers that it has here."""
+    def describe_round(self, placed: Placed) -> None:
+        """Describe the round that begins, and its workers on this node."""
         place = placed.place
         self._group.group_rank, self._group.group_world_size = place.rank, placed.nodes
         self._group.master_addr, self._group.master_port = placed.store_address, placed.store_port
@@ -77,26 +83,26 @@ class TorchAgent(LocalElasticAgent):
             for local_rank in range(place.local_world_size)
         ]
         # One number for the run, the same on every node, whichever of them failed.
-        self._remaining_restarts = self._spec.max_restarts - placed.restarts
+        self._remaining_restarts = self.spec.max_restarts - placed.restarts
 
-    def _number_device(self, env: dict[str, str], local_rank: int) -> None:
+    def set_local_rank(self, env: dict[str, str], local_rank: int) -> None:
         """Set LOCAL_RANK, and with ``--virtual-local-rank`` the one device that the worker sees."""
-        self._set_local_rank_env(cast(dict[str, str | None], env), local_rank, self._spec)
+        self._set_local_rank_env(cast(dict[str, str | None], env), local_rank, self.spec)
 
-    def _started(self, pids: Mapping[int, int]) -> None:
-        """Take note of the processes of the workers, by local rank, and record torch's events of their start."""
+    def workers_started(self, pids: Mapping[int, int]) -> None:
+        """Note the processes of the workers, by local rank, and record torch's events of their start."""
         for local_rank, pid in pids.items():
-            worker = self._own_workers[local_rank]
+            worker = self.workers[local_rank]
             worker.id = pid
-            record_event(self._construct_event("START", EventSource.WORKER, worker), self._spec.event_log_handler)
-        self._is_in(WorkerState.HEALTHY)
+            record_event(self._construct_event("START", EventSource.WORKER, worker), self.spec.event_log_handler)
+        self.set_state(WorkerState.HEALTHY)
 
-    def _is_in(self, state: WorkerState) -> None:
-        """Take note of the state of the workers, which torch's last event tells."""
+    def set_state(self, state: WorkerState) -> None:
+        """Note the state of the workers, which is part of torch's last event."""
         self._group.state = state
 
-    def _result_of(self, processes: WorkerProcesses | None) -> RunResult:
-        """What has become of the workers so far; never blocks."""
+    def poll_workers(self, processes: WorkerProcesses | None) -> RunResult:
+        """Return how the workers have ended so far; never blocks."""
         self._pcontext = cast(PContext, processes)
         try:
             result: RunResult = self._monitor_workers(self._worker_group)
@@ -104,17 +110,17 @@ class TorchAgent(LocalElasticAgent):
         finally:
             self._pcontext = None
 
-    def _record_watchdog(self, name: str, request: FileTimerRequest | None) -> None:
+    def record_watchdog(self, name: str, request: FileTimerRequest | None) -> None:
         """Record one of torch's own watchdog events."""
         self._log_watchdog_event(name, request)
 
     # What torch calls.
 
     def _invoke_run(self, role: str = "default") -> RunResult:
-        return self._take_part()
+        return self._main_loop()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        self._clear_away(death_sig, timeout)
+        self._clean_up(death_sig, timeout)
 
     @property
     def _group(self) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal as signals
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from string import Template
 from typing import Protocol
 
@@ -13,8 +13,9 @@ from torch.distributed.elastic.utils.api import macros
 
 from slurm_elastic.agent.forkserver import WarmProcess
 from slurm_elastic.agent.forkserver.torch_context import start_warm_processes
+from slurm_elastic.agent.watchdog import process_state
 
-__all__ = ["Starter", "WorkerProcesses", "worker_starter"]
+__all__ = ["Starter", "WorkerProcesses", "survivors", "worker_starter"]
 
 
 class WorkerProcesses(Protocol):
@@ -89,3 +90,16 @@ def _prefixes(template: str | None, spec: WorkerSpec, envs: Mapping[int, dict[st
         rank: Template(template).safe_substitute(role_name=spec.role, rank=env["RANK"], local_rank=rank)
         for rank, env in envs.items()
     }
+
+
+def survivors(node: str, pids: Iterable[int]) -> str:
+    """Return one line about processes that have survived SIGKILL."""
+    shown = []
+    for pid in pids:
+        process = process_state(pid)
+        # proc_pid_stat(5)
+        waits = process is not None and process.state == "D"
+        shown.append(f"{pid}{' in uninterruptible sleep' if waits else ''}")
+    return (
+        f"{node} has processes that SIGKILL does not end ({', '.join(shown)}), so it leaves the run; look at the node"
+    )

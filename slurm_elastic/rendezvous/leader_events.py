@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from slurm_elastic.rendezvous.leave_requests import LeaveRequested
 from slurm_elastic.rendezvous.transport.messages import Ended, Holding, Interrupted, Placed, Stopping, Waiting
 
-__all__ = ["CutOff", "LeaderLost", "Unreachable", "Word"]
+__all__ = ["CutOff", "LeaderLost", "RecordsLost", "Unreachable", "Word"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,13 @@ class Unreachable:
 
     why: str
     usage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsLost:
+    """The store of the run's records is lost for good, so nothing can change any more."""
+
+    why: str
 
 
 Word = Placed | Holding | Stopping | Interrupted | CutOff | LeaveRequested | Waiting | Ended | LeaderLost | Unreachable

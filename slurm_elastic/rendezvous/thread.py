@@ -14,27 +14,19 @@ import queue
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.election.follower_link import Member
 from slurm_elastic.rendezvous.election.leader_host import Chair, Follow
 from slurm_elastic.rendezvous.election.leader_info import MemberSettings
 from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.leader.leader import Leader
-from slurm_elastic.rendezvous.leader_events import LeaderLost, Word
+from slurm_elastic.rendezvous.leader_events import LeaderLost, RecordsLost, Word
 from slurm_elastic.rendezvous.membership import Candidate, LeaveReason, Slowest, WorkerFailure
 from slurm_elastic.rendezvous.records.api import RecordsError
 
 __all__ = ["Coordination", "RecordsLost"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RecordsLost:
-    """The store of the run's records is lost for good, so nothing can change any more."""
-
-    why: str
 
 
 class Coordination:

@@ -33,7 +33,7 @@ from torch.distributed.launcher.api import LaunchConfig, launch_agent
 from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding
 
 import slurm_elastic
-from slurm_elastic.agent.elastic_agent import SlurmElasticAgent
+from slurm_elastic.agent.agent import Agent
 from slurm_elastic.agent.forkserver.torch_context import WarmContext
 from slurm_elastic.agent.health import HealthServer
 from slurm_elastic.agent.torch_agent import TorchAgent
@@ -186,25 +186,18 @@ def test_what_an_agent_knows() -> None:
     assert {"run_id", "global_rank", "worker_id", "agent_restarts", "metadata"} <= set(event.metadata)
 
 
-_OURS = [cls for cls in SlurmElasticAgent.__mro__ if issubclass(cls, LocalElasticAgent)][:-1]
-_NAMES = {name for cls in _OURS for name in vars(cls)}
-
-
 def test_the_agent_of_ours_overrides_what_is_there() -> None:
     for name in ("_invoke_run", "_shutdown"):
-        assert name in _NAMES
+        assert name in vars(TorchAgent)
         assert hasattr(LocalElasticAgent, name)
-        assert _parameters(getattr(SlurmElasticAgent, name)) == _parameters(getattr(LocalElasticAgent, name))
+        assert _parameters(getattr(TorchAgent, name)) == _parameters(getattr(LocalElasticAgent, name))
     for name in ("start", "_start", "_poll", "_close", "pids", "wait"):
         assert name in vars(WarmContext)
         assert _parameters(getattr(WarmContext, name)) == _parameters(getattr(PContext, name))
     # Names of ours that would hide one of torch's.
-    hidden = {name for name in _NAMES if not name.startswith("__")} & set(dir(LocalElasticAgent))
+    hidden = {name for name in vars(TorchAgent) if not name.startswith("__")} & set(dir(LocalElasticAgent))
     assert hidden <= {"_invoke_run", "_shutdown", "_abc_impl"}
-    assert not ({name for cls in _OURS for name in _instance_names(cls)} & set(vars(_agent()))) - {
-        "_remaining_restarts",
-        "_pcontext",
-    }
+    assert _instance_names(TorchAgent) & set(vars(_agent())) <= {"_remaining_restarts", "_pcontext"}
 
 
 def _instance_names(cls: type, context: type[ast.expr_context] = ast.Store) -> set[str]:
@@ -227,7 +220,7 @@ def _private(names: Iterable[str]) -> set[str]:
 @pytest.mark.parametrize(
     ("ours", "torchs"),
     [
-        *((cls, _agent()) for cls in _OURS if cls is not TorchAgent),
+        (Agent, _agent()),
         (HealthServer, HealthCheckServer(lambda: 0, 0, 1)),
         (RoundLogsSpecs, _Specs()),
     ],
@@ -255,14 +248,6 @@ def test_no_other_file_imports_what_is_private_to_torch() -> None:
         ("agent/forkserver/torch_context.py", "torch.numa.binding._maybe_wrap_command_args_with_numa_binding")
     }
     assert all(getattr(torch.distributed, name.rpartition(".")[2]) is not None for name in stores)
-
-
-class _Ours(TorchAgent):
-    def _take_part(self) -> RunResult:
-        raise NotImplementedError
-
-    def _clear_away(self, number: Any, timeout: int) -> None:
-        pass
 
 
 class _Context(PContext):
@@ -324,8 +309,8 @@ def test_a_store_takes_a_socket_that_listens_already() -> None:
 
 
 def test_whoever_waits_in_a_store_comes_back_when_its_last_reference_goes() -> None:
-    agent = _Ours(_agent()._worker_group.spec, _Specs())
-    agent._serve(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    agent = TorchAgent(_agent()._worker_group.spec, _Specs(), lambda: RunResult(state=WorkerState.HEALTHY), print)
+    agent.serve_store(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
     client = TCPStore("127.0.0.1", agent._worker_group.store.port, is_master=False, wait_for_workers=False)
     ended = threading.Event()
 
@@ -336,7 +321,7 @@ def test_whoever_waits_in_a_store_comes_back_when_its_last_reference_goes() -> N
 
     threading.Thread(target=wait, daemon=True).start()
     assert not ended.wait(0.1)
-    agent._serve(None)
+    agent.serve_store(None)
     assert ended.wait(60)
 
 
