@@ -12,19 +12,17 @@ from collections.abc import Callable, Sequence
 import msgspec
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-from slurm_elastic.agent.abandoned import end_abandoned_job, has_lost_batch_script, stands_for_job
 from slurm_elastic.agent.agent import Agent
 from slurm_elastic.agent.asker import is_asker
 from slurm_elastic.agent.event_log import EventLog
 from slurm_elastic.agent.features import HealthFeature, WatchdogFeature
 from slurm_elastic.agent.forkserver import StartInterruptedError, WarmProcess
-from slurm_elastic.agent.giving_up import end_given_up, is_known_done
 from slurm_elastic.agent.health import Health, Snapshot, health_port
-from slurm_elastic.agent.held import cancel_held_elements
 from slurm_elastic.agent.inquiry import Inquiry
-from slurm_elastic.agent.leader_node import require_known
+from slurm_elastic.agent.job_end import AgentEnd, notice_record, represents_job
+from slurm_elastic.agent.job_end_effects import JobAtEnd, is_known_done
 from slurm_elastic.agent.lifecycle import AgentOutcome
-from slurm_elastic.agent.requeue import VERDICT_VARIABLE, notice_record, settle
+from slurm_elastic.agent.option_values import require_known
 from slurm_elastic.agent.root_cause import root_cause
 from slurm_elastic.agent.settings import AgentSettings
 from slurm_elastic.agent.signals import record_signals
@@ -48,10 +46,6 @@ logger = logging.getLogger("slurm_elastic")
 
 _GET_READY = 15.0
 """Seconds that a node which joins a living run may take for imports before it does."""
-_REQUEUE_WAIT = 30.0
-"""Seconds that an agent whose part is over waits for a slurmctld that does not answer."""
-_LAST_LOOKS = 6
-"""How often it looks, every five seconds, whether the node of its batch script is there."""
 
 
 def launch(settings: AgentSettings, warm: WarmProcess) -> ExitCode:
@@ -155,22 +149,26 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
     if outcome.exit_code is ExitCode.LEFT and is_known_done(records):
         # The leader recorded the end, and went before it could tell this agent.
         outcome = AgentOutcome(ExitCode.FINISHED)
-    _say_goodbye(outcome, seat, coordination.leads, events)
+    _record_end(outcome, seat, coordination.leads, events)
     events.close()
-    if outcome.exit_code is ExitCode.LEFT and inquiry.asks:
-        if not _requeue(settings):
-            end_given_up(settings, seat, coordination, record_signals(), spares_go_on=True)
-    elif outcome.gave_up:
-        end_given_up(settings, seat, coordination, record_signals())
-    elif (
-        outcome.exit_code is not ExitCode.LEFT
-        and settings.job is not None
-        and (coordination.leads or stands_for_job(settings.job, settings.agent, agent.last_place))
-    ):
-        # The leader goes last.
-        if outcome.exit_code is ExitCode.FINISHED:
-            cancel_held_elements(settings.job, Controller(), logger.info)
-        end_abandoned_job(settings.job, os.environ, Controller(), record_signals().fd, logger.info)
+    if settings.job is not None:
+        end = AgentEnd(
+            outcome.exit_code,
+            gave_up=outcome.gave_up,
+            diagnoses=inquiry.asks,
+            leads=coordination.leads,
+            represents_job=represents_job(settings.job, settings.agent, agent.last_place),
+        )
+        JobAtEnd(
+            settings.job,
+            settings.agent,
+            settings.run_dir,
+            records,
+            seat.incarnation,
+            settings.requeue_policy,
+            coordination.members_told(),
+            record_signals().fd,
+        ).carry_out(end)
     return outcome.exit_code
 
 
@@ -182,7 +180,7 @@ def _get_ready(settings: AgentSettings, warm: WarmProcess, coordination: Coordin
 
 
 def _inquiry(settings: AgentSettings, checkpoint: Callable[[], int | None]) -> Inquiry:
-    job, meaning = settings.job, settings.patience.meaning
+    job, meaning = settings.job, settings.requeue_policy.meaning
     if job is None:
         return Inquiry(record_signals(), None, meaning)
     records = JobRecords(settings.run_dir, job.job_id)
@@ -199,36 +197,7 @@ def _inquiry(settings: AgentSettings, checkpoint: Callable[[], int | None]) -> I
     return Inquiry(record_signals(), job, meaning, Controller(), write, asks)
 
 
-def _requeue(settings: AgentSettings) -> bool:
-    """Do at the end of a job what its batch script does not.
-
-    Returns:
-        Whether the job will start again, or its batch script sees to its end.
-    """
-    job, controller = settings.job, Controller()
-    if job is None or (
-        VERDICT_VARIABLE in os.environ and not has_lost_batch_script(job, os.environ, controller, _LAST_LOOKS)
-    ):
-        return True
-    try:
-        if settle(
-            settings.run_dir,
-            job,
-            ExitCode.LEFT,
-            controller=controller,
-            patience=settings.patience,
-            failed=False,
-            say=logger.info,
-            others_go_on=True,
-            wait=_REQUEUE_WAIT,
-        ):
-            return True
-    except RunDirError as error:
-        logger.warning("not requeued: %s", error)
-    return not has_lost_batch_script(job, os.environ, controller, _LAST_LOOKS)
-
-
-def _say_goodbye(outcome: AgentOutcome, seat: Seat, leads: bool, events: EventLog) -> None:
+def _record_end(outcome: AgentOutcome, seat: Seat, leads: bool, events: EventLog) -> None:
     level = logging.ERROR if outcome.exit_code in (ExitCode.FAILED, ExitCode.FENCED) else logging.INFO
     if outcome.failure is None:
         if outcome.detail:

@@ -16,10 +16,13 @@ from typing import Any
 from torch.distributed.launcher.api import LaunchConfig
 
 from slurm_elastic.agent.health import HealthSettings, health_settings
-from slurm_elastic.agent.leader_node import leader_node
-from slurm_elastic.agent.location import base_directory
-from slurm_elastic.agent.node_range import node_range
-from slurm_elastic.agent.patience import Patience, patience
+from slurm_elastic.agent.option_values import (
+    RequeuePolicy,
+    base_directory,
+    leader_node,
+    node_range,
+    requeue_policy,
+)
 from slurm_elastic.agent.script_check import require_entry_point
 from slurm_elastic.agent.torchrun_options import (
     endpoint,
@@ -92,13 +95,12 @@ class AgentSettings:
     """What torchrun would start in each worker."""
     args: tuple[str, ...]
     """Arguments of `entrypoint`."""
-    """Whether `entrypoint` is this very interpreter with a script or module, so that workers can start warm."""
     start: Start
     """What the user asked for; a worker that cannot start warm starts cold."""
     preload: tuple[str, ...]
     """Modules to import beside torch before workers are forked."""
-    patience: Patience
-    """What the user said about the end of the job."""
+    requeue_policy: RequeuePolicy
+    """The user's wishes about the end of the job."""
     watchdog: bool
     """Whether workers that hang are looked for."""
     hang_timeout: HangTimeout | None
@@ -165,7 +167,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
         args=args,
         start=_start(options),
         preload=tuple(name for name in (options.preload or "").split(",") if name),
-        patience=patience(options.max_requeues, options.grace, options.warning),
+        requeue_policy=requeue_policy(options.max_requeues, options.grace, options.warning),
         watchdog=not options.no_watchdog and is_enabled(environ),
         hang_timeout=_hang_timeout(options),
         worker_signal=_worker_signal(options.worker_signal),

@@ -6,7 +6,7 @@ import getpass
 import re
 from typing import TYPE_CHECKING
 
-from slurm_elastic.agent.location import base_directory
+from slurm_elastic.agent.option_values import base_directory
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import RunDir
 

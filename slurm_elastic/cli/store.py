@@ -80,9 +80,7 @@ class Store(ServingVerb):
 
 def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> StoreSettings:
     from slurm_elastic.agent.coordinator import StoreSettings
-    from slurm_elastic.agent.location import base_directory
-    from slurm_elastic.agent.node_range import node_range
-    from slurm_elastic.agent.patience import patience
+    from slurm_elastic.agent.option_values import base_directory, node_range, requeue_policy
     from slurm_elastic.rendezvous.options import RendezvousOptions
     from slurm_elastic.rendezvous.records.open import etcd_wanted
     from slurm_elastic.rundir import RunDir
@@ -94,7 +92,7 @@ def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> StoreS
     config = _config(options.rdzv_conf) | {name: value for name, value in _sizes(options).items() if value}
     rendezvous = RendezvousOptions.from_config(config)
     least, most = rendezvous.node_range(*node_range(options.nnodes, 1))
-    grace = patience(None, options.grace, None).meaning.grace
+    grace = requeue_policy(None, options.grace, None).meaning.grace
     own = f"store-{job.job_id if job else secrets.token_hex(4)}"
     run_dir = RunDir.for_run(base_directory(options.run_dir, job), options.run_id or own)
     controller = Controller()

@@ -8,10 +8,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from slurm_elastic.agent.location import base_directory
 from slurm_elastic.agent.option_table import Scan, scan
-from slurm_elastic.agent.patience import patience
-from slurm_elastic.agent.requeue import settle
+from slurm_elastic.agent.option_values import base_directory, requeue_policy
+from slurm_elastic.agent.requeue import requeue_job
 from slurm_elastic.cli._command import Verb
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
 from slurm_elastic.rundir import RunDir, incarnation
@@ -30,7 +29,7 @@ class Verdict(Verb):
     srun returns the highest exit code of its tasks (srun(1), "RETURN VALUE"). A node that was lost or left early makes
     that one of failure, though the others went on and finished the run.
 
-    Requeues the job if it was told to go, see `slurm_elastic.agent.requeue`: at this point no agent is left that would
+    Requeues the job if it was told to go, see `slurm_elastic.agent.job_end`: at this point no agent is left that would
     be cut short.
     """
 
@@ -61,12 +60,12 @@ def _verdict(status: int, arguments: Sequence[str]) -> int:
         _repeat(failure)
     if job is not None and status != ExitCode.FINISHED:
         # After the requeue Slurm ends this script too, and its exit code says what the agents' does.
-        settle(
+        requeue_job(
             run_dir,
             job,
             status,
             controller=Controller(),
-            patience=patience(*(found.value(name) for name in ("max_requeues", "grace", "warning"))),
+            policy=requeue_policy(*(found.value(name) for name in ("max_requeues", "grace", "warning"))),
             failed=failure is not None,
             say=lambda line: print(f"slurm-elastic verdict: {line}", file=sys.stderr, flush=True),
         )

@@ -40,11 +40,10 @@ _MEANWHILE = (
     ),
     *("slurm_elastic.rendezvous.options", "slurm_elastic.rendezvous.connect"),
     *("slurm_elastic.cli.agent", "slurm_elastic.agent.single_instance", "slurm_elastic.agent.console_log"),
-    *("slurm_elastic.agent.abandoned", "slurm_elastic.agent.agreement", "slurm_elastic.agent.asker"),
+    *("slurm_elastic.agent.job_end_effects", "slurm_elastic.agent.agreement", "slurm_elastic.agent.asker"),
     *("slurm_elastic.agent.lifecycle", "slurm_elastic.agent.event_log", "slurm_elastic.agent.inquiry"),
-    *("slurm_elastic.agent.leader_node", "slurm_elastic.agent.location"),
     *("slurm_elastic.agent.health._connection", "slurm_elastic.agent.health._agent_pages"),
-    *("slurm_elastic.agent.requeue", "slurm_elastic.agent.root_cause", "slurm_elastic.agent.log_tail"),
+    *("slurm_elastic.agent.root_cause", "slurm_elastic.agent.log_tail"),
     *("torchgen.model", "unittest.mock", "importlib.metadata", "typing_extensions", "urllib.request"),
     "tarfile",
 )

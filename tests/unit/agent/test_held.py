@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.held import cancel_held_elements
+from slurm_elastic.agent.job_end_effects import cancel_held_elements
 from slurm_elastic.slurm import Controller, SlurmJob
 
 ELEMENT = {
@@ -32,6 +32,12 @@ JobId=3 ArrayJobId=1 ArrayTaskId=1 JobName=elastic
 """
 
 
+def job(environ: dict[str, str]) -> SlurmJob:
+    found = SlurmJob.from_environment(environ)
+    assert found is not None
+    return found
+
+
 def programs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An scontrol that shows the array, and an scancel that notes what it is told to do."""
     (directory / "shown").write_text(SHOWN)
@@ -44,7 +50,7 @@ def programs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_those_that_slurm_holds_are_cancelled_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cancelled, said = programs(tmp_path, monkeypatch), list[str]()
-    cancel_held_elements(SlurmJob.from_environment(ELEMENT), Controller(), said.append)
+    cancel_held_elements(job(ELEMENT), Controller(), said.append)
     assert cancelled.read_text() == "1_3\n"
     assert len(said) == 1
     assert "job 1_3 is held by Slurm (JobHoldMaxRequeue)" in said[0]
@@ -53,6 +59,5 @@ def test_those_that_slurm_holds_are_cancelled_and_no_others(tmp_path: Path, monk
 def test_a_job_that_is_no_array_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cancelled = programs(tmp_path, monkeypatch)
     alone = {name: value for name, value in ELEMENT.items() if "ARRAY" not in name}
-    for job in (None, SlurmJob.from_environment(alone)):
-        cancel_held_elements(job, Controller(), pytest.fail)
+    cancel_held_elements(job(alone), Controller(), pytest.fail)
     assert not cancelled.exists()

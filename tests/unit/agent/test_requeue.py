@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.patience import Patience, patience
-from slurm_elastic.agent.requeue import settle
+from slurm_elastic.agent.option_values import RequeuePolicy, requeue_policy
+from slurm_elastic.agent.requeue import requeue_job
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import JobRecords, RunDir
 from slurm_elastic.slurm import Controller, Meaning, SlurmJob
@@ -83,12 +83,12 @@ class Script:
         self.said: list[str] = []
 
     def ends(self, of: SlurmJob | None = None, status: int = 75, wait: float = 0.0, max_requeues: int = 3) -> bool:
-        return settle(
+        return requeue_job(
             self.run_dir,
             of or job(),
             status,
             controller=Controller(),
-            patience=Patience(max_requeues, Meaning()),
+            policy=RequeuePolicy(max_requeues, Meaning()),
             failed=False,
             say=self.said.append,
             wait=wait,
@@ -240,8 +240,8 @@ def test_a_requeue_without_an_answer_is_tried_again(slurm: Slurm, script: Script
 
 
 def test_options() -> None:
-    assert patience(None, None, None) == Patience(10, Meaning(30.0, 120.0))
-    assert patience("0", "5", "7.5") == Patience(0, Meaning(5.0, 7.5))
+    assert requeue_policy(None, None, None) == RequeuePolicy(10, Meaning(30.0, 120.0))
+    assert requeue_policy("0", "5", "7.5") == RequeuePolicy(0, Meaning(5.0, 7.5))
     for wrong in (("-1", None, None), ("x", None, None), (None, "-1", None), (None, None, "nan"), (None, "", None)):
         with pytest.raises(UsageError):
-            patience(*wrong)
+            requeue_policy(*wrong)

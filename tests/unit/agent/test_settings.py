@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.launcher.api import LaunchConfig
 
 from slurm_elastic.agent.health import HealthSettings
-from slurm_elastic.agent.patience import Patience
+from slurm_elastic.agent.option_values import RequeuePolicy
 from slurm_elastic.agent.settings import AgentSettings, Start
 from slurm_elastic.agent.worker_logs import RoundLogsSpecs
 from slurm_elastic.errors import UsageError
@@ -53,7 +53,7 @@ def settings_of_n2(**changes: Any) -> AgentSettings:
         args=("-u", "train.py"),
         start=Start.WARM,
         preload=(),
-        patience=Patience(),
+        requeue_policy=RequeuePolicy(),
         watchdog=True,
         hang_timeout=None,
         health=HealthSettings(),

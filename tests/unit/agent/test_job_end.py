@@ -1,4 +1,4 @@
-"""Who ends a job whose batch script is gone."""
+"""What an agent that ends does for its job, and who ends a job whose batch script is gone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm_elastic.agent.abandoned import end_abandoned_job, end_job_given_up, stands_for_job
+from slurm_elastic.agent.job_end import (
+    AgentEnd,
+    CancelHeldElements,
+    EndAbandonedJob,
+    EndJobIfLast,
+    JobEndAction,
+    RequeueJob,
+    decide_job_end,
+    represents_job,
+)
+from slurm_elastic.agent.job_end_effects import end_abandoned_job, end_job_if_last
+from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.membership import Place, Reason
 from slurm_elastic.rendezvous.transport.messages import Placed
@@ -106,11 +117,11 @@ def test_an_agent_that_knows_no_srun_does_nothing(signalled: int) -> None:
 def test_who_sees_to_the_end_of_the_job(rank: int, leader: str, members: str, stands: bool) -> None:
     place = Place(f"n{rank + 1}/7.0/5", f"n{rank + 1}", rank, 1, rank, "default", rank, 2)
     placed = Placed(1, place, 0, Reason.START, 2, 2, "n1", 1, 0, leader=leader, members=members)
-    assert stands_for_job(job(rank), place.agent, placed) is stands
+    assert represents_job(job(rank), place.agent, placed) is stands
 
 
 def test_nobody_stands_for_a_job_that_never_trained() -> None:
-    assert not stands_for_job(job(1), "n2/7.0/5", None)
+    assert not represents_job(job(1), "n2/7.0/5", None)
 
 
 OTHERS = ("n1/7.0/1", "n3/7.0/3")
@@ -134,7 +145,7 @@ def gives_up(
         return [Successor(agent, address, port) for agent in agents]
 
     found = None if members is None else at(members)
-    end_job_given_up(job(1, 3), "n2/7.0/2", found, at(told), srun, controller, signalled, lambda line: None)
+    end_job_if_last(job(1, 3), "n2/7.0/2", found, at(told), srun, controller, signalled, lambda line: None)
     return controller.cancelled == ["7"]
 
 
@@ -180,3 +191,24 @@ def test_who_gives_up_leaves_a_job_with_its_srun_alone(signalled: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as srun, socket.socket() as ended_:
         ended_.bind(("127.0.0.1", 0))
         assert not gives_up(signalled, ended_, srun=srun_at(srun), states={"n1": DOWN, "n3": DOWN})
+
+
+@pytest.mark.parametrize(
+    ("end", "actions"),
+    [
+        # The agent that asked Slurm why the job goes sees to its requeue.
+        (AgentEnd(ExitCode.LEFT, diagnoses=True, leads=True), (RequeueJob(),)),
+        (AgentEnd(ExitCode.LEFT, diagnoses=True, gave_up=True), (RequeueJob(),)),
+        (AgentEnd(ExitCode.LEFT, leads=True, represents_job=True), ()),
+        (AgentEnd(ExitCode.LEFT, gave_up=True), (EndJobIfLast(),)),
+        (AgentEnd(ExitCode.FAILED, gave_up=True, leads=True), (EndJobIfLast(),)),
+        # When the run is over, one agent of each job ends it.
+        (AgentEnd(ExitCode.FINISHED, leads=True), (CancelHeldElements(), EndAbandonedJob())),
+        (AgentEnd(ExitCode.FINISHED, represents_job=True), (CancelHeldElements(), EndAbandonedJob())),
+        (AgentEnd(ExitCode.FAILED, leads=True), (EndAbandonedJob(),)),
+        (AgentEnd(ExitCode.FINISHED), ()),
+        (AgentEnd(ExitCode.FINISHED, leads=True, in_job=False), ()),
+    ],
+)
+def test_what_an_agent_does_for_its_job(end: AgentEnd, actions: tuple[JobEndAction, ...]) -> None:
+    assert decide_job_end(end) == actions
