@@ -20,10 +20,8 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, Wo
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
-from slurm_elastic.agent.agreement import StepAgreement
 from slurm_elastic.agent.features import Feature, RunningRound
 from slurm_elastic.agent.forkserver import StartInterruptedError
-from slurm_elastic.agent.inquiry import Inquiry
 from slurm_elastic.agent.lifecycle import (
     Action,
     AgentOutcome,
@@ -72,13 +70,14 @@ from slurm_elastic.agent.lifecycle import (
     step,
     worker_watch,
 )
-from slurm_elastic.agent.reasons import concerns_job, leave_reason, wish_of
+from slurm_elastic.agent.preemption import SignalDiagnosis, concerns_job, leave_reason, wish_of
 from slurm_elastic.agent.root_cause import last_words
+from slurm_elastic.agent.scratch_dir import NodeDirectory
 from slurm_elastic.agent.signals import Notices
 from slurm_elastic.agent.torch_agent import TorchAgent
 from slurm_elastic.agent.worker_env import worker_environment
 from slurm_elastic.agent.worker_processes import Starter, WorkerProcesses, survivors
-from slurm_elastic.control import WorkerProgress
+from slurm_elastic.control import Agreement, RoundControl, WorkerProgress
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.connect import Seat
 from slurm_elastic.rendezvous.leave_requests import job_of
@@ -104,7 +103,7 @@ class Agent:
         seat: what this agent is in the run.
         coordination: the connection to the leader, made or being made.
         notices: the signals that came so far.
-        inquiry: finds out why they came.
+        diagnosis: finds out why they came.
         starter: starts the processes of a round.
         features: called in this order.
         shutdown_timeout: seconds that workers get between SIGTERM and SIGKILL when a round ends as planned.
@@ -118,7 +117,7 @@ class Agent:
         seat: Seat,
         coordination: Coordination,
         notices: Notices,
-        inquiry: Inquiry,
+        diagnosis: SignalDiagnosis,
         starter: Starter,
         features: Sequence[Feature] = (),
         *,
@@ -127,7 +126,7 @@ class Agent:
     ) -> None:
         self.torch = TorchAgent(spec, logs_specs, self._take_part, self._clean_up, shutdown_timeout)
         self._seat, self._coordination, self._starter = seat, coordination, starter
-        self._notices, self._inquiry, self._features = notices, inquiry, tuple(features)
+        self._notices, self._diagnosis, self._features = notices, diagnosis, tuple(features)
         self._worker_signal = worker_signal
         self._config = LifecycleConfig(
             node=seat.node,
@@ -138,7 +137,9 @@ class Agent:
             signals_workers=worker_signal is not None,
         )
         self._state: State = Joining()
-        self._agreement = StepAgreement()
+        self._directory = _control_directory()
+        self._control: RoundControl | None = None
+        self._agreement = Agreement(())
         self._processes: WorkerProcesses | None = None
         self._placed: Placed | None = None
         self._ports = FreshPorts()
@@ -180,7 +181,7 @@ class Agent:
     def _sleep(self) -> None:
         watch, due = worker_watch(self._state), deadline(self._state)
         timeout = None if due is None else max(0.0, due - time.monotonic())
-        fds = [self._coordination.fd, self._notices.fd, self._inquiry.fd]
+        fds = [self._coordination.fd, self._notices.fd, self._diagnosis.fd]
         fds += [feature.fd for feature in self._features if feature.fd is not None]
         if watch is WorkerWatch.END:
             timeout = 0.0 if self._all_ended() else timeout
@@ -208,11 +209,11 @@ class Agent:
             self._happened(DeadlineReached())
 
     def _look_at_signals(self) -> None:
-        finding = self._inquiry.look()
+        finding = self._diagnosis.look()
         if finding is not None:
             self._happened(Signalled(leave_reason(finding.cause), finding.detail))
-        while (finding := self._inquiry.news()) is not None:
-            for_job = self._inquiry.asks and concerns_job(finding.cause)
+        while (finding := self._diagnosis.news()) is not None:
+            for_job = self._diagnosis.asks and concerns_job(finding.cause)
             self._happened(Diagnosed(leave_reason(finding.cause), finding.seconds, str(finding), for_job))
 
     def _look_at_workers(self) -> None:
@@ -220,7 +221,7 @@ class Agent:
             case WorkerWatch.RESULT:
                 self._result = self.torch.poll_workers(self._processes)
                 if self._result.state is WorkerState.SUCCEEDED:
-                    self._happened(WorkersSucceeded(agreed=self._agreement.stopped()))
+                    self._happened(WorkersSucceeded(agreed=any(worker.stopped for worker in self.progress())))
                 elif self._result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
                     self._happened(WorkersFailed())
             case WorkerWatch.REST:
@@ -270,8 +271,12 @@ class Agent:
             case Hold(round_):
                 return Held(round_, self._agreement.hold())
             case StopAtStep(round_, at, reason, seconds):
-                accepted = self._agreement.stop_at(round_, at, reason, seconds)
-                return StepAccepted(at) if accepted else StepRefused(round_)
+                try:
+                    self._agreement.stop_at(at, reason, seconds)
+                except ValueError as error:
+                    logger.warning("the workers do not stop at step %d of round %d: %s", at, round_, error)
+                    return StepRefused(round_)
+                return StepAccepted(at)
             case Fence():
                 self._agreement.fence()
             case ExpectExits():
@@ -304,7 +309,7 @@ class Agent:
             case RequestLeave(reason, left, detail):
                 self._coordination.request_leave(job_of(self._seat.agent), reason, left, detail)
             case NoteLeaveRequest(request):
-                self._inquiry.told(None if request.seconds is not None else wish_of(request.reason))
+                self._diagnosis.told(None if request.seconds is not None else wish_of(request.reason))
             case Log(text):
                 logger.info("%s", text)
             case End():
@@ -320,9 +325,11 @@ class Agent:
             worker.local_rank: worker_environment(self.torch.spec, worker, placed, self._seat, os.environ)
             for worker in self.torch.workers
         }
-        self._agreement.open(placed.round, len(environments))
+        if self._directory is not None:
+            self._agreement = self._control = RoundControl(self._directory.path, placed.round, len(environments))
         for local_rank, env in environments.items():
-            env.update(self._agreement.environment(local_rank))
+            if self._control is not None:
+                env.update(self._control.environment(local_rank))
             self.torch.set_local_rank(env, local_rank)
         for feature in self._features:
             feature.round_formed(placed, environments)
@@ -334,7 +341,7 @@ class Agent:
             seat = self._seat
             return StartFailed(WorkerFailure(seat.agent, seat.node, placed.place.base_rank, _CANNOT_RUN, str(error)))
         pids = self._processes.pids()
-        running = RunningRound(placed, pids, environments, self._agreement.progress)
+        running = RunningRound(placed, pids, environments, self.progress)
         self.torch.workers_started(pids)
         for feature in self._features:
             feature.workers_started(running)
@@ -369,7 +376,8 @@ class Agent:
             self._processes = None
         for feature in self._features:
             feature.round_ended(self.progress())
-        self._agreement.close_round()
+        if self._control is not None:
+            self._control.close()
         return RoundClosed(self._coordination.leads, survivors(self._seat.node, left) if left else "")
 
     # The end.
@@ -387,7 +395,10 @@ class Agent:
         if self._reserved is not None:
             self._reserved.close()
         number = signal.SIGKILL if self._agreement.shielded() else number
-        self._agreement.close()
+        if self._control is not None:
+            self._control.close()
+        if self._directory is not None:
+            self._directory.close()
         if self._processes is not None:
             self._processes.close(number, timeout)
             self._processes = None
@@ -400,3 +411,12 @@ class Agent:
             return None
         taken, local_rank = min(steps)
         return Slowest(placed.place.base_rank + local_rank, taken)
+
+
+def _control_directory() -> NodeDirectory | None:
+    """Make the directory of the pages through which workers are asked to stop at a step; None if it cannot be made."""
+    try:
+        return NodeDirectory("control")
+    except OSError as error:
+        logger.warning("workers cannot be asked to stop at a step: no directory for control pages: %s", error)
+        return None

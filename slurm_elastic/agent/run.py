@@ -13,16 +13,15 @@ import msgspec
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from slurm_elastic.agent.agent import Agent
-from slurm_elastic.agent.asker import is_asker
 from slurm_elastic.agent.event_log import EventLog
 from slurm_elastic.agent.features import HealthFeature, WatchdogFeature
 from slurm_elastic.agent.forkserver import StartInterruptedError, WarmProcess
 from slurm_elastic.agent.health import Health, Snapshot, health_port
-from slurm_elastic.agent.inquiry import Inquiry
 from slurm_elastic.agent.job_end import AgentEnd, notice_record, represents_job
 from slurm_elastic.agent.job_end_effects import JobAtEnd, is_known_done
 from slurm_elastic.agent.lifecycle import AgentOutcome
 from slurm_elastic.agent.option_values import require_known
+from slurm_elastic.agent.preemption import SignalDiagnosis, asks_slurm
 from slurm_elastic.agent.root_cause import root_cause
 from slurm_elastic.agent.settings import AgentSettings
 from slurm_elastic.agent.signals import record_signals
@@ -121,7 +120,7 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
         virtual_local_rank=config.virtual_local_rank,
     )
     assert config.logs_specs is not None
-    inquiry = _inquiry(settings, lambda: agent.last_checkpoint())
+    diagnosis = _signal_diagnosis(settings, lambda: agent.last_checkpoint())
     pipe = make_pipe(os.environ) if settings.watchdog else None
     health.pages.watchdog = watchdog = Watchdog(pipe, hung, settings.hang_timeout) if pipe is not None else None
     watching = (WatchdogFeature(watchdog),) if watchdog is not None else ()
@@ -131,7 +130,7 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
         seat,
         coordination,
         record_signals(),
-        inquiry,
+        diagnosis,
         worker_starter(warm, config.logs_specs, config.log_line_prefix_template),
         (*watching, HealthFeature(health.reporter)),
         shutdown_timeout=30 if config.shutdown_timeout is None else config.shutdown_timeout,
@@ -144,7 +143,7 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
         outcome = agent.supervise()
     finally:
         health.reporter.over()
-        inquiry.close()
+        diagnosis.close()
         coordination.stop()
     if outcome.exit_code is ExitCode.LEFT and is_known_done(records):
         # The leader recorded the end, and went before it could tell this agent.
@@ -155,7 +154,7 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
         end = AgentEnd(
             outcome.exit_code,
             gave_up=outcome.gave_up,
-            diagnoses=inquiry.asks,
+            diagnoses=diagnosis.asks,
             leads=coordination.leads,
             represents_job=represents_job(settings.job, settings.agent, agent.last_place),
         )
@@ -179,10 +178,10 @@ def _get_ready(settings: AgentSettings, warm: WarmProcess, coordination: Coordin
             warm.import_all(_GET_READY, lambda: record_signals().first() is not None or coordination.has_word)
 
 
-def _inquiry(settings: AgentSettings, checkpoint: Callable[[], int | None]) -> Inquiry:
+def _signal_diagnosis(settings: AgentSettings, checkpoint: Callable[[], int | None]) -> SignalDiagnosis:
     job, meaning = settings.job, settings.requeue_policy.meaning
     if job is None:
-        return Inquiry(record_signals(), None, meaning)
+        return SignalDiagnosis(record_signals(), None, meaning)
     records = JobRecords(settings.run_dir, job.job_id)
 
     def write(signals: Sequence[signal.Signals], finding: Finding) -> None:
@@ -192,9 +191,9 @@ def _inquiry(settings: AgentSettings, checkpoint: Callable[[], int | None]) -> I
             logger.warning("the notice is not written down: %s", error)
 
     def asks() -> bool:
-        return is_asker(settings.run_dir, job, settings.agent)
+        return asks_slurm(settings.run_dir, job, settings.agent)
 
-    return Inquiry(record_signals(), job, meaning, Controller(), write, asks)
+    return SignalDiagnosis(record_signals(), job, meaning, Controller(), write, asks)
 
 
 def _record_end(outcome: AgentOutcome, seat: Seat, leads: bool, events: EventLog) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 import slurm_elastic
 
@@ -72,3 +76,15 @@ def test_the_membership_machine_imports_nothing_of_the_project_and_nothing_that_
         if module.partition(".")[0] not in PURE and not f"{module}.".startswith(f"{own}.")
     }
     assert foreign == set()
+
+
+@pytest.mark.parametrize("name", ["lifecycle", "job_end"])
+def test_what_an_agent_decides_imports_nothing_that_acts(name: str) -> None:
+    # Their values come from these packages; signal is there for the names of signals.
+    values = {f"slurm_elastic.{module}" for module in ("errors", "rendezvous.membership", "rendezvous.leave_requests")}
+    values |= {"slurm_elastic.rendezvous", "slurm_elastic.rendezvous.transport", "slurm_elastic.slurm", "signal"}
+    values |= {"slurm_elastic.rendezvous.election.policy", "slurm_elastic.rendezvous.transport.messages"}
+    imported = set(imports(PACKAGE / "agent" / f"{name}.py"))
+    assert {module for module in imported - values if module.partition(".")[0] not in PURE} == set()
+    torch = f"import sys, slurm_elastic.agent.{name}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", torch], timeout=60).returncode == 0

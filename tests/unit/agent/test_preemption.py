@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import select
@@ -12,9 +13,10 @@ from signal import SIGCONT, SIGINT, SIGTERM, SIGUSR2, Signals
 
 import pytest
 
-from slurm_elastic.agent import inquiry as module
-from slurm_elastic.agent.inquiry import Inquiry
+from slurm_elastic.agent import preemption as module
+from slurm_elastic.agent.preemption import SignalDiagnosis, asks_slurm, concerns_job, leave_reason
 from slurm_elastic.agent.signals import Notices
+from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import Cause, Controller, Finding, Meaning, SlurmJob
 
 OUTPUTS = Path(__file__).parents[1] / "slurm" / "outputs"
@@ -42,7 +44,7 @@ class Told:
         self.directory = directory
         self.notices = Notices()
         self.records: list[tuple[tuple[Signals, ...], Finding]] = []
-        self.inquiries: list[Inquiry] = []
+        self.diagnoses: list[SignalDiagnosis] = []
         self.write("now", "1795179300")
         self.write("node", "ALLOCATED")
         self.write("type", "preempt/partition_prio")
@@ -68,8 +70,8 @@ class Told:
         fd = os.open(gate, os.O_RDWR) if gate.exists() else None
         if fd is not None:
             os.write(fd, b"\n" * 100)
-        for inquiry in self.inquiries:
-            inquiry.close(60.0)
+        for diagnosis in self.diagnoses:
+            diagnosis.close(60.0)
         if fd is not None:
             os.close(fd)
 
@@ -80,17 +82,17 @@ class Told:
     def calls(self) -> list[str]:
         return (self.directory / "calls").read_text().splitlines()
 
-    def inquiry(self, *, asks: bool = True, timeout: float = 30.0) -> Inquiry:
+    def diagnosis(self, *, asks: bool = True, timeout: float = 30.0) -> SignalDiagnosis:
         environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "f1", "SLURMD_NODENAME": "f1"}
-        inquiry = Inquiry(
+        diagnosis = SignalDiagnosis(
             self.notices,
             SlurmJob.from_environment(environ),
             Meaning(grace=20.0, warning=120.0),
             Controller(timeout) if asks else None,
             self.record,
         )
-        self.inquiries.append(inquiry)
-        return inquiry
+        self.diagnoses.append(diagnosis)
+        return diagnosis
 
     def record(self, signals: Sequence[Signals], finding: Finding) -> None:
         self.records.append((tuple(signals), finding))
@@ -100,11 +102,11 @@ class Told:
             self.notices.note(number)
 
 
-def news(inquiry: Inquiry) -> Finding:
+def news(diagnosis: SignalDiagnosis) -> Finding:
     end = time.monotonic() + 60.0
     while (left := end - time.monotonic()) > 0:
-        select.select([inquiry.fd], [], [], left)
-        if (found := inquiry.news()) is not None:
+        select.select([diagnosis.fd], [], [], left)
+        if (found := diagnosis.news()) is not None:
             return found
     raise AssertionError("no news")
 
@@ -123,22 +125,22 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
 
 
 def test_nothing_is_asked_while_nobody_signals(told: Told) -> None:
-    inquiry = told.inquiry()
+    diagnosis = told.diagnosis()
     told.signal(SIGCONT)
-    assert inquiry.look() is None
-    inquiry.close()
+    assert diagnosis.look() is None
+    diagnosis.close()
     assert not (told.directory / "calls").exists()
 
 
 def test_a_leave_is_known_at_once_and_explained_soon(told: Told) -> None:
     told.shows("job_preempted_in_grace.txt")
     told.write("now", "1795175800")
-    inquiry = told.inquiry()
+    diagnosis = told.diagnosis()
     told.signal(SIGCONT, SIGTERM)
-    assert inquiry.look() == Finding(Cause.UNKNOWN, None, "SIGTERM")
-    assert inquiry.look() is None
-    assert news(inquiry) == Finding(Cause.PREEMPTED, 47.0, "grace of 60 s")
-    inquiry.close()
+    assert diagnosis.look() == Finding(Cause.UNKNOWN, None, "SIGTERM")
+    assert diagnosis.look() is None
+    assert news(diagnosis) == Finding(Cause.PREEMPTED, 47.0, "grace of 60 s")
+    diagnosis.close()
     assert {signals for signals, _ in told.records} == {(SIGCONT, SIGTERM)}
     # At first what is known at once, and at last once more, as the workers may have saved in the meantime.
     assert [found.cause for _, found in told.records] == [Cause.UNKNOWN, Cause.PREEMPTED, Cause.PREEMPTED]
@@ -147,11 +149,11 @@ def test_a_leave_is_known_at_once_and_explained_soon(told: Told) -> None:
 def test_the_grace_of_a_job_without_a_time_limit_is_that_of_its_partition(told: Told) -> None:
     told.shows("job_preempted_without_limit_26.05.txt")
     told.write("now", "1795347147")
-    inquiry = told.inquiry()
+    diagnosis = told.diagnosis()
     told.signal(SIGCONT, SIGTERM)
-    inquiry.look()
-    assert news(inquiry) == Finding(Cause.PREEMPTED, 13.0, "grace of 15 s")
-    inquiry.close()
+    diagnosis.look()
+    assert news(diagnosis) == Finding(Cause.PREEMPTED, 13.0, "grace of 15 s")
+    diagnosis.close()
     # The clock once more, as any question may take seconds.
     assert told.calls() == ["show job 1", "show config", "show partition low", "show config"]
 
@@ -161,135 +163,193 @@ def test_the_configured_grace_counts_where_slurm_tells_none(told: Told) -> None:
     told.write("now", "1795347147")
     # Of a job without a QOS.
     told.write("type", "preempt/qos")
-    inquiry = told.inquiry()
+    diagnosis = told.diagnosis()
     told.signal(SIGCONT, SIGTERM)
-    inquiry.look()
-    assert news(inquiry) == Finding(Cause.PREEMPTED, 18.0, "grace of 20 s, as --grace says")
-    inquiry.close()
+    diagnosis.look()
+    assert news(diagnosis) == Finding(Cause.PREEMPTED, 18.0, "grace of 20 s, as --grace says")
+    diagnosis.close()
 
 
 def test_another_signal_is_another_question(told: Told) -> None:
     told.shows("job_running.txt")
-    inquiry = told.inquiry()
+    diagnosis = told.diagnosis()
     told.signal(SIGUSR2)
-    assert inquiry.look() is not None
-    assert news(inquiry) == Finding(Cause.TIME_LIMIT_NEAR, 47.0, "SIGUSR2")
+    assert diagnosis.look() is not None
+    assert news(diagnosis) == Finding(Cause.TIME_LIMIT_NEAR, 47.0, "SIGUSR2")
     told.shows("job_time_limit.txt")
     told.signal(SIGTERM)
-    assert inquiry.look() is not None
-    assert news(inquiry).cause is Cause.TIME_LIMIT_REACHED
-    inquiry.close()
+    assert diagnosis.look() is not None
+    assert news(diagnosis).cause is Cause.TIME_LIMIT_REACHED
+    diagnosis.close()
 
 
 def test_what_slurm_said_is_not_replaced_by_a_guess(told: Told) -> None:
     told.shows("job_preempted_in_grace.txt")
-    inquiry = told.inquiry()
+    diagnosis = told.diagnosis()
     told.signal(SIGTERM)
-    inquiry.look()
-    assert news(inquiry).cause is Cause.PREEMPTED
+    diagnosis.look()
+    assert news(diagnosis).cause is Cause.PREEMPTED
     told.scontrol(f'echo "{DOWN}" >&2; exit 1')
     # A signal that says nothing new is no question either.
     told.signal(SIGCONT)
-    assert inquiry.look() is None
+    assert diagnosis.look() is None
     told.signal(SIGTERM)
-    inquiry.look()
-    assert not select.select([inquiry.fd], [], [], 1.0)[0]
-    inquiry.close()
+    diagnosis.look()
+    assert not select.select([diagnosis.fd], [], [], 1.0)[0]
+    diagnosis.close()
     assert told.records[-1][1].cause is Cause.PREEMPTED
 
 
 def test_a_person_on_a_drained_node(told: Told) -> None:
     told.shows("job_running.txt")
     told.write("node", "ALLOCATED+DRAIN")
-    inquiry = told.inquiry()
+    diagnosis = told.diagnosis()
     told.signal(SIGTERM)
-    inquiry.look()
-    assert news(inquiry).cause is Cause.DRAINED
-    inquiry.close()
+    diagnosis.look()
+    assert news(diagnosis).cause is Cause.DRAINED
+    diagnosis.close()
 
 
 def test_without_scontrol_the_configured_meaning_counts(told: Told) -> None:
     (told.directory / "scontrol").unlink()
-    inquiry = told.inquiry()
+    diagnosis = told.diagnosis()
     told.signal(SIGTERM)
-    inquiry.look()
-    found = news(inquiry)
+    diagnosis.look()
+    found = news(diagnosis)
     assert (found.cause, found.detail) == (Cause.UNKNOWN, "SIGTERM")
     assert found.seconds == nearly(20.0)
-    inquiry.close()
+    diagnosis.close()
 
 
 def test_a_controller_that_is_down_is_asked_again(told: Told) -> None:
     told.scontrol(f'[ -e job.txt ] || {{ echo "{DOWN}" >&2; exit 1; }}; echo "$(<job.txt)"')
-    inquiry = told.inquiry()
+    diagnosis = told.diagnosis()
     told.signal(SIGUSR2)
-    inquiry.look()
-    found = news(inquiry)
+    diagnosis.look()
+    found = news(diagnosis)
     assert found.cause is Cause.TIME_LIMIT_NEAR
     assert found.seconds == nearly(120.0)
     told.shows("job_preempted_in_grace.txt")
-    assert news(inquiry).cause is Cause.PREEMPTED
-    inquiry.close()
+    assert news(diagnosis).cause is Cause.PREEMPTED
+    diagnosis.close()
 
 
 def test_a_slow_scontrol_holds_nobody_up(told: Told) -> None:
     told.slow_scontrol()
-    inquiry = told.inquiry(timeout=30.0)
+    diagnosis = told.diagnosis(timeout=30.0)
     told.signal(SIGTERM)
     begun = time.monotonic()
-    assert inquiry.look() is not None
+    assert diagnosis.look() is not None
     assert time.monotonic() - begun < 20
-    inquiry.close(0.0)
-    inquiry = told.inquiry(timeout=0.5)
+    diagnosis.close(0.0)
+    diagnosis = told.diagnosis(timeout=0.5)
     told.signal(SIGTERM)
-    assert inquiry.look() is not None
-    assert news(inquiry).cause is Cause.UNKNOWN
-    inquiry.close()
+    assert diagnosis.look() is not None
+    assert news(diagnosis).cause is Cause.UNKNOWN
+    diagnosis.close()
 
 
 def test_others_wait_for_the_one_that_asks(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_HEARSAY", 0.3)
-    inquiry = told.inquiry(asks=False)
+    diagnosis = told.diagnosis(asks=False)
     told.signal(SIGTERM)
-    assert inquiry.look() == Finding(Cause.UNKNOWN, None, "SIGTERM")
-    found = news(inquiry)
+    assert diagnosis.look() == Finding(Cause.UNKNOWN, None, "SIGTERM")
+    found = news(diagnosis)
     assert found.cause is Cause.UNKNOWN
     assert found.seconds == nearly(20.0)
-    inquiry.close()
+    diagnosis.close()
     assert not (told.directory / "calls").exists()
 
 
 def test_but_not_when_they_were_told(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_HEARSAY", 0.3)
-    inquiry = told.inquiry(asks=False)
+    diagnosis = told.diagnosis(asks=False)
     told.signal(SIGTERM)
-    inquiry.look()
-    inquiry.told()
-    assert not select.select([inquiry.fd], [], [], 1.0)[0]
-    inquiry.close()
+    diagnosis.look()
+    diagnosis.told()
+    assert not select.select([diagnosis.fd], [], [], 1.0)[0]
+    diagnosis.close()
 
 
 def test_what_a_person_wants_is_written_down(told: Told) -> None:
-    inquiry = told.inquiry()
-    inquiry.told(Cause.REQUEUE_WANTED)
-    inquiry.close()
+    diagnosis = told.diagnosis()
+    diagnosis.told(Cause.REQUEUE_WANTED)
+    diagnosis.close()
     assert told.records[-1][1].cause is Cause.REQUEUE_WANTED
-    assert inquiry.news() is None
+    assert diagnosis.news() is None
 
 
 def test_outside_of_slurm_nobody_is_asked(told: Told) -> None:
-    inquiry = Inquiry(told.notices, None, Meaning())
+    diagnosis = SignalDiagnosis(told.notices, None, Meaning())
     told.signal(SIGINT)
-    assert inquiry.look() == Finding(Cause.SIGNALLED, None, "SIGINT")
-    inquiry.close()
-    assert inquiry.news() is None
+    assert diagnosis.look() == Finding(Cause.SIGNALLED, None, "SIGINT")
+    diagnosis.close()
+    assert diagnosis.news() is None
 
 
 def test_close_does_not_wait_for_slurm(told: Told) -> None:
     told.slow_scontrol()
-    inquiry = told.inquiry(timeout=30.0)
+    diagnosis = told.diagnosis(timeout=30.0)
     told.signal(SIGTERM)
-    inquiry.look()
+    diagnosis.look()
     begun = time.monotonic()
-    inquiry.close(0.5)
+    diagnosis.close(0.5)
     assert time.monotonic() - begun < 20
+
+
+# Which agent asks.
+
+
+def member(node: str) -> SlurmJob:
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]", "SLURMD_NODENAME": node}
+    found = SlurmJob.from_environment(environ)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    made = RunDir.for_run(tmp_path, "7")
+    made.open()
+    return made
+
+
+def formed(run_dir: RunDir, number: int, *agents: str) -> None:
+    run_dir.claim_round(number, json.dumps({"places": [{"agent": agent} for agent in agents]}).encode())
+
+
+def test_the_agent_of_the_first_node_asks_before_there_is_a_round(run_dir: RunDir) -> None:
+    assert asks_slurm(run_dir, member("n1"), "n1/7.0/10")
+    assert not asks_slurm(run_dir, member("n2"), "n2/7.0/20")
+
+
+def test_without_the_first_node_the_first_in_the_newest_round_asks(run_dir: RunDir) -> None:
+    formed(run_dir, 0, "n1/7.0/10", "n2/7.0/20", "n3/7.0/30")
+    assert not asks_slurm(run_dir, member("n2"), "n2/7.0/20")
+    formed(run_dir, 1, "n2/7.0/20", "n3/7.0/30")
+    assert asks_slurm(run_dir, member("n2"), "n2/7.0/20")
+    assert not asks_slurm(run_dir, member("n3"), "n3/7.0/30")
+
+
+def test_agents_of_other_jobs_and_incarnations_do_not_count(run_dir: RunDir) -> None:
+    formed(run_dir, 0, "n1/6.0/10", "n2/7.1/20", "n3/7.0/30")
+    assert asks_slurm(run_dir, member("n3"), "n3/7.0/30")
+    assert not asks_slurm(run_dir, member("n2"), "n2/7.0/21")
+
+
+# What causes are to the other agents.
+
+
+def test_every_cause_is_a_reason() -> None:
+    for cause in Cause:
+        assert leave_reason(cause)
+
+
+@pytest.mark.parametrize("cause", [Cause.SIGNALLED, Cause.DRAINED, Cause.UNKNOWN])
+def test_one_agent_that_is_signalled_takes_no_other_with_it(cause: Cause) -> None:
+    assert not concerns_job(cause)
+
+
+@pytest.mark.parametrize("cause", [Cause.PREEMPTED, Cause.TIME_LIMIT_NEAR, Cause.CANCELLED, Cause.REQUEUED])
+def test_what_happens_to_a_job_happens_to_all_its_agents(cause: Cause) -> None:
+    assert concerns_job(cause)

@@ -1,13 +1,14 @@
-"""Finds out why this agent was signalled, without holding anybody up: a thread asks Slurm.
+"""Why this agent was signalled: a thread asks Slurm, so that the main loop never waits for it.
 
-One agent of a job asks (see `slurm_elastic.agent.asker`), so that a preempted job of a thousand nodes does not bring
-slurmctld down; the leader passes the answer on to the job's other agents. Whoever hears nothing takes the configured
-meaning of the signal.
+One agent of a job asks (see `asks_slurm`), so that a preempted job of a thousand nodes does not bring slurmctld down;
+the leader passes the answer on to the job's other agents. An agent that hears nothing takes the configured meaning of
+the signal.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 import queue
@@ -17,9 +18,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from slurm_elastic.agent.signals import Notices
+from slurm_elastic.rendezvous.leave_requests import job_of
+from slurm_elastic.rendezvous.membership import LeaveReason
+from slurm_elastic.rundir import RunDir, RunDirError
 from slurm_elastic.slurm import Cause, Controller, Finding, Meaning, NodeState, SlurmJob, classify, presume
 
-__all__ = ["Inquiry"]
+__all__ = ["SignalDiagnosis", "asks_slurm", "concerns_job", "leave_reason", "wish_of"]
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -27,17 +31,71 @@ _HEARSAY = 6.0
 """Seconds in which the agent that asks has an answer or has given up its first question, and the others know."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
 
+_REASONS = {
+    Cause.PREEMPTED: LeaveReason.PREEMPTED,
+    Cause.TIME_LIMIT_NEAR: LeaveReason.TIME_LIMIT,
+    Cause.TIME_LIMIT_REACHED: LeaveReason.TIME_LIMIT,
+    Cause.CANCELLED: LeaveReason.CANCELLED,
+    Cause.REQUEUED: LeaveReason.REQUEUED,
+    Cause.NODE_FAILED: LeaveReason.CANCELLED,
+    Cause.DRAINED: LeaveReason.DRAINED,
+    Cause.SIGNALLED: LeaveReason.DRAINED,
+    Cause.REQUEUE_WANTED: LeaveReason.REQUEUED,
+    # What a SIGTERM without an explanation means most of the time.
+    Cause.UNKNOWN: LeaveReason.PREEMPTED,
+}
+_OWN = frozenset({Cause.SIGNALLED, Cause.DRAINED, Cause.UNKNOWN})
+_WISHES = {LeaveReason.DRAINED: Cause.DRAINED, LeaveReason.REQUEUED: Cause.REQUEUE_WANTED}
 
-class Inquiry:
+
+def leave_reason(cause: Cause) -> LeaveReason:
+    """Return why an agent leaves that was signalled for this cause."""
+    return _REASONS[cause]
+
+
+def concerns_job(cause: Cause) -> bool:
+    """Return True if all agents of the job have to leave, and not only the one that was signalled."""
+    return cause not in _OWN
+
+
+def wish_of(reason: LeaveReason) -> Cause | None:
+    """Return the wish of the person who asks agents to leave for this reason; None if the reason is not a person's."""
+    return _WISHES.get(reason)
+
+
+def asks_slurm(run_dir: RunDir, job: SlurmJob, agent: str) -> bool:
+    """Return True if this agent asks Slurm why the job has to go, writes that down, and sees to the requeue.
+
+    It is the agent of the job's first node, and without that the first one in the newest round. Reads the run
+    directory, so it may block.
+
+    Args:
+        run_dir: of the run.
+        job: the Slurm job this agent runs in.
+        agent: its identity.
+    """
+    if job.node_rank == 0:
+        return True
+    try:
+        newest = run_dir.last_round()
+        record = None if newest is None else run_dir.round_record(newest)
+    except RunDirError:
+        return False
+    places = json.loads(record).get("places", []) if record is not None else []
+    of_job = [other for other in (str(place["agent"]) for place in places) if job_of(other) == job_of(agent)]
+    return of_job[:1] == [agent]
+
+
+class SignalDiagnosis:
     """What is known of the signals of this agent.
 
     Args:
-        notices: its signals.
-        job: None outside Slurm.
+        notices: the signals of this agent.
+        job: the Slurm job this agent runs in; None outside Slurm.
         meaning: of signals, where Slurm does not tell.
         controller: to ask; None outside Slurm.
         record: writes down signals and what they mean; may block. Called in the thread, by the agent that asks.
-        is_asker: whether this is the agent that asks; may block. Called in the thread, when that becomes of interest.
+        is_asker: returns True if this is the agent that asks; may block. Called in the thread, once that matters.
     """
 
     def __init__(
@@ -63,11 +121,11 @@ class Inquiry:
 
     @property
     def asks(self) -> bool:
-        """Whether this is the agent that asks Slurm, and that others rely upon; known once something was found out."""
+        """True if this agent asks Slurm, and others rely on it; known once something was found out."""
         return self._asks
 
     def look(self) -> Finding | None:
-        """Take note of signals that came; to be called after each wake-up.
+        """Note signals that came; to be called after each wake-up.
 
         Returns:
             What they mean as far as is known at once, None if there are no new ones. How long is left is not known yet.
@@ -81,7 +139,7 @@ class Inquiry:
         return Finding(finding.cause, None, finding.detail)
 
     def news(self) -> Finding | None:
-        """The next finding of the thread, None if there is none."""
+        """Return the next finding of the thread, None if there is none."""
         try:
             finding = self._findings.get_nowait()
         except queue.Empty:
@@ -90,10 +148,10 @@ class Inquiry:
         return finding
 
     def told(self, wish: Cause | None = None) -> None:
-        """Note that somebody else has said why this agent goes and how long is left.
+        """Note that the leader has said why this agent leaves and how long is left.
 
         Args:
-            wish: what a person wants, if it was one.
+            wish: of the person who asked for it; None if it was another agent.
         """
         self._told = True
         if wish is not None:
@@ -101,7 +159,7 @@ class Inquiry:
             self._wake()
 
     def close(self, timeout: float = 2.0) -> None:
-        """Let what was found be written down, and end."""
+        """Write down what was found, and end the thread, within `timeout` seconds."""
         self._closed = True
         self._new.set()
         if self._thread is not None:
@@ -110,7 +168,7 @@ class Inquiry:
     def _wake(self) -> None:
         self._new.set()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="slurm-elastic-inquiry", daemon=True)
+            self._thread = threading.Thread(target=self._work, name="slurm-elastic-diagnosis", daemon=True)
             self._thread.start()
 
     def _work(self) -> None:
