@@ -320,6 +320,10 @@ def test_what_slurm_says_moves_the_deadline_and_is_passed_on_to_the_job() -> Non
     stopping, _ = play(Stopping(ROUND, DEPARTURE, 130.0), Diagnosed(PREEMPTED, 4.0, "preempted"))
     assert isinstance(stopping, Stopping)
     assert stopping.stop_by == 103.5
+    # Workers that are being stopped get no more time than they were given.
+    later, _ = play(stopping, Diagnosed(PREEMPTED, 60.0, "preempted"))
+    assert isinstance(later, Stopping)
+    assert later.stop_by == 103.5
 
 
 def test_what_slurm_says_of_an_agent_that_does_not_leave_is_dropped() -> None:
@@ -346,6 +350,17 @@ def test_signalled_workers_of_a_leaving_agent_have_the_time_until_its_deadline()
     state, actions = play(Leaving(Training(ROUND, signalled=True), DEPARTURE), interrupted())
     assert state == Stopping(ROUND, DEPARTURE, 125.5, terminate_at=125.0, signalled=True)
     assert actions == [AnswerHold(4, None), ExpectExits()]
+
+
+def test_signalled_workers_whose_deadline_is_there_are_terminated() -> None:
+    state, actions = play(Leaving(Training(ROUND, signalled=True), DEPARTURE), DeadlineReached(), now=125.0)
+    assert state == Stopping(ROUND, DEPARTURE, 130.0, signalled=True)
+    assert actions == [AnswerHold(4, None), *STOP]
+
+
+def test_workers_get_no_more_than_their_usual_time_when_the_deadline_is_far() -> None:
+    departure = Departure(PREEMPTED, "SIGTERM", stop_by=395.0, gone_by=399.0)
+    assert play(Leaving(TRAINING, departure), interrupted())[0] == Stopping(ROUND, departure, 130.0)
 
 
 @pytest.mark.parametrize("state", [Reported(ROUND, WorkersResult.FAILED), Stopping(ROUND, Rejoin(), NOW + 50)])
