@@ -70,7 +70,7 @@ from slurm_elastic.agent.lifecycle import (
     step,
     worker_watch,
 )
-from slurm_elastic.agent.preemption import SignalDiagnosis, concerns_job, leave_reason, wish_of
+from slurm_elastic.agent.preemption import SignalDiagnosis, concerns_job, leave_reason, requested_cause
 from slurm_elastic.agent.root_cause import last_words
 from slurm_elastic.agent.scratch_dir import NodeDirectory
 from slurm_elastic.agent.signals import Notices
@@ -100,7 +100,7 @@ class Agent:
     Args:
         spec: torch's description of the workers.
         logs_specs: where their output goes.
-        seat: what this agent is in the run.
+        seat: the identity of this agent, and the run it belongs to.
         coordination: the connection to the leader, made or being made.
         notices: the signals that came so far.
         diagnosis: finds out why they came.
@@ -155,7 +155,7 @@ class Agent:
         return AgentOutcome(ExitCode.FAILED) if self._end is None else self._end.outcome
 
     def progress(self) -> tuple[WorkerProgress, ...]:
-        """How far the workers here are, by local rank; from any thread."""
+        """Return how far the workers here are, by local rank; from any thread."""
         return self._agreement.progress()
 
     @property
@@ -164,7 +164,7 @@ class Agent:
         return self._placed
 
     def last_checkpoint(self) -> int | None:
-        """The newest checkpoint that a worker here has reported, None if none did; from any thread."""
+        """Return the newest checkpoint that a worker here has reported, None if none did; from any thread."""
         steps = [worker.checkpoint for worker in self.progress() if worker.checkpoint is not None]
         return max(steps, default=self._last_checkpoint)
 
@@ -309,7 +309,7 @@ class Agent:
             case RequestLeave(reason, left, detail):
                 self._coordination.request_leave(job_of(self._seat.agent), reason, left, detail)
             case NoteLeaveRequest(request):
-                self._diagnosis.told(None if request.seconds is not None else wish_of(request.reason))
+                self._diagnosis.told(None if request.seconds is not None else requested_cause(request.reason))
             case Log(text):
                 logger.info("%s", text)
             case End():
@@ -404,7 +404,7 @@ class Agent:
             self._processes = None
 
     def _slowest(self) -> Slowest | None:
-        """The worker of this node that has taken the fewest steps of its round; None if none tells. From any thread."""
+        """Return the worker here that has taken the fewest steps of its round, None if none tells; from any thread."""
         placed = self._placed
         steps = [(worker.boundary, worker.local_rank) for worker in self.progress() if worker.attached]
         if placed is None or not steps:

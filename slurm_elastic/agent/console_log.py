@@ -1,4 +1,4 @@
-"""What an agent says on stderr: a line for each thing that happened, for people to read."""
+"""The log of an agent on stderr: one line per event, for people to read."""
 
 from __future__ import annotations
 

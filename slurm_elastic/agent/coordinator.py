@@ -1,4 +1,4 @@
-"""``slurm-elastic store``: leads a run from a place of its own, without workers; without torch."""
+"""``slurm-elastic coordinator``, formerly ``store``: a process that leads a run and has no workers; without torch."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from slurm_elastic.rendezvous.transport.messages import Ended
 from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import Controller, ephemeral_low, port_sequence
 
-__all__ = ["StoreSettings", "host"]
+__all__ = ["CoordinatorSettings", "host"]
 
 logger = logging.getLogger("slurm_elastic")
 
 _LOOK_SECONDS = 10.0
-"""How often Slurm is asked for the job of the run."""
+"""Seconds between two questions to Slurm for the job of the run."""
 _TURN = 0.05
-"""Seconds between two looks at whether the others have let this leader go."""
+"""Seconds between two checks whether another agent leads by now."""
 
 
 @dataclass(frozen=True, slots=True)
-class StoreSettings:
-    """Everything a store knows before it talks to anybody.
+class CoordinatorSettings:
+    """The settings of a coordinator.
 
     Attributes:
         run_dir: opened.
-        agent, node: as of an agent; the node is the one that the store is on.
+        agent, node: as of an agent; the node is the one that the coordinator runs on.
         address: at which agents reach it.
-        min_nodes, max_nodes, max_restarts, options: of the run, while the store leads it.
+        min_nodes, max_nodes, max_restarts, options: of the run, while the coordinator leads it.
         etcd: that keeps the records of the run; None for the run directory.
         job: id of the job whose agents these are, as squeue takes it; None if there is not one such job.
         grace: seconds from SIGTERM to the end.
@@ -66,13 +66,13 @@ class StoreSettings:
     grace: float = 30.0
 
 
-def host(settings: StoreSettings, notices: Notices, submit: Callable[[], str] | None = None) -> ExitCode:
-    """Lead the run, or wait until it has to be led, until it ends or a signal comes.
+def host(settings: CoordinatorSettings, notices: Notices, submit: Callable[[], str] | None = None) -> ExitCode:
+    """Lead the run, or stand by to lead it, until the run ends or a signal comes.
 
     Args:
-        settings: of this store.
+        settings: of this coordinator.
         notices: the signals of this process.
-        submit: submits the job of the run, once the store leads it, and returns the job's id.
+        submit: submits the job of the run, once the coordinator leads it, and returns the job's id.
 
     Raises:
         UsageError: something that a person has to mend.
@@ -97,7 +97,9 @@ def host(settings: StoreSettings, notices: Notices, submit: Callable[[], str] | 
             if coordination.leads:
                 logger.info("leads run %s without workers, and waits for its agents", run_id)
             else:
-                logger.info("run %s is led by somebody else: this store leads when nobody else does", run_id)
+                logger.info(
+                    "run %s has a leader already: this coordinator leads when that leader is lost or leaves", run_id
+                )
             job = submit() if submit is not None else settings.job
             with QueueWatch(job, Controller(), _LOOK_SECONDS) as watch:
                 return _attend(coordination, records, notices, watch, settings.grace)
@@ -106,7 +108,7 @@ def host(settings: StoreSettings, notices: Notices, submit: Callable[[], str] | 
             events.close()
 
 
-def _seat(settings: StoreSettings, records: Records) -> Seat:
+def _seat(settings: CoordinatorSettings, records: Records) -> Seat:
     run_id = settings.run_dir.run_id
     return Seat(
         run_id=run_id,
@@ -147,7 +149,7 @@ def _journal(decision: Decision, records: Records, events: EventLog) -> None:
 def _attend(
     coordination: Coordination, records: Records, notices: Notices, watch: QueueWatch, grace: float
 ) -> ExitCode:
-    """Sleep until something is to be done."""
+    """Wait for the leader's messages, for the end of the job, and for signals."""
     leave_by: float | None = None
     with selectors.DefaultSelector() as selector:
         for fd in (coordination.fd, notices.fd, watch.fd):
@@ -172,11 +174,11 @@ def _attend(
 
 
 def _plan(coordination: Coordination) -> str:
-    return "an agent will lead the run" if coordination.leads else "this store ends"
+    return "an agent will lead the run" if coordination.leads else "this coordinator ends"
 
 
 def _end(word: Word | RecordsLost, records: Records) -> ExitCode | None:
-    """The exit code that a word of the leader means, None if the store goes on."""
+    """Return the exit code that a message of the leader means, None if the coordinator goes on."""
     match word:
         case Ended(outcome=Outcome.SUCCEEDED | Outcome.CLOSED):
             return ExitCode.FINISHED
@@ -187,10 +189,10 @@ def _end(word: Word | RecordsLost, records: Records) -> ExitCode | None:
             logger.error("the run ended: %s", detail or outcome.value)
             return ExitCode.LEFT if records.last_round() is not None else ExitCode.FAILED
         case LeaderLost(why) | RecordsLost(why):
-            logger.error("this store ends: %s", why)
+            logger.error("this coordinator ends: %s", why)
             return ExitCode.LEFT
         case Unreachable(why, usage):
-            logger.error("this store ends: %s", why)
+            logger.error("this coordinator ends: %s", why)
             return ExitCode.USAGE if usage else ExitCode.LEFT
         case _:
             return None

@@ -1,6 +1,6 @@
-"""The story of a run: one line per event in the log, the same as JSON lines in the run directory, and torch's events.
+"""The events of a run: one line each in the log, the same as JSON lines in the run directory, and torch's events.
 
-The file is written by a thread of its own, because a shared file system may take long and nobody should wait for it.
+A thread of its own writes the file: a shared file system may take long, and the agent must not wait for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NOWHERE = "null"
 
 
 class EventLog:
-    """Where this agent's events go.
+    """Records the events of this agent.
 
     Args:
         run_dir: its ``events/<node>.jsonl`` gets one JSON object per event: time (of this node's clock, for people),
@@ -65,7 +65,7 @@ class EventLog:
 
 
 def _tell_torch(name: str, fields: Mapping[str, object], destination: str) -> None:
-    # A store, which has no workers, does without torch.
+    # A coordinator, which has no workers, does without torch.
     from torch.distributed.elastic.events import record
     from torch.distributed.elastic.events.api import Event, EventMetadataValue, EventSource
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from slurm_elastic.rendezvous.transport.messages import Placed
 
 __all__ = [
-    "VERDICT_VARIABLE",
+    "JOB_END_VARIABLE",
     "AgentEnd",
     "CancelHeldElements",
     "EndAbandonedJob",
@@ -56,7 +56,7 @@ __all__ = [
     "represents_job",
 ]
 
-VERDICT_VARIABLE = "SLURM_ELASTIC_VERDICT"
+JOB_END_VARIABLE = "SLURM_ELASTIC_VERDICT"
 """Set by batch scripts that end with ``slurm-elastic verdict``."""
 
 _HELD = "JobHoldMaxRequeue"
@@ -73,7 +73,7 @@ _HEARD = (Cause.REQUEUE_WANTED, Cause.DRAINED, Cause.PREEMPTED)
 
 @dataclass(frozen=True, slots=True)
 class AgentEnd:
-    """What is known when an agent has ended.
+    """An agent that has ended, and its part in its job.
 
     Attributes:
         exit_code: of the agent.
@@ -193,12 +193,12 @@ def held_elements(views: Iterable[JobView], array: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class RequeueFacts:
-    """What is known about a job whose part in the run is over, and whose run is not finished.
+    """A job whose part in the run is over, and whose run is not finished.
 
     Attributes:
         status: highest exit code of its agents.
         restart_count: of this incarnation.
-        notice: what its agents wrote down about why they were told to leave; empty if they were not.
+        notice: the notice that its agents have written down; empty if they were not told to leave.
         failed: True if the run has failed for good.
         others_go_on: True if other agents of the job may be at work, so that the job is requeued only if Slurm ends it
             anyway, or a person wants it.
@@ -226,10 +226,10 @@ class RequeueFacts:
 
 @dataclass(frozen=True, slots=True)
 class RequeuePlan:
-    """What to do about a job.
+    """The decision about a job.
 
     Attributes:
-        decision: who requeues it, and why.
+        decision: the one that requeues it, and the reason.
         record: to be claimed by the one that requeues it.
     """
 
@@ -292,7 +292,7 @@ def _signals(notice: Mapping[str, Any]) -> tuple[signal.Signals, ...]:
 
 
 def _mark(notice: Mapping[str, Any], last_round: int | None) -> str:
-    """Where the run is: the last checkpoint if the trainer tells, else the newest round."""
+    """Return how far the run is: the last checkpoint if the trainer reports it, else the newest round."""
     progress = notice.get("progress")
     return f"checkpoint {progress}" if progress is not None else f"round {last_round}"
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from slurm_elastic.agent.job_end import (
-    VERDICT_VARIABLE,
+    JOB_END_VARIABLE,
     AgentEnd,
     CancelHeldElements,
     EndAbandonedJob,
@@ -103,7 +103,7 @@ class JobAtEnd:
 
     def _requeue(self) -> bool:
         """Return True if the job will start again, or its batch script sees to its end."""
-        if VERDICT_VARIABLE in self.environ and not self._batch_script_lost():
+        if JOB_END_VARIABLE in self.environ and not self._batch_script_lost():
             return True
         try:
             if requeue_job(
@@ -220,7 +220,7 @@ def end_job_if_last(
     """
     others = other_agents(job, agent, members, told)
     if batch_script_lost(job, environ, controller, _TURNS, signalled) and _have_ended(others, controller, signalled):
-        say(f"nobody else is left in job {job.name}, and its batch script is gone: this agent ends the job")
+        say(f"job {job.name} has no other agent left, and its batch script is gone: this agent ends the job")
         controller.cancel(job.name)
 
 

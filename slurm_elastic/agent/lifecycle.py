@@ -117,7 +117,7 @@ class LifecycleConfig:
 
 @dataclass(frozen=True, slots=True)
 class AgentOutcome:
-    """How this agent ended.
+    """The end of this agent.
 
     Attributes:
         exit_code: the exit code of the agent's process, for Slurm.
@@ -134,7 +134,7 @@ class AgentOutcome:
 
 
 class WorkersResult(enum.Enum):
-    """How the workers of the last round here ended, for torch's own events and metrics."""
+    """The end of the workers of the last round here, for torch's own events and metrics."""
 
     SUCCEEDED = enum.auto()
     FAILED = enum.auto()
@@ -623,7 +623,7 @@ Step = tuple[State, tuple[Action, ...]]
 
 
 class WorkerWatch(enum.Enum):
-    """What the shell watches the worker processes for."""
+    """The event of the worker processes that the shell watches for."""
 
     NOTHING = enum.auto()
     """There are none."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from slurm_elastic.agent.nonblocking_output import Outlet
+from slurm_elastic.agent.nonblocking_output import NonblockingStream
 
 __all__ = ["Followed", "Tail"]
 
@@ -42,7 +42,7 @@ class Followed:
     rest: bytes = field(default=b"", init=False)
 
     def show(self, *, to_the_end: bool = False) -> bool:
-        """Show the lines that are complete, with `to_the_end` also what is left; return whether there was anything."""
+        """Show the lines that are complete, with `to_the_end` also what is left; return True if there was anything."""
         if self.descriptor is None:
             with contextlib.suppress(FileNotFoundError):
                 self.descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -62,7 +62,7 @@ class Followed:
         texts = (line.decode(errors="replace") + "\n" for line in lines)
         shown = "".join(self.prefix + text for text in texts if self.wanted(text))
         if shown:
-            if isinstance(self.destination, Outlet):
+            if isinstance(self.destination, NonblockingStream):
                 self.destination.wait_for_room()
             self.destination.write(shown)
             self.destination.flush()

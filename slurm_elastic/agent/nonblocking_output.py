@@ -1,9 +1,9 @@
-"""Standard output and error of an agent, which hold it up for nobody.
+"""Non-blocking stdout and stderr: the agent drops output rather than wait for a stalled reader.
 
 Under srun both are pipes to slurmstepd, which sends on what it reads to srun on the job's first node. When that node
 falls silent, as in a power loss, slurmstepd reads no more once its buffers are full of what waits for srun (io.c of
-slurmd, STDIO_MAX_FREE_BUF), which takes seconds where workers say much. Whoever writes then waits until TCP gives up,
-many minutes later.
+slurmd, STDIO_MAX_FREE_BUF), which takes seconds where workers write much. A process that writes then waits until TCP
+gives up, many minutes later.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import threading
 import time
 from typing import TextIO
 
-__all__ = ["Outlet", "hold_up_nobody"]
+__all__ = ["NonblockingStream", "make_output_nonblocking"]
 
 _MOST = 1 << 20
-"""Bytes that wait for whoever reads; lines beyond that are left out, unless one alone is longer."""
+"""Bytes that are kept for the reader; lines beyond that are dropped, unless one alone is longer."""
 _STALLED = 1.0
-"""Seconds without progress after which nobody seems to read."""
+"""Seconds without progress after which the reader counts as stalled."""
 _LAST_WORDS = 5.0
-"""Seconds for what is left at the end, as long as somebody reads."""
+"""Seconds for what is left at the end, as long as the reader reads."""
 
 
-class Outlet(io.TextIOBase):
-    """A stream to a descriptor; a thread writes, and writers do not wait for it.
+class NonblockingStream(io.TextIOBase):
+    """A stream to a descriptor; a thread writes to it, and writers do not wait for that thread.
 
     Args:
         descriptor: open, for as long as this process lives.
@@ -44,7 +44,7 @@ class Outlet(io.TextIOBase):
         self._waiting: collections.deque[bytes] = collections.deque()
         self._size = 0
         self._progress_at = time.monotonic()
-        self._left_out = 0
+        self._dropped = 0
         self._thread: threading.Thread | None = None
 
     @property
@@ -61,28 +61,28 @@ class Outlet(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Have it written, in one piece. Returns at once."""
+        """Pass the text to the thread that writes, in one piece. Returns at once."""
         data = text.encode(errors="backslashreplace")
         with self._changed:
             if self._waiting and self._size + len(data) > _MOST:
-                self._left_out += 1
+                self._dropped += 1
             elif data:
                 if not self._waiting:
                     self._progress_at = time.monotonic()
                 self._waiting.append(data)
                 self._size += len(data)
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._write_out, name="slurm-elastic-outlet", daemon=True)
+                    self._thread = threading.Thread(target=self._write_out, name="slurm-elastic-output", daemon=True)
                     self._thread.start()
                 self._changed.notify_all()
         return len(text)
 
     def wait_for_room(self) -> None:
-        """For a writer that has time: wait until half of the room is free, or nobody seems to read."""
+        """Wait until half of the room is free, or the reader is stalled; for a writer that has time."""
         self._wait(_MOST // 2, None)
 
     def finish(self, seconds: float = _LAST_WORDS) -> None:
-        """Wait until everything is written, for at most so many seconds, and not where nobody seems to read."""
+        """Wait until everything is written, for at most so many seconds, and not for a stalled reader."""
         self._wait(0, seconds)
 
     def _wait(self, size: int, seconds: float | None) -> None:
@@ -103,35 +103,35 @@ class Outlet(io.TextIOBase):
                     self._changed.wait()
                 data = self._waiting[0]
             with contextlib.suppress(OSError):
-                # Else nobody reads any more, ever.
+                # An error means that the reader has closed its end.
                 while data:
                     try:
                         data = data[os.write(self._descriptor, data) :]
                         self._progress_at = time.monotonic()
                     except BlockingIOError:
-                        # Somebody else who has this pipe may have made it so.
+                        # Another process that has this pipe may have made it non-blocking.
                         select.select([], [self._descriptor], [])
             with self._changed:
                 self._size -= len(self._waiting.popleft())
                 self._progress_at = time.monotonic()
-                if self._left_out and not self._waiting:
-                    line = f"[slurm-elastic] here {self._left_out} pieces of output are left out: nobody read them\n"
-                    self._left_out = 0
+                if self._dropped and not self._waiting:
+                    line = f"[slurm-elastic] {self._dropped} pieces of output dropped here: srun did not read them\n"
+                    self._dropped = 0
                     self._waiting.append(line.encode())
                     self._size += len(line)
                 self._changed.notify_all()
 
 
-def hold_up_nobody() -> None:
-    """Put outlets in the place of sys.stdout and sys.stderr where these are pipes; files and terminals stay."""
+def make_output_nonblocking() -> None:
+    """Make sys.stdout and sys.stderr non-blocking where they are pipes; files and terminals stay."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if _is_pipe(stream):
             stream.flush()
-            outlet = Outlet(stream.fileno())
-            setattr(sys, name, outlet)
-            atexit.register(outlet.finish)
-            _move_loggers(stream, outlet)
+            nonblocking = NonblockingStream(stream.fileno())
+            setattr(sys, name, nonblocking)
+            atexit.register(nonblocking.finish)
+            _move_loggers(stream, nonblocking)
 
 
 def _is_pipe(stream: TextIO | None) -> bool:
@@ -142,8 +142,8 @@ def _is_pipe(stream: TextIO | None) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
-def _move_loggers(old: TextIO, new: Outlet) -> None:
-    """Handlers that torch made when it was imported."""
+def _move_loggers(old: TextIO, new: NonblockingStream) -> None:
+    """Have the log handlers that torch made at its import write to the new stream."""
     loggers = [logging.getLogger(), *(each for each in logging.root.manager.loggerDict.values())]
     for logger in loggers:
         for handler in getattr(logger, "handlers", ()):

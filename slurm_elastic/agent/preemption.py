@@ -1,4 +1,4 @@
-"""Why this agent was signalled: a thread asks Slurm, so that the main loop never waits for it.
+"""The diagnosis of signals: a thread asks Slurm why this agent was signalled, so that the main loop never waits.
 
 One agent of a job asks (see `asks_slurm`), so that a preempted job of a thousand nodes does not bring slurmctld down;
 the leader passes the answer on to the job's other agents. An agent that hears nothing takes the configured meaning of
@@ -23,7 +23,7 @@ from slurm_elastic.rendezvous.membership import LeaveReason
 from slurm_elastic.rundir import RunDir, RunDirError
 from slurm_elastic.slurm import Cause, Controller, Finding, Meaning, NodeState, SlurmJob, classify, presume
 
-__all__ = ["SignalDiagnosis", "asks_slurm", "concerns_job", "leave_reason", "wish_of"]
+__all__ = ["SignalDiagnosis", "asks_slurm", "concerns_job", "leave_reason", "requested_cause"]
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -45,7 +45,7 @@ _REASONS = {
     Cause.UNKNOWN: LeaveReason.PREEMPTED,
 }
 _OWN = frozenset({Cause.SIGNALLED, Cause.DRAINED, Cause.UNKNOWN})
-_WISHES = {LeaveReason.DRAINED: Cause.DRAINED, LeaveReason.REQUEUED: Cause.REQUEUE_WANTED}
+_REQUESTED = {LeaveReason.DRAINED: Cause.DRAINED, LeaveReason.REQUEUED: Cause.REQUEUE_WANTED}
 
 
 def leave_reason(cause: Cause) -> LeaveReason:
@@ -58,9 +58,9 @@ def concerns_job(cause: Cause) -> bool:
     return cause not in _OWN
 
 
-def wish_of(reason: LeaveReason) -> Cause | None:
-    """Return the wish of the person who asks agents to leave for this reason; None if the reason is not a person's."""
-    return _WISHES.get(reason)
+def requested_cause(reason: LeaveReason) -> Cause | None:
+    """Return the cause that a request to leave for this reason has; None if no person asks for this reason."""
+    return _REQUESTED.get(reason)
 
 
 def asks_slurm(run_dir: RunDir, job: SlurmJob, agent: str) -> bool:
@@ -87,7 +87,7 @@ def asks_slurm(run_dir: RunDir, job: SlurmJob, agent: str) -> bool:
 
 
 class SignalDiagnosis:
-    """What is known of the signals of this agent.
+    """The signals of this agent and their causes.
 
     Args:
         notices: the signals of this agent.
@@ -112,7 +112,7 @@ class SignalDiagnosis:
         self._findings: queue.SimpleQueue[Finding] = queue.SimpleQueue()
         self._new = threading.Event()
         self._closed = self._told = self._asks = False
-        self._wish: Finding | None = None
+        self._requested: Finding | None = None
         self._known: Finding | None = None
         self._seen = 0
         self._thread: threading.Thread | None = None
@@ -147,15 +147,15 @@ class SignalDiagnosis:
         os.eventfd_read(self.fd)
         return finding
 
-    def told(self, wish: Cause | None = None) -> None:
+    def told(self, requested: Cause | None = None) -> None:
         """Note that the leader has said why this agent leaves and how long is left.
 
         Args:
-            wish: of the person who asked for it; None if it was another agent.
+            requested: the cause that a person asked for; None if it was another agent.
         """
         self._told = True
-        if wish is not None:
-            self._wish = Finding(wish, None, "asked for")
+        if requested is not None:
+            self._requested = Finding(requested, None, "asked for")
             self._wake()
 
     def close(self, timeout: float = 2.0) -> None:
@@ -179,8 +179,8 @@ class SignalDiagnosis:
                 break
             # Once it has asked, the others count on it.
             self._asks = self._asks or (self._controller is not None and self._is_asker())
-            if self._wish is not None:
-                self._write(self._wish)
+            if self._requested is not None:
+                self._write(self._requested)
             if self._notices.first() is None:
                 continue
             if self._asks and self._controller is not None and self._job is not None:
@@ -188,7 +188,7 @@ class SignalDiagnosis:
             else:
                 self._wait_for_hearsay()
         # Once more, as the workers may have saved in the meantime.
-        if self._wish is not None or self._notices.first() is not None:
+        if self._requested is not None or self._notices.first() is not None:
             self._write(self._presume())
 
     def _wait_for_hearsay(self) -> None:
@@ -247,7 +247,7 @@ class SignalDiagnosis:
 
     def _write(self, finding: Finding) -> None:
         if self._record is not None and self._asks:
-            self._record(self._signals()[0], self._wish or self._known or finding)
+            self._record(self._signals()[0], self._requested or self._known or finding)
 
 
 def _is_drained(controller: Controller, node: str) -> bool:

@@ -1,4 +1,4 @@
-"""Finds out that a job has left the queue for good, in a thread: a question to Slurm may take seconds."""
+"""A thread that finds out when a job has left the queue for good: a question to Slurm may take seconds."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class QueueWatch:
         self._controller, self._interval = controller, interval
         self._over, self._end = threading.Event(), threading.Event()
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # Nobody waits for its last question.
+        # A daemon: the process does not wait for its last question.
         self._thread = threading.Thread(target=self._watch, name="slurm-elastic-queue", daemon=True)
 
     def is_over(self) -> bool:
-        """Whether the job neither waits nor runs. What Slurm does not say is not assumed."""
+        """Return True if the job neither waits nor runs; False also while Slurm does not say."""
         return self._over.is_set()
 
     def __enter__(self) -> QueueWatch:
@@ -44,7 +44,7 @@ class QueueWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Watch no more. The descriptor stays, as the thread may be about to write to it."""
+        """End the watch. The descriptor stays, as the thread may be about to write to it."""
         self._end.set()
 
     def _watch(self) -> None:

@@ -1,4 +1,4 @@
-"""Why the run failed, in the few lines that are printed last."""
+"""The root cause of a failed run, in the few lines that are printed last."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slurm_elastic.rendezvous.membership import WorkerFailure
 __all__ = ["BY_WATCHDOG", "last_words", "recorded", "root_cause"]
 
 BY_WATCHDOG = "by the watchdog: "
-"""How the message of a worker begins that the watchdog killed."""
+"""The beginning of the message of a worker that the watchdog killed."""
 
 _LINES = 20
 _WIDTH = 300
@@ -25,14 +25,14 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
 def root_cause(failure: WorkerFailure) -> str:
-    """Return who failed, how, its last words, and where the rest is."""
+    """Return which worker failed, how, its last output, and the file that has the rest."""
     words = [f"  {line}" for line in _shortened(failure.message)]
     rest = [f"the rest: {failure.log or failure.error_file}"] if failure.log or failure.error_file else []
     return "\n".join([f"rank {failure.rank} on {failure.node} {_how(failure)}", *words, *rest])
 
 
 def last_words(error_file: str, log: str) -> str:
-    """Return what a worker said about its end: its traceback, else the last lines of its stderr.
+    """Return the last output of a worker: its traceback, else the last lines of its stderr.
 
     Args:
         error_file: where torch's ``@record`` puts the exception (elastic/multiprocessing/errors, 2.13); need not exist.

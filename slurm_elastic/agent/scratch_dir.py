@@ -18,7 +18,7 @@ class NodeDirectory:
     """A directory of one agent, mode 0700.
 
     It is in /dev/shm, where a page is memory and nothing else: on a disk the kernel writes a shared page back every few
-    seconds, and whoever writes to it next may wait for the disk. Without /dev/shm it is in TMPDIR or /tmp.
+    seconds, and the next write to it may wait for the disk. Without /dev/shm it is in TMPDIR or /tmp.
 
     An agent that was killed leaves its directory behind. In /dev/shm the next one of the same user removes it: every
     agent locks its own (flock(2)), and the kernel unlocks what belongs to the dead. TMPDIR may be shared with nodes
@@ -32,8 +32,8 @@ class NodeDirectory:
         """Make the directory.
 
         Args:
-            purpose: part of its name.
-            base: where; for tests.
+            purpose: part of the directory's name.
+            base: the directory to make it in; for tests.
 
         Raises:
             OSError: it can be made nowhere.

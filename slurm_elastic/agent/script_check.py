@@ -1,4 +1,4 @@
-"""Whether what workers are to run is there, said before anything is started."""
+"""A check that the script or program of the workers exists, made before anything is started."""
 
 from __future__ import annotations
 

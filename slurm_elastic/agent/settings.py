@@ -1,4 +1,4 @@
-"""What an agent is to do, resolved once from its command line and Slurm's environment."""
+"""The settings of an agent, resolved once from its command line and Slurm's environment."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _WORKER_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM")
 
 
 class Start(enum.Enum):
-    """How workers are started."""
+    """The ways to start workers."""
 
     WARM = "warm"
     """Forked from a process that has torch imported already."""
@@ -59,7 +59,7 @@ class Start(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """Everything an agent knows before it talks to anybody."""
+    """Everything an agent knows before it connects to other agents."""
 
     job: SlurmJob | None
     """None outside Slurm."""
@@ -75,7 +75,7 @@ class AgentSettings:
     """Index of `node` in the job's node list. 0 in an array element of one node and outside Slurm."""
     expected_nodes: tuple[str, ...]
     """The nodes that are known to come: those of the allocation, the own one outside Slurm. Empty for an
-    array, whose elements start when Slurm finds a place for them."""
+    array, whose elements start when Slurm finds a nodes for them."""
     restart_count: int
     """How often Slurm requeued the job; 0 outside Slurm."""
     leader_node: str
@@ -88,21 +88,21 @@ class AgentSettings:
     etcd: EtcdConfig | None
     """The etcd that keeps the records of the run; None if the run directory does."""
     address: AddressWish
-    """What the user said about the own address."""
+    """The user's choice of this node's address."""
     launch_config: LaunchConfig
     """The meaning of torchrun's options, worked out by torch. The backend is always ``slurm``."""
     entrypoint: Callable[..., Any] | str
-    """What torchrun would start in each worker."""
+    """What torchrun would start in each worker: a program, or a function."""
     args: tuple[str, ...]
     """Arguments of `entrypoint`."""
     start: Start
-    """What the user asked for; a worker that cannot start warm starts cold."""
+    """The user's choice; a worker that cannot start warm starts cold."""
     preload: tuple[str, ...]
     """Modules to import beside torch before workers are forked."""
     requeue_policy: RequeuePolicy
     """The user's wishes about the end of the job."""
     watchdog: bool
-    """Whether workers that hang are looked for."""
+    """True if the agent looks for workers that hang."""
     hang_timeout: HangTimeout | None
     """How long a worker may go without a step; None for any time."""
     worker_signal: signal.Signals | None
@@ -110,7 +110,7 @@ class AgentSettings:
     health: HealthSettings | None
     """The health port; None for none."""
     shared: bool = False
-    """Whether agents of other jobs may belong to the run too, also of such that start later."""
+    """True if agents of other jobs may belong to the run too, also of jobs that start later."""
 
 
 def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSettings:
@@ -193,7 +193,7 @@ def _require_sense(options: argparse.Namespace, job: SlurmJob | None) -> None:
 
 
 def _is_shared(options: argparse.Namespace, job: SlurmJob | None) -> bool:
-    """Return whether agents of other jobs may belong to the run too."""
+    """Return True if agents of other jobs may belong to the run too."""
     return options.rdzv_id is not None or (job is not None and job.shape is Shape.ARRAY)
 
 

@@ -1,7 +1,7 @@
 """Signals: recorded from the first moment, acted upon in the main loop.
 
-A handler only notes what came and when. So a second or third SIGTERM changes nothing, and no signal interrupts a round
-change half way. Importing this costs nothing; the command line does so before anything else.
+A handler only records which signal came and when. So a second or third SIGTERM changes nothing, and no signal
+interrupts a round change half way. Importing this costs nothing; the command line does so before anything else.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import NamedTuple
 
 __all__ = ["RECORDED", "Notices", "Received", "record_signals"]
 
-_TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-"""What makes an agent leave: Slurm's own signal, those of terminals and people, the warnings of ``sbatch --signal``.
-SIGQUIT is among them because torchrun handles it (torch 2.13, run.py, --signals-to-handle)."""
-RECORDED = (*_TO_GO, signal.SIGCONT)
-"""What is recorded."""
+_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""The signals that make an agent leave: Slurm's own signal, those of terminals and people, the warnings of
+``sbatch --signal``. SIGQUIT is among them because torchrun handles it (torch 2.13, run.py, --signals-to-handle)."""
+RECORDED = (*_LEAVE, signal.SIGCONT)
+"""All signals that are recorded."""
 _MOST = 64
-"""Signals that are remembered; whoever sends more has nothing new to say."""
+"""Signals that are kept; further ones carry no news."""
 
 
 class Received(NamedTuple):
     """One signal.
 
     Attributes:
-        signal: which.
+        signal: its number.
         at: own monotonic time in seconds.
     """
 
@@ -49,11 +49,11 @@ class Notices:
         self.fd, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def first(self) -> Received | None:
-        """The first signal that asks this agent to go, None while there is none."""
-        return next((received for received in self._received if received.signal in _TO_GO), None)
+        """Return the first signal that asks this agent to leave, None while there is none."""
+        return next((received for received in self._received if received.signal in _LEAVE), None)
 
     def all(self) -> tuple[Received, ...]:
-        """Every signal, in the order in which they were noted.
+        """Return every signal, in the order in which they were recorded.
 
         Python runs the handlers of signals that come together in the order of their numbers (Modules/signalmodule.c,
         3.11), so the order of two that come within a millisecond means nothing.
@@ -61,12 +61,12 @@ class Notices:
         return tuple(self._received)
 
     def drain(self) -> None:
-        """Make `fd` quiet until the next signal."""
+        """Make `fd` unreadable until the next signal."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 4096)
 
     def note(self, number: int, frame: FrameType | None = None) -> None:
-        """The signal handler."""
+        """Record a signal; this is the signal handler."""
         if len(self._received) < _MOST:
             self._received.append(Received(signal.Signals(number), time.monotonic()))
         with contextlib.suppress(BlockingIOError):
@@ -91,9 +91,9 @@ def record_signals() -> Notices:
 
 
 def _ignore_signals() -> None:
-    """While Python ends it would give signals with a handler their default action back, and that is to end otherwise.
+    """Ignore signals at exit: Python restores the default action of signals with a handler, which ends the process.
 
-    Signals that are ignored stay so (Modules/signalmodule.c, _PySignal_Fini, 3.11).
+    Signals that are ignored stay ignored (Modules/signalmodule.c, _PySignal_Fini, 3.11).
     """
     for number in RECORDED:
         signal.signal(number, signal.SIG_IGN)

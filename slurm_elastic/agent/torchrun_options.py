@@ -59,7 +59,7 @@ def limit_threads(workers: int) -> bool:
     """Set OMP_NUM_THREADS where torchrun does, so that it need not say so itself, in eight lines.
 
     Returns:
-        Whether it was set.
+        True if this call set it.
     """
     if workers == 1 or "OMP_NUM_THREADS" in os.environ:
         return False

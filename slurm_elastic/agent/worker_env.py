@@ -1,4 +1,4 @@
-"""What a worker sees in its environment beside what the agent itself sees."""
+"""The environment variables of a worker, beside those that the agent itself has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["worker_environment"]
 def worker_environment(
     spec: WorkerSpec, worker: Worker, placed: Placed, seat: Seat, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """The variables of one worker: torchrun's (torch 2.13, local_elastic_agent.py, _start_workers), and ours.
+    """Return the variables of one worker: torchrun's (torch 2.13, local_elastic_agent.py, _start_workers), and ours.
 
     Ours begin with SLURM_, because that prefix survives ``--export=NONE`` when a worker starts a step of its own.
     """

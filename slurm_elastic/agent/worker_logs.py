@@ -1,4 +1,4 @@
-"""Where the output of workers goes: a directory for every rank of every round, which no later round touches."""
+"""The logs of workers: a directory for every rank of every round, which no later round touches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker processes of one round on one node: what the agent asks of them, and how they are started."""
+"""The worker processes of one round on one node."""
 
 from __future__ import annotations
 
@@ -19,46 +19,46 @@ __all__ = ["Starter", "WorkerProcesses", "survivors", "worker_starter"]
 
 
 class WorkerProcesses(Protocol):
-    """What the agent needs of the processes of a round."""
+    """The processes of a round, as the agent uses them."""
 
     def pids(self) -> dict[int, int]:
-        """Process ids by local rank."""
+        """Return the process ids by local rank."""
 
     def exit_fds(self) -> list[int]:
-        """Descriptors of which one becomes readable when `wait` may have something to tell."""
+        """Return descriptors of which one becomes readable when `wait` may have a result."""
 
     def running_fds(self) -> list[int]:
-        """Descriptors of the workers that still run; each becomes readable when its worker has ended."""
+        """Return descriptors of the workers that still run; each becomes readable when its worker has ended."""
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
         """See torch's PContext.wait; with timeout 0 it never blocks."""
 
     def all_ended(self) -> bool:
-        """Whether no worker runs any more."""
+        """Return True if no worker runs any more."""
 
     def stderr_of(self, local_rank: int) -> str:
-        """The file that a worker's stderr goes to, empty if to none."""
+        """Return the file that a worker's stderr goes to, empty if there is none."""
 
     def signal(self, number: signals.Signals) -> None:
         """Send a signal to the process groups of the workers that still run."""
 
     def close(self, death_sig: signals.Signals | None = None, timeout: int = 30) -> None:
-        """End whatever is left of the workers and their process groups, and their output."""
+        """End what is left of the workers and their process groups, and the forwarding of their output."""
 
     def left(self) -> tuple[int, ...]:
-        """The processes that `close` could not end: the kernel holds them, in uninterruptible sleep."""
+        """Return the processes that `close` could not end: the kernel holds them, in uninterruptible sleep."""
 
 
 Starter = Callable[[WorkerSpec, Mapping[int, dict[str, str]], Callable[[], bool]], WorkerProcesses]
-"""Starts the workers of a round, given what to add to the environment of each local rank, and a question that is asked
-while that takes long: whether it should be given up."""
+"""Starts the workers of a round, given what to add to the environment of each local rank, and a function that is called
+while that takes long and returns True if the start is to be given up."""
 
 
 def worker_starter(warm: WarmProcess, logs_specs: LogsSpecs, prefix_template: str | None) -> Starter:
-    """Start workers by the warm process of this node.
+    """Return what starts workers by the fork server of this node.
 
     Args:
-        warm: the process that forks or executes them.
+        warm: the fork server.
         logs_specs: where their output goes.
         prefix_template: torch's template of the prefix of every line that is also shown.
     """
@@ -83,7 +83,7 @@ def worker_starter(warm: WarmProcess, logs_specs: LogsSpecs, prefix_template: st
 
 
 def _prefixes(template: str | None, spec: WorkerSpec, envs: Mapping[int, dict[str, str]]) -> dict[int, str] | None:
-    """The prefix of the lines of every local rank (torch 2.13, local_elastic_agent.py, _start_workers)."""
+    """Return the prefix of the lines of every local rank (torch 2.13, local_elastic_agent.py, _start_workers)."""
     if not template:
         return None
     return {

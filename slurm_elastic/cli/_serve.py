@@ -56,10 +56,10 @@ class ServingVerb(Verb):
 
         notices = record_signals()
         from slurm_elastic.agent.console_log import tell
-        from slurm_elastic.agent.nonblocking_output import hold_up_nobody
+        from slurm_elastic.agent.nonblocking_output import make_output_nonblocking
 
         node = os.environ.get("SLURMD_NODENAME", "localhost")
-        hold_up_nobody()
+        make_output_nonblocking()
         tell(node)
         return self.serve(options, notices, node)
 

@@ -70,9 +70,9 @@ def _run(arguments: Sequence[str], warm: WarmProcess | None) -> int:
     # First of all: until then a signal from Slurm has its default action and simply ends the process.
     record_signals()
     from slurm_elastic.agent.console_log import tell
-    from slurm_elastic.agent.nonblocking_output import hold_up_nobody
+    from slurm_elastic.agent.nonblocking_output import make_output_nonblocking
 
-    hold_up_nobody()
+    make_output_nonblocking()
     tell(os.environ.get("SLURMD_NODENAME", "localhost"))
     from slurm_elastic.rendezvous.secret_env import take_private
 

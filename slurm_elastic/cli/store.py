@@ -13,7 +13,7 @@ from slurm_elastic.cli._serve import ServingVerb
 from slurm_elastic.errors import UsageError
 
 if TYPE_CHECKING:
-    from slurm_elastic.agent.coordinator import StoreSettings
+    from slurm_elastic.agent.coordinator import CoordinatorSettings
     from slurm_elastic.agent.signals import Notices
     from slurm_elastic.rundir import RunDir
     from slurm_elastic.slurm import Controller, SlurmJob
@@ -78,8 +78,8 @@ class Store(ServingVerb):
         return int(host(settings, notices, submit_run if options.submit else None))
 
 
-def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> StoreSettings:
-    from slurm_elastic.agent.coordinator import StoreSettings
+def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> CoordinatorSettings:
+    from slurm_elastic.agent.coordinator import CoordinatorSettings
     from slurm_elastic.agent.option_values import base_directory, node_range, requeue_policy
     from slurm_elastic.rendezvous.options import RendezvousOptions
     from slurm_elastic.rendezvous.records.open import etcd_wanted
@@ -101,7 +101,7 @@ def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> StoreS
     node = job.node if job else "localhost"
     restarts = job.restart_count if job else 0
     etcd = etcd_wanted(None, config, environ)
-    return StoreSettings(
+    return CoordinatorSettings(
         run_dir=run_dir.open(),
         agent=f"{node}/{job.job_id if job else 0}.{restarts}/{os.getpid()}",
         node=node,
@@ -157,7 +157,7 @@ def _address(options: argparse.Namespace, job: SlurmJob | None, controller: Cont
     return choose_address(wish, gather_facts(wish, job.node if job else "localhost", controller=controller))
 
 
-def _told(options: argparse.Namespace, settings: StoreSettings) -> dict[str, str]:
+def _told(options: argparse.Namespace, settings: CoordinatorSettings) -> dict[str, str]:
     """What the agents of the submitted run take from their environment."""
     told = {
         "PET_RDZV_ID": settings.run_dir.run_id,

@@ -1,4 +1,4 @@
-"""What is known of a worker that hangs, and what is done to it."""
+"""A worker that hangs: its description, its end and its stacks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Hang:
     """A worker whose timer expired, or that takes no step any more.
 
     Attributes:
-        worker: which.
+        worker: the one that hangs.
         scope: the name of its timer.
         pid: the process that started the timer: the worker, or one that it started.
         seconds: how long the timer ran.
         state: the worker's state, see :class:`ProcessState`; D is uninterruptible sleep, which no signal ends.
         killed: the signal, None if the client wants no kill.
         stacks: file with the stacks of its threads, empty if none could be written.
-        steps: how many steps it has taken in its round, if it is for want of another; else None.
+        steps: how many steps it has taken in its round, if it hangs because it takes no further one; else None.
     """
 
     worker: Watched
@@ -49,7 +49,7 @@ class Hang:
 
 
 def kill(pid: int, number: signal.Signals) -> None:
-    """Send a signal; what stands against it is said in the log."""
+    """Send a signal; log an error if that fails."""
     try:
         os.kill(pid, number)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What is done about workers that hang: their stacks are kept, they are killed, and both is told."""
+"""Handle workers that hang: record their stacks, kill them, and report both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slurm_elastic.agent.watchdog._proc import Watched, process_state
 from slurm_elastic.agent.watchdog._stacks import collect_stacks, dump_python_stacks
 from slurm_elastic.agent.watchdog._timers import Timer
 
-__all__ = ["Hangs"]
+__all__ = ["HangHandler"]
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -24,7 +24,7 @@ _SIGNAL_TIMEOUT = 2.0
 """Seconds that a worker gets to end of the client's own signal, before SIGKILL."""
 
 
-class Hangs:
+class HangHandler:
     """The workers of the present round that hang, by process id.
 
     Each batch of them has a thread of its own, so that the watchdog reads on. Methods are called with the lock held.
@@ -35,7 +35,7 @@ class Hangs:
         say: told what torch's own watchdog would record: the name of the event and the timer; on the same thread.
 
     Attributes:
-        threads: those that are at it.
+        threads: that handle hangs at this moment.
     """
 
     def __init__(self, lock: threading.Lock, report: Callable[[Hang], None], say: Callable[[str, Timer], None]) -> None:
@@ -48,18 +48,18 @@ class Hangs:
     def __contains__(self, pid: int) -> bool:
         return pid in self._hung
 
-    def why(self, pid: int) -> Hang | None:
-        """Why a worker was killed, None if it was not."""
+    def hang_of(self, pid: int) -> Hang | None:
+        """Return the hang for which a worker was killed, None if it was not."""
         return self._killed.get(pid)
 
     def end_round(self) -> None:
-        """Kill nobody any more."""
+        """Kill no worker of the round any more."""
         self._round += 1
         self._hung.clear()
         self._killed.clear()
 
-    def deal_with(self, found: Mapping[int, list[Timer]], workers: Mapping[int, Watched]) -> None:
-        """Begin with workers that were not known to hang.
+    def handle(self, found: Mapping[int, list[Timer]], workers: Mapping[int, Watched]) -> None:
+        """Handle workers that were not known to hang, in a thread.
 
         Args:
             found: their expired timers, first ones first.
@@ -67,22 +67,22 @@ class Hangs:
         """
         self._hung.update(found)
         thread = threading.Thread(
-            target=self._deal_with, args=(found, workers, self._round), name="slurm-elastic-hang", daemon=True
+            target=self._handle, args=(found, workers, self._round), name="slurm-elastic-hang", daemon=True
         )
         self.threads = (*(thread for thread in self.threads if thread.is_alive()), thread)
         thread.start()
 
     # On the thread of a batch, without the lock.
 
-    def _deal_with(self, found: Mapping[int, list[Timer]], workers: Mapping[int, Watched], round_: int) -> None:
+    def _handle(self, found: Mapping[int, list[Timer]], workers: Mapping[int, Watched], round_: int) -> None:
         for timers in found.values():
             for timer in timers:
                 why = "it takes no step" if timer.steps is not None else f"timer {timer.request.scope!r} expired"
                 logger.warning("rank %s does not go on: %s", workers[timer.worker].rank, why)
         pids = {timer.request.pid for timers in found.values() for timer in timers} | set(found)
         stacks = collect_stacks(sorted(pids), _STACKS_TIMEOUT, lambda: self._round != round_)
-        dealt_with = [self._end(workers[pid], timers, stacks, round_) for pid, timers in found.items()]
-        for pid, killed in dealt_with:
+        handled = [self._end(workers[pid], timers, stacks, round_) for pid, timers in found.items()]
+        for pid, killed in handled:
             if killed is not None:
                 self._make_sure(pid, killed, round_)
             else:

@@ -1,4 +1,4 @@
-"""What the threads of a process are doing, as far as this node lets us see it from outside.
+"""The stacks of the threads of a process, as far as this node shows them from outside.
 
 The kernel's view is always there. py-spy, where it is installed, adds Python's frames; it needs leave to trace
 (ptrace(2), kernel.yama.ptrace_scope), and what it says when it has none is kept too. gdb is not asked: it reads the
@@ -35,7 +35,7 @@ def collect_stacks(pids: Iterable[int], timeout: float, should_stop: Callable[[]
     Args:
         pids: the processes.
         timeout: seconds that the tools get, together.
-        should_stop: asked every 0.05 s whether nobody needs it any more.
+        should_stop: called every 0.05 s; returns True if the stacks are not needed any more.
     """
     pids = tuple(pids)
     end = time.monotonic() + timeout
@@ -54,7 +54,7 @@ def dump_python_stacks(pid: int) -> bool:
     native code. torch's @record enables it, as does PYTHONFAULTHANDLER=1.
 
     Returns:
-        Whether the process handles SIGABRT; if not, it was left alone.
+        True if the process handles SIGABRT; otherwise it was left alone.
     """
     mask = 0
     with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""When a worker that takes no step any more counts as hung. No clock, no I/O."""
+"""The time after which a worker without a step counts as hung. No clock, no I/O."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _STEPS_BEFORE_AUTO = 10
 
 @dataclass(frozen=True, slots=True)
 class HangTimeout:
-    """How long a worker may go without a step.
+    """The longest time that a worker may go without a step.
 
     Attributes:
-        seconds: so long; None for ten times the longest time between two steps so far, at least five minutes.
+        seconds: the time; None for ten times the longest time between two steps so far, at least five minutes.
     """
 
     seconds: float | None = None
@@ -32,7 +32,7 @@ class Stuck:
     """A worker that takes no step any more.
 
     Attributes:
-        local_rank: of it.
+        local_rank: of the worker.
         boundary: how many steps it has taken in this round.
         step: the last one by the script's own count, if it tells.
         seconds: since then.
@@ -81,7 +81,7 @@ class StepWatch:
         self._still.clear()
 
     def put_off(self, seconds: float, now: float) -> None:
-        """Nobody was watched for so long, up to now, and perhaps nobody ran: no worker is blamed for that time."""
+        """Do not count so many seconds, up to now: the watchdog stood still, and perhaps the workers did, too."""
         self._still.append((now, seconds))
 
     def look(self, progress: Sequence[WorkerProgress], now: float) -> tuple[list[Stuck], float]:
@@ -111,7 +111,7 @@ class StepWatch:
         return stuck, min(left)
 
     def _since(self, worker: WorkerProgress, now: float) -> float | None:
-        """Seconds since its last step, but for those in which nobody was watched."""
+        """Return the seconds since its last step, without those in which the watchdog stood still."""
         since = worker.seconds_since_boundary
         if since is None:
             return None
@@ -127,7 +127,7 @@ class StepWatch:
     def _learn(self, progress: Sequence[WorkerProgress], now: float) -> None:
         if self._timeout.seconds is not None:
             return
-        # A clock that stands still when nobody is watched.
+        # A clock that stands still when the watchdog does.
         awake = now - sum(seconds for _, seconds in self._still)
         for worker in progress:
             since = self._since(worker, now)

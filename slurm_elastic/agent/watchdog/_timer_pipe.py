@@ -19,7 +19,7 @@ logger = logging.getLogger("slurm_elastic")
 _ENABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
 _FILE = "TORCHELASTIC_TIMER_FILE"
 _CAPACITY = 1 << 20
-"""Bytes, the most that pipe(7) allows to everybody. torch's client opens the pipe without blocking, so a full pipe
+"""Bytes, the most that pipe(7) allows to every user. torch's client opens the pipe without blocking, so a full pipe
 would raise in the training script."""
 
 
@@ -49,7 +49,7 @@ class Pipe:
 
 
 def is_enabled(environ: Mapping[str, str]) -> bool:
-    """Whether the environment leaves the watchdog on: TORCHELASTIC_ENABLE_FILE_TIMER is 1, as for torch, or not set."""
+    """Return True if TORCHELASTIC_ENABLE_FILE_TIMER is 1, which switches torch's on, or not set."""
     return environ.get(_ENABLE, "1") == "1"
 
 
@@ -63,12 +63,12 @@ def make_pipe(environ: Mapping[str, str]) -> Pipe | None:
     Returns:
         None, with a line in the log, if no pipe can be made.
     """
-    wish = environ.get(_FILE)
-    if wish:
+    given = environ.get(_FILE)
+    if given:
         try:
-            return _open(Path(wish).absolute(), None)
+            return _open(Path(given).absolute(), None)
         except OSError as error:
-            logger.warning("no pipe at %s=%s (%s): the watchdog uses one of its own", _FILE, wish, error.strerror)
+            logger.warning("no pipe at %s=%s (%s): the watchdog uses one of its own", _FILE, given, error.strerror)
     try:
         directory = NodeDirectory("watchdog")
     except OSError as error:

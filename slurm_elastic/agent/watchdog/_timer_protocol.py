@@ -18,7 +18,7 @@ nowhere else in a line."""
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asks for.
+    """The request of a client.
 
     Attributes:
         pid: the process that hangs when the timer expires.
@@ -52,7 +52,7 @@ class LineReader:
         """Return the requests that are complete now."""
         *lines, rest = (self._rest + content).split(b"\n")
         if len(rest) > select.PIPE_BUF:
-            # Somebody writes without end. A whole request may still begin in what is kept.
+            # A process writes without end. A whole request may still begin in what is kept.
             self.dropped += 1
             rest = rest[-select.PIPE_BUF :]
         self._rest = rest
@@ -61,7 +61,7 @@ class LineReader:
             request = _request(line)
             begin = line.rfind(_BEGINNING)
             if request is None and begin > 0:
-                # Half a line of somebody else before a whole one.
+                # Half a line of another process before a whole one.
                 self.dropped += 1
                 request = _request(line[begin:])
             if request is None:

@@ -1,4 +1,4 @@
-"""The thread that reads the pipe and finds expired timers."""
+"""The thread that reads the pipe, and finds expired timers and workers without a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from slurm_elastic.agent.watchdog._hang import Hang
-from slurm_elastic.agent.watchdog._hang_handler import Hangs
+from slurm_elastic.agent.watchdog._hang_handler import HangHandler
 from slurm_elastic.agent.watchdog._proc import Watched, nearest_ancestor, process_state
 from slurm_elastic.agent.watchdog._step_timeout import HangTimeout, StepWatch
 from slurm_elastic.agent.watchdog._timer_pipe import Pipe
@@ -31,7 +31,7 @@ logger = logging.getLogger("slurm_elastic")
 _TICK = 5.0
 """Seconds between two signs of life of the thread when nothing happens."""
 _LATE = 1.0
-"""Seconds; a thread that looks so much later than it meant to stood still, and so may have everybody else."""
+"""Seconds; a thread that wakes so much later than it meant to stood still, and so may have the workers."""
 _MOST_HELD = 1000
 _READ = 1 << 16
 _STEP = "step"
@@ -50,7 +50,7 @@ class Watchdog:
         hang_timeout: how long a worker may go without a step; None for any time.
 
     Attributes:
-        dropped: how many lines or requests were ignored: no requests, or of processes that are no workers.
+        dropped: the number of lines and requests that were ignored: no requests, or of processes that are no workers.
     """
 
     def __init__(self, pipe: Pipe, report: Callable[[Hang], None], hang_timeout: HangTimeout | None = None) -> None:
@@ -61,7 +61,7 @@ class Watchdog:
         # Guards what follows. A worker is killed only while it is held, and a round is closed only after `unwatch`: so
         # no signal goes to a process that took over a worker's id.
         self._lock = threading.Lock()
-        self._hangs = Hangs(self._lock, report, self._say)
+        self._hangs = HangHandler(self._lock, report, self._say)
         self._workers: dict[int, Watched] = {}
         self._progress: Progress = tuple
         self._steps = StepWatch(hang_timeout) if hang_timeout is not None else None
@@ -74,7 +74,7 @@ class Watchdog:
 
     @property
     def dropped(self) -> int:
-        """How many lines or requests were ignored."""
+        """The number of lines and requests that were ignored."""
         return self._lines.dropped + self._strangers
 
     def start(self, log_event: LogEvent) -> None:
@@ -91,12 +91,12 @@ class Watchdog:
         return 0.0 if self._stopping else time.monotonic() - self._alive_at
 
     def expect(self) -> None:
-        """Workers are being started: hold what processes say that nobody knows yet."""
+        """Workers are being started: keep requests of processes that are not known yet."""
         with self._lock:
             self._held = []
 
     def watch(self, workers: Iterable[Watched], progress: Progress = tuple) -> None:
-        """These are the workers from now on.
+        """Watch these workers from now on.
 
         Args:
             workers: of the round that begins.
@@ -113,16 +113,16 @@ class Watchdog:
         self._ring()
 
     def unwatch(self) -> None:
-        """The round is over: whatever happens to its workers, nobody is killed any more."""
+        """The round is over: kill no worker of it any more."""
         with self._lock:
             self._workers, self._held = {}, None
             self._timers.clear()
             self._hangs.end_round()
 
     def hang_of(self, pid: int) -> Hang | None:
-        """Why the watchdog killed this worker of the present round, None if it did not."""
+        """Return the hang for which the watchdog killed this worker of the present round, None if it did not."""
         with self._lock:
-            return self._hangs.why(pid)
+            return self._hangs.hang_of(pid)
 
     def stop(self) -> None:
         """End the thread, and remove the pipe. Called again, it does nothing."""
@@ -149,11 +149,11 @@ class Watchdog:
         poll = select.poll()
         poll.register(self._pipe.fd, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
-        patience = _TICK
+        interval = _TICK
         while not self._stopping:
             with self._lock:
                 expiry = self._timers.next_expiry()
-            timeout = patience if expiry is None else min(patience, max(0.0, expiry - time.monotonic()))
+            timeout = interval if expiry is None else min(interval, max(0.0, expiry - time.monotonic()))
             poll.poll(timeout * 1000)
             before, self._alive_at = self._alive_at, time.monotonic()
             with contextlib.suppress(BlockingIOError):
@@ -163,11 +163,11 @@ class Watchdog:
                 stood_still = 0.0
             self._put_off(stood_still)
             self._read(stood_still)
-            patience = min(_TICK, self._look(self._alive_at))
+            interval = min(_TICK, self._look(self._alive_at))
         self._say("watchdog stopped", None)
 
     def _put_off(self, seconds: float) -> None:
-        """This process stood still: with its job (scontrol suspend), its machine, or alone. That is nobody's hang."""
+        """Put timers off: this process stood still, with its job (scontrol suspend), its machine, or alone."""
         if not seconds:
             return
         with self._lock:
@@ -213,9 +213,9 @@ class Watchdog:
                 self._strangers += 1
 
     def _look(self, now: float) -> float:
-        """Deal with who hangs; returns seconds after which to look again whether workers take steps."""
+        """Handle workers that hang; return the seconds after which to look again whether workers take steps."""
         with self._lock:
-            stuck, patience = self._stuck(now)
+            stuck, interval = self._stuck(now)
             expired = [*self._timers.take_expired(now), *stuck]
             found: dict[int, list[Timer]] = {}
             for timer in expired:
@@ -224,8 +224,8 @@ class Watchdog:
                 if not gone and timer.worker in self._workers and timer.worker not in self._hangs:
                     found.setdefault(timer.worker, []).append(timer)
             if found:
-                self._hangs.deal_with(found, dict(self._workers))
-        return patience
+                self._hangs.handle(found, dict(self._workers))
+        return interval
 
     def _stuck(self, now: float) -> tuple[list[Timer], float]:
         """Workers that take no step any more, each as a timer that began with its last step."""
@@ -235,7 +235,7 @@ class Watchdog:
         if time.monotonic() > now + _LATE:
             # Stopped in this very moment.
             return [], 0.0
-        stuck, patience = self._steps.look(progress, now)
+        stuck, interval = self._steps.look(progress, now)
         workers = {worker.local_rank: worker.pid for worker in self._workers.values()}
         timers = []
         for one in stuck:
@@ -244,7 +244,7 @@ class Watchdog:
             if pid is not None and process is not None:
                 request = Request(pid, _STEP, time.time(), signal.SIGKILL)
                 timers.append(Timer(request, pid, process.started, now - one.seconds, now, one.boundary))
-        return timers, patience
+        return timers, interval
 
     def _say(self, name: str, timer: Timer | None) -> None:
         request = None

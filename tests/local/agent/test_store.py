@@ -49,7 +49,7 @@ def test_it_leads_without_a_place_and_an_agent_follows_it_when_it_is_killed(node
 
     # It comes back and leads nobody; the end of the run is its end, too.
     second = start_store(nodes)
-    second.expect("run mine is led by somebody else")
+    second.expect("run mine has a leader already")
     nodes.touch("finish")
     assert [agent.wait() for agent in (*agents, second)] == [0, 0, 0]
 
@@ -97,6 +97,6 @@ def test_a_signal_ends_it_where_nobody_trains(nodes: Allocation, line: str) -> N
     if line == "waits":
         # There may be one more, for the case that this one ends.
         store = start_store(nodes)
-        store.expect("is led by somebody else")
+        store.expect("has a leader already")
     store.signal(signal.SIGTERM)
     assert store.wait() == 75

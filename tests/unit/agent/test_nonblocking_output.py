@@ -1,4 +1,4 @@
-"""Output that nobody reads holds up nobody."""
+"""Output that is not read blocks no writer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from slurm_elastic.agent import nonblocking_output
 from slurm_elastic.agent.log_tail import Followed, Tail
-from slurm_elastic.agent.nonblocking_output import Outlet, hold_up_nobody
+from slurm_elastic.agent.nonblocking_output import NonblockingStream, make_output_nonblocking
 
 PATIENCE = 60.0
 
@@ -25,7 +25,7 @@ class Pipe:
 
     def __init__(self) -> None:
         self.reading, self.writing = os.pipe()
-        self.outlet = Outlet(self.writing)
+        self.stream = NonblockingStream(self.writing)
 
     def read(self, until: bytes) -> bytes:
         found = b""
@@ -38,13 +38,13 @@ class Pipe:
         # What waits cannot be written any more, so the thread is through with the descriptor.
         os.close(self.reading)
         while self._waits():
-            self.outlet.finish()
+            self.stream.finish()
         os.close(self.writing)
 
     def _waits(self) -> bool:
-        # Between two lines of the thread nothing waits although it is about to say what is left out.
-        with self.outlet._changed:
-            return bool(self.outlet._size)
+        # Between two lines of the thread nothing waits although it is about to say what it dropped.
+        with self.stream._changed:
+            return bool(self.stream._size)
 
 
 @pytest.fixture
@@ -60,22 +60,22 @@ def test_everything_arrives_in_its_order(pipe: Pipe) -> None:
     for line in lines:
         print(line, end="", file=pipe.outlet, flush=True)
     assert pipe.read(b"line 999 \xc3\xa4\n").decode() == "".join(lines)
-    pipe.outlet.finish()
+    pipe.stream.finish()
 
 
 def test_a_line_that_is_longer_than_all_that_may_wait_arrives(pipe: Pipe) -> None:
-    pipe.outlet.write("x" * (1 << 20) + "\n")
+    pipe.stream.write("x" * (1 << 20) + "\n")
     assert pipe.read(b"\n") == b"x" * (1 << 20) + b"\n"
 
 
 def test_a_reader_that_stops_holds_up_nobody_and_is_told_what_is_left_out(pipe: Pipe) -> None:
     piece = "x" * 99_999 + "\n"
     for _ in range(20):
-        pipe.outlet.write(piece)
-        pipe.outlet.wait_for_room()
-    pipe.outlet.finish()
-    assert b"pieces of output are left out: nobody read them\n" in pipe.read(b"them\n")
-    pipe.outlet.write("again\n")
+        pipe.stream.write(piece)
+        pipe.stream.wait_for_room()
+    pipe.stream.finish()
+    assert b"pieces of output dropped here: srun did not read them\n" in pipe.read(b"them\n")
+    pipe.stream.write("again\n")
     pipe.read(b"again\n")
 
 
@@ -83,10 +83,10 @@ def test_a_slow_reader_misses_nothing_of_who_has_time(pipe: Pipe, monkeypatch: p
     monkeypatch.setattr(nonblocking_output, "_STALLED", PATIENCE)
     with subprocess.Popen(["wc", "-c"], stdin=pipe.reading, stdout=subprocess.PIPE, text=True) as reader:
         for _ in range(30):
-            pipe.outlet.wait_for_room()
-            pipe.outlet.write("x" * 100_000)
-        while pipe.outlet._size:
-            pipe.outlet.finish()
+            pipe.stream.wait_for_room()
+            pipe.stream.write("x" * 100_000)
+        while pipe.stream._size:
+            pipe.stream.finish()
         os.close(pipe.writing)
         assert reader.communicate(timeout=PATIENCE)[0] == "3000000\n"
     pipe.writing = os.open(os.devnull, os.O_WRONLY)
@@ -109,9 +109,9 @@ def test_pipes_are_replaced_and_files_are_not(pipe: Pipe, tmp_path: Path, monkey
         monkeypatch.setattr(sys, "stderr", old)
         monkeypatch.setattr(sys, "stdout", file)
         try:
-            hold_up_nobody()
+            make_output_nonblocking()
             new = sys.stderr
-            assert isinstance(new, Outlet)
+            assert isinstance(new, NonblockingStream)
             assert (sys.stdout, handler.stream, registered) == (file, new, [new.finish])
             logging.getLogger("of.torch").error("broken")
             assert pipe.read(b"\n") == b"broken\n"
