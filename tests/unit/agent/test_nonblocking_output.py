@@ -21,7 +21,7 @@ PATIENCE = 60.0
 
 
 class Pipe:
-    """An outlet into a pipe, and the end at which somebody may read."""
+    """An stream into a pipe, and the end at which somebody may read."""
 
     def __init__(self) -> None:
         self.reading, self.writing = os.pipe()
@@ -58,7 +58,7 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
 def test_everything_arrives_in_its_order(pipe: Pipe) -> None:
     lines = [f"line {number} ä\n" for number in range(1000)]
     for line in lines:
-        print(line, end="", file=pipe.outlet, flush=True)
+        print(line, end="", file=pipe.stream, flush=True)
     assert pipe.read(b"line 999 \xc3\xa4\n").decode() == "".join(lines)
     pipe.stream.finish()
 
@@ -95,7 +95,7 @@ def test_a_slow_reader_misses_nothing_of_who_has_time(pipe: Pipe, monkeypatch: p
 def test_workers_output_that_nobody_reads_does_not_hold_up_the_end_of_a_round(pipe: Pipe, tmp_path: Path) -> None:
     log = tmp_path / "stdout.log"
     log.write_bytes(b"many words\n" * 500_000)
-    tail = Tail([Followed(str(log), "", pipe.outlet, lambda line: True)])
+    tail = Tail([Followed(str(log), "", pipe.stream, lambda line: True)])
     tail.start()
     tail.stop()
 
