@@ -18,12 +18,13 @@ from slurm_elastic.agent.lifecycle import (
     WorkersResult,
 )
 from slurm_elastic.agent.root_cause import BY_WATCHDOG
-from slurm_elastic.agent.watchdog import Watchdog, Watched
+from slurm_elastic.agent.watchdog import Hang, Watchdog, Watched
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.rendezvous.membership import WorkerFailure
+from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rendezvous.transport.messages import Placed
 
-__all__ = ["Feature", "HealthFeature", "RunningRound", "WatchdogFeature"]
+__all__ = ["Feature", "HealthFeature", "RunningRound", "WatchdogFeature", "hang_event"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,3 +195,19 @@ def _watched(running: RunningRound) -> list[Watched]:
         for env in [running.environments[rank]]
         for error in [env.get("TORCHELASTIC_ERROR_FILE")]
     ]
+
+
+def hang_event(node: str, hang: Hang) -> Entry:
+    """Return the event of a worker that hangs."""
+    fields: dict[str, object] = {
+        "round": hang.worker.round,
+        "rank": hang.worker.rank,
+        "pid": hang.worker.pid,
+        "scope": hang.scope,
+        "steps": hang.steps,
+        "seconds": round(hang.seconds, 3),
+        "state": hang.state,
+        "signal": hang.killed.name if hang.killed is not None else "",
+        "stacks": hang.stacks,
+    }
+    return Entry("worker_hung", f"rank {hang.worker.rank} on {node} hangs: {hang}", fields)

@@ -1,4 +1,4 @@
-"""Runs the agent of this node from its settings to its exit code."""
+"""The wiring of one agent, from its settings to its exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from slurm_elastic.agent.agent import Agent
 from slurm_elastic.agent.event_log import EventLog
-from slurm_elastic.agent.features import HealthFeature, WatchdogFeature
+from slurm_elastic.agent.features import Feature, HealthFeature, WatchdogFeature, hang_event
 from slurm_elastic.agent.forkserver import StartInterruptedError, WarmProcess
 from slurm_elastic.agent.health import Health, Snapshot, health_port
 from slurm_elastic.agent.job_end import AgentEnd, notice_record, represents_job
@@ -37,7 +37,7 @@ from slurm_elastic.rendezvous.run_events import Entry, describe
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.torch_handler import SlurmRendezvousHandler
 from slurm_elastic.rundir import JobRecords, RunDirError, incarnation
-from slurm_elastic.slurm import Controller, Finding, choose_address, data_interface, gather_facts
+from slurm_elastic.slurm import Controller, Finding, SlurmJob, choose_address, data_interface, gather_facts
 
 __all__ = ["launch"]
 
@@ -91,10 +91,6 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
         if entry is not None:
             events.add(entry)
 
-    def hung(hang: Hang) -> None:
-        health.reporter.hung(killed=hang.killed is not None)
-        events.add(_hung(settings.node, hang), logging.WARNING)
-
     coordination = connect(seat, journal, can_hold=True)
     health.pages.leadership = lambda: (
         settings.node if coordination.leads else coordination.leader_address(),
@@ -103,36 +99,21 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
     health.pages.rejected = coordination.rejected
     # The leader knows of this agent from now on, and lets others that come about now wait for it.
     _get_ready(settings, warm, coordination)
-    handler = SlurmRendezvousHandler(seat, coordination)
-    spec = WorkerSpec(
-        role=config.role,
-        local_world_size=config.nproc_per_node,
-        entrypoint=settings.entrypoint,
-        args=settings.args,
-        rdzv_handler=handler,
-        max_restarts=config.max_restarts,
-        monitor_interval=config.monitor_interval,
-        local_addr=config.local_addr,
-        event_log_handler=config.event_log_handler,
-        numa_options=config.numa_options,
-        duplicate_stdout_filters=config.duplicate_stdout_filters,
-        duplicate_stderr_filters=config.duplicate_stderr_filters,
-        virtual_local_rank=config.virtual_local_rank,
-    )
-    assert config.logs_specs is not None
+    features: list[Feature] = [HealthFeature(health.reporter)]
+    watchdog = _watchdog(settings, events, health)
+    if watchdog is not None:
+        features.insert(0, WatchdogFeature(watchdog))
     diagnosis = _signal_diagnosis(settings, lambda: agent.last_checkpoint())
-    pipe = make_pipe(os.environ) if settings.watchdog else None
-    health.pages.watchdog = watchdog = Watchdog(pipe, hung, settings.hang_timeout) if pipe is not None else None
-    watching = (WatchdogFeature(watchdog),) if watchdog is not None else ()
+    assert config.logs_specs is not None
     agent = Agent(
-        spec,
+        _worker_spec(settings, SlurmRendezvousHandler(seat, coordination)),
         config.logs_specs,
         seat,
         coordination,
         record_signals(),
         diagnosis,
         worker_starter(warm, config.logs_specs, config.log_line_prefix_template),
-        (*watching, HealthFeature(health.reporter)),
+        features,
         shutdown_timeout=30 if config.shutdown_timeout is None else config.shutdown_timeout,
         worker_signal=settings.worker_signal,
     )
@@ -151,24 +132,58 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, hea
     _record_end(outcome, seat, coordination.leads, events)
     events.close()
     if settings.job is not None:
-        end = AgentEnd(
-            outcome.exit_code,
-            gave_up=outcome.gave_up,
-            diagnoses=diagnosis.asks,
-            leads=coordination.leads,
-            represents_job=represents_job(settings.job, settings.agent, agent.last_place),
+        _job_at_end(settings, settings.job, seat, coordination).carry_out(
+            AgentEnd(
+                outcome.exit_code,
+                gave_up=outcome.gave_up,
+                diagnoses=diagnosis.asks,
+                leads=coordination.leads,
+                represents_job=represents_job(settings.job, settings.agent, agent.last_place),
+            )
         )
-        JobAtEnd(
-            settings.job,
-            settings.agent,
-            settings.run_dir,
-            records,
-            seat.incarnation,
-            settings.requeue_policy,
-            coordination.members_told(),
-            record_signals().fd,
-        ).carry_out(end)
     return outcome.exit_code
+
+
+def _worker_spec(settings: AgentSettings, handler: SlurmRendezvousHandler) -> WorkerSpec:
+    config = settings.launch_config
+    return WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        entrypoint=settings.entrypoint,
+        args=settings.args,
+        rdzv_handler=handler,
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        local_addr=config.local_addr,
+        event_log_handler=config.event_log_handler,
+        numa_options=config.numa_options,
+        duplicate_stdout_filters=config.duplicate_stdout_filters,
+        duplicate_stderr_filters=config.duplicate_stderr_filters,
+        virtual_local_rank=config.virtual_local_rank,
+    )
+
+
+def _watchdog(settings: AgentSettings, events: EventLog, health: Health) -> Watchdog | None:
+    def report(hang: Hang) -> None:
+        health.reporter.hung(killed=hang.killed is not None)
+        events.add(hang_event(settings.node, hang), logging.WARNING)
+
+    pipe = make_pipe(os.environ) if settings.watchdog else None
+    health.pages.watchdog = None if pipe is None else Watchdog(pipe, report, settings.hang_timeout)
+    return health.pages.watchdog
+
+
+def _job_at_end(settings: AgentSettings, job: SlurmJob, seat: Seat, coordination: Coordination) -> JobAtEnd:
+    return JobAtEnd(
+        job,
+        settings.agent,
+        settings.run_dir,
+        seat.records,
+        seat.incarnation,
+        settings.requeue_policy,
+        coordination.members_told(),
+        record_signals().fd,
+    )
 
 
 def _get_ready(settings: AgentSettings, warm: WarmProcess, coordination: Coordination) -> None:
@@ -219,21 +234,6 @@ def _snapshot(settings: AgentSettings) -> Snapshot:
         changing_since=now,
         max_restarts=settings.launch_config.max_restarts,
     )
-
-
-def _hung(node: str, hang: Hang) -> Entry:
-    fields: dict[str, object] = {
-        "round": hang.worker.round,
-        "rank": hang.worker.rank,
-        "pid": hang.worker.pid,
-        "scope": hang.scope,
-        "steps": hang.steps,
-        "seconds": round(hang.seconds, 3),
-        "state": hang.state,
-        "signal": hang.killed.name if hang.killed is not None else "",
-        "stacks": hang.stacks,
-    }
-    return Entry("worker_hung", f"rank {hang.worker.rank} on {node} hangs: {hang}", fields)
 
 
 def _seat(settings: AgentSettings, records: Records) -> Seat:
