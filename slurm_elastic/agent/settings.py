@@ -144,6 +144,8 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
     host, ports = _endpoint(options, job, run_id)
     leader = leader_node(options.leader_node, job, node, shared=_is_shared(options, job))
     config, entrypoint, args = _launch(options, job, run_id, node, f"{host or leader}:{ports[0]}")
+    etcd = etcd_wanted(options.rdzv_endpoint, config.rdzv_configs, environ)
+    _restrict_nodes(config, options, job)
     if options.logs_specs is None:
         config.logs_specs = _logs_specs(options, run_dir)
     require_entry_point(options, node)
@@ -160,7 +162,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
         leader_node=leader,
         ports=ports,
         endpoint_host=host,
-        etcd=etcd_wanted(options.rdzv_endpoint, config.rdzv_configs, environ),
+        etcd=etcd,
         address=AddressWish(options.local_addr, options.interface, options.node_pattern),
         launch_config=config,
         entrypoint=entrypoint,
@@ -212,7 +214,6 @@ def _launch(
 ) -> tuple[LaunchConfig, Callable[..., Any] | str, tuple[str, ...]]:
     here = len(job.nodes) if job else 1
     elements = (job.array.task_count or 1) if job and job.array else 1
-    sizes = {"node_unit": options.node_unit, "valid_nodes": options.valid_nodes}
     least, most = node_range(options.nnodes, here * elements)
     workers = local_world_size(options.nproc_per_node, (job.gpus_on_node if job else 0) or 1)
     first = job is None or job.node_rank == 0
@@ -224,14 +225,20 @@ def _launch(
     config, entrypoint, args = torchrun_config(
         options, nnodes=f"{least}:{most}", nproc_per_node=str(workers), rdzv_id=run_id, rdzv_endpoint=leader
     )
+    config.log_line_prefix_template = config.log_line_prefix_template or f"[{node}/${{rank}}] "
+    return config, entrypoint, args
+
+
+def _restrict_nodes(config: LaunchConfig, options: argparse.Namespace, job: SlurmJob | None) -> None:
+    """Narrow the bounds of a round to the numbers of nodes that ``--node-unit`` and ``--valid-nodes`` allow."""
+    here = len(job.nodes) if job else 1
+    sizes = {"node_unit": options.node_unit, "valid_nodes": options.valid_nodes}
     config.rdzv_configs.update({name: value for name, value in sizes.items() if value})
     rendezvous = RendezvousOptions.from_config(config.rdzv_configs)
-    config.min_nodes, config.max_nodes = least, _ = rendezvous.node_range(least, most)
+    config.min_nodes, config.max_nodes = least, _ = rendezvous.node_range(config.min_nodes, config.max_nodes)
     if least > here and not _is_shared(options, job):
         there, mend = (f"the job has {here}", f" or submit with --nodes={least}") if job else ("there is one here", "")
         raise UsageError(f"--nnodes: at least {least} nodes are asked for, and {there}; lower the minimum{mend}")
-    config.log_line_prefix_template = config.log_line_prefix_template or f"[{node}/${{rank}}] "
-    return config, entrypoint, args
 
 
 def _logs_specs(options: argparse.Namespace, run_dir: RunDir) -> RoundLogsSpecs:

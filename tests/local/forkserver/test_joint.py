@@ -83,7 +83,7 @@ def test_scripts_run_as_under_torchrun(tmp_path: Path, inherited_file: int) -> N
 def test_nothing_waits_for_the_libraries_that_are_loaded_meanwhile() -> None:
     code = (
         "import sys\n"
-        "from slurm_elastic.agent.forkserver import _ahead as ahead\n"
+        "from slurm_elastic.agent.forkserver import _import_overlap as ahead\n"
         "from slurm_elastic.agent.forkserver._bytecode_prefetch import ReadAhead\n"
         "def libraries(): return {line.split()[-1] for line in open('/proc/self/maps') if '.so' in line}\n"
         "ahead.import_before()\n"
@@ -99,7 +99,7 @@ def test_nothing_waits_for_the_libraries_that_are_loaded_meanwhile() -> None:
 def test_what_was_read_meanwhile_is_imported() -> None:
     code = (
         "import sys\n"
-        "from slurm_elastic.agent.forkserver import _ahead as ahead\n"
+        "from slurm_elastic.agent.forkserver import _import_overlap as ahead\n"
         "from slurm_elastic.agent.forkserver._bytecode_prefetch import ReadAhead\n"
         "read_ahead = ReadAhead()\n"
         "read_ahead.read(ahead.READ_MEANWHILE, enough=lambda: False)\n"
