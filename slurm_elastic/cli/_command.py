@@ -1,4 +1,4 @@
-"""What every verb of the command line has."""
+"""The base class of all commands of ``slurm-elastic``, their parser, and the one-line form of errors."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from typing import ClassVar, NoReturn
 
 from slurm_elastic.errors import SlurmElasticError, UsageError, did_you_mean
 
-__all__ = ["Parser", "Verb", "reported"]
+__all__ = ["Command", "Parser", "with_one_line_errors"]
 
 
-def reported(run: Callable[[], int]) -> int:
-    """The exit code of a verb; an error of ours is printed as one line."""
+def with_one_line_errors(run: Callable[[], int]) -> int:
+    """Run a command; print an error of this project as one line on stderr and return its exit code.
+
+    Args:
+        run: Runs the command and returns its exit code.
+    """
     try:
         return run()
     except SlurmElasticError as error:
@@ -23,38 +27,38 @@ def reported(run: Callable[[], int]) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that leaves a wrong command line to the one place where errors are printed, as a single line.
+    """A parser that raises UsageError for a wrong command line, so that it is printed as one line.
 
-    An option that there is not is what that line is about, whatever else argparse misses because of it.
+    If the command line has an unknown option, the error names that option, whatever else argparse misses because of it.
     """
 
     _words: Sequence[str] = ()
 
     def parse_args(self, words: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
-        """Parse what follows the verb.
+        """Parse the arguments of the command.
 
         Raises:
-            UsageError: it is wrong.
+            UsageError: The command line is wrong.
         """
         self._words = words
         for action in self._actions:
             if action.nargs == argparse.REMAINDER:
-                # Before Python 3.13 something has to follow.
+                # Before Python 3.13 argparse requires at least one argument here.
                 action.required = False
         return super().parse_args(words)
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
         see = f"see {self.prog} --help"
-        option = self._strange_option()
+        option = self._unknown_option()
         if option is None:
             raise UsageError(f"{message}; {see}")
-        # A long one is never meant for one of a single letter.
+        # Suggest a long option for a long one, and a single letter for a single letter.
         known = [each for each in self._option_string_actions if each.startswith("--") is option.startswith("--")]
         raise UsageError(f"no option {option}; {did_you_mean(option, known, otherwise=see)}")
 
-    def _strange_option(self) -> str | None:
-        """The first option that there is not; what follows a script is the script's."""
+    def _unknown_option(self) -> str | None:
+        """Return the first unknown option; words after a script belong to the script."""
         known = self._option_string_actions
         with_script = any(action.nargs == argparse.REMAINDER and not action.option_strings for action in self._actions)
         words = iter(self._words)
@@ -64,7 +68,7 @@ class Parser(argparse.ArgumentParser):
             if not word.startswith("-") or word == "-":
                 continue
             given, sign, _ = word.partition("=")
-            # A short option may have its value attached, a long one may be cut short.
+            # A short option may have its value attached, a long option may be abbreviated.
             option = given if given.startswith("--") else word[:2]
             near = [name for name in known if name.startswith(option)]
             if not near:
@@ -75,32 +79,42 @@ class Parser(argparse.ArgumentParser):
         return None
 
 
-class Verb(ABC):
-    """One verb. Its module imports nothing slow, so that ``--help`` is quick; torch is imported by `run`."""
+class Command(ABC):
+    """One command of ``slurm-elastic``.
+
+    Its module imports nothing slow, so that ``--help`` is quick; `run` imports torch where the command needs it.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    """One line for ``slurm-elastic --help``."""
+    """The line of the command in ``slurm-elastic --help``."""
 
     @abstractmethod
     def run(self, arguments: Sequence[str]) -> int:
-        """Do it.
+        """Run the command.
 
         Args:
-            arguments: what follows the verb.
+            arguments: The words that follow the command on the command line.
 
         Returns:
-            The exit code.
+            The exit code of the process.
 
         Raises:
-            SlurmElasticError: printed as one line, with its exit code.
+            SlurmElasticError: The command failed. The caller prints the message as one line.
         """
 
     def execute(self, arguments: Sequence[str]) -> None:  # noqa: B027
-        """Become another program that does it, where there is one; called only in a process that does nothing else."""
+        """Replace this process by another program that runs the command, if there is one; otherwise return.
+
+        The caller calls this only in a process that does nothing else.
+        """
 
     def parser(self, *, examples: str = "") -> Parser:
-        """Return an empty parser for the arguments of this verb."""
+        """Return a parser for the arguments of this command, without arguments yet.
+
+        Args:
+            examples: Lines for the end of the help text.
+        """
         return Parser(
             prog=f"slurm-elastic {self.name}",
             description=f"{self.summary[0].upper()}{self.summary[1:]}.",

@@ -1,40 +1,59 @@
-"""What ``drain`` and ``requeue`` share: find the run, ask its leader."""
+"""Functions that ``drain`` and ``requeue`` share: find the run, and ask its leader to make agents leave."""
 
 from __future__ import annotations
 
+import argparse
 import getpass
 import re
 from typing import TYPE_CHECKING
 
 from slurm_elastic.agent.option_values import base_directory
+from slurm_elastic.cli._command import Parser
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import RunDir
 
 if TYPE_CHECKING:
     from slurm_elastic.rendezvous.leave_requests import LeaveAnswer
 
-__all__ = ["find_run", "request_leave"]
+__all__ = ["add_run", "find_run", "request_leave"]
 
 
-def find_run(run_id: str, directory: str | None) -> RunDir:
-    """Return the directory of a run that is not finished.
+def add_run(parser: Parser) -> None:
+    """Add the arguments that name the run."""
+    parser.add_argument("run_id", metavar="RUN", help="id of the run: id of the job, id of the array, or its --run-id")
+    parser.add_argument("--run-dir", metavar="DIR", help="as for the agent (default: the current directory)")
+
+
+def find_run(options: argparse.Namespace) -> RunDir:
+    """Return the directory of the run that the command line names.
+
+    Args:
+        options: The parsed command line, with the arguments of `add_run`.
 
     Raises:
-        UsageError: there is no such run, or it is finished.
+        UsageError: There is no such run, or it is finished.
     """
-    run_dir = RunDir.for_run(base_directory(directory, None), run_id)
+    run_dir = RunDir.for_run(base_directory(options.run_dir, None), options.run_id)
     if not run_dir.path.is_dir():
-        raise UsageError(f"no run {run_id} in {run_dir.path.parent}; go where sbatch was called, or give --run-dir")
+        raise UsageError(
+            f"no run {options.run_id} in {run_dir.path.parent}; change to the directory in which sbatch was called, or "
+            "give --run-dir"
+        )
     if run_dir.is_done():
-        raise UsageError(f"run {run_id} is finished")
+        raise UsageError(f"run {options.run_id} is finished")
     return run_dir
 
 
 def request_leave(run_dir: RunDir, nodes: tuple[str, ...], reason: str) -> LeaveAnswer:
-    """Ask the leader to make the agents on these nodes leave, all if none are named.
+    """Ask the leader to make the agents on these nodes leave.
+
+    Args:
+        run_dir: Directory of a run that is not finished.
+        nodes: Slurm's names of the nodes; empty for all nodes of the run.
+        reason: Value of a LeaveReason.
 
     Raises:
-        UsageError: nobody leads the run, so that nobody trains.
+        UsageError: No leader answers, so that the run does not train.
     """
     # These import msgspec.
     from slurm_elastic.rendezvous.leader.fenced_records import newest_endpoint
@@ -52,20 +71,20 @@ def request_leave(run_dir: RunDir, nodes: tuple[str, ...], reason: str) -> Leave
         seconds=None,
         detail=f"{reason} by {getpass.getuser()}",
     )
-    problem = "no leader has ever been there"
-    for scope in sorted(run_dir.scopes(), key=_order, reverse=True):
-        endpoint = newest_endpoint(RunDirRecords(run_dir, scope).situation(), scope)
+    problem = "no leader has published an endpoint"
+    for incarnation in sorted(run_dir.scopes(), key=_restart_order, reverse=True):
+        endpoint = newest_endpoint(RunDirRecords(run_dir, incarnation).situation(), incarnation)
         if endpoint is None or "address" not in endpoint:
             continue
         try:
-            return ask(str(endpoint["address"]), int(endpoint["port"]), scope, secret, request)
+            return ask(str(endpoint["address"]), int(endpoint["port"]), incarnation, secret, request)
         except VisitError as error:
             problem = str(error)
             break
     raise UsageError(f"run {run_dir.run_id} is not running: {problem}")
 
 
-def _order(scope: str) -> tuple[str, int]:
-    """Incarnations by their number: ``7.10`` after ``7.9``."""
-    match = re.fullmatch(r"(.*)\.([0-9]+)", scope)
-    return (match[1], int(match[2])) if match else (scope, -1)
+def _restart_order(incarnation: str) -> tuple[str, int]:
+    """Sort incarnations by their restart count: ``7.10`` after ``7.9``."""
+    match = re.fullmatch(r"(.*)\.([0-9]+)", incarnation)
+    return (match[1], int(match[2])) if match else (incarnation, -1)

@@ -1,4 +1,4 @@
-"""What the verbs have in common that serve a run from a job of their own, until it is over or they are told to end."""
+"""The base class of commands that serve a run from a job of their own, until the run is over or a signal comes."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from slurm_elastic.cli._command import Parser, Verb
+from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.errors import UsageError
 
 if TYPE_CHECKING:
     from slurm_elastic.agent.signals import Notices
 
-__all__ = ["ServingVerb"]
+__all__ = ["ServingCommand"]
 
 _SUBMIT = "--submit"
 
 
-class ServingVerb(Verb):
-    """A verb that serves from its start to a signal, and may submit the job that it serves."""
+class ServingCommand(Command):
+    """A command that serves from its start until a signal comes, and may submit the job that it serves."""
 
     examples: ClassVar[str]
-    """For ``--help``."""
-    submitting: ClassVar[str]
-    """What ``--submit`` is for, for ``--help``."""
-    submitted: ClassVar[str]
-    """An example of what may follow it."""
+    """Example lines of the help text."""
+    submit_help: ClassVar[str]
+    """Help text of ``--submit``."""
+    submit_example: ClassVar[str]
+    """Example of the words that follow ``--submit``."""
 
     @abstractmethod
     def add_options(self, parser: Parser) -> None:
         """Add all options but ``--submit``."""
 
     def check(self, options: argparse.Namespace) -> None:
-        """Raise UsageError for options that do not go together; ``options.submit`` are the arguments of sbatch."""
+        """Raise UsageError for options that contradict each other; ``options.submit`` has the arguments of sbatch."""
 
     @abstractmethod
     def serve(self, options: argparse.Namespace, notices: Notices, node: str) -> int:
-        """Do it, and return the exit code.
+        """Serve, and return the exit code.
 
         Args:
-            options: of the command line.
-            notices: the signals of this process.
-            node: this one.
+            options: The parsed command line.
+            notices: The signals that this process has received.
+            node: Slurm's name of this node; ``localhost`` outside Slurm.
 
         Raises:
-            SlurmElasticError: printed as one line, with its exit code.
+            SlurmElasticError: The command failed. The caller prints the message as one line.
         """
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Serve until a signal comes or there is nothing more to serve."""
+        """Serve until a signal comes or the run is over."""
         options = self._options(arguments)
         from slurm_elastic.agent.signals import record_signals
 
@@ -66,12 +66,12 @@ class ServingVerb(Verb):
     def _options(self, arguments: Sequence[str]) -> argparse.Namespace:
         parser = self.parser(examples=self.examples)
         self.add_options(parser)
-        parser.add_argument(_SUBMIT, nargs=argparse.REMAINDER, metavar="...", help=f"last: {self.submitting}")
-        # argparse would take options of sbatch for its own.
+        parser.add_argument(_SUBMIT, nargs=argparse.REMAINDER, metavar="...", help=f"last option: {self.submit_help}")
+        # argparse would take options of sbatch for options of this command.
         own = list(arguments).index(_SUBMIT) if _SUBMIT in arguments else len(arguments)
         options = parser.parse_args(arguments[:own])
         options.submit = arguments[own + 1 :]
         if own < len(arguments) and not options.submit:
-            raise UsageError(f"{_SUBMIT}: name a batch script, as in {_SUBMIT} {self.submitted}")
+            raise UsageError(f"{_SUBMIT}: name a batch script, as in {_SUBMIT} {self.submit_example}")
         self.check(options)
         return options

@@ -1,4 +1,4 @@
-"""``slurm-elastic agent``: one elastic agent on this node."""
+"""``slurm-elastic agent``: runs one elastic agent on this node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from slurm_elastic.cli._command import Verb, reported
+from slurm_elastic.cli._command import Command, with_one_line_errors
 
 if TYPE_CHECKING:
     from slurm_elastic.agent.forkserver import WarmProcess
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["Agent", "go_on"]
 
 
-class Agent(Verb):
-    """Runs the agent of this node until the run, or its part in it, is over."""
+class Agent(Command):
+    """Runs the agent of this node until the run is over or the agent leaves it."""
 
     name = "agent"
     summary = "train with one elastic agent on this node; every option of torchrun works"
 
     def execute(self, arguments: Sequence[str]) -> None:
-        """Import torch once for the agent and the process that starts workers, where that is possible."""
+        """Import torch once for the agent and its fork server, where that is possible; see `forkserver.joint`."""
         from slurm_elastic.agent.forkserver.joint import can_be_joint, execute_jointly
         from slurm_elastic.agent.signals import RECORDED
         from slurm_elastic.rendezvous.secret_env import PRIVATE
@@ -42,32 +42,32 @@ class Agent(Verb):
             )
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Resolve the command line and Slurm's environment, and launch."""
+        """Resolve the command line and Slurm's environment, and run the agent."""
         return _run(arguments, None)
 
 
 def go_on(arguments: Sequence[str], warm: WarmProcess | None, mask: Sequence[int]) -> int:
-    """Be the agent, after `Agent.execute` and the import of torch.
+    """Run the agent in a process that `Agent.execute` has made, after the import of torch.
 
     Args:
-        arguments: what follows the verb.
-        warm: the process that starts workers; None to start one.
-        mask: the signals that were blocked when this process was started.
+        arguments: The words that follow ``agent`` on the command line.
+        warm: The fork server of the workers; None to start one.
+        mask: The signals that were blocked when this process started.
 
     Returns:
-        The exit code.
+        The exit code of the process.
     """
     from slurm_elastic.agent.signals import record_signals
 
     record_signals()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return reported(lambda: _run(arguments, warm))
+    return with_one_line_errors(lambda: _run(arguments, warm))
 
 
 def _run(arguments: Sequence[str], warm: WarmProcess | None) -> int:
     from slurm_elastic.agent.signals import record_signals
 
-    # First of all: until then a signal from Slurm has its default action and simply ends the process.
+    # First of all: until then a signal from Slurm has its default action and ends the process.
     record_signals()
     from slurm_elastic.agent.console_log import tell
     from slurm_elastic.agent.nonblocking_output import make_output_nonblocking
@@ -77,11 +77,11 @@ def _run(arguments: Sequence[str], warm: WarmProcess | None) -> int:
     from slurm_elastic.rendezvous.secret_env import take_private
 
     private = take_private(os.environ)
-    # Its imports run while the agent does its own.
+    # The fork server imports torch while the agent does its own imports.
     warm = warm or _WarmStart(arguments, os.environ).process()
     try:
         with _quick_imports():
-            # Slow: this imports torch.
+            # These import torch.
             from slurm_elastic.agent.run import launch
             from slurm_elastic.agent.settings import resolve
             from slurm_elastic.agent.single_instance import claim
@@ -95,7 +95,7 @@ def _run(arguments: Sequence[str], warm: WarmProcess | None) -> int:
 
 
 class _WarmStart:
-    """How the process that starts workers is to be started."""
+    """Settings with which the fork server starts, before torch's parser is there."""
 
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
         from slurm_elastic.agent.forkserver.worker_command import Program, worker_environment
@@ -103,14 +103,14 @@ class _WarmStart:
 
         found = scan(arguments, environ)
         self.program = Program.from_command_line(arguments)
-        # Without a script there is only a help text or an error to come.
+        # Without a script the agent prints a help text or an error, and starts no workers.
         self.warm = found.value("start") in (None, "warm") and found.script is not None
         self.preload = found.names("preload")
         self.workers = _local_world_size(found.value("nproc_per_node"), environ)
         self.environment = worker_environment(environ, self.workers)
 
     def process(self) -> WarmProcess:
-        """Start it."""
+        """Start the fork server."""
         from slurm_elastic.agent.forkserver import WarmProcess
 
         return WarmProcess.start(self.program, warm=self.warm, preload=self.preload, environment=self.environment)
@@ -123,7 +123,7 @@ def _local_world_size(text: str | None, environ: Mapping[str, str]) -> int:
 
     job = SlurmJob.from_environment(environ)
     gpus = job.gpus_on_node if job else 0
-    # What auto, cpu and gpu come to is known to torch; whether it is more than one is guessed well enough.
+    # torch resolves auto, cpu and gpu; here it matters only whether there is more than one worker.
     return gpus or (1 if text is None else os.cpu_count() or 1)
 
 
@@ -132,11 +132,11 @@ _POOL = "OPENBLAS_NUM_THREADS"
 
 @contextlib.contextmanager
 def _quick_imports() -> Iterator[None]:
-    """Around imports that the workers wait for.
+    """Make imports quick that the workers wait for.
 
-    Garbage is not collected: what imports make stays, and looking through it again and again takes a tenth of their
-    time. numpy's OpenBLAS starts no pool of threads, which spin for a while at first, on the cores on which the warm
-    process imports torch; an agent has nothing for them to do.
+    The garbage collector is off: what imports make stays, and searching it again and again takes a tenth of their time.
+    numpy's OpenBLAS starts no thread pool: its threads would spin for a while on the cores on which the fork server
+    imports torch, and an agent computes nothing.
     """
     gc.disable()
     given = _POOL in os.environ

@@ -1,4 +1,4 @@
-"""The command line of ``slurm-elastic agent``: torchrun's own parser and a few options beside."""
+"""The parser of ``slurm-elastic agent``: torchrun's own parser, and the options of `agent.option_table`."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _FILLED_IN = (
     "redirects",
     "tee",
 )
-"""Options whose absence has a meaning of its own here."""
+"""Options of torchrun that Slurm fills in where they are not given."""
 
 _EPILOG = """\
-What Slurm knows need not be said: nodes, workers per node (its GPUs), run id, endpoint. Every option may
-also be given as PET_<OPTION> in the environment, as with torchrun.
+Slurm's environment gives nodes, workers per node (one per GPU), run id and endpoint. Every option may also be given
+as PET_<OPTION> in the environment, as with torchrun.
 
 examples:
   srun slurm-elastic agent train.py --lr 1e-3
@@ -42,9 +42,12 @@ examples:
 
 
 def agent_parser() -> argparse.ArgumentParser:
-    """Return the parser. Options that were not given and that Slurm fills in are None.
+    """Return the parser. In its result, options that Slurm fills in are None where they are not given.
 
-    Its defaults come from PET_* variables as they are now. A wrong command line raises UsageError.
+    Its defaults come from the PET_* variables of this moment. A wrong command line raises UsageError.
+
+    Raises:
+        UsageError: A PET_ variable of a switch is neither 0 nor 1.
     """
     try:
         torchrun = get_args_parser()
@@ -60,7 +63,7 @@ def agent_parser() -> argparse.ArgumentParser:
         parents=[torchrun],
         add_help=False,
     )
-    # torchrun's defaults cannot be told from values given; those from PET_* variables are given.
+    # A default of torchrun cannot be distinguished from a given value; a PET_* variable is a given value.
     parser.set_defaults(**{name: os.environ.get(f"PET_{name.upper()}") for name in _FILLED_IN})
     group = parser.add_argument_group("options beside those of torchrun")
     for option in (*GENERAL, *HEALTH):
@@ -74,5 +77,5 @@ def agent_parser() -> argparse.ArgumentParser:
 
 
 def _given(**settings: Any) -> dict[str, Any]:
-    """Leave out what an option does not have: actions for switches take no such keywords."""
+    """Leave out settings that are None: the action of a switch does not accept them."""
     return {name: value for name, value in settings.items() if value is not None}

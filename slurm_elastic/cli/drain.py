@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_elastic.cli._command import Verb
-from slurm_elastic.cli._leave_request import find_run, request_leave
+from slurm_elastic.cli._command import Command
+from slurm_elastic.cli._leave_request import add_run, find_run, request_leave
 from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm import expand
 
@@ -18,30 +18,32 @@ _EXAMPLES = """\
 """
 
 
-class Drain(Verb):
-    """Asks the leader to make agents leave; the others train on."""
+class Drain(Command):
+    """Asks the leader to make agents leave; the other agents go on training."""
 
     name = "drain"
-    summary = "make nodes leave a run with notice, as before a maintenance"
+    summary = "make nodes leave a run with notice, for instance before maintenance"
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Say which nodes will leave."""
+        """Ask the leader, and print the nodes that will leave."""
         parser = self.parser(examples=_EXAMPLES)
-        parser.add_argument("run_id", metavar="RUN", help="its id: of the job, of the array, or what --run-id says")
-        parser.add_argument("nodes", metavar="NODE", nargs="*", default=(), help="as Slurm names it; also node[1-3]")
-        parser.add_argument("--all", action="store_true", help="every node")
-        parser.add_argument("--run-dir", metavar="DIR", help="as for the agent (default: the current directory)")
+        add_run(parser)
+        parser.add_argument("nodes", metavar="NODE", nargs="*", default=(), help="Slurm's name; also node[1-3]")
+        parser.add_argument("--all", action="store_true", help="every node of the run")
         options = parser.parse_args(arguments)
         if options.all == bool(options.nodes):
-            raise UsageError("name the nodes that have to leave, or say --all")
+            raise UsageError("name the nodes that have to leave, or give --all")
         nodes = tuple(dict.fromkeys(node for text in options.nodes for node in expand(text)))
-        run = find_run(options.run_id, options.run_dir)
-        answer = request_leave(run, nodes, "drained")
+        run_dir = find_run(options)
+        answer = request_leave(run_dir, nodes, "drained")
         if answer.unknown:
             plural = "are" if len(answer.unknown) > 1 else "is"
             raise UsageError(
                 f"{', '.join(answer.unknown)} {plural} not in run {options.run_id}"
                 + (f"; asked to leave: {', '.join(answer.nodes)}" if answer.nodes else "")
             )
-        print(f"asked to leave: {', '.join(answer.nodes) or 'nobody, no agent is there'}")
+        if answer.nodes:
+            print(f"asked to leave: {', '.join(answer.nodes)}")
+        else:
+            print(f"no agent of run {options.run_id} is running; nothing to drain")
         return 0

@@ -1,4 +1,4 @@
-"""``slurm-elastic etcd``: a private etcd on this node, as long as a job needs it."""
+"""``slurm-elastic etcd``: runs a private etcd on this node for as long as a job needs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_elastic.cli._command import Parser
-from slurm_elastic.cli._serve import ServingVerb
+from slurm_elastic.cli._serve import ServingCommand
 from slurm_elastic.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -20,33 +20,33 @@ if TYPE_CHECKING:
 __all__ = ["Etcd"]
 
 _EXAMPLES = """\
-  slurm-elastic etcd --submit --nodes=2-8 elastic.sbatch train.py   with this job, and as long as it is in the queue
-  slurm-elastic etcd --dir /shared/me/etcd                          until it is told to end
+  slurm-elastic etcd --submit --nodes=2-8 elastic.sbatch train.py   serve this job while it is in the queue
+  slurm-elastic etcd --dir /shared/me/etcd                          serve until a signal comes
 """
 
-_LOOK_SECONDS = 10.0
-"""How often Slurm is asked for the job, and etcd looked after."""
+_CHECK_SECONDS = 10.0
+"""Seconds between two checks of the queue and of etcd."""
 
 
-class Etcd(ServingVerb):
-    """Starts an etcd with TLS, a user and a password, and tells by a file how to reach it."""
+class Etcd(ServingCommand):
+    """Starts an etcd with TLS, a user and a password, and writes its address and credentials to a file."""
 
     name = "etcd"
-    summary = "start a private etcd on this node, for one job or until it is told to end"
+    summary = "run a private etcd on this node, for one job or until a signal comes"
     examples = _EXAMPLES
-    submitting = "arguments of sbatch for a job that finds this etcd by its environment; etcd ends with it"
-    submitted = "--nodes=2-8 elastic.sbatch train.py"
+    submit_help = "arguments of sbatch for a job that finds this etcd by its environment; etcd ends with that job"
+    submit_example = "--nodes=2-8 elastic.sbatch train.py"
 
     def add_options(self, parser: Parser) -> None:
-        """See base class."""
+        """Add the options of the etcd server."""
         parser.add_argument("--dir", type=Path, help="shared directory for its files (default: elastic-etcd/<job id>)")
-        parser.add_argument("--data-dir", type=Path, help="where etcd keeps its data (default: in --dir)")
-        parser.add_argument("--host", help="address by which other nodes reach this one (default: as an agent's)")
-        parser.add_argument("--interface", help="network interface by which others reach this node, as ib0")
-        parser.add_argument("--etcd", metavar="PATH", help="the etcd to run (default: the one in PATH)")
+        parser.add_argument("--data-dir", type=Path, help="directory of etcd's data (default: in --dir)")
+        parser.add_argument("--host", help="address by which other nodes reach this node (default: as for an agent)")
+        parser.add_argument("--interface", help="network interface by which other nodes reach this node, such as ib0")
+        parser.add_argument("--etcd", metavar="PATH", help="the etcd program (default: the one in PATH)")
 
     def serve(self, options: argparse.Namespace, notices: Notices, node: str) -> int:
-        """Serve until a signal comes, or the job has left the queue."""
+        """Serve until a signal comes or the job has left the queue."""
         from slurm_elastic.rendezvous.records.etcd.secured_server import CREDENTIALS_VARIABLE, PrivateServer
         from slurm_elastic.submission.sbatch import submit
 
@@ -62,7 +62,7 @@ class Etcd(ServingVerb):
                 os.environ[CREDENTIALS_VARIABLE] = str(server.credentials)
                 job_id = submit(options.submit)
                 print(f"submitted job {job_id}; etcd ends with it", flush=True)
-            return _attend(notices, lambda: server.server.pid is not None, job_id)
+            return _wait(notices, lambda: server.server.pid is not None, job_id)
         finally:
             server.stop()
 
@@ -89,20 +89,20 @@ def _host(options: argparse.Namespace, node: str) -> str:
     return address
 
 
-def _attend(notices: Notices, runs: Callable[[], bool], job_id: str | None) -> int:
+def _wait(notices: Notices, is_running: Callable[[], bool], job_id: str | None) -> int:
     from slurm_elastic.agent.queue_watch import QueueWatch
     from slurm_elastic.slurm import Controller
 
-    with QueueWatch(job_id, Controller(), _LOOK_SECONDS) as watch, selectors.DefaultSelector() as selector:
+    with QueueWatch(job_id, Controller(), _CHECK_SECONDS) as watch, selectors.DefaultSelector() as selector:
         for fd in (notices.fd, watch.fd):
             selector.register(fd, selectors.EVENT_READ)
         while notices.first() is None:
-            if not runs():
-                print("slurm-elastic: error: etcd has ended by itself; its log is in its directory", file=sys.stderr)
+            if not is_running():
+                print("slurm-elastic: error: etcd has exited; its log is in its directory", file=sys.stderr)
                 return ExitCode.FAILED
             if watch.is_over():
                 print(f"job {job_id} is over", flush=True)
                 break
-            selector.select(_LOOK_SECONDS)
+            selector.select(_CHECK_SECONDS)
             notices.drain()
     return ExitCode.FINISHED

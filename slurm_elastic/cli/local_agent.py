@@ -1,6 +1,6 @@
-"""``python -m slurm_elastic.cli.local_agent``: one of the agents that stand for nodes on this machine.
+"""``python -m slurm_elastic.cli.local_agent``: an agent that represents one node on this machine.
 
-submitit's controller starts it (submitit/local/local.py, 1.5.4) and signals it before its time is over; it is an agent.
+submitit's controller starts this process (submitit/local/local.py, 1.5.4) and signals it before the time-out.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _REQUEUE = 144
 
 
 def main() -> int:
-    """Be the agent, and return the exit code that submitit's controller understands."""
+    """Run the agent, and return an exit code for submitit's controller."""
     uid, *arguments = sys.argv[1:]
-    # Of a job that the submitting process may run in: the agents would take it for their own.
+    # The submitting process may run in a Slurm job, which the agents would take for their own.
     for name in [name for name in os.environ if name.startswith(("SLURM_", "SLURMD_"))]:
         del os.environ[name]
     share_devices(os.environ)
     run_id = f"{os.environ['SUBMITIT_LOCAL_JOB_ID']}-{uid[:8]}"
     exit_code = command(["agent", f"--run-id={run_id}", *arguments])
-    # The signal by which the controller says that the time is over; others ask for an end.
+    # The controller sends SIGUSR2 when the time is over; every other signal asks for an end.
     timed_out = any(received.signal is signal.SIGUSR2 for received in record_signals().all())
     return _REQUEUE if exit_code == ExitCode.LEFT and timed_out else exit_code
 
 
 def share_devices(environ: MutableMapping[str, str]) -> None:
-    """Leave each agent its own part of the GPUs, as long as there is one for each."""
+    """Give each agent its own part of the GPUs in CUDA_VISIBLE_DEVICES, if there is at least one per agent."""
     devices = [device for device in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
     agents, index = int(environ["SUBMITIT_LOCAL_NTASKS"]), int(environ["SUBMITIT_LOCAL_GLOBALID"])
     share = len(devices) // agents

@@ -1,4 +1,4 @@
-"""``slurm-elastic VERB ...``: finds the verb, prints errors."""
+"""``slurm-elastic COMMAND ...``: finds the command, runs it, prints errors."""
 
 from __future__ import annotations
 
@@ -7,49 +7,65 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from slurm_elastic.cli._command import Parser, Verb, reported
+from slurm_elastic.cli._command import Command, Parser, with_one_line_errors
 from slurm_elastic.errors import UsageError, did_you_mean
 
 __all__ = ["main"]
 
-_VERBS = ("agent", "drain", "etcd", "requeue", "store", "submit", "template", "verdict")
-"""Each is a module of this package with a class of that name. Only what is asked for is imported: until the agent
-records signals, one would end it."""
+_COMMANDS = {
+    "agent": "Agent",
+    "coordinator": "Coordinator",
+    "drain": "Drain",
+    "etcd": "Etcd",
+    "job-end": "JobEnd",
+    "requeue": "Requeue",
+    "submit": "Submit",
+    "template": "Template",
+}
+"""The class of each command; its module has the command's name. Only the module of the command that runs is imported:
+until the agent records signals, a signal from Slurm ends the process."""
+
+_OLDER_NAMES = {"store": "coordinator", "verdict": "job-end"}
+"""Names that copied batch scripts use; they stay for good."""
 
 _EXAMPLES = """\
 examples:
-  slurm-elastic template allocation > elastic.sbatch     a batch script to adapt to your site, once
+  slurm-elastic template allocation > elastic.sbatch     write a batch script to adapt to your site, once
   sbatch --nodes=2-8 --gpus-per-node=4 elastic.sbatch train.py --lr 1e-3
-  slurm-elastic agent train.py --lr 1e-3                 one node, with or without Slurm
+  slurm-elastic agent train.py --lr 1e-3                 train on one node, with or without Slurm
 
-'slurm-elastic VERB --help' says more about a verb.
+'slurm-elastic COMMAND --help' describes a command. Older names stay valid: store for coordinator, verdict for job-end.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line, by default that of this process, and return its exit code."""
-    return reported(lambda: _run(argv))
+    """Run a command line and return its exit code.
+
+    Args:
+        argv: The command line without the program's name; None for that of this process.
+    """
+    return with_one_line_errors(lambda: _run(argv))
 
 
 def _run(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    if words and words[0] in _VERBS:
-        # What a parser would say, without the milliseconds that one takes to be made: an agent's workers wait for it.
+    if words and words[0] in (*_COMMANDS, *_OLDER_NAMES):
+        # Making a parser takes milliseconds for which an agent's workers would wait.
         name, arguments = words[0], words[1:]
     else:
         options = _parser().parse_args(words)
-        name, arguments = options.verb, options.arguments
-    verb = _verb(name)
+        name, arguments = options.command, options.arguments
+    command = _command(name)
     if argv is None:
-        verb.execute(arguments)
-    return verb.run(arguments)
+        command.execute(arguments)
+    return command.run(arguments)
 
 
 class _MainParser(Parser):
     def format_help(self) -> str:
-        """Describe the verbs, too."""
-        verbs = "\n".join(f"  {name:<12}{_imported(name).summary}" for name in _VERBS)
-        self.description = f"PyTorch training on Slurm that grows, shrinks and comes back.\n\nverbs:\n{verbs}"
+        """Add the summaries of all commands, which imports their modules."""
+        commands = "\n".join(f"  {name:<12}{_imported(name).summary}" for name in _COMMANDS)
+        self.description = f"PyTorch training on Slurm that grows, shrinks and restarts.\n\ncommands:\n{commands}"
         return super().format_help()
 
 
@@ -58,23 +74,25 @@ def _parser() -> Parser:
 
     parser = _MainParser(
         prog="slurm-elastic",
-        usage="slurm-elastic [--version] [--help] VERB ...",
+        usage="slurm-elastic [--version] [--help] COMMAND ...",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"slurm-elastic {__version__}")
-    parser.add_argument("verb", metavar="VERB", help=argparse.SUPPRESS)
+    parser.add_argument("command", metavar="COMMAND", help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
 
-def _imported(name: str) -> Verb:
-    verb: type[Verb] = getattr(importlib.import_module(f"slurm_elastic.cli.{name}"), name.capitalize())
-    return verb()
+def _imported(name: str) -> Command:
+    module = importlib.import_module(f"slurm_elastic.cli.{name.replace('-', '_')}")
+    command: type[Command] = getattr(module, _COMMANDS[name])
+    return command()
 
 
-def _verb(name: str) -> Verb:
-    if name in _VERBS:
+def _command(name: str) -> Command:
+    name = _OLDER_NAMES.get(name, name)
+    if name in _COMMANDS:
         return _imported(name)
-    mend = did_you_mean(name, _VERBS, otherwise=f"there are {', '.join(_VERBS)}")
-    raise UsageError(f"no verb {name!r}; {mend}")
+    mend = did_you_mean(name, (*_COMMANDS, *_OLDER_NAMES), otherwise=f"the commands are {', '.join(_COMMANDS)}")
+    raise UsageError(f"no command {name!r}; {mend}")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_elastic.cli._command import Verb
+from slurm_elastic.cli._command import Command
 from slurm_elastic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["Submit"]
 
 _EPILOG = """\
-Options of sbatch, as --partition or --time, and of the agents, as --max-restarts, stand before the script in any
-order. Single letters are sbatch's, but -m MODULE is the agents'.
+Options of sbatch, such as --partition or --time, and options of the agents, such as --max-restarts, stand before the
+script in any order. Single letters are options of sbatch, except -m MODULE, which is an option of the agents.
 
-  --nodes MIN:MAX    least and most nodes; also N, and as sbatch writes it, MIN-MAX
-  --shape SHAPE      allocation: one job of all nodes (default); array: a job for each node, which come and go alone
-  --template FILE    a batch script with your site's lines (default: what SLURM_ELASTIC_TEMPLATE names, else the
-                     package's own; slurm-elastic template prints it)
+  --nodes MIN:MAX    minimum and maximum of nodes; also N, and MIN-MAX as sbatch writes it
+  --shape SHAPE      allocation: one job with all nodes (default); array: one job per node, which start and end alone
+  --template FILE    a batch script with your site's lines (default: the file that SLURM_ELASTIC_TEMPLATE names, else
+                     the template of the package, which slurm-elastic template prints)
   --dry-run          print the batch script and submit nothing
 """
 
@@ -37,27 +37,27 @@ _EXAMPLES = """\
 """
 
 _DECIDED = {
-    "nnodes": "--nodes says it",
+    "nnodes": "give --nodes",
     "standalone": "the nodes of a job find each other",
     "rdzv-backend": "slurm-elastic agent has one rendezvous",
-    "node-rank": "Slurm says it",
-    "master-addr": "Slurm says it",
-    "master-port": "Slurm says it",
+    "node-rank": "Slurm gives it to the agents",
+    "master-addr": "Slurm gives it to the agents",
+    "master-port": "Slurm gives it to the agents",
 }
 
 
-class Submit(Verb):
-    """Makes a batch script from a template and gives it to sbatch."""
+class Submit(Command):
+    """Makes a batch script from a template and passes it to sbatch."""
 
     name = "submit"
     summary = "submit a script; options of sbatch and of the agent before it"
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Check everything, submit, and say where the output goes."""
+        """Check the command line, submit, and print the job id and the path of the output."""
         from slurm_elastic.submission.plan import read_template
         from slurm_elastic.submission.submit_options import read_command_line
 
-        # Before the import of torch that the agents' options take.
+        # The parser of the agents' options imports torch; the help text does not need it.
         if not arguments or arguments[0] in ("-h", "--help"):
             self._help()
             return 0
@@ -88,14 +88,14 @@ class Submit(Verb):
 
 
 def _agent_parser() -> argparse.ArgumentParser:
-    # Slow: this imports torch, for its parser.
+    # This imports torch, for its parser.
     from slurm_elastic.cli.agent_parser import agent_parser
 
     return agent_parser()
 
 
 def _options(parser: argparse.ArgumentParser) -> tuple[set[str], set[str]]:
-    """The agents' options, spelled out, and those of them without a value."""
+    """Return the agents' long options with dashes, and those of them that take no value."""
     options, switches = set(), {"-m"}
     for action in parser._actions:
         for name in action.option_strings:
@@ -108,14 +108,14 @@ def _options(parser: argparse.ArgumentParser) -> tuple[set[str], set[str]]:
 
 
 def _require_agent_options(parser: argparse.ArgumentParser, line: CommandLine) -> None:
-    """Let the agents' own parser look at their options."""
+    """Check the agents' options with the agents' own parser."""
     if line.script is None:
         raise UsageError("no script; give one, as in slurm-elastic submit --nodes 2:4 train.py")
     options = parser.parse_args([*line.agent, line.script, *line.arguments])
     for name in line.agent:
         dashed = name.partition("=")[0].lstrip("-").replace("_", "-")
         if name.startswith("--") and dashed in _DECIDED:
-            raise UsageError(f"{name} has no place here: {_DECIDED[dashed]}")
+            raise UsageError(f"{name} cannot be given here: {_DECIDED[dashed]}")
     from slurm_elastic.agent.script_check import require_entry_point
 
     if "chdir" not in line.sbatch:
@@ -131,7 +131,7 @@ def _plan(line: CommandLine) -> Plan:
         shape=Shape.parse(line.own.get("shape") or "allocation"),
         nodes=None if nodes is None else NodeRange.parse(nodes),
         options=line.sbatch,
-        # As with submitit's parameters: part of a node is asked for.
+        # As with submitit's parameters: cpus-per-task asks for a part of a node.
         without=("exclusive",) if "cpus-per-task" in line.sbatch and "exclusive" not in line.sbatch else (),
         agent=line.agent,
         entry=(line.script, *line.arguments),
@@ -140,7 +140,7 @@ def _plan(line: CommandLine) -> Plan:
 
 
 def _output(options: dict[str, str | None], job_id: str) -> Path:
-    """Where the job's output goes, as far as it is known now (sbatch(1), "filename pattern")."""
+    """Return the path of the job's output, as far as it is known now (sbatch(1), "filename pattern")."""
     name = options.get("output") or "slurm-%j.out"
     for mark, text in (("%j", job_id), ("%A", job_id), ("%a", "*"), ("%x", options.get("job-name") or "%x")):
         name = name.replace(mark, text)

@@ -1,11 +1,11 @@
-"""``slurm-elastic template``: prints a batch script to adapt."""
+"""``slurm-elastic template``: prints a batch script to adapt to a site."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-from slurm_elastic.cli._command import Verb
+from slurm_elastic.cli._command import Command
 from slurm_elastic.submission import templates
 
 __all__ = ["Template"]
@@ -16,20 +16,20 @@ _EXAMPLES = """\
 """
 
 
-class Template(Verb):
-    """Prints one template, or the list of them."""
+class Template(Command):
+    """Prints one template, or a list of all templates."""
 
     name = "template"
-    summary = "print a batch script to adapt to your site, or list them"
+    summary = "print a batch script to adapt to your site, or list all of them"
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Print to stdout."""
+        """Print the template that the command line names, or the list of templates."""
         parser = self.parser(examples=_EXAMPLES)
-        parser.add_argument("name", nargs="?", help="which one; the list of them if left out")
+        parser.add_argument("name", nargs="?", help="name of the template; without it, print a list of all")
         name = parser.parse_args(arguments).name
         if name is None:
-            for one in templates.names():
-                print(f"{one:<14}{templates.summary(one)}")
+            for each in templates.names():
+                print(f"{each:<14}{templates.summary(each)}")
         else:
             sys.stdout.write(templates.read(name))
         return 0

@@ -33,10 +33,10 @@ print(sorted(slow & {{name.partition(".")[0] for name in sys.modules}}), file=sy
         ["--version"],
         ["drain", "--help"],
         ["etcd", "--help"],
-        ["store", "--help"],
+        ["coordinator", "--help"],
         ["submit", "--help"],
         ["template", "--help"],
-        ["verdict", "--help"],
+        ["job-end", "--help"],
     ],
 )
 def test_help_imports_nothing_slow(arguments: list[str]) -> None:
@@ -47,12 +47,12 @@ def test_help_imports_nothing_slow(arguments: list[str]) -> None:
     assert "slurm-elastic" in done.stdout
 
 
-def test_help_names_every_verb_and_gives_examples(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_every_command_and_gives_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["--help"])
     text = capsys.readouterr().out
-    for verb in ("agent", "drain", "etcd", "requeue", "store", "submit", "template", "verdict"):
-        assert f"\n  {verb} " in text
+    for command in ("agent", "coordinator", "drain", "etcd", "job-end", "requeue", "submit", "template"):
+        assert f"\n  {command} " in text
     assert "examples:\n  slurm-elastic template allocation > elastic.sbatch" in text
 
 
@@ -66,9 +66,10 @@ def test_module_is_the_command() -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("", "the following arguments are required: VERB; see slurm-elastic --help"),
-        ("agnt", "no verb 'agnt'; did you mean agent?"),
-        ("x", "no verb 'x'; there are agent, drain, etcd, requeue, store, submit, template, verdict"),
+        ("", "the following arguments are required: COMMAND; see slurm-elastic --help"),
+        ("agnt", "no command 'agnt'; did you mean agent?"),
+        ("verdit", "no command 'verdit'; did you mean verdict?"),
+        ("x", "no command 'x'; the commands are agent, coordinator, drain, etcd, job-end, requeue, submit, template"),
         ("--versoin", "no option --versoin; did you mean --version?"),
         ("--versoin agent train.py", "no option --versoin; did you mean --version?"),
         ("--bogus agent", "no option --bogus; see slurm-elastic --help"),
@@ -85,15 +86,15 @@ def test_module_is_the_command() -> None:
         ("requeue 12 13", "unrecognized arguments: 13; see slurm-elastic requeue --help"),
         ("store --nnodse 2", "no option --nnodse; did you mean --nnodes?"),
         ("store --submti", "no option --submti; did you mean --submit?"),
-        ("store mine --nnodes", "argument --nnodes: expected one argument; see slurm-elastic store --help"),
+        ("store mine --nnodes", "argument --nnodes: expected one argument; see slurm-elastic coordinator --help"),
         ("submit --nodes", "--nodes lacks its value"),
         ("submit --dry-rnu --nodes 2 train.py", "no option --dry-rnu; did you mean --dry-run?"),
         ("submit --nods=2 train.py", "no option --nods; did you mean --nodes?"),
         ("submit --partition=x --max-restrats 3 train.py", "no option --max-restrats; did you mean --max-restarts?"),
         ("template alocation", "no template 'alocation'; did you mean allocation?"),
         ("template --bogus", "no option --bogus; see slurm-elastic template --help"),
-        ("verdict", "the following arguments are required: status; see slurm-elastic verdict --help"),
-        ("verdict x", "argument status: invalid int value: 'x'; see slurm-elastic verdict --help"),
+        ("verdict", "the following arguments are required: status; see slurm-elastic job-end --help"),
+        ("verdict x", "argument status: invalid int value: 'x'; see slurm-elastic job-end --help"),
         ("verdict --hlep", "no option --hlep; did you mean --help?"),
     ],
 )
@@ -160,7 +161,7 @@ def test_an_agent_that_cannot_start_says_so_in_one_line(tmp_path: Path, environ:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_the_verb_that_is_asked_for_is_imported() -> None:
+def test_only_the_command_that_runs_is_imported() -> None:
     program = """
 import sys
 from slurm_elastic.cli import main

@@ -52,7 +52,7 @@ MISTAKES = {
     "--nodes 2": "no script",
     "--shape ring train.py": "neither allocation",
     "--nodes 2 tain.py": "did you mean train.py?",
-    "--nnodes 2 train.py": "--nodes says it",
+    "--nnodes 2 train.py": "--nnodes cannot be given here: give --nodes",
     "--ntasks-per-node=8 train.py": "--nproc-per-node",
     "--array 0-3 train.py": "--shape array",
     "--max-restarts many train.py": "invalid int value",

@@ -182,7 +182,7 @@ def test_the_run_directory_decides_about_a_failure(job: Job, status: int) -> Non
     job.stand_in("srun", f"exit {status}")
     job.stand_in("slurm-elastic", "exit 42")
     assert job.run("train.py", "--x", "a b") == (42, "")
-    assert job.calls()[1:] == [["slurm-elastic", "verdict", str(status), "train.py", "--x", "a b"]]
+    assert job.calls()[1:] == [["slurm-elastic", "job-end", str(status), "train.py", "--x", "a b"]]
 
 
 def test_a_missing_package_is_said_in_one_line(job: Job) -> None:
@@ -232,7 +232,7 @@ def test_the_exit_code_is_not_lost_to_a_signal_in_the_same_moment(job: Job) -> N
         assert job.run("train.py")[0] == 42
 
 
-def test_agents_know_that_the_script_ends_with_a_verdict(job: Job) -> None:
+def test_agents_know_that_the_script_ends_the_job(job: Job) -> None:
     job.stand_in("srun", 'exit "$SLURM_ELASTIC_VERDICT"')
     assert job.run("train.py")[0] == 1
 

@@ -31,10 +31,11 @@ def finish(base: Path, run_id: str) -> None:
 
 
 @pytest.mark.parametrize("status", [1, 75, 76, 137])
-def test_a_run_that_is_not_finished_leaves_the_exit_code(tmp_path: Path, status: int) -> None:
-    assert main(["verdict", str(status), "train.py"]) == status
+@pytest.mark.parametrize("name", ["job-end", "verdict"])
+def test_a_run_that_is_not_finished_leaves_the_exit_code(tmp_path: Path, name: str, status: int) -> None:
+    assert main([name, str(status), "train.py"]) == status
     RunDir.for_run(tmp_path, "7").open()
-    assert main(["verdict", str(status), "train.py"]) == status
+    assert main(["job-end", str(status), "train.py"]) == status
 
 
 @pytest.mark.parametrize(
@@ -50,16 +51,16 @@ def test_a_finished_run_is_a_success(tmp_path: Path, base: str, run_id: str, arg
     directory = tmp_path / base
     directory.mkdir(exist_ok=True)
     finish(directory, run_id)
-    assert main(["verdict", "75", *arguments.format(base=directory).split()]) == 0
+    assert main(["job-end", "75", *arguments.format(base=directory).split()]) == 0
 
 
 def test_trouble_leaves_the_exit_code(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert main(["verdict", "75", "--run-id", "a/b"]) == 75
-    assert capsys.readouterr().err.startswith("slurm-elastic verdict: run id 'a/b' is no safe file name")
+    assert main(["job-end", "75", "--run-id", "a/b"]) == 75
+    assert capsys.readouterr().err.startswith("slurm-elastic job-end: run id 'a/b' is no safe file name")
     monkeypatch.delenv("SLURM_JOB_ID")
-    assert main(["verdict", "75"]) == 75
+    assert main(["job-end", "75"]) == 75
     assert capsys.readouterr().err.startswith(
-        "slurm-elastic verdict: SLURM_JOB_NODELIST is set but SLURM_JOB_ID is not"
+        "slurm-elastic job-end: SLURM_JOB_NODELIST is set but SLURM_JOB_ID is not"
     )
 
 
@@ -67,7 +68,7 @@ def test_the_root_cause_of_this_incarnation_is_said_last(tmp_path: Path, capsys:
     run_dir = RunDir.for_run(tmp_path, "7").open()
     failure = {"agent": "n2/7.0/9", "node": "n2", "rank": 3, "exit_code": -11, "message": "last words"}
     run_dir.publish_failure("7.0", json.dumps(failure).encode())
-    assert main(["verdict", "1", "train.py"]) == 1
+    assert main(["job-end", "1", "train.py"]) == 1
     assert capsys.readouterr().err == "root cause: rank 3 on n2 was killed by SIGSEGV\n  last words\n"
 
 
@@ -78,5 +79,5 @@ def test_the_root_cause_of_an_earlier_incarnation_is_not_said(
     failure = {"agent": "n2/7.0/9", "node": "n2", "rank": 3, "exit_code": 1}
     run_dir.publish_failure("7.0", json.dumps(failure).encode())
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert main(["verdict", "1", "train.py"]) == 1
+    assert main(["job-end", "1", "train.py"]) == 1
     assert capsys.readouterr().err == ""

@@ -1,4 +1,4 @@
-"""The command line of ``slurm-elastic store``."""
+"""The command line of ``slurm-elastic coordinator``."""
 
 from __future__ import annotations
 
@@ -44,8 +44,11 @@ def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("mine", "the following arguments are required: --nnodes; see slurm-elastic store --help"),
-        ("--nnodes 2", "which run? give the id of its array, or the --run-id of its agents; or submit it by --submit"),
+        ("mine", "the following arguments are required: --nnodes; see slurm-elastic coordinator --help"),
+        (
+            "--nnodes 2",
+            "no run is named; give the id of its array or the --run-id of its agents, or submit the run by --submit",
+        ),
         ("--nnodes 2 --submit", "--submit: name a batch script, as in --submit --array=0-7"),
         ("mine --nnodes 3:2", "--nnodes 3:2: the minimum is above the maximum; write it as in 2:3"),
         ("mine --nnodes 2:3 --node-unit 4 --local-addr ::1", "no round of 2 to 3 nodes is valid"),
@@ -55,14 +58,17 @@ def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("mine --nnodes 2 --rdzv-conf on_tie=both", "--rdzv-conf: on_tie=both is neither leader nor none"),
         ("mine --nnodes 2 --grace soon", "--grace 'soon' is no number of seconds; give 0 or more"),
         ("a/b --nnodes 2", "run id 'a/b' is no safe file name"),
-        ("mine --nnodes 2", "outside of a job: say how agents reach this machine, by --local-addr or --interface"),
+        ("mine --nnodes 2", "outside Slurm the address of this machine is unknown; give --local-addr or --interface"),
         ("mine --nnodes 2 --run-dir nowhere --local-addr ::1", "is no directory on this node; give a run directory"),
-        ("7 --nnodes 2", "job 7 is no array, and a job that is started again is another run; submit it with --run-id"),
+        ("7 --nnodes 2", "job 7 is no array, and becomes another run when Slurm requeues it; submit it with --run-id"),
         ("8 --nnodes 2", "no job 8 is in the queue, and there is no such run in"),
     ],
 )
-def test_wrong_usage_is_2_with_one_line(arguments: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["store", *arguments.split()]) == 2
+@pytest.mark.parametrize("name", ["coordinator", "store"])
+def test_wrong_usage_is_2_with_one_line(
+    name: str, arguments: str, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name, *arguments.split()]) == 2
     said = capfd.readouterr().err.strip().splitlines()
     assert said[-1].startswith("slurm-elastic: error: ")
     assert message in said[-1]

@@ -1,4 +1,4 @@
-"""``slurm-elastic store``: hosts the leader of a run, without workers."""
+"""``slurm-elastic coordinator``, formerly ``store``: leads a run from a process that has no workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from slurm_elastic.cli._command import Parser
-from slurm_elastic.cli._serve import ServingVerb
+from slurm_elastic.cli._serve import ServingCommand
 from slurm_elastic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,51 +18,55 @@ if TYPE_CHECKING:
     from slurm_elastic.rundir import RunDir
     from slurm_elastic.slurm import Controller, SlurmJob
 
-__all__ = ["Store"]
+__all__ = ["Coordinator"]
 
 _EXAMPLES = """\
-  slurm-elastic store 1234 --nnodes 2:8                    for the array 1234
-  slurm-elastic store my-run --nnodes 2:8                  for the agents with --run-id my-run
-  slurm-elastic store --nnodes 2:8 --submit --array=0-7 array.sbatch train.py
+  slurm-elastic coordinator 1234 --nnodes 2:8              lead the array 1234
+  slurm-elastic coordinator my-run --nnodes 2:8            lead the agents with --run-id my-run
+  slurm-elastic coordinator --nnodes 2:8 --submit --array=0-7 array.sbatch train.py
                                                            submit the run, and lead it from its beginning
 
-The bounds of the run are the leader's: say the same here as to the agents. With --submit they are told.
+The bounds of the leader count: give the agents the same --nnodes. With --submit they get it from here.
 """
 
 
-class Store(ServingVerb):
-    """Leads a run from where it is not preempted; where it ends all the same, an agent follows it."""
+class Coordinator(ServingCommand):
+    """Leads a run from a job that is not preempted; if it ends before the run, an agent takes over the leadership."""
 
-    name = "store"
-    summary = "lead a run without workers, as from a small job that is not preempted"
+    name = "coordinator"
+    summary = "lead a run without workers, for instance from a small job that is not preempted"
     examples = _EXAMPLES
-    submitting = "arguments of sbatch for the job of the run; the store ends with it"
-    submitted = "--array=0-7 array.sbatch train.py"
+    submit_help = "arguments of sbatch for the job of the run; the coordinator ends when that job has ended"
+    submit_example = "--array=0-7 array.sbatch train.py"
 
     def add_options(self, parser: Parser) -> None:
         """See base class."""
         parser.add_argument(
-            "run_id", metavar="RUN", nargs="?", help="id of the array, or what --run-id of the agents says"
+            "run_id", metavar="RUN", nargs="?", help="id of the run: id of the array, or the --run-id of the agents"
         )
-        parser.add_argument("--nnodes", required=True, metavar="MIN:MAX", help="bounds of a round, as of the agents")
-        parser.add_argument("--node-unit", metavar="K", help="as of the agents")
-        parser.add_argument("--valid-nodes", metavar="N,N,...", help="as of the agents")
-        parser.add_argument("--max-restarts", default="0", metavar="N", help="as of the agents (default: 0)")
-        parser.add_argument("--rdzv-conf", default="", metavar="KEY=VALUE,...", help="as of the agents")
-        parser.add_argument("--run-dir", metavar="DIR", help="as of the agents (default: where sbatch was called)")
+        parser.add_argument("--nnodes", required=True, metavar="MIN:MAX", help="bounds of a round, as for the agents")
+        parser.add_argument("--node-unit", metavar="K", help="as for the agents")
+        parser.add_argument("--valid-nodes", metavar="N,N,...", help="as for the agents")
+        parser.add_argument("--max-restarts", default="0", metavar="N", help="as for the agents (default: 0)")
+        parser.add_argument("--rdzv-conf", default="", metavar="KEY=VALUE,...", help="as for the agents")
+        parser.add_argument(
+            "--run-dir", metavar="DIR", help="as for the agents (default: the directory in which sbatch was called)"
+        )
         parser.add_argument("--interface", metavar="NAME", help="network interface by which agents reach this node")
-        parser.add_argument("--local-addr", metavar="ADDRESS", help="address by which they do, taken as it is")
-        parser.add_argument("--grace", metavar="SECONDS", help="from SIGTERM to the end (default: 30)")
+        parser.add_argument(
+            "--local-addr", metavar="ADDRESS", help="address by which agents reach this node, used as it is"
+        )
+        parser.add_argument("--grace", metavar="SECONDS", help="seconds from SIGTERM to SIGKILL (default: 30)")
 
     def check(self, options: argparse.Namespace) -> None:
         """See base class."""
         if options.run_id is None and not options.submit:
             raise UsageError(
-                "which run? give the id of its array, or the --run-id of its agents; or submit it by --submit"
+                "no run is named; give the id of its array or the --run-id of its agents, or submit the run by --submit"
             )
 
     def serve(self, options: argparse.Namespace, notices: Notices, node: str) -> int:
-        """Lead until the run ends or a signal comes."""
+        """Lead until the run is over or a signal comes."""
         from slurm_elastic.agent.coordinator import host
 
         settings = _settings(options, os.environ)
@@ -70,7 +74,7 @@ class Store(ServingVerb):
         def submit_run() -> str:
             from slurm_elastic.submission.sbatch import submit
 
-            os.environ.update(_told(options, settings))
+            os.environ.update(_agent_variables(options, settings))
             job = submit(options.submit)
             print(f"submitted job {job}; its run is {settings.run_dir.run_id}", flush=True)
             return job
@@ -129,21 +133,21 @@ def _config(text: str) -> dict[str, object]:
 
 
 def _job_of_run(run_dir: RunDir, controller: Controller) -> str | None:
-    """The job to watch: that of an array. A name that is no job's id stands for jobs that nobody can count."""
+    """Return the id of the array to watch in the queue; None if the run id does not tell its jobs."""
     run_id = run_dir.run_id
     if not run_id.isdecimal():
         return None
     view = controller.job(run_id)
     if view is not None and view.array_job_id is None and view.job_id == run_id:
         raise UsageError(
-            f"job {run_id} is no array, and a job that is started again is another run; submit it with --run-id NAME "
-            "for its agents, and name that run here"
+            f"job {run_id} is no array, and becomes another run when Slurm requeues it; submit it with --run-id NAME "
+            "for its agents, and give that name here"
         )
     queued = controller.is_queued(run_id)
     if queued is False and not run_dir.path.is_dir():
         raise UsageError(
-            f"no job {run_id} is in the queue, and there is no such run in {run_dir.path.parent}; go where sbatch was "
-            "called, or give --run-dir"
+            f"no job {run_id} is in the queue, and there is no such run in {run_dir.path.parent}; change to the "
+            "directory in which sbatch was called, or give --run-dir"
         )
     return run_id if queued else None
 
@@ -152,18 +156,18 @@ def _address(options: argparse.Namespace, job: SlurmJob | None, controller: Cont
     from slurm_elastic.slurm import AddressWish, choose_address, gather_facts
 
     if job is None and not (options.local_addr or options.interface):
-        raise UsageError("outside of a job: say how agents reach this machine, by --local-addr or --interface")
+        raise UsageError("outside Slurm the address of this machine is unknown; give --local-addr or --interface")
     wish = AddressWish(options.local_addr, options.interface)
     return choose_address(wish, gather_facts(wish, job.node if job else "localhost", controller=controller))
 
 
-def _told(options: argparse.Namespace, settings: CoordinatorSettings) -> dict[str, str]:
-    """What the agents of the submitted run take from their environment."""
-    told = {
+def _agent_variables(options: argparse.Namespace, settings: CoordinatorSettings) -> dict[str, str]:
+    """Return the variables from which the agents of the submitted run take their options."""
+    variables = {
         "PET_RDZV_ID": settings.run_dir.run_id,
         "PET_RUN_DIR": str(settings.run_dir.path.parent.parent),
         "PET_NNODES": options.nnodes,
         "PET_MAX_RESTARTS": options.max_restarts,
     }
-    told |= {f"PET_{name.upper()}": value for name, value in _sizes(options).items() if value}
-    return {**told, "PET_RDZV_CONF": options.rdzv_conf} if options.rdzv_conf else told
+    variables |= {f"PET_{name.upper()}": value for name, value in _sizes(options).items() if value}
+    return {**variables, "PET_RDZV_CONF": options.rdzv_conf} if options.rdzv_conf else variables
