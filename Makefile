@@ -2,7 +2,7 @@
 
 PYTHON := /opt/slurm-elastic/venv/bin/python
 
-.PHONY: help setup demo test test-all simulate soak lint bench docs shell
+.PHONY: help setup demo test test-all simulate soak lint lines bench docs shell
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -15,6 +15,9 @@ demo: ## train on four nodes of a real cluster, lose one on the way, and say wha
 
 lint: setup ## formatting, lint, types, shell scripts
 	@.ci/lint
+
+lines: ## lines of code by package, without comments, docstrings and blanks; LINES=REVISION for another commit
+	@.ci/lines $(LINES)
 
 test: lint ## every test, the cluster layer on Slurm 22.05
 	@$(PYTHON) -m pytest tests/unit tests/simulation tests/local tests/cluster $(PYTEST)
