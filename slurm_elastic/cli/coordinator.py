@@ -157,8 +157,8 @@ def _address(options: argparse.Namespace, job: SlurmJob | None, controller: Cont
 
     if job is None and not (options.local_addr or options.interface):
         raise UsageError("outside Slurm the address of this machine is unknown; give --local-addr or --interface")
-    wish = AddressWish(options.local_addr, options.interface)
-    return choose_address(wish, gather_facts(wish, job.node if job else "localhost", controller=controller))
+    preference = AddressWish(options.local_addr, options.interface)
+    return choose_address(preference, gather_facts(preference, job.node if job else "localhost", controller=controller))
 
 
 def _agent_variables(options: argparse.Namespace, settings: CoordinatorSettings) -> dict[str, str]:

@@ -80,9 +80,9 @@ def _host(options: argparse.Namespace, node: str) -> str:
     from slurm_elastic.slurm import AddressWish, Controller, choose_address, gather_facts
     from slurm_elastic.slurm.address import resolve
 
-    wish = AddressWish(local_addr=options.host, interface=options.interface)
+    preference = AddressWish(local_addr=options.host, interface=options.interface)
     # etcd listens at addresses, not at names (etcd 3.4, embed/config.go, checkBindURLs).
-    name = choose_address(wish, gather_facts(wish, node, controller=Controller()))
+    name = choose_address(preference, gather_facts(preference, node, controller=Controller()))
     address = resolve(name)
     if address is None:
         raise UsageError(f"--host {name} does not resolve on {node}; give an address of this node")

@@ -1,0 +1,69 @@
+"""Names in the code against docs/glossary.md."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import slurm_elastic
+
+PACKAGE = Path(slurm_elastic.__file__).parent
+GLOSSARY = Path(__file__).parents[2] / "docs" / "glossary.md"
+CONVERTED = ("cli",)
+"""Packages and modules whose names are those of the glossary. In the end the list is all of them."""
+DOCSTRING = re.compile(r"(What|Who|Whom|Whose|Whether|Those|Says|Where|Why|How)\b")
+"""A docstring begins with its subject or with a verb."""
+
+
+def unwanted() -> list[str]:
+    """The words of the last table of the glossary."""
+    rows = re.findall(r"^\| (.*?) \|", GLOSSARY.read_text().partition("| not | but |")[2], flags=re.MULTILINE)
+    return [word for row in rows for word in re.findall(r"`(\w+)`", row)]
+
+
+def sources() -> list[Path]:
+    """The files of the packages that are converted."""
+    return sorted(
+        path
+        for name in CONVERTED
+        for path in ((PACKAGE / name).rglob("*.py") if (PACKAGE / name).is_dir() else [PACKAGE / f"{name}.py"])
+    )
+
+
+def names(path: Path) -> Iterator[str]:
+    """The names that a file defines: its own, and those of classes, functions, parameters, variables, attributes."""
+    yield path.stem
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
+
+
+def parts(name: str) -> str:
+    """A name in lower case with an underscore between its words, and around them."""
+    return "_" + re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().strip("_") + "_"
+
+
+def test_the_glossary_says_which_words_are_not_used() -> None:
+    assert {"chair", "giving_up", "nobody"} <= set(unwanted())
+    assert parts("OpenDoorNow") == "_open_door_now_"
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_names_are_those_of_the_glossary(path: Path) -> None:
+    found = {name for name in names(path) for word in unwanted() if f"_{word}_" in parts(name).replace("s_", "_")}
+    assert found == set()
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_docstrings_begin_with_a_subject_or_a_verb(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented)]
+    assert [text.splitlines()[0] for text in texts if DOCSTRING.match(text)] == []
