@@ -1,4 +1,10 @@
-"""Elastic PyTorch training on Slurm."""
+"""Elastic PyTorch training on Slurm.
+
+- `trainer`: what a training script calls after every step and around its checkpoints.
+- `launch`, `LaunchConfig`: an elastic agent from a Python program that srun starts on every node.
+- `ElasticExecutor`, `LocalElasticExecutor`, `DebugElasticExecutor`, `ElasticJob`: submission with submitit.
+- `ExitCode`, and the errors `SlurmElasticError`, `UsageError`, `LaunchError`, `WorkerFailedError`.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +13,10 @@ from typing import TYPE_CHECKING
 from slurm_elastic._lazy import lazy
 
 if TYPE_CHECKING:
+    from slurm_elastic import trainer
     from slurm_elastic._version import __version__
-    from slurm_elastic.errors import UsageError
+    from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
+    from slurm_elastic.launcher import LaunchConfig, LaunchError, launch
     from slurm_elastic.submission import (
         DebugElasticExecutor,
         ElasticExecutor,
@@ -17,17 +25,23 @@ if TYPE_CHECKING:
         WorkerFailedError,
     )
 else:
-    # submitit is imported only when an executor is asked for.
+    # A training script imports the trainer alone, and only an executor needs submitit.
     __getattr__ = lazy(
         __name__,
         {
             "DebugElasticExecutor": "submission",
             "ElasticExecutor": "submission",
             "ElasticJob": "submission",
+            "ExitCode": "errors",
+            "LaunchConfig": "launcher",
+            "LaunchError": "launcher",
             "LocalElasticExecutor": "submission",
+            "SlurmElasticError": "errors",
             "UsageError": "errors",
             "WorkerFailedError": "submission",
             "__version__": "_version",
+            "launch": "launcher",
+            "trainer": "",
         },
     )
 
@@ -35,8 +49,18 @@ __all__ = [
     "DebugElasticExecutor",
     "ElasticExecutor",
     "ElasticJob",
+    "ExitCode",
+    "LaunchConfig",
+    "LaunchError",
     "LocalElasticExecutor",
+    "SlurmElasticError",
     "UsageError",
     "WorkerFailedError",
     "__version__",
+    "launch",
+    "trainer",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,4 +1,4 @@
-"""Packages that import a part of themselves when somebody asks for a name of it, and not before (PEP 562)."""
+"""Packages whose modules are imported on the first use of one of their names (PEP 562)."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ __all__ = ["lazy"]
 def lazy(package: str, parts: Mapping[str, str]) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package.
 
-    It lies on the way of every start of an agent and of a worker, so it needs nothing that is not there already. Type
-    checkers see the names by an import under ``TYPE_CHECKING`` beside it.
+    Every start of an agent and of a worker executes this, so it imports nothing that Python has not imported already.
+    An import under ``TYPE_CHECKING`` beside it shows the names to type checkers.
 
     Args:
-        package: its ``__name__``.
-        parts: by public name, the module of the package that defines it.
+        package: The package's ``__name__``.
+        parts: The module of the package that defines a public name, by that name; empty if the name is the module.
     """
 
     def find(name: str) -> Any:
-        """Import the module of a public name; others are no attributes."""
+        """Import the module of a public name and return what the name stands for."""
         if name not in parts:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         from importlib import import_module
 
+        if not parts[name]:
+            return import_module(f"{package}.{name}")
         return getattr(import_module(f"{package}.{parts[name]}"), name)
 
     return find

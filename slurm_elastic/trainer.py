@@ -1,4 +1,4 @@
-"""What a training script may ask and tell: when to stop, whether to publish, how far it is.
+"""The API for training scripts: when to stop, whether to publish a checkpoint, how far the training is.
 
 ::
 
@@ -11,8 +11,11 @@
             save_checkpoint()
             break
 
-Everything here does nothing under plain python and torchrun. Import it at the top of the script: from then on the agent
-counts on this worker to ask. A script that does not ask should not import it.
+Under plain python and torchrun every function here does nothing. Import the module at the top of the script: from then
+on the agent expects that the worker calls `should_stop`. A script that never calls it should not import the module.
+
+Older names stay valid: `takes_part` for `is_managed`, `checkpointed` for `report_checkpoint`, `may_publish` for
+`can_publish_checkpoint`.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import operator
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from slurm_elastic.control import Stop, WorkerControl, attach, is_superseded, shield, unshield
+from slurm_elastic.control import Stop, StopReason, WorkerControl, attach, is_superseded, shield, unshield
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -29,9 +32,13 @@ if TYPE_CHECKING:
 __all__ = [
     "StartInfo",
     "Stop",
+    "StopReason",
+    "can_publish_checkpoint",
     "checkpointed",
     "expires",
+    "is_managed",
     "may_publish",
+    "report_checkpoint",
     "should_stop",
     "start_info",
     "stopped",
@@ -40,14 +47,14 @@ __all__ = [
 
 
 class StartInfo(NamedTuple):
-    """Why and where this worker was started.
+    """The reason and the place of a worker's start.
 
     Attributes:
         reason: start, requeued, node_joined, node_left, node_lost or worker_failed.
-        round: how many times the group was put together before, over the whole run.
-        resumes: whether the run was started before; then there is a checkpoint, unless it was too short for one.
-        run_id: of the run; empty outside of a run, as are the next two.
-        run_dir: the run's directory, on a disk that all its nodes share.
+        round: Number of the round: how many rounds the run had before this one.
+        resumes: True if the run has trained before. Then there is a checkpoint, unless the run was too short for one.
+        run_id: Id of the run; empty outside of a run, as are the next two.
+        run_dir: Directory of the run, on a file system that all its nodes share.
         node: Slurm's name of this node.
     """
 
@@ -60,21 +67,22 @@ class StartInfo(NamedTuple):
 
 
 def should_stop(step: int | None = None) -> Stop | None:
-    """Ask after every step whether to save a checkpoint and end now.
+    """Return whether to save a checkpoint and exit now; call this after every step.
 
-    All ranks get the same answer after the same step. So every rank has to ask equally often, at places where all of
-    them can save together. It takes less than a microsecond. When a stop is near it waits, once and for milliseconds,
+    All ranks get the same answer after the same call. So every rank has to call this equally often, at places where all
+    ranks can save together. A call takes less than a microsecond. When a stop is near, one call waits for milliseconds
     until the agents have agreed on the step.
 
     Args:
-        step: how many steps were taken so far by the script's own count, for those who watch the run.
+        step: The script's own count of steps so far; status and metrics show it.
 
     Returns:
-        None, or why to stop; and from then on always that. Save, and end with 0: the run goes on from this checkpoint.
+        None to go on. A Stop to save and exit with 0, from then on the same in every call; the run goes on from that
+        checkpoint.
 
     Raises:
-        TypeError: the step is no whole number.
-        ValueError: it does not fit into 64 bits.
+        TypeError: The step is no whole number.
+        ValueError: The step does not fit into 64 bits.
     """
     control = _control or _look()
     if control is None:
@@ -85,44 +93,51 @@ def should_stop(step: int | None = None) -> Stop | None:
 
 
 def stopped() -> Stop | None:
-    """Return what `should_stop` has answered last, without asking: None, or why to stop."""
+    """Return the last answer of `should_stop`; this counts as no call."""
     return None if _control is None else _control.stopped
 
 
-def takes_part() -> bool:
-    """Return whether an agent counts on this worker to ask."""
+def is_managed() -> bool:
+    """Return True if an agent runs this worker and expects it to call `should_stop`."""
     return _look() is not None
 
 
-def checkpointed(step: int) -> None:
-    """Tell that a checkpoint of this step is in place.
+def report_checkpoint(step: int) -> None:
+    """Report that the checkpoint of a step is in place.
+
+    A job that is started again and again without a new checkpoint is not requeued for ever.
+
+    Args:
+        step: The script's own count of steps.
 
     Raises:
-        TypeError: the step is no whole number.
-        ValueError: it does not fit into 64 bits.
+        TypeError: The step is no whole number.
+        ValueError: The step does not fit into 64 bits.
     """
     step = operator.index(step)
     control = _look()
     if control is not None:
-        control.checkpointed(step)
+        control.report_checkpoint(step)
 
 
-def may_publish() -> bool:
-    """Ask right before a new checkpoint gets its final name, on the rank that does it. May read the run directory.
+def can_publish_checkpoint() -> bool:
+    """Return whether a new checkpoint may get its final name; call this right before that, on the rank that renames.
+
+    The call reads the run directory.
 
     Returns:
-        False if another group of workers may be training this run already, as this node was cut off or paused, or if
-        the run directory cannot be read. Then leave the checkpoint that is there, and end.
+        False if another group of workers may be training this run already, because this node was cut off or paused, or
+        if the run directory cannot be read. Then keep the checkpoint that is there, and exit.
     """
     control = _look()
     if control is not None and control.fenced:
         return False
-    # The agent's word may come while a slow file system is asked.
+    # The agent may fence this worker while a slow file system is read.
     return not is_superseded(os.environ) and not (control is not None and control.fenced)
 
 
 def expires(after: float, scope: str = "block") -> AbstractContextManager[None]:
-    """Guard a block by the watchdog: a worker that takes longer hangs, and is killed after its stacks were kept.
+    """Guard a block by the watchdog: it records the stacks of a worker that takes longer, and kills the worker.
 
     ::
 
@@ -132,8 +147,8 @@ def expires(after: float, scope: str = "block") -> AbstractContextManager[None]:
     This is torch.distributed.elastic.timer.expires with the client of this node. Without a watchdog it does nothing.
 
     Args:
-        after: seconds.
-        scope: a name for reports; blocks of one process that overlap need different ones.
+        after: Seconds that the block may take.
+        scope: Name of the block in reports; blocks of one process that overlap need different names.
     """
     path = os.environ.get("TORCHELASTIC_TIMER_FILE")
     if not path:
@@ -146,7 +161,7 @@ def expires(after: float, scope: str = "block") -> AbstractContextManager[None]:
 
 
 def start_info() -> StartInfo:
-    """Tell why this worker was started; outside of a run, that it is the first start."""
+    """Return why and where this worker was started; outside of a run, a first start."""
     reason = os.environ.get("SLURM_ELASTIC_REASON", "start")
     number = os.environ.get("SLURM_ELASTIC_ROUND", "")
     round_ = int(number) if number.isdecimal() else 0
@@ -173,9 +188,10 @@ def _look() -> WorkerControl | None:
 
 
 def _forget() -> None:
-    """In a forked process: it is no worker, as a process of a data loader, or one only now, as after a warm start.
+    """Detach a forked process from the page of the worker that it was forked from.
 
-    It may look again: the page of the worker that it comes from is taken.
+    Such a process is no worker, as one of a data loader, or becomes a worker now, as after a warm start; then it finds
+    a page of its own.
     """
     global _control, _looked
     _control, _looked = None, False
@@ -184,3 +200,8 @@ def _forget() -> None:
 
 os.register_at_fork(after_in_child=_forget)
 _look()
+
+# Older names, which training scripts use.
+takes_part = is_managed
+checkpointed = report_checkpoint
+may_publish = can_publish_checkpoint

@@ -43,6 +43,8 @@ def worker_environment(
         "SLURM_ELASTIC_ROUND": str(placed.round),
         "SLURM_ELASTIC_REASON": placed.reason.value,
         "SLURM_ELASTIC_NODE": seat.node,
+        "SLURM_ELASTIC_TERM": str(placed.epoch),
+        # The older name, which training scripts may read.
         "SLURM_ELASTIC_EPOCH": str(placed.epoch),
         "SLURM_ELASTIC_SCOPE": seat.incarnation,
     }

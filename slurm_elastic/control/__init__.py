@@ -1,8 +1,8 @@
 """The private channel between an agent and each of its workers: stop at one step, progress, fence.
 
-One page of shared memory per worker and round (`_page`). The agent's end is :class:`RoundControl`, the worker's end is
-behind :mod:`slurm_elastic.trainer`. Every training script that asks pays for the import of this package: it is of the
-standard library only, and what agents alone need is imported when they ask for it (PEP 562).
+The channel is one page of shared memory per worker and round (`_shared_page`). The agent uses :class:`RoundControl`,
+the worker uses :mod:`slurm_elastic.trainer`. Every training script that uses the trainer imports this package, so it
+needs the standard library only, and parts for agents are imported when an agent uses them (PEP 562).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from slurm_elastic._lazy import lazy
 from slurm_elastic.control._fence import is_superseded
 from slurm_elastic.control._signal_shield import shield, unshield
-from slurm_elastic.control._worker_side import Stop, WorkerControl, attach
+from slurm_elastic.control._worker_side import Stop, StopReason, WorkerControl, attach
 
 if TYPE_CHECKING:
     from slurm_elastic.control._agreement import Agreement, WorkerProgress
@@ -31,6 +31,7 @@ __all__ = [
     "Agreement",
     "RoundControl",
     "Stop",
+    "StopReason",
     "WorkerControl",
     "WorkerProgress",
     "attach",

@@ -1,4 +1,4 @@
-"""How the workers of a round come to stop at one step, as one node sees it."""
+"""The agreement on the step at which all workers of a round stop: the part of one node."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ __all__ = ["Agreement", "WorkerProgress"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgress:
-    """How far a worker has come.
+    """The progress of a worker.
 
     Attributes:
-        local_rank: of the worker.
-        attached: whether its script uses the trainer API; if not, nothing else is known.
-        boundary: how many steps it has completed in this round: calls of should_stop.
-        step: that the script reported last, in its own count.
-        checkpoint: the step of the last checkpoint that the script reported.
-        seconds_since_boundary: since the last call of should_stop, None before the first.
-        stopped: whether it was told to stop.
+        local_rank: Index of the worker among those of its node.
+        attached: True if its script uses the trainer API; if not, nothing else is known.
+        boundary: Number of steps that it has completed in this round: calls of should_stop.
+        step: The step that the script reported last, in its own count; None before.
+        checkpoint: The step of the last checkpoint that the script reported; None before.
+        seconds_since_boundary: Seconds since the last call of should_stop; None before the first.
+        stopped: True if should_stop has told the script to stop.
     """
 
     local_rank: int
@@ -54,24 +54,25 @@ class WorkerProgress:
 class Agreement:
     """The agents agree on the step at which all workers of a round stop.
 
-    1. Every agent calls `hold`. From then on its workers wait at the first boundary that they come to.
-    2. The stop step is the maximum of the answers. Every agent calls `stop_at` with it. Workers that wait at an earlier
-       boundary go on, and each stops at exactly that one.
+    A boundary is a call of should_stop; each worker counts its own, from 1.
 
-    No worker can have passed it. `hold` sets the flag, has a full barrier executed by all workers, and reads that a
-    worker has come to boundary c. If the worker did not see the flag when it came to a boundary n, then it looked
-    before the barrier, so that it had written n before the barrier, too, and n is at most c. So it waits at c + 1, if
-    it does not wait at c already; and the stop step is at least c + 1.
+    1. Every agent calls `hold`. From then on each worker waits at its next boundary.
+    2. The stop step is the maximum of the results. Every agent calls `stop_at` with it. A worker that waits at an
+       earlier boundary goes on, and stops at exactly that one.
 
-    Nobody waits for another one's boundary: workers that block in a collective because a peer of theirs waits already
-    are answered for by what they had come to before.
+    No worker can have passed the stop step. `hold` sets the flag, makes all workers execute a full memory barrier, and
+    then reads that a worker has reached boundary c. If the worker did not see the flag at a boundary n, it read the
+    flag before the barrier. Then it had also written n before the barrier, and n is at most c. So it waits at boundary
+    c + 1, if it does not wait at c already; and the stop step is at least c + 1.
 
-    That holds from `hold` until `release`, however often workers are asked and whoever leads: `hold` answers the same
-    until then, and what was told by `stop_at` after that.
+    `hold` waits for no worker: a worker that blocks in a collective, because a peer waits at a boundary already, counts
+    with the boundary that it reached before.
+
+    The result of `hold` stays the same until `release`, whichever agent leads; after `stop_at` it is the stop step.
 
     Args:
-        pages: of the workers, by local rank; none if they could not be made.
-        barrier: has a full barrier executed by the workers, given whether all of them are registered.
+        pages: Control pages of the workers, by local rank; empty if they could not be made.
+        barrier: Makes the workers execute a full memory barrier; its argument is True if all of them are registered.
     """
 
     def __init__(self, pages: Sequence[Fields], barrier: Callable[[bool], None] = full_barrier) -> None:
@@ -80,11 +81,11 @@ class Agreement:
         self._stop: int | None = None
 
     def hold(self) -> int | None:
-        """Let the workers wait at their next boundary. Takes microseconds, at most some 10 ms; does not wait for them.
+        """Make the workers wait at their next boundary. Takes microseconds, at most about 10 ms.
 
         Returns:
-            The earliest boundary, counted from 1, at which all of them can stop; None, and nobody waits, if one takes
-            no part: its script does not use the trainer API, or has not come to its import yet.
+            The earliest boundary, counted from 1, at which all workers can stop. None if a worker does not use the
+            trainer API, or has not imported it yet; then no worker waits.
         """
         if self._stop is not None:
             return self._stop
@@ -98,10 +99,9 @@ class Agreement:
         return self._earliest
 
     def release(self) -> None:
-        """Give the agreement up: workers that wait go on.
+        """Cancel the agreement: workers that wait go on. After `stop_at` this does nothing.
 
-        No agent may have been told a stop step by then: workers that are let go can pass it. After `stop_at` this does
-        nothing.
+        The caller makes sure that no agent has been told a stop step: released workers can pass it.
         """
         if self._stop is None:
             self._earliest = None
@@ -109,16 +109,16 @@ class Agreement:
                 page[HOLD] = 0
 
     def stop_at(self, step: int, reason: str, seconds: float | None = None) -> None:
-        """Tell the workers, which hold, where to stop. Again with the same step, it sets the remaining time only.
+        """Tell the workers, which wait at a boundary, where to stop. A second call changes the remaining time only.
 
         Args:
-            step: the boundary agreed upon: the maximum of what `hold` has returned on all nodes.
-            reason: what the script is told, at most 64 bytes.
-            seconds: from now until the workers are killed, None if they are given all the time they need.
+            step: The stop step: the maximum of the results of `hold` on all nodes.
+            reason: The reason that the script is told, at most 64 bytes.
+            seconds: Seconds from now until the workers are killed; None for no such time.
 
         Raises:
-            ValueError: the workers may be past that step, as they do not hold or as this is not the maximum; or they
-                were told another one.
+            ValueError: A worker may have passed that step (`hold` was not called, or the step is not the maximum), or
+                the workers were told another one.
         """
         if self._earliest is None or step < self._earliest or self._stop not in (None, step):
             raise ValueError(f"cannot stop at {step}: told {self._stop}, earliest {self._earliest}")
@@ -128,27 +128,27 @@ class Agreement:
             if self._stop is None:
                 write_text(page, reason)
         if self._stop is None:
-            # Whoever sees the step sees the rest; processors that reorder stores need that.
+            # A worker that sees the step must see reason and deadline, on processors that reorder stores, too.
             self._barrier()
             self._stop = step
             for page in self._pages:
                 page[STOP] = step
 
     def stopped(self) -> bool:
-        """Return whether every worker was told to stop, by its own question; it may still be saving."""
+        """Return True if should_stop has told every worker to stop; workers may still be saving."""
         return bool(self._pages) and all(page[STOPPED] for page in self._pages)
 
     def shielded(self) -> bool:
-        """Return whether SIGTERM has no effect on any worker."""
+        """Return True if SIGTERM has no effect on any worker."""
         return bool(self._pages) and all(page[SHIELDED] for page in self._pages)
 
     def fence(self) -> None:
-        """From now on no worker may publish a checkpoint: another group may be training."""
+        """Forbid the workers to publish a checkpoint from now on: another group of workers may be training."""
         for page in self._pages:
             page[FENCED] = 1
 
     def progress(self) -> tuple[WorkerProgress, ...]:
-        """How far the workers have come, by local rank; from any thread."""
+        """Return the progress of the workers, by local rank. Any thread may call this."""
         now = time.monotonic_ns()
         return tuple(_progress(rank, page, now) for rank, page in enumerate(self._pages))
 

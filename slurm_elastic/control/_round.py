@@ -1,4 +1,4 @@
-"""The agent's end of the control pages of one round."""
+"""The agent's side of the control pages of one round."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ logger = logging.getLogger("slurm_elastic")
 
 
 class RoundControl(Agreement):
-    """One page for each worker of a round on this node.
+    """The control pages of a round's workers on this node.
 
-    If the pages cannot be made, that is said in the log, and workers are as if their scripts did not use the trainer
-    API.
+    If the pages cannot be made, a warning goes to the log, and the round goes on as if no script used the trainer API.
 
     Args:
-        directory: of this agent, see :class:`~slurm_elastic.agent.scratch_dir.NodeDirectory`; made if it is not there.
-        round: the number of the round.
-        local_world_size: how many workers.
+        directory: Scratch directory of this agent, see `slurm_elastic.agent.scratch_dir`; made if it does not exist.
+        round: Number of the round.
+        local_world_size: Number of workers on this node.
     """
 
     def __init__(self, directory: Path, round: int, local_world_size: int) -> None:
         self._paths: list[Path] = []
         pages: list[Fields] = []
         try:
-            # Its owner's last logout may have emptied /dev/shm (RemoveIPC, logind.conf(5)).
+            # The last logout of the user may have emptied /dev/shm (RemoveIPC, logind.conf(5)).
             directory.mkdir(mode=0o700, exist_ok=True)
             for local_rank in range(local_world_size):
                 descriptor, path = tempfile.mkstemp(prefix=f"{round:04d}.{local_rank}.", dir=directory)
@@ -43,22 +42,24 @@ class RoundControl(Agreement):
                 finally:
                     os.close(descriptor)
         except OSError as error:
-            logger.warning("no word to workers before they are stopped: no control page in %s: %s", directory, error)
+            logger.warning(
+                "workers will be stopped without notice: cannot make a control page in %s: %s", directory, error
+            )
             self._remove()
             pages = []
         super().__init__(pages)
 
     def environment(self, local_rank: int) -> dict[str, str]:
-        """What to add to the environment of a worker."""
+        """Return the variables for the environment of a worker."""
         return {VARIABLE: str(self._paths[local_rank])} if self._paths else {}
 
     def close(self) -> None:
-        """The round is over. Called again, it does nothing; progress can still be asked for."""
+        """Remove the pages' files after the round. `progress` still works; a second call does nothing."""
         self._remove()
 
     def _remove(self) -> None:
         for path in self._paths:
-            # A worker that takes part has removed it.
+            # A worker that uses the trainer API has removed its file.
             with contextlib.suppress(OSError):
                 path.unlink()
         self._paths = []

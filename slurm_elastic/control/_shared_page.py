@@ -1,8 +1,8 @@
-"""The page that an agent shares with one worker: 8-byte fields, each written by one side only.
+"""The page of memory that an agent shares with one worker: 8-byte fields, each written by one side only.
 
 CPython copies an item of a memoryview of format ``q`` with a memcpy of constant size (Objects/memoryobject.c,
 pack_single and unpack_single), which compilers turn into one load or store. Items are aligned, so no reader ever sees
-half a number. What the agent writes and what the worker writes lie in different cache lines.
+half a number. Fields of the agent and fields of the worker lie in different cache lines.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 SIZE = mmap.PAGESIZE
 NONE = -(2**63)
-"""In a field that is not always there."""
+"""The value of a field that is not set."""
 
 _MAGIC, _VERSION = 0, 1
 _MAGIC_VALUE = int.from_bytes(b"slurm_el", "little")
@@ -45,38 +45,38 @@ _VERSION_VALUE = 1
 
 # Written by the agent.
 HOLD = 2
-"""1: wait at the next boundary until there is a stop step, or until this is 0 again."""
+"""1: the worker waits at its next boundary until STOP is set or this is 0 again."""
 STOP = 3
-"""The boundary to stop at; 0 for none. Boundaries are counted from 1."""
+"""The boundary at which the worker stops; 0 for none. Boundaries are counted from 1."""
 DEADLINE = 4
-"""When the worker has to be gone, in nanoseconds of the node's monotonic clock; NONE for no such time."""
+"""The time at which the worker is killed, in nanoseconds of the node's monotonic clock; NONE for no such time."""
 FENCED = 5
-"""1: another group of workers may be training; publish nothing."""
+"""1: another group of workers may be training; the worker publishes nothing."""
 REASON = 8
-"""Why to stop: text, in this field and the seven that follow."""
+"""The reason of the stop: text, in this field and the seven that follow."""
 _REASON_FIELDS = 8
 
 # Written by the worker.
 ATTACHED = 16
-"""1: the worker takes part."""
+"""1: the worker uses the trainer API."""
 REGISTERED = 17
-"""1: the worker is registered for expedited barriers, see `_barrier`."""
+"""1: the worker is registered for expedited barriers, see `_membarrier`."""
 BOUNDARY = 18
-"""How many boundaries the worker has come to: calls of should_stop."""
+"""Number of boundaries that the worker has reached: calls of should_stop."""
 BOUNDARY_TIME = 19
-"""When it came to the last one, in nanoseconds of the node's monotonic clock."""
+"""The time at which it reached the last one, in nanoseconds of the node's monotonic clock."""
 STEP = 20
 """The step that the script reported last; NONE before."""
 CHECKPOINT = 21
 """The step of the checkpoint that the script reported last; NONE before."""
 STOPPED = 22
-"""The boundary at which it was told to stop; 0 before."""
+"""The boundary at which should_stop told it to stop; 0 before."""
 SHIELDED = 23
-"""1: SIGTERM has no effect on the worker, see `_shield`."""
+"""1: SIGTERM has no effect on the worker, see `_signal_shield`."""
 
 
 class PageError(Exception):
-    """A file that is no control page of this version."""
+    """Raised for a file that is no control page of this version."""
 
 
 class Fields(Protocol):
@@ -91,9 +91,9 @@ def new_page(descriptor: int) -> Fields:
     """Map the page of a new worker onto an empty file.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: The page cannot be made.
     """
-    # Written, not only sized: a full disk is an error here, and would be SIGBUS in the worker later (mmap(2)).
+    # Written, not only sized: a full disk is an error here; later it would be SIGBUS in the worker (mmap(2)).
     view = memoryview(bytes(SIZE))
     while view:
         view = view[os.write(descriptor, view) :]
@@ -109,8 +109,8 @@ def map_page(path: str) -> Fields:
     """Map a page that an agent has made.
 
     Raises:
-        OSError: it is not there or cannot be mapped.
-        PageError: it is not what this version understands.
+        OSError: The file does not exist or cannot be mapped.
+        PageError: The file is no control page of this version.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:

@@ -1,4 +1,4 @@
-"""The signals of Slurm, in a worker that its agent will tell when and where to stop."""
+"""Handling of Slurm's signals in a worker that learns from its agent when to stop."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def shield() -> bool:
-    """Take their default action, which is to end the process, from the signals with which Slurm announces an end.
+    """Make the signals with which Slurm announces an end have no effect on this process.
 
-    Where ProctrackType is proctrack/linuxproc, it sends them to all processes of a step, and a worker would be gone
-    before it can save. The agent got them too. What the script does about a signal stays as it is.
+    Their default action ends the process. With ProctrackType=proctrack/linuxproc Slurm sends them to all processes of a
+    step, and a worker would end before it can save; the agent gets them, too. A handler of the script stays in place.
 
     Returns:
-        Whether SIGTERM has no effect now: then the agent ends this process by SIGKILL where it would by SIGTERM.
+        True if SIGTERM has no effect now. Then the agent uses SIGKILL where it would use SIGTERM.
     """
-    # Outside of the main thread there is nothing to be done.
+    # Only the main thread can set handlers; signal.signal raises ValueError in others.
     with contextlib.suppress(ValueError):
         for number in _SIGNALS:
             if signal.getsignal(number) is signal.SIG_DFL:
-                # Not ignored: programs that the script starts would ignore it, too (execve(2)).
+                # Not SIG_IGN: programs that the script starts would inherit it (execve(2)).
                 signal.signal(number, _leave_to_agent)
                 signal.siginterrupt(number, False)
     return signal.getsignal(signal.SIGTERM) is _leave_to_agent
 
 
 def unshield() -> None:
-    """Give the default action back, in a process that is no worker, such as one of a data loader."""
+    """Restore the default action, in a process that is no worker, such as one of a data loader."""
     with contextlib.suppress(ValueError):
         for number in _SIGNALS:
             if signal.getsignal(number) is _leave_to_agent:

@@ -1,7 +1,8 @@
-"""The worker's end of its control page."""
+"""The worker's side of its control page."""
 
 from __future__ import annotations
 
+import enum
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -27,26 +28,59 @@ from slurm_elastic.control._shared_page import (
     read_text,
 )
 
-__all__ = ["VARIABLE", "Stop", "WorkerControl", "attach"]
+__all__ = ["VARIABLE", "Stop", "StopReason", "WorkerControl", "attach"]
 
 VARIABLE = "SLURM_ELASTIC_CONTROL"
 _POLL = 0.0005
-"""Seconds. All ranks wait together, for as long as the agents need to agree: a few round trips."""
+"""Seconds between two reads of the page. All ranks wait while the agents agree, for a few round trips."""
+
+
+class StopReason(str, enum.Enum):
+    """The reason of a stop; a string, so that it can be compared, printed and stored as one."""
+
+    PREEMPTED = "preempted"
+    """Slurm preempts a job of the run."""
+    TIME_LIMIT = "time_limit"
+    """The time limit of a job is near."""
+    DRAINED = "drained"
+    """A node has to leave: ``slurm-elastic drain``, or an administrator drains it."""
+    REQUEUED = "requeued"
+    """A job goes back into the queue."""
+    CANCELLED = "cancelled"
+    """A job is cancelled."""
+    NODE_LEFT = "node_left"
+    """A node leaves, and the cause is unknown."""
+    NODE_JOINED = "node_joined"
+    """Nodes have come, and the group of workers grows."""
+
+    __str__ = str.__str__
+
+    def __format__(self, format_spec: str) -> str:
+        # Python 3.12 and later format members of such an enum by their name (docs.python.org, enum).
+        return str.__format__(self, format_spec)
+
+    @classmethod
+    def _missing_(cls, value: object) -> StopReason | None:
+        """Take a reason of a later release of the agent as it is."""
+        if not isinstance(value, str):
+            return None
+        reason = str.__new__(cls, value)
+        reason._name_, reason._value_ = value.upper(), value
+        return reason
 
 
 class Stop:
-    """The word to save a checkpoint and end.
+    """The instruction to save a checkpoint and exit.
 
     Attributes:
-        reason: preempted, time_limit, drained or requeued, as the node or nodes that have to go say; node_joined when
-            the group grows.
+        reason: Why the workers stop.
     """
 
     __slots__ = ("_fields", "reason")
 
     def __init__(self, fields: Fields) -> None:
         self._fields = fields
-        self.reason = read_text(fields)
+        self.reason = StopReason(read_text(fields))
 
     @property
     def seconds_left(self) -> float | None:
@@ -55,17 +89,17 @@ class Stop:
         return None if deadline == NONE else max(0.0, deadline / 1e9 - time.monotonic())
 
     def __repr__(self) -> str:
-        return f"Stop(reason={self.reason!r}, seconds_left={self.seconds_left})"
+        return f"Stop(reason={self.reason.value!r}, seconds_left={self.seconds_left})"
 
 
 class WorkerControl:
-    """What a worker says to its agent and hears from it, on one thread.
+    """The control page of a worker, used by one thread.
 
     Args:
-        fields: of its page.
-        pause: waits so many seconds; called again and again while the agents agree.
-        shield: see `slurm_elastic.control._signal_shield`; called by the first question, when the script has
-            set up what it does about signals, and when a stop is near. None for none.
+        fields: The fields of the page.
+        pause: Waits for a number of seconds; called repeatedly while the agents agree on a stop step.
+        shield: See `slurm_elastic.control._signal_shield`. Called at the first boundary, when the script has set its
+            signal handlers, and when a stop is near. None for no shield.
     """
 
     __slots__ = ("_boundary", "_fields", "_pause", "_shield", "_stop")
@@ -83,11 +117,14 @@ class WorkerControl:
         fields[ATTACHED] = 1
 
     def ask(self, step: int | None = None) -> Stop | None:
-        """Come to the next boundary; see :func:`slurm_elastic.trainer.should_stop`.
+        """Count a boundary and return the answer of :func:`slurm_elastic.trainer.should_stop`.
+
+        Args:
+            step: The script's own count of steps; None if it does not report one.
 
         Raises:
-            TypeError: the step is no whole number.
-            ValueError: it does not fit into 64 bits.
+            TypeError: The step is no whole number.
+            ValueError: The step does not fit into 64 bits.
         """
         if self._stop is not None:
             return self._stop
@@ -97,7 +134,7 @@ class WorkerControl:
         self._boundary = boundary = self._boundary + 1
         fields[BOUNDARY_TIME] = time.monotonic_ns()
         fields[BOUNDARY] = boundary
-        # Between these two lines belongs a memory barrier. The agent has it executed, see Agreement.hold.
+        # A memory barrier has to stand between these two lines. The agent executes it, see Agreement.hold.
         if fields[HOLD]:
             return self._wait(boundary)
         if boundary == 1:
@@ -113,7 +150,7 @@ class WorkerControl:
                     return None
                 self._pause(_POLL)
         except BaseException:
-            # A signal handler of the script has raised: this call does not count, it gets no answer.
+            # A signal handler of the script has raised. This call gets no answer, so it does not count.
             self._boundary -= 1
             raise
         if boundary < stop:
@@ -126,38 +163,38 @@ class WorkerControl:
         if self._shield is not None:
             self._fields[SHIELDED] = int(self._shield())
 
-    def checkpointed(self, step: int) -> None:
-        """Report a checkpoint.
+    def report_checkpoint(self, step: int) -> None:
+        """Report that the checkpoint of a step is in place.
 
         Raises:
-            TypeError: the step is no whole number.
-            ValueError: it does not fit into 64 bits.
+            TypeError: The step is no whole number.
+            ValueError: The step does not fit into 64 bits.
         """
         self._fields[CHECKPOINT] = step
 
     @property
     def stopped(self) -> Stop | None:
-        """The stop that it was told; None before."""
+        """The stop that `ask` has returned; None before."""
         return self._stop
 
     @property
     def fenced(self) -> bool:
-        """Whether the agent said that another group of workers may be training."""
+        """True if the agent has said that another group of workers may be training."""
         return bool(self._fields[FENCED])
 
 
 def attach(environ: Mapping[str, str], shield: Callable[[], bool] | None = None) -> WorkerControl | None:
     """Take the control page that the environment names.
 
-    The first process that comes takes it, by removing its name: a worker, or what a worker that is a mere wrapper
-    starts, but not what the trainer itself starts, such as the processes of a data loader.
+    The first process that attaches removes the file, so that no other one can: a worker, or a program that a wrapper
+    script starts, but no child of the trainer, such as a process of a data loader.
 
     Args:
-        environ: of this process.
-        shield: see :class:`WorkerControl`.
+        environ: Environment of this process.
+        shield: See :class:`WorkerControl`.
 
     Returns:
-        None if there is none to take.
+        The control page; None if the environment names none, or if another process has taken it.
     """
     path = environ.get(VARIABLE)
     if not path:

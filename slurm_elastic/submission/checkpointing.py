@@ -87,7 +87,7 @@ def told_to_stop() -> bool:
 
 def _asks_trainer() -> bool:
     trainer = _trainer()
-    return trainer is not None and trainer.takes_part()
+    return trainer is not None and trainer.is_managed()
 
 
 def _trainer() -> Any:

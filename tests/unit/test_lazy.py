@@ -7,12 +7,12 @@ import sys
 import pytest
 
 LAZY = {
-    "slurm_elastic": ("submission", "errors"),
-    "slurm_elastic.agent.health": ("_port", "_server", "_listener", "_reporter", "_snapshot"),
-    "slurm_elastic.agent.forkserver": ("program", "process", "_orders"),
+    "slurm_elastic": ("submission", "errors", "launcher", "trainer"),
+    "slurm_elastic.agent.health": ("_service", "_server", "_config", "_status_reporter", "_state"),
+    "slurm_elastic.agent.forkserver": ("worker_command", "client", "_protocol"),
     "slurm_elastic.control": ("_agreement", "_round"),
     "slurm_elastic.rendezvous.records.etcd": ("client", "server", "records", "watch", "store"),
-    "slurm_elastic.submission": ("local", "executor", "job"),
+    "slurm_elastic.submission": ("local_executor", "executor", "job"),
 }
 """Packages that import their parts when these are asked for, and the parts."""
 

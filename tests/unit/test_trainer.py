@@ -12,6 +12,7 @@ import pytest
 
 from slurm_elastic import trainer
 from slurm_elastic.control import RoundControl
+from slurm_elastic.rendezvous.membership import LeaveReason, Reason
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,11 +26,35 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RoundControl:
     return control
 
 
+def test_older_names_stay() -> None:
+    assert trainer.takes_part is trainer.is_managed
+    assert trainer.checkpointed is trainer.report_checkpoint
+    assert trainer.may_publish is trainer.can_publish_checkpoint
+
+
+def test_a_stop_has_a_reason_that_is_a_string(control: RoundControl) -> None:
+    assert trainer.should_stop() is None
+    control.hold()
+    control.stop_at(2, "time_limit")
+    stop = trainer.should_stop()
+    assert stop is not None
+    assert stop.reason is trainer.StopReason.TIME_LIMIT
+    assert stop.reason == "time_limit"
+    assert (f"{stop.reason}", str(stop.reason), json.dumps(stop.reason)) == ("time_limit", "time_limit", '"time_limit"')
+    assert trainer.StopReason("of a later release") == "of a later release"
+
+
+def test_every_reason_of_the_membership_is_known() -> None:
+    known = {reason.value for reason in trainer.StopReason}
+    assert known >= {reason.value for reason in LeaveReason} - {"finished", "failed"}
+    assert known >= {Reason.NODE_JOINED.value, Reason.NODE_LEFT.value}
+
+
 def test_outside_of_a_run() -> None:
     assert trainer.should_stop() is None
     assert trainer.should_stop(3) is None
-    trainer.checkpointed(3)
-    assert trainer.may_publish()
+    trainer.report_checkpoint(3)
+    assert trainer.can_publish_checkpoint()
     info = trainer.start_info()
     assert (info.reason, info.round, info.resumes, info.run_id, info.run_dir, info.node) == ("start", 0, False) + (
         "",
@@ -40,12 +65,12 @@ def test_mistakes_are_found_outside_of_a_run_too() -> None:
     with pytest.raises(TypeError):
         trainer.should_stop(1.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
-        trainer.checkpointed("3")  # type: ignore[arg-type]
+        trainer.report_checkpoint("3")  # type: ignore[arg-type]
 
 
 def test_inside_of_a_run(control: RoundControl) -> None:
     assert trainer.should_stop(100) is None
-    trainer.checkpointed(100)
+    trainer.report_checkpoint(100)
     assert (control.progress()[0].step, control.progress()[0].checkpoint) == (100, 100)
     control.hold()
     control.stop_at(2, "preempted", 30)
@@ -53,9 +78,9 @@ def test_inside_of_a_run(control: RoundControl) -> None:
     assert stop is not None
     assert stop.reason == "preempted"
     assert trainer.should_stop(101) is stop
-    assert trainer.may_publish()
+    assert trainer.can_publish_checkpoint()
     control.fence()
-    assert not trainer.may_publish()
+    assert not trainer.can_publish_checkpoint()
 
 
 def test_a_fence_that_comes_while_the_run_directory_is_asked_counts(
@@ -66,7 +91,7 @@ def test_a_fence_that_comes_while_the_run_directory_is_asked_counts(
         return False
 
     monkeypatch.setattr(trainer, "is_superseded", slow)
-    assert not trainer.may_publish()
+    assert not trainer.can_publish_checkpoint()
 
 
 def test_forked_process_is_no_worker(control: RoundControl) -> None:
@@ -112,7 +137,7 @@ def test_block_that_must_not_take_longer(tmp_path: Path, monkeypatch: pytest.Mon
 def test_import_takes_the_standard_library_only(tmp_path: Path) -> None:
     control = RoundControl(tmp_path, 0, 1)
     script = (
-        "import sys; import slurm_elastic.trainer as trainer; trainer.may_publish(); trainer.should_stop(1)\n"
+        "import sys; from slurm_elastic import trainer; trainer.can_publish_checkpoint(); trainer.should_stop(1)\n"
         "names = {name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names\n"
         "print(sorted(names - {'slurm_elastic', '__main__'}))"
     )

@@ -119,7 +119,7 @@ from slurm_elastic import trainer
 
 def load():
     assert [trainer.should_stop(1000 + index) for index in range(8)] == [None] * 8
-    trainer.checkpointed(1000)
+    trainer.report_checkpoint(1000)
 
 if __name__ == "__main__":
     trainer.should_stop(1)

@@ -20,7 +20,7 @@ def pair(directory: Path) -> tuple[RoundControl, WorkerControl]:
 def test_nothing_is_pending(tmp_path: Path) -> None:
     control, worker = pair(tmp_path)
     assert [worker.ask(), worker.ask(10), worker.ask(11)] == [None] * 3
-    worker.checkpointed(10)
+    worker.report_checkpoint(10)
     (progress,) = control.progress()
     assert (progress.local_rank, progress.attached, progress.boundary) == (0, True, 3)
     assert (progress.step, progress.checkpoint, progress.stopped) == (11, 10, False)
@@ -164,4 +164,4 @@ def test_fence(tmp_path: Path) -> None:
 def test_step_that_is_no_number(tmp_path: Path, step: object) -> None:
     _, worker = pair(tmp_path)
     with pytest.raises(TypeError):
-        worker.checkpointed(step)  # type: ignore[arg-type]
+        worker.report_checkpoint(step)  # type: ignore[arg-type]

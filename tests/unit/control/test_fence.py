@@ -1,4 +1,4 @@
-"""Which rounds and epochs in the run directory tell a worker that it is a former one."""
+"""The rounds and terms in the run directory by which a worker learns that its group is superseded."""
 
 from __future__ import annotations
 
@@ -35,14 +35,16 @@ def test_newer_round(run_dir: RunDir) -> None:
     assert is_superseded(environ(run_dir, SCOPE="", EPOCH=""))
 
 
-def test_newer_epoch(run_dir: RunDir) -> None:
+def test_newer_term(run_dir: RunDir) -> None:
     run_dir.claim_epoch(SCOPE, 3, b"{}")
     assert is_superseded(environ(run_dir))
     assert not is_superseded(environ(run_dir, SCOPE="run.1"))
     assert not is_superseded(environ(run_dir, EPOCH="none"))
+    # The newer name counts where both are given.
+    assert not is_superseded(environ(run_dir, TERM="3"))
 
 
-def test_nothing_is_known(run_dir: RunDir, tmp_path: Path) -> None:
+def test_unknown_records(run_dir: RunDir, tmp_path: Path) -> None:
     assert not is_superseded({})
     assert not is_superseded(environ(run_dir, ROUND=""))
     assert not is_superseded(environ(run_dir, RUN_DIR=str(tmp_path / "not-on-this-node")))

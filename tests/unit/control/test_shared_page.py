@@ -42,7 +42,7 @@ def test_what_is_no_page_of_ours_stays(tmp_path: Path, content: bytes, caplog: p
 def test_without_pages_workers_take_no_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     control = RoundControl(tmp_path / "file", 0, 2)
-    assert "no control page" in caplog.text
+    assert "cannot make a control page" in caplog.text
     assert control.environment(0) == {}
     assert control.hold() is None
     assert not control.stopped()

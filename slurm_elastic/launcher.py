@@ -1,0 +1,195 @@
+"""`launch`: an elastic agent from a Python program, as torch's ``elastic_launch`` (torch/distributed/launcher/api.py).
+
+srun starts the program on every node of the job; each calls `launch` with the same function, and gets the results of
+the workers on its own node. The agent is a process of its own, so that the program keeps its signal handlers, its
+logging and its environment, and workers start as warm as from the command line.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
+from slurm_elastic.rundir import publish_file
+
+__all__ = ["LaunchConfig", "LaunchError", "launch"]
+
+_FUNCTION = "function.pkl"
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that Slurm sends to the program and that are for the agent. A terminal sends SIGINT to both."""
+_PR_SET_PDEATHSIG = 1
+_MEANINGS = {
+    ExitCode.FAILED: "the workers failed for good; the agent has printed the root cause",
+    ExitCode.USAGE: "wrong configuration; the agent has printed what is wrong",
+    ExitCode.LEFT: "this node left the run on notice; exit with this code, so that the job is requeued",
+    ExitCode.FENCED: "another incarnation of this run has superseded this one",
+}
+
+
+class LaunchError(SlurmElasticError):
+    """The agent of this node ended without having finished the run.
+
+    Attributes:
+        exit_code: Exit code of the agent, see the reference.
+    """
+
+    def __init__(self, status: int) -> None:
+        known = status in ExitCode.__members__.values()
+        self.exit_code = ExitCode(status) if known else ExitCode.FAILED
+        super().__init__(_MEANINGS[self.exit_code] if known else f"the agent ended with {status}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchConfig:
+    """Settings of an agent. Slurm's environment gives what is None.
+
+    Attributes:
+        min_nodes: A round needs at least this many nodes; None for 1.
+        max_nodes: A round has at most this many nodes; None for the nodes of the job.
+        workers_per_node: Workers on this node; None for one per GPU that the job has on it, else 1.
+        max_restarts: Number of worker failures that the run survives.
+        run_id: Jobs with the same run id and run directory are one run; None for the id of the job or array.
+        run_dir: Directory on a file system that all nodes share; None for the directory in which sbatch was called.
+        start: ``warm`` to fork workers from a process that has imported torch, ``cold`` for a fresh Python each.
+        preload: Modules that a warm start imports beside torch.
+        hang_timeout: Seconds after which a worker that takes no step is killed, or ``auto``; None for never.
+        agent_arguments: Further options as on the command line of the agent, such as ``--interface=ib0``.
+    """
+
+    min_nodes: int | None = None
+    max_nodes: int | None = None
+    workers_per_node: int | None = None
+    max_restarts: int = 0
+    run_id: str | None = None
+    run_dir: str | Path | None = None
+    start: str = "warm"
+    preload: tuple[str, ...] = ()
+    hang_timeout: float | str | None = None
+    agent_arguments: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.min_nodes is not None and self.max_nodes is None:
+            raise UsageError(f"min_nodes={self.min_nodes} without a maximum; give max_nodes, too")
+
+    def arguments(self) -> tuple[str, ...]:
+        """Return these settings as options of ``slurm-elastic agent``."""
+        given = {
+            "--nnodes": None if self.max_nodes is None else f"{self.min_nodes or 1}:{self.max_nodes}",
+            "--nproc-per-node": self.workers_per_node,
+            "--max-restarts": self.max_restarts or None,
+            "--run-id": self.run_id,
+            "--run-dir": self.run_dir,
+            "--start": self.start,
+            "--preload": ",".join(self.preload) or None,
+            "--hang-timeout": self.hang_timeout,
+        }
+        options = (f"{name}={value}" for name, value in given.items() if value is not None)
+        return (*options, *self.agent_arguments)
+
+
+def launch(function: Callable[..., Any], *arguments: Any, config: LaunchConfig | None = None) -> dict[int, Any]:
+    """Run a function in the workers of an elastic run until the run is finished.
+
+    Call this in the main thread: signals to this process go on to the agent.
+
+    Args:
+        function: Called in every worker of every round; like a training script it resumes from the newest checkpoint.
+        arguments: Arguments of the function. Both are pickled by cloudpickle.
+        config: Settings of the agent; None for those that Slurm gives.
+
+    Returns:
+        The results of the workers on this node in the last round, by rank; empty if this node was a spare then.
+
+    Raises:
+        UsageError: The function, an argument or the configuration is wrong; nothing was started.
+        LaunchError: The run is not finished, or failed.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="slurm-elastic-launch-"))
+    try:
+        (directory / _FUNCTION).write_bytes(_pickled(function, arguments))
+        options = (config or LaunchConfig()).arguments()
+        command = [sys.executable, "-m", "slurm_elastic", "agent", *options, "-m", __name__, str(directory)]
+        with subprocess.Popen(command, preexec_fn=_end_with_parent(os.getpid())) as agent, _forwarding(agent):
+            status = agent.wait()
+        if status != ExitCode.FINISHED:
+            raise LaunchError(status)
+        return _results(directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _pickled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
+    import cloudpickle
+
+    try:
+        return bytes(cloudpickle.dumps((function, arguments)))
+    except Exception as error:
+        name = getattr(function, "__qualname__", repr(function))
+        raise UsageError(
+            f"{name} or an argument of it cannot be pickled: {error}; create it in the function"
+        ) from error
+
+
+def _end_with_parent(parent: int) -> Callable[[], None]:
+    """Return what the agent executes first: it gets SIGTERM if this process ends before it (prctl(2))."""
+    libc = ctypes.CDLL(None)
+
+    def request() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return request
+
+
+@contextmanager
+def _forwarding(agent: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Send signals to the agent that this process gets; SIGINT has no effect here, as the agent ends on it."""
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        agent.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _results(directory: Path) -> dict[int, Any]:
+    """Return the results of the newest round that has any, by rank."""
+    found: dict[int, dict[int, Path]] = {}
+    for path in directory.glob("*.result"):
+        round_, rank = path.stem.split(".")
+        found.setdefault(int(round_), {})[int(rank)] = path
+    newest = found[max(found)] if found else {}
+    return {rank: pickle.loads(newest[rank].read_bytes()) for rank in sorted(newest)}
+
+
+def _work(directory: Path) -> None:
+    """Call the function in a worker, and write its result where the program on this node finds it."""
+    import cloudpickle
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    function, arguments = pickle.loads((directory / _FUNCTION).read_bytes())
+    result = cloudpickle.dumps(record(function)(*arguments))
+    publish_file(directory / f"{os.environ['SLURM_ELASTIC_ROUND']}.{os.environ['RANK']}.result", result)
+
+
+if __name__ == "__main__":
+    _work(Path(sys.argv[1]))

@@ -1,0 +1,100 @@
+"""Elastic runs from a Python program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import slurm_elastic
+from slurm_elastic import ExitCode, LaunchConfig, LaunchError, UsageError, launch
+from tests.local.waiting import eventually
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import sys, time
+from pathlib import Path
+import slurm_elastic
+
+def wait(path):
+    Path(path).touch()
+    time.sleep(300)
+
+if __name__ == "__main__":
+    config = slurm_elastic.LaunchConfig(start="cold", run_dir=sys.argv[1])
+    try:
+        slurm_elastic.launch(wait, sys.argv[2], config=config)
+    except slurm_elastic.LaunchError as error:
+        print(error)
+        sys.exit(error.exit_code)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _outside_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("SLURM", "PET_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def test_results_by_rank(tmp_path: Path) -> None:
+    config = LaunchConfig(workers_per_node=2, start="cold", run_dir=tmp_path)
+    factor = 3
+
+    def train(offset: int) -> int:
+        return offset + factor * int(os.environ["RANK"])
+
+    assert launch(train, 10, config=config) == {0: 10, 1: 13}
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_worker_that_fails_once_and_one_that_fails_for_good(tmp_path: Path) -> None:
+    def train() -> str:
+        if os.environ["SLURM_ELASTIC_ROUND"] == "0":
+            raise ValueError("told to fail")
+        return os.environ["SLURM_ELASTIC_REASON"]
+
+    assert launch(train, config=LaunchConfig(max_restarts=1, run_dir=tmp_path)) == {0: "worker_failed"}
+    with pytest.raises(LaunchError, match="the workers failed for good") as caught:
+        launch(train, config=LaunchConfig(start="cold", run_dir=tmp_path))
+    assert caught.value.exit_code is ExitCode.FAILED
+
+
+def test_mistakes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="give max_nodes, too"):
+        LaunchConfig(min_nodes=2)
+    with pytest.raises(UsageError, match="cannot be pickled"):
+        launch(print, threading.Lock())
+    with pytest.raises(LaunchError, match="wrong configuration") as caught:
+        launch(print, config=LaunchConfig(start="cold", run_dir=tmp_path / "nowhere"))
+    assert caught.value.exit_code is ExitCode.USAGE
+    assert "nowhere is no directory on this node" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_signals_reach_the_agent(tmp_path: Path, number: signal.Signals) -> None:
+    program, there = tmp_path / "program.py", tmp_path / "there"
+    program.write_text(PROGRAM)
+    with subprocess.Popen(
+        [sys.executable, str(program), str(tmp_path), str(there)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        eventually(there.exists)
+        process.send_signal(number)
+        # The agent has both pipes, too, so this waits for its end.
+        out, err = process.communicate(timeout=60)
+    if number is signal.SIGTERM:
+        assert process.returncode == 75
+        assert b"this node left the run on notice" in out
+    assert b"got SIGTERM" in err
+
+
+def test_the_public_face() -> None:
+    assert set(dir(slurm_elastic)) == set(slurm_elastic.__all__)
+    assert all(getattr(slurm_elastic, name) is not None for name in slurm_elastic.__all__)
+    assert slurm_elastic.trainer.should_stop() is None
