@@ -1,4 +1,4 @@
-"""Errors and exit codes that a person or Slurm sees."""
+"""Errors and exit codes for users and Slurm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["ExitCode", "SlurmElasticError", "UsageError", "did_you_mean"]
 
 
 class ExitCode(enum.IntEnum):
-    """What an agent's exit code tells Slurm.
+    """Exit codes of an agent.
 
     75 is EX_TEMPFAIL of sysexits.h; 76 is ours.
     """
@@ -21,25 +21,25 @@ class ExitCode(enum.IntEnum):
     USAGE = 2
     """Wrong usage or configuration; nothing was started."""
     LEFT = 75
-    """Left on notice; the run is not finished and this node may come back."""
+    """The agent left on notice; the run is not finished, and this node may come back."""
     FENCED = 76
-    """A newer epoch of this run exists."""
+    """A newer term of this run exists."""
 
 
 class SlurmElasticError(Exception):
-    """Base of all errors that end the program with one line instead of a traceback."""
+    """Base class of all errors that end the program with one line instead of a traceback."""
 
     exit_code: ExitCode = ExitCode.FAILED
 
 
 class UsageError(SlurmElasticError):
-    """A person's mistake. The message is one line: what is wrong, then how to mend it."""
+    """A mistake of the user. The message is one line: what is wrong; how to mend it."""
 
     exit_code = ExitCode.USAGE
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
-    """How to mend a misspelt word: by the known one that comes near it; where none does, as `otherwise` says."""
+    """Return how to mend a misspelt word: the known word that is near to it, else `otherwise`."""
     import difflib
 
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)

@@ -134,7 +134,7 @@ def _plan(line: CommandLine) -> Plan:
         # As with submitit's parameters: cpus-per-task asks for a part of a node.
         without=("exclusive",) if "cpus-per-task" in line.sbatch and "exclusive" not in line.sbatch else (),
         agent=line.agent,
-        entry=(line.script, *line.arguments),
+        program=(line.script, *line.arguments),
         setup=environment_lines(),
     )
 

@@ -1,4 +1,4 @@
-"""The run directory: what the agents of a run share on disk, and the only place that knows file names."""
+"""The run directory, which the agents of a run share on disk; only this package knows its file names."""
 
 from slurm_elastic.rundir._atomic_files import publish as publish_file
 from slurm_elastic.rundir._atomic_files import read as read_file

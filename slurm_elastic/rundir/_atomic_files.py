@@ -1,8 +1,8 @@
-"""Creating, replacing and reading whole files that other nodes read at the same time.
+"""Atomic creation, replacement and reading of files that other nodes read at the same time.
 
-Only what NFS v3 and v4 and Lustre promise is used: link() and rename() are atomic at the server, and open()
-revalidates (nfs(5), "close-to-open cache consistency"). Neither locks nor time stamps are relied upon.
-Whoever opens a file by its name finds it whole.
+The functions rely only on guarantees of NFS v3 and v4 and of Lustre: link() and rename() are atomic at the server, and
+open() revalidates (nfs(5), "close-to-open cache consistency"). They use neither locks nor time stamps. A process that
+opens a file by its name finds it complete.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STALE_ATTEMPTS = 5
 
 @contextlib.contextmanager
 def written(target: Path, content: bytes, mode: int = 0o666) -> Iterator[Path]:
-    """Give a complete, durable file with a unique name beside ``target``; it is removed afterwards."""
+    """Write a complete, durable file with a unique name beside ``target``, and remove it after the with block."""
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
@@ -38,7 +38,7 @@ def written(target: Path, content: bytes, mode: int = 0o666) -> Iterator[Path]:
 
 
 def publish(target: Path, content: bytes, mode: int = 0o666) -> None:
-    """Put a file in place, replacing one that is there."""
+    """Create or replace a file."""
     with written(target, content, mode=mode) as temporary:
         temporary.replace(target)
     _sync_directory(target.parent)
@@ -48,14 +48,14 @@ def claim(target: Path, content: bytes, mode: int = 0o666) -> bool:
     """Create a file with its content, exclusively.
 
     Returns:
-        False if the file is there already: somebody else was first.
+        False if the file exists already: another process was first.
     """
     with written(target, content, mode) as temporary:
         try:
             target.hardlink_to(temporary)
         except OSError as error:
-            # An NFS client that repeats a link() whose answer got lost is told EEXIST; the link count tells
-            # the truth then (open(2), on O_EXCL).
+            # An NFS client that repeats a link() whose answer got lost gets EEXIST; then the link count is right
+            # (open(2), on O_EXCL).
             if temporary.stat().st_nlink != 2:
                 if error.errno == errno.EEXIST:
                     return False
@@ -65,7 +65,7 @@ def claim(target: Path, content: bytes, mode: int = 0o666) -> bool:
 
 
 def read(path: Path) -> bytes | None:
-    """Return a file's content, None if there is none."""
+    """Return the content of a file; None if there is no such file."""
     for attempt in range(_STALE_ATTEMPTS):
         try:
             return path.read_bytes()
@@ -74,14 +74,14 @@ def read(path: Path) -> bytes | None:
                 return None
             _forget_absence(path.parent)
         except OSError as error:
-            # Another node replaced the file between our look-up and our read.
+            # Another node replaced the file between look-up and read.
             if error.errno != errno.ESTALE or attempt == _STALE_ATTEMPTS - 1:
                 raise
     return None
 
 
 def exists(path: Path) -> bool:
-    """Return whether there is something by that name."""
+    """Return True if a file of any kind has that name."""
     if os.path.lexists(path):
         return True
     _forget_absence(path.parent)
@@ -89,8 +89,8 @@ def exists(path: Path) -> bool:
 
 
 def list_names(directory: Path) -> list[str]:
-    """Return the names in a directory; none if there is no such directory."""
-    # Opening a directory revalidates it, see `_forget_absence`; so the list is that of the server.
+    """Return the names in a directory; empty if there is no such directory."""
+    # `exists` opens the directory, which revalidates it (see `_forget_absence`); so the list is that of the server.
     if not exists(directory):
         return []
     return [entry.name for entry in directory.iterdir()]
@@ -111,7 +111,7 @@ def append(path: Path, line: bytes) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make one directory unless it is there; its parent has to be."""
+    """Make a directory unless it exists; its parent has to exist."""
     try:
         path.mkdir()
     except FileExistsError:
@@ -128,17 +128,17 @@ def _write_all(descriptor: int, content: bytes) -> None:
 
 
 def _forget_absence(directory: Path) -> None:
-    """Make an NFS client ask its server again for a name that it believes absent.
+    """Make an NFS client ask its server again for a name that it has cached as absent.
 
-    A client caches absence until the directory's attributes expire, up to 60 s (acdirmax, nfs(5)). Opening
-    the directory revalidates the attributes.
+    A client caches absence until the attributes of the directory expire, up to 60 s (acdirmax, nfs(5)). Opening the
+    directory revalidates the attributes.
     """
     with contextlib.suppress(OSError):
         os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
 def _sync_directory(directory: Path) -> None:
-    """Make a new name durable where the file system can; some refuse to sync a directory."""
+    """Make a new name durable, unless the file system refuses to sync a directory."""
     with contextlib.suppress(OSError):
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -1,4 +1,4 @@
-"""What can go wrong with a run directory."""
+"""Errors of a run directory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["RecordError", "RunDirError", "explain"]
 
 
 class RunDirError(SlurmElasticError):
-    """The run directory worked once and does not now: full, read-only, gone.
+    """The run directory has worked before and fails now: it is full, read-only or gone.
 
-    The message names the file and the mend.
+    The message names the file and says how to mend it.
     """
 
 
 class RecordError(RunDirError):
-    """A record is not one complete JSON object: truncated, or written by something else."""
+    """A record is not one complete JSON object: it is truncated, or another program has written it."""
 
 
 _CAUSES = {
@@ -27,11 +27,11 @@ _CAUSES = {
     errno.EROFS: "the file system is mounted read-only",
     errno.ENOSPC: "the file system is full; free some space",
     errno.EDQUOT: "the disk quota is used up; free some space",
-    errno.ENOTDIR: "a file is in the way of a directory; move it",
-    errno.ENOENT: "gone, or its directory is; do not remove it while the run lives",
+    errno.ENOTDIR: "a file has the name of a directory; move the file",
+    errno.ENOENT: "it or its directory is gone; do not remove it while the run is alive",
 }
 
 
 def explain(path: Path, error: OSError) -> str:
-    """Return one line that says what is wrong with a path."""
+    """Return a line that says what is wrong with a path and how to mend it."""
     return f"{path}: {_CAUSES.get(error.errno or 0) or error.strerror or error}"

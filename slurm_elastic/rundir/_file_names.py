@@ -1,4 +1,4 @@
-"""Names in a run directory: which are safe, and which record has which."""
+"""File names in a run directory."""
 
 from __future__ import annotations
 
@@ -12,27 +12,31 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _NUMBERED = re.compile(r"([0-9]{6,})\.json")
 
 
-def safe(what: str, name: str) -> str:
-    """Return a name that may become a file's.
+def safe(kind: str, name: str) -> str:
+    """Return a name unchanged if it is a safe file name.
+
+    Args:
+        kind: The kind of thing that has the name, for the message.
+        name: The name.
 
     Raises:
-        UsageError: it is none; `what` says what it names.
+        UsageError: The name is no safe file name.
     """
     if not _SAFE_NAME.fullmatch(name):
         raise UsageError(
-            f"{what} {name[:140]!r} is no safe file name; use at most 128 letters, digits, '.', '_' and '-', "
+            f"{kind} {name[:140]!r} is no safe file name; use at most 128 letters, digits, '.', '_' and '-', "
             "and begin with a letter or digit"
         )
     return name
 
 
 def numbered(number: int) -> str:
-    """Name the file of a round or an epoch."""
+    """Return the file name of a round or a term."""
     if number < 0:
         raise ValueError(f"numbers start at 0: {number}")
     return f"{number:06d}.json"
 
 
 def highest_number(names: list[str]) -> int | None:
-    """Return the highest number that `numbered` gave one of these names, None if there is none."""
+    """Return the highest number among file names that `numbered` has made; None if there is none."""
     return max((int(match[1]) for name in names if (match := _NUMBERED.fullmatch(name))), default=None)

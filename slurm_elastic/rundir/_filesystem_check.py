@@ -1,4 +1,4 @@
-"""Whether a directory is fit to be a run directory."""
+"""The check of a file system before it gets a run directory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,19 @@ _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # link(2)
 
 
 def make_fit(base: Path, path: Path, subdirectories: Iterable[str]) -> None:
-    """Create `path`, below a base that is there, with its subdirectories; make sure by writing that it is fit.
+    """Create a run directory with its subdirectories, and check by writing that it works.
+
+    Args:
+        base: The existing directory below which the run directory is.
+        path: The run directory.
+        subdirectories: Names of directories in it.
 
     Raises:
-        UsageError: the base is missing, or the directory is not writable, full, or lacks hard links.
+        UsageError: The base is missing, or the file system is not writable, is full, or has no hard links.
     """
     with _unfit(base):
-        there = base.is_dir()
-    if not there:
+        exists = base.is_dir()
+    if not exists:
         raise UsageError(f"{base} is no directory on this node; give a run directory that all nodes share by --run-dir")
     for directory in (path.parent, path, *(path / name for name in subdirectories)):
         with _unfit(directory):
@@ -35,7 +40,7 @@ def make_fit(base: Path, path: Path, subdirectories: Iterable[str]) -> None:
 
 
 def _probe(path: Path) -> None:
-    """Write for real: mode bits tell nothing of read-only mounts, quotas or missing hard links."""
+    """Write a file and link it: mode bits do not show read-only mounts, quotas or missing hard links."""
     with _atomic_files.written(path / "probe", bytes(_PROBE_BYTES)) as temporary:
         link = temporary.with_name(f"{temporary.name}.link")
         try:

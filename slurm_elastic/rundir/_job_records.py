@@ -1,4 +1,4 @@
-"""What one job of a run records of its own: why it was told to go, and that it was requeued."""
+"""The records of a job of a run: its notices and its requeues."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ class JobRecords:
 
     ::
 
-        notices/<job id>.<restart count>.json    why that incarnation was told to go; replaced as more becomes known
-        requeues/<job id>.<restart count>.json   created exclusively by the one that requeues it
+        notices/<job id>.<restart count>.json    why this start of the job has to end; replaced as more becomes known
+        requeues/<job id>.<restart count>.json   created exclusively by the process that requeues the job
 
-    Methods block as long as the file system likes and raise `RunDirError` if the disk fails.
+    Methods block for as long as the file system does, and raise `RunDirError` if the disk fails.
     """
 
     run_dir: RunDir
     job_id: str
 
     def publish_notice(self, restart_count: int, record: Mapping[str, Any]) -> None:
-        """Record what is known of the signals that the job got."""
+        """Record the signals that the job got, and their diagnosis."""
         path = self._path("notices", restart_count)
-        with self._made(path):
+        with self._accessed(path):
             _atomic_files.publish(path, json.dumps(record).encode())
 
     def notice(self, restart_count: int) -> dict[str, Any] | None:
-        """Return what `publish_notice` recorded, None if there is nothing that can be read."""
+        """Return the record of `publish_notice`; None if there is none that can be read."""
         return self._read(self._path("notices", restart_count))
 
     def claim_requeue(self, restart_count: int, record: Mapping[str, Any]) -> bool:
-        """Become the one that requeues this incarnation. Returns False if somebody else is."""
+        """Claim the requeue of this start of the job. Returns False if another process has claimed it."""
         path = self._path("requeues", restart_count)
-        with self._made(path):
+        with self._accessed(path):
             return _atomic_files.claim(path, json.dumps(record).encode())
 
     def requeues(self) -> list[dict[str, Any]]:
-        """Return the records of all requeues of this job, in their order."""
+        """Return the records of all requeues of this job, the oldest first."""
         directory = self.run_dir.path / "requeues"
         pattern = re.compile(rf"{re.escape(self.job_id)}\.([0-9]+)\.json")
-        with self._made(directory / "_", make=False):
+        with self._accessed(directory / "_", make=False):
             names = _atomic_files.list_names(directory)
         counts = sorted(int(match[1]) for name in names if (match := pattern.fullmatch(name)))
         records = [self._read(self._path("requeues", count)) for count in counts]
@@ -62,7 +62,7 @@ class JobRecords:
         return self.run_dir.path / directory / f"{self.job_id}.{restart_count}.json"
 
     def _read(self, path: Path) -> dict[str, Any] | None:
-        with self._made(path, make=False):
+        with self._accessed(path, make=False):
             content = _atomic_files.read(path)
         try:
             record = json.loads(content) if content is not None else None
@@ -72,7 +72,7 @@ class JobRecords:
 
     @staticmethod
     @contextlib.contextmanager
-    def _made(path: Path, *, make: bool = True) -> Iterator[None]:
+    def _accessed(path: Path, *, make: bool = True) -> Iterator[None]:
         try:
             if make:
                 _atomic_files.make_directory(path.parent)

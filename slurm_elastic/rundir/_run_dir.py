@@ -1,4 +1,4 @@
-"""The records of a run directory."""
+"""The files of a run directory."""
 
 from __future__ import annotations
 
@@ -28,23 +28,22 @@ class RunDir:
 
         <base>/elastic-runs/<run id>/
             secret                        hex, mode 0600
-            done.json                     the run is finished
-            rounds/000003.json            one per round, created exclusively
-            epochs/<scope>/000001.json    one per leader's term, created exclusively
-            failures/<scope>.json         why that incarnation failed
-            health/<node>.<job>.json      where an agent's health port is, while it is open
-            health-token                  what it takes to see more than liveness there, mode 0600
-            endpoints/<scope>.json        where the leader's store is, replaced as it moves
-            events/<node>.jsonl           appended to by the agents of that node
+            done.json                           the run is finished
+            rounds/000003.json                  one per round, created exclusively
+            epochs/<incarnation>/000001.json    one per term, created exclusively
+            failures/<incarnation>.json         why that incarnation failed
+            health/<node>.<job>.json            address of an agent's health port, while it is open
+            health-token                        token for all pages of health ports but liveness, mode 0600
+            endpoints/<incarnation>.json        address of the leader, replaced when it changes
+            events/<node>.jsonl                 appended to by the agents of that node
             logs/round_0003/<node>/rank_05/
 
-    A scope keeps incarnations of an allocation apart: a requeued job takes another one than its predecessor,
-    so that it reads neither epochs nor endpoint of it. Rounds and DONE belong to the run as a whole.
+    Records of different incarnations are separate: a requeued allocation reads neither terms nor endpoint of the start
+    before. Rounds and DONE belong to the whole run.
 
-    Every method that touches the disk can block as long as a network file system likes; agents call them
-    outside of the loop that watches for signals. All are safe among threads, processes and nodes.
-
-    Every method that touches the disk but `open` raises `RunDirError` if the disk fails.
+    Every method that uses the disk can block for as long as a network file system does; agents call them outside of the
+    loop that waits for signals. All are safe among threads, processes and nodes. Every method that uses the disk,
+    except `open`, raises `RunDirError` if the disk fails.
     """
 
     path: Path
@@ -52,186 +51,187 @@ class RunDir:
 
     @classmethod
     def for_run(cls, base: Path, run_id: str) -> RunDir:
-        """Name the directory of a run; nothing is touched yet.
+        """Return the directory of a run, without any access to the disk.
+
+        Args:
+            base: Directory below which all run directories are.
+            run_id: Id of the run.
 
         Raises:
-            UsageError: the run id is no safe file name.
+            UsageError: The run id is no safe file name.
         """
         return cls(path=Path(base).absolute() / _RUNS / safe("run id", run_id), run_id=run_id)
 
     def open(self) -> RunDir:
-        """Create the directory unless it is there, and make sure by writing that it is fit for use.
+        """Create the directory unless it exists, check by writing that it works, and return this object.
 
         Any number of agents may do this at once.
 
-        Returns:
-            Itself.
-
         Raises:
-            UsageError: the parent is missing, or the directory is not writable, full, or lacks hard links.
+            UsageError: The base is missing, or the file system is not writable, is full, or has no hard links.
         """
         make_fit(self.path.parent.parent, self.path, _SUBDIRECTORIES)
         return self
 
     def secret(self) -> bytes:
-        """Return the run's 32 secret bytes. Whoever comes first draws them.
+        """Return the run's 32 secret bytes, which the first process draws.
 
         Raises:
-            UsageError: the file is readable by others, belongs to somebody else, or is no secret.
+            UsageError: Other users can read the file, it belongs to another user, or it contains no secret.
         """
         path = self.path / "secret"
-        with self._reported(path):
+        with self._accessed(path):
             return _secret.load_or_create(path)
 
     def publish(self, name: str, content: bytes) -> None:
-        """Put a file in place, whole, replacing one that is there."""
+        """Create or replace a file."""
         path = self._file(name)
-        with self._reported(path):
+        with self._accessed(path):
             _atomic_files.publish(path, content)
 
     def claim(self, name: str, content: bytes) -> bool:
-        """Create a file, whole and exclusively. Returns False if somebody else was first."""
+        """Create a file. Returns False if another process was first."""
         return self._claim(self._file(name), content)
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a file, None if there is none."""
+        """Return the content of a file; None if there is no such file."""
         path = self._file(name)
-        with self._reported(path):
+        with self._accessed(path):
             return _atomic_files.read(path)
 
     def mark_done(self, record: Mapping[str, Any]) -> bool:
         """Record, durably, that the run is finished.
 
         Returns:
-            False if that was recorded before; the first record stays.
+            False if another process has recorded it before; that record stays.
         """
         return self._claim(self._done, json.dumps(record).encode())
 
     def is_done(self) -> bool:
-        """Return whether the run is finished."""
-        with self._reported(self._done):
+        """Return True if the run is finished."""
+        with self._accessed(self._done):
             return _atomic_files.exists(self._done)
 
     def claim_round(self, number: int, content: bytes) -> bool:
-        """Create the record of a round, a JSON object. Returns False if the number is taken."""
+        """Create the record of a round. Returns False if the number is taken."""
         return self._claim(self._numbered("rounds", number), content)
 
     def last_round(self) -> int | None:
-        """Return the highest round number taken, None before the first round."""
+        """Return the number of the newest round; None before the first round."""
         return self._newest("rounds")
 
     def round_record(self, number: int) -> bytes | None:
-        """Return the record of a round, None if there is none.
+        """Return the record of a round; None if there is none.
 
         Raises:
-            RecordError: the record is not one JSON object.
+            RecordError: The record is not one JSON object.
         """
         return self._record(self._numbered("rounds", number))
 
     def claim_epoch(self, scope: str, number: int, content: bytes) -> bool:
-        """Take an epoch with a record, a JSON object. Returns False if it is taken."""
+        """Create the record of a term. Returns False if the number is taken."""
         path = self._numbered(f"epochs/{safe('scope', scope)}", number)
-        with self._reported(path.parent):
+        with self._accessed(path.parent):
             _atomic_files.make_directory(path.parent)
         return self._claim(path, content)
 
     def newest_epoch(self, scope: str) -> int | None:
-        """Return the highest epoch taken in a scope, None before the first."""
+        """Return the number of the newest term of an incarnation; None before the first."""
         return self._newest(f"epochs/{safe('scope', scope)}")
 
     def epoch_record(self, scope: str, number: int) -> bytes | None:
-        """Return the record of an epoch, None if there is none.
+        """Return the record of a term; None if there is none.
 
         Raises:
-            RecordError: the record is not one JSON object.
+            RecordError: The record is not one JSON object.
         """
         return self._record(self._numbered(f"epochs/{safe('scope', scope)}", number))
 
     def publish_endpoint(self, scope: str, content: bytes) -> None:
-        """Say where the leader's store is, by a JSON object."""
+        """Record the endpoint of the leader."""
         path = self._endpoint(scope)
-        with self._reported(path):
+        with self._accessed(path):
             _atomic_files.publish(path, content)
 
     def endpoint(self, scope: str) -> bytes | None:
-        """Return what `publish_endpoint` said last, None if it never did.
+        """Return the last record of `publish_endpoint`; None before the first.
 
         Raises:
-            RecordError: the record is not one JSON object.
+            RecordError: The record is not one JSON object.
         """
         return self._record(self._endpoint(scope))
 
     def scopes(self) -> list[str]:
-        """Return the scopes that have an endpoint, in no order."""
+        """Return the incarnations that have an endpoint, in no order."""
         directory = self.path / "endpoints"
-        with self._reported(directory):
+        with self._accessed(directory):
             names = _atomic_files.list_names(directory)
         return [name.removesuffix(".json") for name in names if name.endswith(".json") and not name.startswith(".")]
 
     def publish_failure(self, scope: str, content: bytes) -> None:
         """Record why an incarnation of the run failed."""
         path = self._failure(scope)
-        with self._reported(path):
+        with self._accessed(path):
             _atomic_files.make_directory(path.parent)
             _atomic_files.publish(path, content)
 
     def failure(self, scope: str) -> bytes | None:
-        """Return why an incarnation of the run failed, None if it did not.
+        """Return why an incarnation of the run failed; None if it did not.
 
         Raises:
-            RecordError: the file holds no whole record.
+            RecordError: The record is not one JSON object.
         """
         return self._record(self._failure(scope))
 
     def failures(self) -> tuple[bytes, ...]:
-        """Return what `publish_failure` recorded in all scopes, in no order.
+        """Return the records of `publish_failure` of all incarnations, in no order.
 
         Raises:
-            RecordError: a file holds no whole record.
+            RecordError: A record is not one JSON object.
         """
         directory = self.path / "failures"
-        with self._reported(directory):
+        with self._accessed(directory):
             names = [name for name in _atomic_files.list_names(directory) if not name.startswith(".")]
         found = (self._record(directory / name) for name in names)
         return tuple(content for content in found if content is not None)
 
     def publish_health(self, node: str, job: str, content: bytes) -> None:
-        """Say where the health port of an agent is."""
+        """Record the address of an agent's health port."""
         path = self._health(node, job)
-        with self._reported(path):
+        with self._accessed(path):
             _atomic_files.make_directory(path.parent)
             _atomic_files.publish(path, content)
 
     def withdraw_health(self, node: str, job: str) -> None:
-        """Take back what `publish_health` said."""
+        """Remove the record of `publish_health`."""
         path = self._health(node, job)
-        with self._reported(path):
+        with self._accessed(path):
             path.unlink(missing_ok=True)
 
     def health_token(self) -> str:
-        """Return what clients of the health ports have to show. Whoever comes first draws it.
+        """Return the token of the health ports, which the first process draws.
 
         Raises:
-            UsageError: the file is readable by others, belongs to somebody else, or is no token.
+            UsageError: Other users can read the file, it belongs to another user, or it contains no token.
         """
         path = self.path / "health-token"
-        with self._reported(path):
+        with self._accessed(path):
             return _secret.load_or_create(path).hex()
 
     def append_event(self, node: str, line: str) -> None:
-        """Append one line to the events of a node; only agents of that node may."""
+        """Append a line to the events of a node. Only agents of that node may call this."""
         if "\n" in line:
             raise ValueError(f"an event is one line: {line!r}")
         path = self.path / "events" / f"{safe('node name', node)}.jsonl"
-        with self._reported(path):
+        with self._accessed(path):
             _atomic_files.append(path, line.encode() + b"\n")
 
     def log_dir(self, round_number: int, node: str) -> Path:
-        """Return the directory for the logs of a node in a round; it is not made."""
+        """Return the directory for the logs of a node in a round, without making it."""
         return self.path / "logs" / f"round_{round_number:04d}" / safe("node name", node)
 
     def rank_dir(self, round_number: int, node: str, rank: int, world_size: int) -> Path:
-        """Return the directory for the logs of a worker in a round; it is not made."""
+        """Return the directory for the logs of a worker in a round, without making it."""
         width = max(2, len(str(world_size - 1)))
         return self.log_dir(round_number, node) / f"rank_{rank:0{width}d}"
 
@@ -256,25 +256,27 @@ class RunDir:
 
     def _newest(self, directory: str) -> int | None:
         path = self.path / directory
-        with self._reported(path):
+        with self._accessed(path):
             names = _atomic_files.list_names(path)
         return highest_number(names)
 
     def _claim(self, path: Path, content: bytes) -> bool:
-        with self._reported(path):
+        with self._accessed(path):
             return _atomic_files.claim(path, content)
 
     def _record(self, path: Path) -> bytes | None:
-        with self._reported(path):
+        with self._accessed(path):
             content = _atomic_files.read(path)
         if content is not None and not _is_json_object(content):
-            mend = "end the run, remove the file and submit again"
-            raise RecordError(f"{path} is not one complete JSON object: truncated or not ours; {mend}")
+            mend = "end the run, remove the file, and submit again"
+            raise RecordError(
+                f"{path} is not one complete JSON object: truncated, or written by another program; {mend}"
+            )
         return content
 
     @staticmethod
     @contextlib.contextmanager
-    def _reported(path: Path) -> Iterator[None]:
+    def _accessed(path: Path) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -282,7 +284,7 @@ class RunDir:
 
 
 def incarnation(run_id: str, restart_count: int) -> str:
-    """Name the scope of one start of a run: a requeued job reads nothing that its predecessor coordinated."""
+    """Return the name of an incarnation: one start of a run, whose records no other start reads."""
     return f"{run_id}.{restart_count}"
 
 

@@ -1,4 +1,4 @@
-"""The secret of a run, with which its agents authenticate their records."""
+"""The secret of a run, by which its agents authenticate each other and their records."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _LINE = re.compile(rb"[0-9a-f]{%d}\n" % (2 * _BYTES))
 
 
 def load_or_create(path: Path) -> bytes:
-    """Return the secret; whoever comes first creates it, everybody gets the same.
+    """Return the secret in a file. The first process creates it; all processes get the same.
 
     Raises:
-        UsageError: others can read the file, it belongs to somebody else, or it is not a secret.
-        OSError: the file can be neither created nor read.
+        UsageError: Other users can read the file, it belongs to another user, or it contains no secret.
+        OSError: The file can be neither created nor read.
     """
     if not _atomic_files.exists(path):
         _atomic_files.claim(path, secrets.token_hex(_BYTES).encode() + b"\n", mode=0o600)
-    # Another user's secret cannot even be opened, so its owner is looked at first, and again once it is open.
+    # Opening another user's file fails without a reason, so the owner is checked before and after opening it.
     _require_private(path, path.lstat())
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -53,6 +53,6 @@ def _require_private(path: Path, status: os.stat_result) -> None:
 
 
 def _owner_of_new_file(path: Path) -> int:
-    """Return whom the file server takes this process for; root_squash changes it (exports(5))."""
+    """Return the user id of new files of this process at the file server; root_squash changes it (exports(5))."""
     with _atomic_files.written(path, b"", mode=0o600) as temporary:
         return temporary.stat().st_uid

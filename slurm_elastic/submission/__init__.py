@@ -1,4 +1,4 @@
-"""Submission: submitit's executors with elastic agents, and ``slurm-elastic submit``."""
+"""Submission of elastic runs: submitit's executors with elastic agents, and ``slurm-elastic submit``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from slurm_elastic.submission.job import ElasticJob, LocalElasticJob, WorkerFailedError
     from slurm_elastic.submission.local_executor import DebugElasticExecutor, LocalElasticExecutor
 else:
-    # A command line that submits needs nothing of submitit.
+    # ``slurm-elastic submit`` does not need submitit.
     __getattr__ = lazy(
         __name__,
         {

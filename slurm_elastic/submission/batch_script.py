@@ -1,4 +1,4 @@
-"""Batch scripts as data: a template, taken apart, with options, arguments and lines of a submission put in."""
+"""Batch scripts as data: a parsed template, with options, arguments and lines of a submission inserted."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LONG_NAMES = {
     "W": "wait",
     "x": "exclude",
 }
-"""What sbatch's short options stand for (sbatch(1), 22.05 to 26.05)."""
+"""Long names of sbatch's short options (sbatch(1), 22.05 to 26.05)."""
 
 _DIRECTIVE = "#SBATCH"
 _SITE_END = "# ---- End of the site block"
@@ -60,13 +60,13 @@ class BatchScript:
     """A batch script that starts one agent on every node of its job.
 
     Attributes:
-        options: of sbatch, in the order in which they are written.
-        arguments: what the agents are given, the script's ``"$@"``.
-        setup: lines that come before the site block.
-        site: the template's lines up to the end of its site block; all of them if it marks none.
-        srun_options: added to those of the site block.
-        body: the template's lines after its site block.
-        teardown: lines that run when the script ends, however it does, unless it is killed.
+        options: Options of sbatch, in the order of their lines; None for an option without a value.
+        arguments: Arguments of the agents, the script's ``"$@"``.
+        setup: Lines before the site block.
+        site: The template's lines up to the end of its site block; all of them if it marks none.
+        srun_options: Options of srun that are added to those of the site block.
+        body: The template's lines after its site block.
+        teardown: Lines that bash runs when the script exits, unless it is killed.
     """
 
     options: tuple[tuple[str, str | None], ...]
@@ -79,13 +79,16 @@ class BatchScript:
 
     @classmethod
     def from_template(cls, text: str) -> BatchScript:
-        """Take a template apart.
+        """Parse a template.
 
-        sbatch reads options from comments before the first command (sbatch(1)); comments up to the last of them are
-        about the options and are left out, everything after it is kept as it is.
+        sbatch reads options from comments before the first command (sbatch(1)). The script leaves out comments up to
+        the last option, which describe the options, and keeps everything after it.
+
+        Args:
+            text: The template.
 
         Raises:
-            UsageError: it is no bash script, or does not pass its arguments on.
+            UsageError: The template is no bash script, or does not pass its arguments to the agents.
         """
         lines = text.splitlines()
         if not lines or not re.fullmatch(r"#!\s*\S*\bbash\b.*", lines[0]):
@@ -102,35 +105,37 @@ class BatchScript:
         return cls(tuple(options.items()), site=tuple(lines[head:end]), body=tuple(lines[end:]))
 
     def with_options(self, options: Options, *, without: Iterable[str] = ()) -> BatchScript:
-        """Put these options in the place of the template's, and leave some of the template's out."""
+        """Return the script with these options, which replace the template's, and without some of the template's."""
         left_out = set(without)
         merged = {name: value for name, value in self.options if name not in left_out}
         merged.update(options)
         return replace(self, options=tuple(merged.items()))
 
     def text(self) -> str:
-        """The script, as sbatch reads it.
+        """Return the text of the script.
 
         Raises:
-            UsageError: there are options for srun, and the template does not say where its site block ends.
+            UsageError: There are options for srun, and the template does not mark the end of its site block.
         """
         lines = ["#!/bin/bash", f"# Made by slurm-elastic {__version__}."]
         lines += [_directive(name, value) for name, value in self.options]
         lines += [""]
         if self.arguments:
-            lines += ["# The agents' options, and what the workers run.", f"set -- {shlex.join(self.arguments)}"]
+            lines += ["# The agents' options, and the program of the workers.", f"set -- {shlex.join(self.arguments)}"]
         if self.teardown:
             lines += ["teardown() {", *(f"  {line}" for line in self.teardown), "}", "trap teardown EXIT"]
         lines += [*self.setup, *self.site]
         if self.srun_options:
             if not self.site:
-                raise UsageError(f"options for srun have no place in a template without the line {_SITE_END!r}")
+                raise UsageError(
+                    f"options for srun need the line {_SITE_END!r} in the template; add it after srun_options"
+                )
             lines += [f"srun_options+=({shlex.join(self.srun_options)})"]
         return "\n".join([*lines, *self.body]) + "\n"
 
 
 def _parse(line: str) -> Sequence[tuple[str, str | None]]:
-    """The options of one line; a word that follows one is its value."""
+    """Return the options of a line; a word after an option is its value."""
     try:
         words = shlex.split(line.removeprefix(_DIRECTIVE), comments=True)
     except ValueError as error:

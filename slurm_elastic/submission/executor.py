@@ -1,4 +1,4 @@
-"""The executor: what submitit's SlurmExecutor does, with one elastic agent on each node in the place of its tasks."""
+"""The executor: submitit's SlurmExecutor with one elastic agent on each node in the place of its tasks."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from submitit.core import core, utils
 from submitit.slurm import slurm
 
 from slurm_elastic.errors import UsageError, did_you_mean
-from slurm_elastic.submission.entry import Script
 from slurm_elastic.submission.job import ElasticJob
 from slurm_elastic.submission.parameters import SlurmParameters, long_names, slurm_parameters
+from slurm_elastic.submission.payload import Payload, Script, writable_folder
 from slurm_elastic.submission.plan import NodeRange, Plan, Shape, environment_lines, read_template
 from slurm_elastic.submission.sbatch import submit
-from slurm_elastic.submission.store import Stored, writable_folder
 
-__all__ = ["AgentWish", "ElasticExecutor"]
+__all__ = ["AgentOptions", "ElasticExecutor"]
 
-_SAID_OTHERWISE = {
+_SET_OTHERWISE = {
     "--nnodes": "min_nodes and max_nodes",
     "--nproc-per-node": "workers_per_node",
     "--max-restarts": "max_restarts",
@@ -35,13 +34,13 @@ _SAID_OTHERWISE = {
 
 
 @dataclass(frozen=True, slots=True)
-class AgentWish:
-    """What the agents are told beside what follows from the job.
+class AgentOptions:
+    """Options of the agents, beside those that follow from the job.
 
     Attributes:
-        workers_per_node: None for the GPUs of the node.
-        max_restarts: how many failures of workers the run survives.
-        arguments: other options, as on the agent's command line.
+        workers_per_node: Number of workers on each node; None for the number of its GPUs.
+        max_restarts: Number of worker failures that the run survives.
+        arguments: Further options, as on the agent's command line.
     """
 
     workers_per_node: int | None = None
@@ -55,14 +54,14 @@ class AgentWish:
             raise UsageError(f"max_restarts={self.max_restarts} is negative; give 0 or more")
         for argument in self.arguments:
             name = argument.partition("=")[0].replace("_", "-")
-            if name in _SAID_OTHERWISE:
-                mend = _SAID_OTHERWISE[name]
-                raise UsageError(f"{argument}: {f'say it by {mend}' if mend else 'a submission decides that itself'}")
+            if name in _SET_OTHERWISE:
+                mend = _SET_OTHERWISE[name]
+                raise UsageError(f"{argument}: {f'give {mend}' if mend else 'the executor sets it; leave it out'}")
             if not argument.startswith("-") or argument == "--":
                 raise UsageError(f"{argument!r} is no option of the agents; write options as --name=value")
 
     def words(self, run_dir: Path) -> tuple[str, ...]:
-        """The options."""
+        """Return the options for the agent's command line."""
         workers = () if self.workers_per_node is None else (f"--nproc-per-node={self.workers_per_node}",)
         restarts = (f"--max-restarts={self.max_restarts}",) if self.max_restarts else ()
         return (*workers, *restarts, f"--run-dir={run_dir}", *self.arguments)
@@ -79,20 +78,21 @@ class ElasticExecutor(slurm.SlurmExecutor):
         job.results()   # what train returned, by rank
 
     Args:
-        folder: on a disk that all nodes share; may hold ``%j``, the job id.
-        min_nodes: a round needs at least as many; without it the run goes on with what is left.
-        max_nodes: the job gets at most as many; an array has as many elements.
-        workers_per_node: the GPUs that the job has on a node, if not given.
-        shape: ``allocation``, one job of so many nodes, or ``array``, a job array with a node from every element, which
-            Slurm preempts and starts again one by one.
-        max_restarts: how many failures of workers the run survives.
-        agent_arguments: other options of ``slurm-elastic agent``, as ``--interface=ib0``.
-        template: a batch script with your site's lines, as ``slurm-elastic template`` prints it; else the file that
-            SLURM_ELASTIC_TEMPLATE names, else the package's own.
-        max_pickle_size_gb: see submitit.
+        folder: Folder for payloads, output and run directories, on a disk that all nodes share; may contain ``%j``, the
+            job id.
+        min_nodes: A round needs at least this many nodes; None to go on with the nodes that are left.
+        max_nodes: The job gets at most this many nodes; an array has this many elements.
+        workers_per_node: Number of workers on each node; None for the number of its GPUs.
+        shape: ``allocation`` for one job with all nodes, or ``array`` for a job array with one node per element, which
+            Slurm preempts and requeues one by one.
+        max_restarts: Number of worker failures that the run survives.
+        agent_arguments: Further options of ``slurm-elastic agent``, such as ``--interface=ib0``.
+        template: Batch script with your site's lines, as ``slurm-elastic template`` prints it; None for the file that
+            SLURM_ELASTIC_TEMPLATE names, else the template of the package.
+        max_pickle_size_gb: Maximum size of the pickled function and arguments, as in submitit.
 
     Raises:
-        UsageError: here and in every method, for what a person has to mend; one line, and nothing was submitted.
+        UsageError: The constructor and every method raise it for mistakes of the user; nothing was submitted then.
     """
 
     job_class = ElasticJob
@@ -111,18 +111,18 @@ class ElasticExecutor(slurm.SlurmExecutor):
         max_pickle_size_gb: float = 1.0,
     ) -> None:
         if shutil.which("sbatch") is None:
-            raise UsageError("no sbatch in PATH: this machine is no part of a cluster; LocalElasticExecutor runs here")
+            raise UsageError("no sbatch in PATH: this machine belongs to no cluster; use LocalElasticExecutor here")
         super().__init__(folder, max_pickle_size_gb=max_pickle_size_gb)
         self.shape = Shape.parse(shape)
         self.min_nodes, self.max_nodes = min_nodes, max_nodes
-        self.agent = AgentWish(workers_per_node, max_restarts, tuple(agent_arguments))
+        self.agent = AgentOptions(workers_per_node, max_restarts, tuple(agent_arguments))
         self.template = template
         if self.shape is Shape.ARRAY and "%a" in str(folder):
             raise UsageError(f"folder {folder}: the elements of an array are one run with one folder; leave %a out")
         self.plan(())
 
     def submit_script(self, path: str | Path, *arguments: str) -> core.Job[None]:
-        """Submit a script that every worker runs, as with torchrun; it is taken from where it lies when it starts."""
+        """Submit a script that every worker runs, as with torchrun; workers read the file when they start."""
         return self.submit(Script(str(path), arguments))
 
     def _internal_update_parameters(self, **kwargs: Any) -> None:
@@ -141,27 +141,31 @@ class ElasticExecutor(slurm.SlurmExecutor):
     def _nodes(self, parameters: SlurmParameters) -> NodeRange:
         if parameters.nodes is not None:
             if self.min_nodes is not None or self.max_nodes is not None:
-                raise UsageError("the number of nodes is said twice: leave slurm_nodes out, max_nodes is it")
+                raise UsageError("the number of nodes is given twice; leave slurm_nodes out and give max_nodes")
             return NodeRange(None, parameters.nodes)
         most = self.max_nodes if self.max_nodes is not None else self.min_nodes or 1
-        # With a maximum alone the job takes what is free, from one node on.
+        # With a maximum alone the job takes the nodes that are free, at least one.
         least = self.min_nodes if self.min_nodes is not None or self.max_nodes is None else 1
         return NodeRange(least, most)
 
-    def plan(self, entry: tuple[str, ...]) -> Plan:
-        """Return what a submission is now, given what the workers run; options of the agents may stand before it."""
-        return self._planned(entry, slurm_parameters(self.parameters))
+    def plan(self, program: tuple[str, ...]) -> Plan:
+        """Return the plan of a submission.
 
-    def _planned(self, entry: tuple[str, ...], parameters: SlurmParameters) -> Plan:
+        Args:
+            program: What the workers run, with its arguments; options of the agents may stand before it.
+        """
+        return self._planned(program, slurm_parameters(self.parameters))
+
+    def _planned(self, program: tuple[str, ...], parameters: SlurmParameters) -> Plan:
         for name in ("output", "error", "open-mode", "nodes"):
             if name in parameters.options:
-                raise UsageError(f"slurm_additional_parameters: {name} is decided by the executor; leave it out")
+                raise UsageError(f"slurm_additional_parameters: the executor sets {name}; leave it out")
         outputs = utils.JobPaths(self.folder)
         out, err = str(outputs.stdout), str(outputs.stderr)
         options: dict[str, str | None] = {"job-name": "elastic", **parameters.options}
         for name, path in (("output", out), ("error", err)):
             if name == "output" or not parameters.stderr_to_stdout:
-                # An element's own job id is that of no run.
+                # The id of the run is that of the array, not that of an element.
                 options[name] = (
                     path.replace("%j_%t", "%A_%a").replace("%j", "%A")
                     if self.shape is Shape.ARRAY
@@ -177,37 +181,37 @@ class ElasticExecutor(slurm.SlurmExecutor):
             options=options,
             without=parameters.without,
             agent=self.agent.words(base),
-            entry=entry,
+            program=program,
             setup=(*environment_lines(), *parameters.setup),
             srun_options=parameters.srun_options,
             teardown=parameters.teardown,
         )
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
-        """Return the script: `command` is already all of it."""
+        """Return the script, which `command` is already."""
         return command
 
     def _internal_process_submissions(
         self, delayed_submissions: Sequence[utils.DelayedSubmission]
     ) -> list[core.Job[Any]]:
-        # An array of submitit's would be one run to the agents, so that each submission of a batch is a job of its own.
+        # To the agents a job array is one run, so each submission of a batch is a job of its own.
         return [self._submit_one(delayed) for delayed in delayed_submissions]
 
     def _submit_one(self, delayed: utils.DelayedSubmission) -> core.Job[Any]:
         template = read_template(self.template, self.shape)
         delayed.set_timeout(self.parameters.get("time", 0), self.max_num_timeout)
         uid = uuid.uuid4().hex
-        stored = Stored(delayed, self.folder, uid, self.max_pickle_size_gb)
+        payload = Payload(delayed, self.folder, uid, self.max_pickle_size_gb)
         file = writable_folder(self.folder) / f".submission_file_{uid}.sh"
         try:
-            file.write_text(self.plan((*stored.agent, *stored.entry)).script(template).text())
+            file.write_text(self.plan((*payload.agent_options, *payload.words)).script(template).text())
             self._throttle()
             self._last_job_submitted = time.time()
             job = self.job_class(folder=self.folder, job_id=submit([str(file)]))
         except BaseException:
-            stored.discard()
+            payload.discard()
             file.unlink(missing_ok=True)
             raise
-        stored.keep_for(job)
+        payload.keep_for(job)
         job.paths.move_temporary_file(file, "submission_file", keep_as_symlink=True)
         return job

@@ -1,4 +1,4 @@
-"""A submitted run, as submitit's Job shows it: its results, one of each rank of the last round, and how it ended."""
+"""A submitted run as a submitit Job: the results of all ranks of the last round, and the end of the run."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from submitit.slurm import slurm
 from slurm_elastic.agent.root_cause import recorded, root_cause
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rundir import RunDir
-from slurm_elastic.submission.entry import Script, read_ranks
 from slurm_elastic.submission.job_states import is_final, state_of_array
-from slurm_elastic.submission.run_status import RunView, latest_log, look
+from slurm_elastic.submission.payload import Script, read_ranks, script_file
+from slurm_elastic.submission.run_status import RunStatus, latest_log, read_status
 
-__all__ = ["ElasticInfoWatcher", "ElasticJob", "LocalElasticJob", "WorkerFailedError", "script_file"]
+__all__ = ["ElasticInfoWatcher", "ElasticJob", "LocalElasticJob", "WorkerFailedError"]
 
 _LINES = 40
 _USAGE = "slurm-elastic: error: "
 
 
 class WorkerFailedError(utils.FailedJobError):
-    """A worker failed for good; the root cause of the run's end.
+    """A failed worker ended the run; this is the root cause.
 
     Attributes:
-        rank: of the worker in the last round.
-        node: that it ran on, as Slurm names it.
-        exit_code: of the worker; negative, the signal that killed it.
+        rank: Rank of the worker in the last round.
+        node: Slurm's name of the worker's node.
+        exit_code: Exit code of the worker; if negative, the signal that killed it.
     """
 
     def __init__(self, message: str, failure: WorkerFailure) -> None:
@@ -37,42 +37,37 @@ class WorkerFailedError(utils.FailedJobError):
 
     @classmethod
     def of(cls, job_id: str, failure: WorkerFailure) -> WorkerFailedError:
-        """Tell the whole story: who, how, the whole traceback, and where the rest is."""
-        story = root_cause(failure).splitlines()
+        """Return the error with the worker's rank and node, its whole traceback, and the paths of its logs."""
+        lines = root_cause(failure).splitlines()
         trace = recorded(failure.error_file).rstrip()
         if trace:
-            rest = [line for line in story[1:] if not line.startswith("  ")]
-            story = [story[0], "-" * 22, trace, "-" * 22, *rest]
-        return cls(f"job {job_id}: " + "\n".join(story), failure)
-
-
-def script_file(paths: utils.JobPaths) -> Path:
-    """Where a submitted script is kept, in the place of a function's pickle."""
-    return Path(paths.submitted_pickle).with_suffix(".json")
+            rest = [line for line in lines[1:] if not line.startswith("  ")]
+            lines = [lines[0], "-" * 22, trace, "-" * 22, *rest]
+        return cls(f"job {job_id}: " + "\n".join(lines), failure)
 
 
 class _Run(core.Job[Any]):
-    """What a run adds to a job of submitit. `task(k)` is rank k of the newest round, and a job of its own."""
+    """The methods that runs add to jobs of submitit. `task(k)` is rank k of the newest round, and a job of its own."""
 
     _rank: int | None = None
     _results_timeout_s = 15
 
     @property
     def run_dir(self) -> RunDir:
-        """The run's directory."""
+        """Directory of the run."""
         base = utils.JobPaths.get_first_id_independent_folder(self.paths._folder)
         return RunDir.for_run(base, self.job_id)
 
     @property
     def num_tasks(self) -> int:
-        """Workers of the newest round; 1 before the first one."""
+        """Number of workers in the newest round; 1 before the first round."""
         if self._rank is not None:
             return 1
-        # Records in etcd are out of reach here; what is known then is how many have returned something.
-        return look(self.run_dir).world_size or read_ranks(self.paths) or 1
+        # This process does not read records in etcd; then only the number of ranks with results is known.
+        return read_status(self.run_dir).world_size or read_ranks(self.paths) or 1
 
     def task(self, task_id: int) -> Any:
-        """Return the worker with this rank in the newest round."""
+        """Return the job of the worker with this rank in the newest round."""
         if not 0 <= task_id < self.num_tasks:
             raise ValueError(f"task_id {task_id} must be between 0 and {self.num_tasks - 1}")
         if self._rank is not None:
@@ -85,33 +80,33 @@ class _Run(core.Job[Any]):
         return self.__class__(folder=self.paths._folder, job_id=self.job_id, tasks=(rank,))
 
     def submission(self) -> utils.DelayedSubmission:
-        """Return what was submitted."""
+        """Return the submitted function or script."""
         script = script_file(self.paths)
         return utils.DelayedSubmission(Script.read(script)) if script.exists() else super().submission()
 
     def done(self, force_check: bool = False) -> bool:
-        """Return whether the run has ended, as far as is known without asking Slurm all the time."""
-        view = look(self.run_dir)
-        return view.done or view.failure is not None or self._has_ended(force_check)
+        """Return True if the run has ended. The answer may be some seconds old, to spare Slurm's accounting."""
+        status = read_status(self.run_dir)
+        return status.done or status.failure is not None or self._has_ended(force_check)
 
     def _has_ended(self, force_check: bool) -> bool:
         raise NotImplementedError
 
     def _is_completed(self) -> bool:
-        """Whether the exit code says that the run is finished, for records that are out of reach here."""
+        """Return True if the exit code says that the run is finished, for records that this process does not read."""
         return False
 
     def result(self) -> Any:
-        """Wait for the end and return what the function returned on rank 0; None for a script."""
+        """Wait for the end and return the result of the function on rank 0; None for a script."""
         results = self.results()
         return results[0]
 
     def results(self) -> list[Any]:
-        """Wait for the end and return what the function returned on every rank of the last round, in their order.
+        """Wait for the end and return the results of the function by rank in the last round.
 
         Raises:
-            WorkerFailedError: a worker failed for good.
-            UncompletedJobError: the run ended in another way, such as by a time limit.
+            WorkerFailedError: A failed worker ended the run.
+            UncompletedJobError: The run ended in another way, such as by a time limit.
         """
         error = self.exception()
         if error is not None:
@@ -129,54 +124,54 @@ class _Run(core.Job[Any]):
         return value
 
     def exception(self) -> utils.UncompletedJobError | None:
-        """Wait for the end and return why there are no results, None if there are."""
+        """Wait for the end and return the error of a run without results; None if it has results."""
         self.wait()
-        view = look(self.run_dir)
-        if view.done or self._is_completed():
+        status = read_status(self.run_dir)
+        if status.done or self._is_completed():
             return None
-        if view.failure is not None:
-            return WorkerFailedError.of(self.job_id, view.failure)
-        return utils.UncompletedJobError(self._what_happened(view))
+        if status.failure is not None:
+            return WorkerFailedError.of(self.job_id, status.failure)
+        return utils.UncompletedJobError(self._description(status))
 
-    def _what_happened(self, view: RunView) -> str:
-        told = self._told()
-        usage = [line.removeprefix(_USAGE) for line in told if line.startswith(_USAGE)]
+    def _description(self, status: RunStatus) -> str:
+        output = self._last_output()
+        usage = [line.removeprefix(_USAGE) for line in output if line.startswith(_USAGE)]
         how = f"job {self.job_id} ended in state {self.state}, its run unfinished"
         if usage:
             return f"{how}: {usage[0]}"
-        if not told and view.world_size is None:
+        if not output and status.world_size is None:
             return (
-                f"{how} without a word; if it was started at all, then {self.paths.folder} may not be on a disk that "
-                "all nodes share"
+                f"{how} and without output; if it has started, {self.paths.folder} may not be on a disk that all nodes "
+                "share"
             )
-        return "\n".join([f"{how}; it said last:", *told[-_LINES:]])
+        return "\n".join([f"{how}; its last output:", *output[-_LINES:]])
 
-    def _told(self) -> list[str]:
+    def _last_output(self) -> list[str]:
         return (self.stderr() or self.stdout() or "").splitlines()
 
     def stdout(self) -> str | None:
-        """Return what all workers have printed; of a task, what this rank has in its last round."""
+        """Return the stdout of all workers; for a task, that of its rank in the last round."""
         return self._log("stdout")
 
     def stderr(self) -> str | None:
-        """Return what agents and workers have written to stderr; of a task, what this rank has in its last round."""
+        """Return the stderr of agents and workers; for a task, that of its rank in the last round."""
         return self._log("stderr")
 
     def _log(self, name: str) -> str | None:
         if self._rank is not None:
             log = latest_log(self.run_dir, self._rank, f"{name}.log")
             return None if log is None else log.read_text(errors="replace")
-        # One file for the job, or for each element of an array, or for each agent on one machine.
+        # The job has one file, an array one for each element, a run on one machine one for each agent.
         pattern = Path(self.paths.stdout if name == "stdout" else self.paths.stderr)
         files = sorted(pattern.parent.glob(pattern.name.replace(f"{self.job_id}_0_", f"{self.job_id}_*_")))
         return "\n".join(file.read_text(errors="replace") for file in files) if files else None
 
 
 class ElasticInfoWatcher(slurm.SlurmInfoWatcher):
-    """Asks Slurm's accounting. Knows arrays as one run, and states in which a run goes on."""
+    """Asks Slurm's accounting; treats an array as one run, and knows in which states a run goes on."""
 
     def read_info(self, string: str | bytes) -> dict[str, dict[str, str]]:
-        """See submitit's; the array itself is added to its elements."""
+        """Parse the output of sacct as submitit does, and add each array to its elements."""
         info = super().read_info(string)
         arrays: dict[str, list[dict[str, str]]] = {}
         for job_id, fields in info.items():
@@ -190,12 +185,12 @@ class ElasticInfoWatcher(slurm.SlurmInfoWatcher):
         return info
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
-        """Return whether the job, or the whole array, has ended."""
+        """Return True if the job, or the whole array, has ended."""
         return is_final(self.get_state(job_id, mode=mode))
 
 
 class ElasticJob(_Run, slurm.SlurmJob[Any]):
-    """A run on a cluster. Its id is that of the job, or of the array."""
+    """A run on a cluster. Its id is the id of the job or of the array."""
 
     watcher = ElasticInfoWatcher(delay_s=60)
 
@@ -207,12 +202,12 @@ class ElasticJob(_Run, slurm.SlurmJob[Any]):
 
     @property
     def state(self) -> str:
-        """Slurm's name of the job's state; asked anew once the run directory says that the run has ended."""
+        """Slurm's name of the job's state, read again when the run directory says that the run has ended."""
         state = self.watcher.get_state(self.job_id)
         if is_final(state):
             return state
-        view = look(self.run_dir)
-        ended = view.done or view.failure is not None
+        status = read_status(self.run_dir)
+        ended = status.done or status.failure is not None
         return self.watcher.get_state(self.job_id, mode="force" if ended else "standard")
 
 
@@ -220,14 +215,14 @@ class LocalElasticJob(_Run, local.LocalJob[Any]):
     """A run on this machine.
 
     Attributes:
-        run_id: of the run; process ids come again, and with them the job's.
+        run_id: Id of the run. The job id is a process id, which another job may get later.
     """
 
     run_id: str | None = None
 
     @property
     def run_dir(self) -> RunDir:
-        """The run's directory; of several runs with this process id, if the job was made from the id, the newest."""
+        """Directory of the run; of several runs with this process id the newest, if the job was made from the id."""
         base = utils.JobPaths.get_first_id_independent_folder(self.paths._folder)
         if self.run_id is not None:
             return RunDir.for_run(base, self.run_id)
@@ -245,6 +240,6 @@ class LocalElasticJob(_Run, local.LocalJob[Any]):
 
     def get_info(self, mode: str = "force") -> dict[str, str]:
         """Return the state: RUNNING, FINISHED or INTERRUPTED."""
-        if self._process is None and look(self.run_dir).done:
+        if self._process is None and read_status(self.run_dir).done:
             return {"jobState": "FINISHED"}
         return super().get_info(mode)

@@ -1,4 +1,4 @@
-"""``submitit.JobEnvironment()`` in a worker: ranks are those of the round, the job id is the run's."""
+"""``submitit.JobEnvironment()`` in a worker, with the ranks of the round and the job id of the run."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import ClassVar
 
 from submitit.core import job_environment
 
-from slurm_elastic.submission.entry import job_id_of
+from slurm_elastic.submission.payload import job_id_of
 
 __all__ = ["ElasticJobEnvironment"]
 
 
 class ElasticJobEnvironment(job_environment.JobEnvironment):
-    """What submitit's functions know about where they run.
+    """The job environment of an elastic run, for functions that use submitit's.
 
-    Found by submitit through the entry-point group ``submitit`` (submitit/core/plugins.py, 1.5.4).
+    submitit finds this class through the entry-point group ``submitit`` (submitit/core/plugins.py, 1.5.4).
     """
 
     _env: ClassVar[dict[str, str]] = {
@@ -28,5 +28,5 @@ class ElasticJobEnvironment(job_environment.JobEnvironment):
 
     @property
     def raw_job_id(self) -> str:
-        """The id that the job's files are named by."""
+        """The job id in the names of the job's files."""
         return job_id_of(super().raw_job_id)

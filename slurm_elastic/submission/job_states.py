@@ -33,17 +33,17 @@ _GOES_ON = frozenset(
 """submitit's own list (submitit/core/core.py, InfoWatcher.is_done, 1.5.4) lacks RESIZING, in which a job is recorded
 that goes on without a lost node, and SUSPENDED."""
 
-_TELLING = ("FAILED", "OUT_OF_MEMORY", "BOOT_FAIL", "NODE_FAIL", "DEADLINE", "TIMEOUT", "CANCELLED")
-"""From what explains the end of a run best to what explains it least."""
+_BY_RELEVANCE = ("FAILED", "OUT_OF_MEMORY", "BOOT_FAIL", "NODE_FAIL", "DEADLINE", "TIMEOUT", "CANCELLED")
+"""Final states, from the one that explains the end of a run best to the one that explains it least."""
 
 
 def is_final(state: str) -> bool:
-    """Whether nothing more happens to a job in this state."""
+    """Return True if a job in this state has ended for good."""
     return _base(state) not in _GOES_ON
 
 
 def state_of_array(states: Iterable[str]) -> str:
-    """The state of a run whose jobs, the elements of an array, are in these states."""
+    """Return the state of a run, given the states of the elements of its array."""
     bases = [_base(state) for state in states]
     for state in bases:
         if state in _GOES_ON and state != "PENDING":
@@ -51,11 +51,11 @@ def state_of_array(states: Iterable[str]) -> str:
     if "PENDING" in bases:
         return "PENDING"
     if "COMPLETED" in bases:
-        # An agent ends with 0 only when the run is finished.
+        # An agent exits with 0 only when the run is finished.
         return "COMPLETED"
-    return next((state for state in _TELLING if state in bases), bases[0] if bases else "UNKNOWN")
+    return next((state for state in _BY_RELEVANCE if state in bases), bases[0] if bases else "UNKNOWN")
 
 
 def _base(state: str) -> str:
-    """CANCELLED of ``CANCELLED by 1000``."""
+    """Return CANCELLED for ``CANCELLED by 1000``."""
     return (state.split() or ["UNKNOWN"])[0].upper()

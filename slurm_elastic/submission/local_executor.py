@@ -1,4 +1,4 @@
-"""Executors for development: several agents on this machine, or no agent at all, in this process."""
+"""Executors for development: several agents on this machine, or this process as the only worker."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from submitit.core import core, utils
 from submitit.local import debug, local
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.submission.entry import Script
-from slurm_elastic.submission.executor import AgentWish
+from slurm_elastic.submission.executor import AgentOptions
 from slurm_elastic.submission.job import LocalElasticJob
+from slurm_elastic.submission.payload import Payload, Script
 from slurm_elastic.submission.plan import NodeRange
-from slurm_elastic.submission.store import Stored
 
 __all__ = ["DebugElasticExecutor", "LocalElasticExecutor"]
 
 
 class LocalElasticExecutor(local.LocalExecutor):
-    """Runs on this machine: each agent stands for a node.
+    """Runs on this machine without Slurm; each agent represents a node.
 
-    Takes what `ElasticExecutor` takes, and submitit's parameters for its LocalExecutor: ``timeout_min``,
-    ``gpus_per_node``, ``visible_gpus``, ``setup``; those of Slurm are passed over. Needs no Slurm.
+    It accepts the parameters of `ElasticExecutor` and those of submitit's LocalExecutor: ``timeout_min``,
+    ``gpus_per_node``, ``visible_gpus``, ``setup``. It ignores parameters of Slurm.
 
     Args:
         folder, min_nodes, max_nodes, workers_per_node, max_restarts, agent_arguments, max_pickle_size_gb: see
-            `ElasticExecutor`; `max_nodes` agents are started.
+            `ElasticExecutor`; the executor starts `max_nodes` agents.
 
     Raises:
-        UsageError: here and in every method, for what a person has to mend.
+        UsageError: The constructor and every method raise it for mistakes of the user.
     """
 
     job_class = LocalElasticJob
@@ -52,7 +51,7 @@ class LocalElasticExecutor(local.LocalExecutor):
     ) -> None:
         most = max_nodes if max_nodes is not None else min_nodes or 1
         self.nodes = NodeRange(most if min_nodes is None else min_nodes, most)
-        self.agent = AgentWish(workers_per_node, max_restarts, tuple(agent_arguments))
+        self.agent = AgentOptions(workers_per_node, max_restarts, tuple(agent_arguments))
         super().__init__(folder, max_pickle_size_gb=max_pickle_size_gb)
 
     def submit_script(self, path: str | Path, *arguments: str) -> core.Job[None]:
@@ -61,9 +60,11 @@ class LocalElasticExecutor(local.LocalExecutor):
 
     def _internal_update_parameters(self, **kwargs: Any) -> None:
         if kwargs.get("tasks_per_node", 1) != 1:
-            raise UsageError(f"tasks_per_node={kwargs['tasks_per_node']}: say workers_per_node; each agent starts them")
+            raise UsageError(
+                f"tasks_per_node={kwargs['tasks_per_node']}: give workers_per_node; each agent starts them"
+            )
         if "nodes" in kwargs:
-            raise UsageError("the number of nodes is said twice: leave nodes out, max_nodes is it")
+            raise UsageError("the number of nodes is given twice; leave nodes out and give max_nodes")
         mine = {name: value for name, value in kwargs.items() if not name.startswith("slurm_")}
         super()._internal_update_parameters(**mine)
 
@@ -75,9 +76,9 @@ class LocalElasticExecutor(local.LocalExecutor):
     def _submit_one(self, delayed: utils.DelayedSubmission) -> core.Job[Any]:
         delayed.set_timeout(self.parameters.get("timeout_min", 0), self.max_num_timeout)
         uid = uuid.uuid4().hex
-        stored = Stored(delayed, self.folder, uid, self.max_pickle_size_gb)
+        payload = Payload(delayed, self.folder, uid, self.max_pickle_size_gb)
         base = utils.JobPaths.get_first_id_independent_folder(self.folder)
-        words = (*self.nodes.for_agents, *self.agent.words(Path(base)), *stored.agent, *stored.entry)
+        words = (*self.nodes.for_agents, *self.agent.words(Path(base)), *payload.agent_options, *payload.words)
         command = shlex.join([sys.executable, "-m", "slurm_elastic.cli.local_agent", uid, *words])
         process = local.start_controller(
             folder=self.folder,
@@ -91,18 +92,21 @@ class LocalElasticExecutor(local.LocalExecutor):
         )
         job: LocalElasticJob = LocalElasticJob(folder=self.folder, job_id=str(process.pid), process=process)
         job.run_id = f"{process.pid}-{uid[:8]}"
-        stored.keep_for(job)
+        payload.keep_for(job)
         return job
 
     def _devices(self) -> str:
-        """CUDA_VISIBLE_DEVICES, as submitit's LocalExecutor sets it (submitit/local/local.py, 1.5.4)."""
+        """Return CUDA_VISIBLE_DEVICES as submitit's LocalExecutor sets it (submitit/local/local.py, 1.5.4)."""
         count = self.parameters.get("gpus_per_node", 0)
         visible = self.parameters.get("visible_gpus", ())
         return ",".join(map(str, visible[:count] if visible else range(count)))
 
 
 class DebugElasticExecutor(debug.DebugExecutor):
-    """Runs in this process, as the only worker, when the result is asked for. Takes what `ElasticExecutor` takes."""
+    """Runs in this process, as the only worker, when the caller asks for the result.
+
+    It accepts the parameters of `ElasticExecutor`.
+    """
 
     def __init__(self, folder: str | Path, *_given: Any, **_named: Any) -> None:
         super().__init__(folder)
@@ -117,8 +121,8 @@ class DebugElasticExecutor(debug.DebugExecutor):
             assert isinstance(job, debug.DebugJob)
             function = job.submission().function
             if isinstance(function, Script):
-                function.require_there()
-            # torch.distributed.init_process_group() finds what an agent would have set.
+                function.require_exists()
+            # torch.distributed.init_process_group() needs the variables that an agent sets.
             job.environ.update(_only_worker(job.job_id))
         return jobs
 

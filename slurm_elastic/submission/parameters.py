@@ -1,4 +1,4 @@
-"""submitit's parameters, and the options of sbatch that they stand for (submitit/slurm/slurm.py, 1.5.4)."""
+"""The translation of submitit's parameters into options of sbatch (submitit/slurm/slurm.py, 1.5.4)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slurm_elastic.submission.plan import require_possible
 
 __all__ = ["SlurmParameters", "long_names", "slurm_parameters"]
 
-_WHY_NO_ARRAY = 'a batch becomes one job for each submission; for elements that are one run say shape="array"'
+_WHY_NO_ARRAY = 'a batch becomes one job for each submission; for elements that are one run give shape="array"'
 _LISTS = ("setup", "teardown", "srun_args")
 _NO_OPTION = frozenset({*_LISTS, "additional_parameters", "signal_delay_s", "stderr_to_stdout", "use_srun", "nodes"})
 _SHARES_OF_A_NODE = frozenset({"cpus-per-task", "mem", "mem-per-cpu", "mem-per-gpu"})
@@ -19,14 +19,14 @@ _SHARES_OF_A_NODE = frozenset({"cpus-per-task", "mem", "mem-per-cpu", "mem-per-g
 
 @dataclass(frozen=True, slots=True)
 class SlurmParameters:
-    """What submitit's parameters come to.
+    """submitit's parameters, translated.
 
     Attributes:
-        options: of sbatch; None for one without a value.
-        without: options of a template that these speak against.
-        nodes: how many nodes, if said so.
-        signal_delay: seconds before the end at which Slurm warns, if said so.
-        stderr_to_stdout: whether both go to one file.
+        options: Options of sbatch; None for an option without a value.
+        without: Options that the script drops from the template.
+        nodes: Number of nodes; None if it is not given.
+        signal_delay: Seconds before the time limit at which Slurm sends the warning; None if it is not given.
+        stderr_to_stdout: True if both streams go to one file.
         setup, teardown, srun_options: see :class:`~slurm_elastic.submission.plan.Plan`.
     """
 
@@ -41,16 +41,16 @@ class SlurmParameters:
 
 
 def long_names(parameters: Mapping[str, Any], equivalents: Mapping[str, str], prefix: str) -> dict[str, Any]:
-    """Give parameters the names that submitit's executor has for them.
+    """Return the parameters by the names of submitit's SlurmExecutor.
 
     Args:
-        parameters: ``timeout_min``, which every executor of submitit knows; ``slurm_time``, which its AutoExecutor
-            takes; or ``time``.
-        equivalents: the executor's names for what every executor knows.
+        parameters: Parameters by any of submitit's names: ``timeout_min``, which every executor knows; ``slurm_time``,
+            which the AutoExecutor accepts; or ``time``.
+        equivalents: The executor's names for the names that every executor knows.
         prefix: ``slurm_``.
 
     Raises:
-        UsageError: the same was said twice.
+        UsageError: A parameter is given by two names.
     """
     named: dict[str, Any] = {}
     for given, value in parameters.items():
@@ -59,16 +59,19 @@ def long_names(parameters: Mapping[str, Any], equivalents: Mapping[str, str], pr
         name = given.removeprefix(prefix)
         name = equivalents.get(name, name)
         if name in named:
-            raise UsageError(f"{given} and another parameter both say {name}; leave one of them out")
+            raise UsageError(f"{given} and another parameter both mean {name}; leave one of them out")
         named[name] = value
     return named
 
 
 def slurm_parameters(parameters: Mapping[str, Any]) -> SlurmParameters:
-    """Return what the parameters of submitit's SlurmExecutor, by its names, come to.
+    """Translate the parameters of submitit's SlurmExecutor.
+
+    Args:
+        parameters: Parameters by the names of the SlurmExecutor.
 
     Raises:
-        UsageError: one of them would break the agents, or has a value that means nothing.
+        UsageError: A parameter would break the agents, or its value is invalid.
     """
     _refuse(parameters)
     options: dict[str, str | None] = {}
@@ -99,7 +102,7 @@ def _refuse(parameters: Mapping[str, Any]) -> None:
     if tasks != 1:
         raise UsageError(
             f"tasks_per_node={tasks} would start {tasks} agents on each node, and each agent starts all its workers; "
-            f"leave it out and say workers_per_node={tasks}"
+            f"leave it out and give workers_per_node={tasks}"
         )
     if not parameters.get("use_srun", True):
         raise UsageError("use_srun=False would start an agent on the first node only; leave it out")
@@ -116,7 +119,7 @@ def _put(options: dict[str, str | None], without: set[str], name: str, value: An
     elif value is False:
         without.add(name)
         if name == "requeue":
-            # A site may have it as its default.
+            # A site may have --requeue as its default.
             options["no-requeue"] = None
     else:
         options[name] = str(value)

@@ -1,4 +1,4 @@
-"""What is to be submitted, and the batch script that follows from it."""
+"""The plan of a submission, and the batch script that follows from it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from slurm_elastic.submission.batch_script import BatchScript
 __all__ = ["TEMPLATE_VARIABLE", "NodeRange", "Plan", "Shape", "environment_lines", "read_template", "require_possible"]
 
 TEMPLATE_VARIABLE = "SLURM_ELASTIC_TEMPLATE"
-"""Names the template that is used if none is given, for all users of a site or all runs of a person."""
+"""Names the template for submissions that give none: of a site, or of a user."""
 
 _RANGE = re.compile(r"([0-9]{1,6})(?:[:-]([0-9]{1,6}))?")
 
-_TASKS = "one agent per node starts its workers; say their number by workers_per_node (--nproc-per-node)"
+_TASKS = "one agent per node starts its workers; give their number by workers_per_node (--nproc-per-node)"
 _IMPOSSIBLE = {
     "ntasks": _TASKS,
     "ntasks-per-node": _TASKS,
@@ -34,25 +34,25 @@ _IMPOSSIBLE = {
     "gpus-per-task": "there is one task per node, the agent; use gpus_per_node (--gpus-per-node)",
     "cpus-per-gpu": "srun would bind the agent, not the workers; use cpus_per_task (--cpus-per-task), for a whole node",
     "array": 'elements of an array are one run; ask for them by shape="array" (--shape array) and the number of nodes',
-    "wrap": "the batch script is made here",
+    "wrap": "the submission makes the batch script",
     "het-group": "a run is one job, or one array",
     "parsable": "the job id is printed anyway",
 }
-"""Options of sbatch that have no place in a submission, and why."""
+"""Options of sbatch that a submission refuses, and why."""
 
 
 class Shape(enum.Enum):
-    """How a run gets its nodes. The values are the names of the templates."""
+    """The way in which a run gets its nodes. The values are the names of the templates."""
 
     ALLOCATION = "allocation"
     ARRAY = "array"
 
     @classmethod
     def parse(cls, text: object) -> Shape:
-        """Return the shape of that name.
+        """Return the shape with a name.
 
         Raises:
-            UsageError: there is none.
+            UsageError: There is no such shape.
         """
         try:
             return cls(text)
@@ -62,12 +62,12 @@ class Shape(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class NodeRange:
-    """How many nodes: what the job asks for and what a round needs.
+    """The number of nodes that the job asks for and that a round needs.
 
     Attributes:
-        least: a round needs, and the job asks for, at least as many; None for a round of whatever a job of `most`
-            nodes has left.
-        most: the job asks for at most as many.
+        least: A round needs, and the job asks for, at least this many nodes; None for a job of `most` nodes whose
+            rounds go on with the nodes that are left.
+        most: The job asks for at most this many nodes.
     """
 
     least: int | None
@@ -82,10 +82,10 @@ class NodeRange:
 
     @classmethod
     def parse(cls, text: str) -> NodeRange:
-        """Return the meaning of ``4``, ``2:4`` or, as sbatch writes it, ``2-4``.
+        """Parse ``4``, ``2:4`` or, as sbatch writes it, ``2-4``.
 
         Raises:
-            UsageError: it is none of them.
+            UsageError: The text is none of them.
         """
         match = _RANGE.fullmatch(text.strip())
         if match is None:
@@ -99,24 +99,24 @@ class NodeRange:
 
     @property
     def for_agents(self) -> tuple[str, ...]:
-        """The option of the agents; none where their default is meant."""
+        """The option of the agents; empty for their default."""
         return () if self.least is None else (f"--nnodes={self.least}:{self.most}",)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One submission.
+    """A submission.
 
     Attributes:
-        shape: of the run.
-        nodes: how many; None for what the template says.
-        options: of sbatch, in place of the template's.
-        without: the template's options that are left out.
-        agent: options of the agents.
-        entry: what the workers run, with its arguments.
-        setup: lines before the site block.
-        srun_options: added to those of the site block.
-        teardown: lines for the end.
+        shape: The way in which the run gets its nodes.
+        nodes: The number of nodes; None for that of the template.
+        options: Options of sbatch, which replace the template's.
+        without: Options of the template that the script leaves out.
+        agent: Options of the agents.
+        program: What the workers run, with its arguments.
+        setup: Lines before the site block.
+        srun_options: Options of srun that are added to those of the site block.
+        teardown: Lines that bash runs when the script exits.
     """
 
     shape: Shape
@@ -124,16 +124,16 @@ class Plan:
     options: Mapping[str, str | None] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     agent: tuple[str, ...] = ()
-    entry: tuple[str, ...] = ()
+    program: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
     srun_options: tuple[str, ...] = ()
     teardown: tuple[str, ...] = ()
 
     def script(self, template: str) -> BatchScript:
-        """Put this submission into a template.
+        """Return the batch script that a template becomes.
 
         Raises:
-            UsageError: an option has no place here, or the template cannot be used.
+            UsageError: An option would break the run, or the template cannot be used.
         """
         for name in self.options:
             require_possible(name)
@@ -146,7 +146,7 @@ class Plan:
         of_nodes = () if self.nodes is None else self.nodes.for_agents
         return replace(
             script,
-            arguments=(*of_nodes, *self.agent, *self.entry),
+            arguments=(*of_nodes, *self.agent, *self.program),
             setup=self.setup,
             srun_options=self.srun_options,
             teardown=self.teardown,
@@ -157,17 +157,21 @@ def require_possible(option: str) -> None:
     """Refuse an option of sbatch that would break the run.
 
     Raises:
-        UsageError: it would; the message says why.
+        UsageError: The option would break the run; the message says why.
     """
     if option in _IMPOSSIBLE:
         raise UsageError(f"--{option} is not possible: {_IMPOSSIBLE[option]}")
 
 
 def read_template(given: str | Path | None, shape: Shape) -> str:
-    """Return the template that was given, else that of SLURM_ELASTIC_TEMPLATE, else the package's own.
+    """Return the text of a template.
+
+    Args:
+        given: Path of the template; None for that in SLURM_ELASTIC_TEMPLATE, else the template of the package.
+        shape: Names the template of the package.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: The template cannot be read.
     """
     path = given or os.environ.get(TEMPLATE_VARIABLE)
     if not path:
@@ -180,13 +184,13 @@ def read_template(given: str | Path | None, shape: Shape) -> str:
 
 
 def environment_lines() -> tuple[str, ...]:
-    """Lines that put this interpreter's ``slurm-elastic`` first in PATH.
+    """Return lines that put this interpreter's ``slurm-elastic`` first in PATH.
 
-    sbatch hands its environment on, but a notebook's kernel is often started by its path, without its environment's
-    PATH; and a site may have sbatch hand nothing on.
+    sbatch passes its environment to the job. But a notebook's kernel often runs without the PATH of its environment,
+    and a site may configure sbatch to pass nothing.
 
     Raises:
-        UsageError: this interpreter has none.
+        UsageError: This interpreter has no ``slurm-elastic``.
     """
     for directory in (Path(sys.executable).parent, Path(sysconfig.get_path("scripts", "posix_user"))):
         if (directory / "slurm-elastic").is_file():

@@ -1,7 +1,7 @@
-"""One worker of a submitted function, once its imports are done.
+"""A worker of a submitted function, after the imports.
 
-The submission is a pickle in the job's folder, as with submitit: both belong to the user who submitted it, and nothing
-of it comes from a socket or from the run's records.
+The payload is a pickle in the job's folder, as with submitit. Both belong to the user who submitted it, and nothing of
+it comes from a socket or from the run's records.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from submitit.core import utils
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from slurm_elastic.rundir import publish_file, read_file
-from slurm_elastic.submission.checkpointing import SIGNAL, Checkpointing, is_checkpointable, told_to_stop
-from slurm_elastic.submission.entry import job_id_of, write_ranks
+from slurm_elastic.submission.checkpointing import SIGNAL, Checkpointing, is_checkpointable, is_stopping
+from slurm_elastic.submission.payload import job_id_of, write_ranks
 
-__all__ = ["call"]
+__all__ = ["run_function"]
 
 
-def call(folder: str, uid: str, signals: Sequence[int]) -> None:
-    """Load the function, call it, and leave what it returned where submitit's Job looks for it.
+def run_function(folder: str, uid: str, signals: Sequence[int]) -> None:
+    """Load the function, call it, and write its result to the file in which submitit's Job looks for it.
 
     Args:
-        folder: of the job, perhaps with the job's id to come.
-        uid: first name of the submission's pickle.
-        signals: that came so far.
+        folder: Folder of the executor; may contain ``%j``.
+        uid: First name of the payload's file.
+        signals: Signals that have come since the start of this process.
     """
     job_id, rank = job_id_of(os.environ["SLURM_ELASTIC_RUN_ID"]), int(os.environ["RANK"])
     os.environ.update(SUBMITIT_EXECUTOR="elastic", SUBMITIT_FOLDER=folder)
@@ -43,40 +43,40 @@ def call(folder: str, uid: str, signals: Sequence[int]) -> None:
     for number in signals:
         if checkpointing is not None:
             sys.exit(0)
-        # As if it came now.
+        # The function has no `checkpoint()`: let the signal have its default action now.
         signal.raise_signal(number)
-    _call(submission, paths, checkpointing)
+    _run(submission, paths, checkpointing)
 
 
 def _load(submitted: Path, first: Path) -> utils.DelayedSubmission:
-    """Load the submission. It has its first name until the submitting process has renamed it to that of the job."""
+    """Load the payload. Its file has its first name until the submitting process has renamed it."""
     for path in (submitted, first, submitted):
         content = read_file(path)
         if content is not None:
             break
     else:
-        _give_up(f"{submitted} is not there; give the executor a folder on a disk that all nodes share")
+        _fail(f"{submitted} is not there; give the executor a folder on a disk that all nodes share")
     try:
         submission: utils.DelayedSubmission = pickle.loads(content)
     except (ImportError, AttributeError) as error:
-        _give_up(
+        _fail(
             f"the function cannot be loaded here: {error}; put its module's directory in PYTHONPATH, or submit from "
             "that directory"
         )
     return submission
 
 
-def _give_up(why: str) -> NoReturn:
+def _fail(why: str) -> NoReturn:
     print(f"{os.environ['SLURM_ELASTIC_NODE']}: {why}", file=sys.stderr)
     sys.exit(1)
 
 
 @record
-def _call(submission: utils.DelayedSubmission, paths: utils.JobPaths, checkpointing: Checkpointing | None) -> None:
+def _run(submission: utils.DelayedSubmission, paths: utils.JobPaths, checkpointing: Checkpointing | None) -> None:
     result = submission.result()
     if checkpointing is not None:
         signal.signal(SIGNAL, signal.SIG_IGN)
-    if not told_to_stop():
+    if not is_stopping():
         publish_file(paths.result_pickle, _pickled(("success", result)))
         if paths.task_id == 0:
             write_ranks(paths, int(os.environ["WORLD_SIZE"]))

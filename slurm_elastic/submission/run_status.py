@@ -1,4 +1,4 @@
-"""What the run directory says about a run, for whoever submitted it."""
+"""The status of a run in its run directory, for the process that submitted it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rundir import RunDir
 
-__all__ = ["RunView", "latest_log", "look"]
+__all__ = ["RunStatus", "latest_log", "read_status"]
 
 _ROUND = re.compile(r"round_([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class RunView:
-    """A run as it is now.
+class RunStatus:
+    """The present status of a run.
 
     Attributes:
-        done: whether it is finished.
-        world_size: workers of the newest round, None before the first one.
-        failure: why it failed; None if it has not, or has been started again since.
+        done: True if the run is finished.
+        world_size: Number of workers in the newest round; None before the first round.
+        failure: The failure that ended the run; None if it did not fail, or has been started again since.
     """
 
     done: bool = False
@@ -34,24 +34,24 @@ class RunView:
     failure: WorkerFailure | None = None
 
 
-def look(run_dir: RunDir) -> RunView:
-    """Read the run directory. What is not there yet, or cannot be read, is taken as not having happened."""
+def read_status(run_dir: RunDir) -> RunStatus:
+    """Read the run directory. A record that is missing or cannot be read counts as not written."""
     with contextlib.suppress(SlurmElasticError):
         newest = _newest_round(run_dir)
-        return RunView(
+        return RunStatus(
             done=run_dir.is_done(),
             world_size=newest.get("world_size"),
             failure=_failure(run_dir, newest),
         )
-    return RunView()
+    return RunStatus()
 
 
 def latest_log(run_dir: RunDir, rank: int, name: str) -> Path | None:
-    """Return a log of this rank in the last round that has one; None if there is none.
+    """Return the path of a rank's log in the last round that has one; None if no round has.
 
     Args:
-        run_dir: of the run.
-        rank: of the worker.
+        run_dir: Directory of the run.
+        rank: Rank of the worker.
         name: ``stdout.log`` or ``stderr.log``.
     """
     found = [path for path in run_dir.path.glob(f"logs/round_*/*/rank_*/{name}") if _rank(path) == rank]
@@ -65,7 +65,7 @@ def _newest_round(run_dir: RunDir) -> dict[str, Any]:
 
 
 def _failure(run_dir: RunDir, newest: dict[str, Any]) -> WorkerFailure | None:
-    """The failure that belongs to the newest round: an agent's identity is never used twice."""
+    """Return the failure of the newest round's incarnation: no agent identity is used twice."""
     agents = {place["agent"] for place in newest.get("places", ())}
     for content in run_dir.failures():
         with contextlib.suppress(msgspec.MsgspecError):

@@ -16,14 +16,14 @@ _JOB_ID = re.compile(r"([0-9]+)(;.*)?")
 
 
 def submit(arguments: Sequence[str] = (), *, script: str | None = None) -> str:
-    """Submit a batch script and return the job's id, for an array that of the array.
+    """Submit a batch script and return the id of the job or array.
 
     Args:
-        arguments: of sbatch.
-        script: given to sbatch on its standard input.
+        arguments: Arguments of sbatch.
+        script: Text of the batch script, for sbatch's stdin; None if the arguments name a file.
 
     Raises:
-        UsageError: sbatch does not take it; its own words say why.
+        UsageError: sbatch refuses the job; the message quotes sbatch.
     """
     try:
         done = subprocess.run(
@@ -40,12 +40,12 @@ def submit(arguments: Sequence[str] = (), *, script: str | None = None) -> str:
     match = _JOB_ID.fullmatch(done.stdout.strip())
     if done.returncode != 0 or match is None:
         said = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in done.stderr.splitlines() if line]
-        raise UsageError(f"sbatch refused the job: {'; '.join(said) or done.stdout.strip() or 'without a word'}")
+        raise UsageError(f"sbatch refused the job: {'; '.join(said) or done.stdout.strip() or 'without a message'}")
     return match[1]
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what describes the job that this process runs in, which the agents take for their own."""
+    """Return the environment without variables of the job that this process runs in: agents would use them."""
     if "SLURM_JOB_ID" not in environ:
         return dict(environ)
     kept = ("SLURM_CONF", "SLURM_ELASTIC_TEMPLATE")

@@ -1,7 +1,7 @@
-"""The command line of ``slurm-elastic submit``: whose is which option, found without torch.
+"""The command line of ``slurm-elastic submit``: separates options of sbatch, of the agents and of the command.
 
-Options of sbatch, of the agents and of the verb itself stand before the script in any order. What the agents know is
-theirs, as far as it is spelled out; every other option, and every single letter but -m, is sbatch's.
+All of them stand before the script in any order. An option that the agents know is theirs if it is not abbreviated;
+every other option, and every single letter except -m, is an option of sbatch.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ _SBATCH_SWITCHES = frozenset(
         "wait",
     }
 )
-"""Options of sbatch that stand without a value, or may (sbatch(1), 22.05 to 26.05)."""
+"""Options of sbatch whose value is missing or optional (sbatch(1), 22.05 to 26.05)."""
 
 _OWN_SWITCHES = frozenset({"dry-run", "help"})
 _OWN = frozenset({"shape", "template", "nodes"}) | _OWN_SWITCHES
 _NEARLY = 0.85
-"""Of `difflib.SequenceMatcher.ratio`: no option of sbatch is so near to one of ours (22.05 to 26.05)."""
+"""Ratio of `difflib.SequenceMatcher`: no option of sbatch is as near to one of ours (22.05 to 26.05)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """What was said to whom.
+    """A command line, separated.
 
     Attributes:
-        own: options of the verb; None for one without a value. `nodes` is among them.
-        sbatch: options of sbatch, by their long names.
-        agent: options of the agents, as given.
-        script: the script, or with -m the module; None if there is none.
-        arguments: of the script.
+        own: Options of the command, ``nodes`` among them; None for an option without a value.
+        sbatch: Options of sbatch by their long names; None for an option without a value.
+        agent: Options of the agents, as given.
+        script: The script, or with -m the module; None if there is none.
+        arguments: Arguments of the script.
     """
 
     own: dict[str, str | None]
@@ -73,15 +73,15 @@ class CommandLine:
 def read_command_line(
     arguments: Sequence[str], agent_options: Collection[str], agent_switches: Collection[str]
 ) -> CommandLine:
-    """Tell the options apart.
+    """Separate the options.
 
     Args:
-        arguments: what follows the verb.
-        agent_options: long options of the agents, with dashes in front and inside.
-        agent_switches: those of them that have no value, and ``-m``.
+        arguments: The words that follow ``submit`` on the command line.
+        agent_options: Long options of the agents, with dashes in front and inside.
+        agent_switches: Those of them that take no value, and ``-m``.
 
     Raises:
-        UsageError: an option lacks its value, or is nearly one of the agents' or of the verb.
+        UsageError: An option lacks its value, or looks like a misspelt option of the agents or of the command.
     """
     own: dict[str, str | None] = {}
     sbatch: dict[str, str | None] = {}
@@ -120,9 +120,9 @@ def _of_sbatch(word: str, rest: Iterator[str], own: dict[str, str | None], sbatc
 
 
 def _require_unlike(option: str, agent_options: Collection[str]) -> None:
-    """Refuse what is nearly an option of ours: sbatch would name it, but not what it should have been.
+    """Refuse an option that looks like a misspelt option of ours: sbatch would refuse it without a suggestion.
 
-    Misspelt options of sbatch are left to sbatch, which has some that are not known here, of plugins too.
+    sbatch itself checks its options: some, such as those of its plugins, are unknown here.
     """
     ours = {*agent_options, *(f"--{name}" for name in _OWN)}
     others = {f"--{name}" for name in (*LONG_NAMES.values(), *_SBATCH_SWITCHES)}

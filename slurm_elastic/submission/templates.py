@@ -1,4 +1,4 @@
-"""The batch scripts that the package brings along."""
+"""The batch script templates of the package."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def read(name: str) -> str:
     """Return the text of a template.
 
     Raises:
-        UsageError: there is none by that name.
+        UsageError: There is no such template.
     """
-    there = names()
-    if name not in there:
-        mend = did_you_mean(name, there, otherwise=f"there are {', '.join(there)}")
+    known = names()
+    if name not in known:
+        mend = did_you_mean(name, known, otherwise=f"the templates are {', '.join(known)}")
         raise UsageError(f"no template {name!r}; {mend}")
     return (_directory() / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
 
 
 def summary(name: str) -> str:
-    """Return what a template is for: its first comment."""
+    """Return the first comment of a template, which says what it is for."""
     return read(name).splitlines()[1].removeprefix("# ").rstrip(".")
 
 

@@ -92,7 +92,7 @@ def test_in_this_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "words"), [({"tasks_per_node": 4}, "workers_per_node"), ({"nodes": 2}, "said twice")]
+    ("parameters", "words"), [({"tasks_per_node": 4}, "workers_per_node"), ({"nodes": 2}, "given twice")]
 )
 def test_parameters_that_break_the_agents(tmp_path: Path, parameters: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):

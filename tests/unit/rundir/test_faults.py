@@ -1,4 +1,4 @@
-"""Disks that are missing, full, read-only or somebody else's, and records that are not whole."""
+"""Disks that are missing, full, read-only or owned by another user, and records that are not whole."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def test_a_missing_base(tmp_path: Path) -> None:
         RunDir.for_run(tmp_path / "nowhere", "1").open()
 
 
-def test_a_file_in_the_way(tmp_path: Path) -> None:
+def test_a_file_with_the_name_of_a_directory(tmp_path: Path) -> None:
     (tmp_path / "elastic-runs").touch()
-    with pytest.raises(UsageError, match="elastic-runs: a file is in the way"):
+    with pytest.raises(UsageError, match="elastic-runs: a file has the name of a directory"):
         RunDir.for_run(tmp_path, "1").open()
 
 
@@ -104,7 +104,7 @@ def test_a_read_only_disk(mount: Callable[[str], Path]) -> None:
 
 def test_a_directory_removed_under_way(run_dir: RunDir) -> None:
     shutil.rmtree(run_dir.path)
-    with pytest.raises(RunDirError, match="gone, or its directory is"):
+    with pytest.raises(RunDirError, match="it or its directory is gone"):
         run_dir.claim_round(0, b"{}")
     assert run_dir.last_round() is None
     assert run_dir.newest_epoch("0") is None

@@ -7,7 +7,7 @@ import pytest
 
 from slurm_elastic.cli.local_agent import share_devices
 from slurm_elastic.rundir import RunDir
-from slurm_elastic.submission.run_status import RunView, latest_log, look
+from slurm_elastic.submission.run_status import RunStatus, latest_log, read_status
 
 FAILURE = {"agent": "n2/7.0/11", "node": "n2", "rank": 1, "exit_code": 1, "message": "ValueError: x"}
 
@@ -23,32 +23,32 @@ def _round(run_dir: RunDir, number: int, *agents: str) -> None:
 
 
 def test_nothing_has_happened(tmp_path: Path) -> None:
-    assert look(RunDir.for_run(tmp_path / "none", "7")) == RunView()
+    assert read_status(RunDir.for_run(tmp_path / "none", "7")) == RunStatus()
 
 
 def test_newest_round_and_end(run_dir: RunDir) -> None:
     _round(run_dir, 0, "n1/7.0/10", "n2/7.0/11")
-    assert look(run_dir) == RunView(world_size=4)
+    assert read_status(run_dir) == RunStatus(world_size=4)
     _round(run_dir, 1, "n1/7.0/10")
     run_dir.mark_done({})
-    assert look(run_dir) == RunView(done=True, world_size=2)
+    assert read_status(run_dir) == RunStatus(done=True, world_size=2)
 
 
 def test_failure_counts_until_the_run_is_started_again(run_dir: RunDir) -> None:
     _round(run_dir, 0, "n1/7.0/10", "n2/7.0/11")
     run_dir.publish_failure("7.0", json.dumps(FAILURE).encode())
-    failure = look(run_dir).failure
+    failure = read_status(run_dir).failure
     assert failure is not None
     assert (failure.rank, failure.node, failure.message) == (1, "n2", "ValueError: x")
     # The same job, requeued by hand: the old record is still there.
     _round(run_dir, 1, "n1/7.1/12", "n2/7.1/13")
-    assert look(run_dir).failure is None
+    assert read_status(run_dir).failure is None
 
 
 def test_record_that_is_none_says_nothing(run_dir: RunDir) -> None:
     _round(run_dir, 0, "n2/7.0/11")
     run_dir.publish_failure("7.0", b'{"agent": 3}')
-    assert look(run_dir) == RunView(world_size=2)
+    assert read_status(run_dir) == RunStatus(world_size=2)
 
 
 def test_log_of_the_last_round_that_has_one(run_dir: RunDir) -> None:

@@ -163,5 +163,5 @@ def test_template_that_is_none(text: str, complaint: str) -> None:
 
 def test_srun_options_need_a_site_block() -> None:
     script = BatchScript.from_template(TEMPLATE)
-    with pytest.raises(UsageError, match="have no place"):
+    with pytest.raises(UsageError, match="need the line"):
         BatchScript(script.options, srun_options=("--x",), body=script.body).text()

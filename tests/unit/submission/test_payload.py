@@ -9,7 +9,7 @@ import cloudpickle
 import pytest
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.submission.importable import require_importable
+from slurm_elastic.submission.payload import require_importable
 
 
 @pytest.fixture

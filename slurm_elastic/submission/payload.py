@@ -1,0 +1,214 @@
+"""The payload of a submission: the function or script that the workers run, and its files in the executor's folder."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import runpy
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+from submitit.core import core, utils
+
+from slurm_elastic.agent.script_check import require_entry_point
+from slurm_elastic.errors import UsageError
+from slurm_elastic.rundir import publish_file, read_file
+from slurm_elastic.submission.checkpointing import SIGNAL, is_checkpointable
+
+__all__ = [
+    "Payload",
+    "Script",
+    "job_id_of",
+    "read_ranks",
+    "require_importable",
+    "script_file",
+    "writable_folder",
+    "write_ranks",
+]
+
+_WORKER_MODULE = "slurm_elastic.submission.worker"
+"""The module that workers of a function run by `python -m`, with the job's folder and the uid of the payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A training script and its arguments. A call runs it in this process."""
+
+    path: str
+    arguments: tuple[str, ...] = ()
+
+    def require_exists(self) -> None:
+        """Check the script on this machine; the nodes see the same file if it is on a shared disk.
+
+        Raises:
+            UsageError: The script does not exist or cannot be read, or an argument is no string.
+        """
+        for argument in self.arguments:
+            if not isinstance(argument, str):
+                raise UsageError(f"argument {argument!r} of {self.path} is no text; give strings, as on a command line")
+        options = argparse.Namespace(module=False, no_python=False, run_path=False, training_script=self.path)
+        require_entry_point(options, socket.gethostname())
+
+    def words(self) -> tuple[str, ...]:
+        """Return script and arguments for the agent's command line."""
+        return (self.path, *self.arguments)
+
+    def write(self, path: Path) -> None:
+        """Write path and arguments to a file."""
+        path.write_text(json.dumps({"path": self.path, "arguments": self.arguments}))
+
+    @classmethod
+    def read(cls, path: Path) -> Script:
+        """Return the script that `write` has written to a file."""
+        content: dict[str, Any] = json.loads(path.read_text())
+        return cls(content["path"], tuple(content["arguments"]))
+
+    def __call__(self) -> None:
+        """Run the script in this process, as `python train.py` would."""
+        before = sys.argv, sys.path[:]
+        sys.argv = [self.path, *self.arguments]
+        sys.path.insert(0, str(Path(self.path).resolve().parent))
+        try:
+            runpy.run_path(self.path, run_name="__main__")
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise RuntimeError(f"{self.path} ended with {end.code}") from end
+        finally:
+            sys.argv, sys.path[:] = before
+
+
+class Payload:
+    """A payload on disk. Its file is named by the uid until `keep_for` gives it the name of the job.
+
+    Args:
+        delayed: submitit's record of the function and its arguments.
+        folder: Folder of the executor; may contain ``%j``.
+        uid: Makes the first name unique.
+        max_gb: Maximum size of a pickle in GB.
+
+    Attributes:
+        agent_options: Options that the agents need for this payload.
+        words: What the workers run: the end of the agent's command line.
+
+    Raises:
+        UsageError: The function or an argument cannot be pickled, or the pickle is too large; or the script is missing.
+    """
+
+    def __init__(self, delayed: utils.DelayedSubmission, folder: Path, uid: str, max_gb: float) -> None:
+        base = writable_folder(folder)
+        self.agent_options: tuple[str, ...] = ()
+        if isinstance(delayed.function, Script):
+            delayed.function.require_exists()
+            self.words = delayed.function.words()
+            self._file, self._is_script = base / f"{uid}.json", True
+            delayed.function.write(self._file)
+        else:
+            self.words = ("-m", _WORKER_MODULE, str(folder), uid)
+            self._file, self._is_script = base / f"{uid}.pkl", False
+            require_importable(delayed.function)
+            if is_checkpointable(delayed.function):
+                self.agent_options = (f"--worker-signal={SIGNAL.name}",)
+            _dump(delayed, self._file, max_gb)
+
+    def keep_for(self, job: core.Job[object]) -> None:
+        """Rename the file to the name that submitit's job expects."""
+        paths = job.paths
+        paths.folder.mkdir(parents=True, exist_ok=True)
+        self._file.rename(script_file(paths) if self._is_script else paths.submitted_pickle)
+
+    def discard(self) -> None:
+        """Remove the file."""
+        self._file.unlink(missing_ok=True)
+
+
+def writable_folder(folder: Path) -> Path:
+    """Make the part of the folder's path that contains no job id, and return it.
+
+    Raises:
+        UsageError: The folder cannot be made or written to.
+    """
+    base = Path(utils.JobPaths.get_first_id_independent_folder(folder))
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"folder {base} cannot be made: {error.strerror}; give one that you can write to") from None
+    if not os.access(base, os.W_OK | os.X_OK):
+        raise UsageError(f"folder {base} cannot be written to by this user; give another, on a disk that nodes share")
+    return base
+
+
+def script_file(paths: utils.JobPaths) -> Path:
+    """Return the file of a submitted script, which stands in the place of a function's pickle."""
+    return Path(paths.submitted_pickle).with_suffix(".json")
+
+
+def require_importable(function: object) -> None:
+    """Check that workers can import the function's module, as far as this machine shows it.
+
+    Python looks for modules in the directory of the running script (docs.python.org, sys.path). Workers have the
+    directory in which the submission took place instead. So a module beside a script elsewhere is not found.
+
+    Raises:
+        UsageError: The module lies beside the script, and workers do not look there.
+    """
+    name = getattr(function, "__module__", None) or "__main__"
+    top = name.partition(".")[0]
+    if name == "__main__" or {name, top} & set(cloudpickle.list_registry_pickle_by_value()):
+        return
+    file = getattr(sys.modules.get(top), "__file__", None)
+    if file is None:
+        return
+    path = Path(file).resolve()
+    root = path.parent.parent if path.stem == "__init__" else path.parent
+    beside_script, *others = (Path(entry).resolve() for entry in sys.path)
+    if root == beside_script and root != Path.cwd() and root not in others:
+        raise UsageError(
+            f"module {name} lies beside the script, in {root}, where workers do not look; submit from there, or put "
+            "that directory in PYTHONPATH"
+        )
+
+
+def job_id_of(run_id: str) -> str:
+    """Return the id of the job that a run belongs to; on one machine a process id, to which the run id adds a word."""
+    return run_id.partition("-")[0]
+
+
+def write_ranks(paths: utils.JobPaths, world_size: int) -> None:
+    """Record the number of ranks that have results."""
+    publish_file(_ranks(paths), json.dumps({"world_size": world_size}).encode())
+
+
+def read_ranks(paths: utils.JobPaths) -> int | None:
+    """Return the number that `write_ranks` has recorded; None before."""
+    content = read_file(_ranks(paths))
+    return None if content is None else int(json.loads(content)["world_size"])
+
+
+def _ranks(paths: utils.JobPaths) -> Path:
+    return Path(paths.folder) / f"{paths.job_id}_ranks.json"
+
+
+def _dump(delayed: utils.DelayedSubmission, path: Path, max_gb: float) -> None:
+    try:
+        delayed.dump(path)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise UsageError(f"{path} cannot be written: {error.strerror}; give another folder") from None
+    except Exception as error:
+        path.unlink(missing_ok=True)
+        name = getattr(delayed.function, "__qualname__", repr(delayed.function))
+        raise UsageError(
+            f"{name} or an argument of it cannot be pickled: {error}; make what it names inside of the function"
+        ) from error
+    size = path.stat().st_size / 2**30
+    if size > max_gb:
+        path.unlink()
+        raise UsageError(
+            f"function and arguments are {size:.2f} GB of pickle; load the data in the function, or raise "
+            f"max_pickle_size_gb, which is {max_gb:g}"
+        )
