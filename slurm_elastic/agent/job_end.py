@@ -262,7 +262,7 @@ def plan_requeue(facts: RequeueFacts, meaning: Meaning, max_requeues: int) -> Re
         most=max_requeues,
     )
     if facts.others_go_on and finding.cause is Cause.SIGNALLED and decision.counted:
-        decision = RequeueDecision(Requeue.NOBODY, "")
+        decision = RequeueDecision(Requeue.NONE, "")
     return RequeuePlan(decision, {"why": decision.why, "counted": decision.counted, "mark": mark})
 
 

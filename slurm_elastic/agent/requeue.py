@@ -76,7 +76,7 @@ def requeue_job(
         policy.max_requeues,
     )
     decision = plan.decision
-    if decision.who is Requeue.WE:
+    if decision.requeue is Requeue.REQUEST:
         if not records.claim_requeue(restart_count, plan.record):
             return True
         # Said before, as it ends whoever says it.
@@ -87,7 +87,7 @@ def requeue_job(
         return False
     if decision.why:
         say(f"job {job.name}: {decision.why}")
-    return decision.who is Requeue.SLURM
+    return decision.requeue is Requeue.SLURM
 
 
 def _requeue(controller: Controller, job: SlurmJob, deadline: float) -> bool:

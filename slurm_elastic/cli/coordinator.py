@@ -153,11 +153,11 @@ def _job_of_run(run_dir: RunDir, controller: Controller) -> str | None:
 
 
 def _address(options: argparse.Namespace, job: SlurmJob | None, controller: Controller) -> str:
-    from slurm_elastic.slurm import AddressWish, choose_address, gather_facts
+    from slurm_elastic.slurm import AddressPreference, choose_address, gather_facts
 
     if job is None and not (options.local_addr or options.interface):
         raise UsageError("outside Slurm the address of this machine is unknown; give --local-addr or --interface")
-    preference = AddressWish(options.local_addr, options.interface)
+    preference = AddressPreference(options.local_addr, options.interface)
     return choose_address(preference, gather_facts(preference, job.node if job else "localhost", controller=controller))
 
 

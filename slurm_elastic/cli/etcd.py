@@ -77,10 +77,10 @@ def _directory(given: Path | None) -> Path:
 def _host(options: argparse.Namespace, node: str) -> str:
     if "SLURM_JOB_ID" not in os.environ and not (options.host or options.interface):
         return "127.0.0.1"
-    from slurm_elastic.slurm import AddressWish, Controller, choose_address, gather_facts
+    from slurm_elastic.slurm import AddressPreference, Controller, choose_address, gather_facts
     from slurm_elastic.slurm.address import resolve
 
-    preference = AddressWish(local_addr=options.host, interface=options.interface)
+    preference = AddressPreference(local_addr=options.host, interface=options.interface)
     # etcd listens at addresses, not at names (etcd 3.4, embed/config.go, checkBindURLs).
     name = choose_address(preference, gather_facts(preference, node, controller=Controller()))
     address = resolve(name)

@@ -1,7 +1,14 @@
-"""What Slurm says and what is asked of it."""
+"""Slurm: its environment variables, host lists, ports, addresses, and questions to its controller."""
 
-from slurm_elastic.slurm.address import AddressFacts, AddressWish, choose_address, data_interface, gather_facts, resolve
-from slurm_elastic.slurm.cause import Cause, Finding, Meaning, classify, presume
+from slurm_elastic.slurm.address import (
+    AddressFacts,
+    AddressPreference,
+    choose_address,
+    data_interface,
+    gather_facts,
+    resolve,
+)
+from slurm_elastic.slurm.cause import Cause, Diagnosis, SignalDefaults, classify, presume
 from slurm_elastic.slurm.controller import Controller
 from slurm_elastic.slurm.hostlist import compress, expand, natural_key
 from slurm_elastic.slurm.job import ArrayElement, Context, HetComponent, Shape, SlurmJob
@@ -9,19 +16,27 @@ from slurm_elastic.slurm.ports import ephemeral_low, port_sequence, ports_exhaus
 from slurm_elastic.slurm.requeue_policy import History, Requeue, RequeueDecision, requeue_decision
 from slurm_elastic.slurm.scontrol_output import ControllerClock, JobView, NodeState, NodeView
 
+# Names that callers still use which have not been converted.
+from slurm_elastic.slurm.address import AddressPreference as AddressWish  # isort: skip
+from slurm_elastic.slurm.cause import Diagnosis as Finding  # isort: skip
+from slurm_elastic.slurm.cause import SignalDefaults as Meaning  # isort: skip
+
 __all__ = [
     "AddressFacts",
+    "AddressPreference",
     "AddressWish",
     "ArrayElement",
     "Cause",
     "Context",
     "Controller",
     "ControllerClock",
+    "Diagnosis",
     "Finding",
     "HetComponent",
     "History",
     "JobView",
     "Meaning",
+    "SignalDefaults",
     "NodeState",
     "NodeView",
     "Requeue",
@@ -29,9 +44,9 @@ __all__ = [
     "Shape",
     "SlurmJob",
     "choose_address",
-    "data_interface",
     "classify",
     "compress",
+    "data_interface",
     "ephemeral_low",
     "expand",
     "gather_facts",

@@ -1,4 +1,4 @@
-"""Which nodes the SLURM_* variables name: those of the job, of the step, and this one."""
+"""The nodes in SLURM_* variables: those of the job, those of the step, and this one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ __all__ = ["job_and_step_nodes", "node_list", "own_node"]
 def job_and_step_nodes(
     environ: Mapping[str, str], *, in_step: bool, is_het: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the nodes of the job, and of them those of the step; outside a step the same once more.
+    """Return the nodes of the job and those of the step; outside a step both are the same.
+
+    Args:
+        environ: The environment of this process.
+        in_step: True if srun started this process.
+        is_het: True in a heterogeneous job.
 
     Raises:
-        UsageError: the variables are half present, malformed, or contradict each other.
+        UsageError: Variables are missing or malformed, or contradict each other.
     """
     job_nodes = node_list(environ, "SLURM_JOB_NODELIST", "SLURM_NODELIST")
     step_nodes = node_list(environ, "SLURM_STEP_NODELIST") if in_step else None
@@ -45,10 +50,10 @@ def job_and_step_nodes(
 
 
 def node_list(environ: Mapping[str, str], *names: str) -> tuple[str, ...] | None:
-    """Return the names in the first variable that is set, each once, in Slurm's order; None if none is.
+    """Return the names in the first of these variables that is set, each once, in Slurm's order; None if none is set.
 
     Raises:
-        UsageError: it is no host list.
+        UsageError: The value is no host list.
     """
     text = present(environ, *names)
     if text is None:
@@ -69,7 +74,7 @@ def own_node(environ: Mapping[str, str], nodes: tuple[str, ...], *, is_het: bool
     """Return this node as Slurm names it: SLURMD_NODENAME, else `nodes` at SLURM_NODEID.
 
     Raises:
-        UsageError: neither is set, or it is none of `nodes`.
+        UsageError: Neither is set, or the node is none of `nodes`.
     """
     name = present(environ, "SLURMD_NODENAME")
     index = optional_number(environ, "SLURM_NODEID")

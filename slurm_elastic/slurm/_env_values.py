@@ -1,4 +1,4 @@
-"""Values of single SLURM_* variables."""
+"""Parsers for values of single SLURM_* variables."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from slurm_elastic.errors import UsageError
 
 
 def present(environ: Mapping[str, str], *names: str) -> str | None:
-    """Return the value of the first variable that is set and not empty.
+    """Return the value of the first variable that is set and not empty; None if there is none.
 
-    Slurm writes ``(null)`` for some that have no value.
+    Slurm writes ``(null)`` to some variables that have no value.
     """
     for name in names:
         value = environ.get(name, "").strip()
@@ -24,7 +24,7 @@ def number(name: str, text: str) -> int:
     """Return a variable's value as a number.
 
     Raises:
-        UsageError: it is not a number of plain digits.
+        UsageError: The value has other characters than digits.
     """
     if not re.fullmatch(r"[0-9]{1,18}", text):
         raise UsageError(f"{name}={text!r} is not a number; Slurm sets it, do not set it by hand")
@@ -32,7 +32,7 @@ def number(name: str, text: str) -> int:
 
 
 def optional_number(environ: Mapping[str, str], *names: str) -> int | None:
-    """Return the value of the first variable that is set, as a number, or None."""
+    """Return the value of the first variable that is set, as a number; None if none is set."""
     text = present(environ, *names)
     return None if text is None else number(names[0], text)
 
@@ -64,7 +64,7 @@ def port_list(environ: Mapping[str, str], name: str) -> tuple[int, ...]:
 
 
 def count_gpus(environ: Mapping[str, str]) -> int:
-    """Return the number of GPUs that this node gives to the job or step."""
+    """Return the number of GPUs that the job or step has on this node."""
     text = present(environ, "SLURM_GPUS_ON_NODE")
     if text is not None:
         return _count_on_node(text)

@@ -1,7 +1,7 @@
-"""By which address the other agents of the run reach this node.
+"""The address by which the other agents of the run reach this node.
 
-Host names mislead: many sites resolve a node's own name to 127.0.1.1, and the management network's name is not that of
-the fast one. So the choice goes from what the user said over what Slurm says to what the kernel routes.
+Host names mislead: many sites resolve a node's own name to 127.0.1.1, and the name in the management network differs
+from that in the fast network. So the user's options come first, then Slurm's NodeAddr, then the kernel's routes.
 """
 
 from __future__ import annotations
@@ -17,54 +17,54 @@ from pathlib import Path
 from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm.controller import Controller
 
-__all__ = ["AddressFacts", "AddressWish", "choose_address", "data_interface", "gather_facts", "resolve"]
+__all__ = ["AddressFacts", "AddressPreference", "choose_address", "data_interface", "gather_facts", "resolve"]
 
 _SIOCGIFADDR = 0x8915
 """netdevice(7): the IPv4 address of an interface."""
 _TEST_NET = "192.0.2.1"
-"""RFC 5737: nobody's address, so the route to it is the default route."""
+"""An address that no host has (RFC 5737), so the route to it is the default route."""
 
 
 @dataclass(frozen=True, slots=True)
-class AddressWish:
-    """What the user said; at most one of the three counts, in this order."""
+class AddressPreference:
+    """The user's options for the address; the first one that is given counts."""
 
     local_addr: str | None = None
-    """``--local-addr``: taken as it is."""
+    """``--local-addr``: used as it is."""
     interface: str | None = None
     """``--interface``: a network interface of this node, such as ib0."""
     host_pattern: str | None = None
-    """The name of a node in the data network, such as ``{node}-ib``."""
+    """``--node-pattern``: name of a node in the data network, such as ``{node}-ib``."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddressFacts:
-    """What this node knows about its addresses."""
+    """The facts from which `choose_address` chooses."""
 
     node: str
     """Slurm's name of this node."""
     node_addr: str | None = None
-    """Slurm's NodeAddr, None if unknown."""
+    """Slurm's NodeAddr; None if unknown."""
     interfaces: Mapping[str, str | None] = field(default_factory=dict)
-    """Address of every interface; None for one that has none."""
+    """Addresses of the interfaces; None for an interface without address."""
     resolved: Mapping[str, str] = field(default_factory=dict)
-    """Address of every name looked up; names that do not resolve are missing."""
+    """Addresses of the names that were looked up, without names that do not resolve."""
     route: str | None = None
-    """Own address on the way to the leader's node, else on the default route."""
+    """Own address on the route to the leader's node, else on the default route."""
 
 
-def choose_address(wish: AddressWish, facts: AddressFacts) -> str:
+def choose_address(preference: AddressPreference, facts: AddressFacts) -> str:
     """Return the address, or a name that every node resolves.
 
     Raises:
-        UsageError: the interface does not exist or has no address, the name does not resolve, or nothing is left.
+        UsageError: The interface does not exist or has no address, the name does not resolve, or no address is left.
     """
-    if wish.local_addr:
-        return wish.local_addr
-    if wish.interface:
-        return _of_interface(wish.interface, facts)
-    if wish.host_pattern:
-        return _of_pattern(wish.host_pattern, facts)
+    if preference.local_addr:
+        return preference.local_addr
+    if preference.interface:
+        return _of_interface(preference.interface, facts)
+    if preference.host_pattern:
+        return _of_pattern(preference.host_pattern, facts)
     if facts.node_addr and facts.node_addr != facts.node and _reaches_out(facts.node_addr, facts):
         return facts.node_addr
     if _reaches_out(facts.node, facts):
@@ -73,7 +73,7 @@ def choose_address(wish: AddressWish, facts: AddressFacts) -> str:
         return facts.route
     outward = {name: address for name, address in facts.interfaces.items() if address and not _is_loopback(address)}
     if not outward:
-        # Without a network every agent there can be is on this machine.
+        # Without a network all agents are on this machine.
         return "127.0.0.1"
     raise UsageError(
         f"no address by which other nodes reach {facts.node}: its name resolves to this machine alone and there is "
@@ -81,36 +81,34 @@ def choose_address(wish: AddressWish, facts: AddressFacts) -> str:
     )
 
 
-def data_interface(wish: AddressWish, facts: AddressFacts) -> str:
-    """Return the network interface of the data network; empty where the user has named neither it nor a host there."""
-    if wish.local_addr or not (wish.interface or wish.host_pattern):
+def data_interface(preference: AddressPreference, facts: AddressFacts) -> str:
+    """Return the interface of the data network; empty if the user has named neither it nor a host there."""
+    if preference.local_addr or not (preference.interface or preference.host_pattern):
         return ""
-    if wish.interface:
-        return wish.interface
-    address = facts.resolved.get((wish.host_pattern or "").replace("{node}", facts.node))
+    if preference.interface:
+        return preference.interface
+    address = facts.resolved.get((preference.host_pattern or "").replace("{node}", facts.node))
     return next((name for name, own in facts.interfaces.items() if own is not None and own == address), "")
 
 
 def gather_facts(
-    wish: AddressWish, node: str, *, toward: str | None = None, controller: Controller | None = None
+    preference: AddressPreference, node: str, *, toward: str | None = None, controller: Controller | None = None
 ) -> AddressFacts:
-    """Look up what `choose_address` needs for this wish, and no more.
-
-    Name service may block for seconds.
+    """Look up the facts that `choose_address` needs for this preference. The name service may block for seconds.
 
     Args:
-        wish: what the user said.
+        preference: The user's options.
         node: Slurm's name of this node.
-        toward: name or address of the leader's node, or of any other node; None if none is known.
-        controller: asked for NodeAddr; None where there is no Slurm to ask.
+        toward: Name or address of the leader's node, or of any other node; None if none is known.
+        controller: Gives NodeAddr; None outside Slurm.
     """
-    if wish.local_addr:
+    if preference.local_addr:
         return AddressFacts(node)
     interfaces = _interfaces()
-    if wish.interface:
+    if preference.interface:
         return AddressFacts(node, interfaces=interfaces)
-    if wish.host_pattern:
-        name = wish.host_pattern.replace("{node}", node)
+    if preference.host_pattern:
+        name = preference.host_pattern.replace("{node}", node)
         return AddressFacts(node, interfaces=interfaces, resolved=_resolve_all(name))
     node_addr = controller.node_address(node) if controller else None
     return AddressFacts(
@@ -123,7 +121,7 @@ def gather_facts(
 
 
 def resolve(name: str) -> str | None:
-    """Return an address of a name, one that is not loopback if there is any; None if it does not resolve."""
+    """Return an address of a name, preferably not a loopback address; None if the name does not resolve."""
     try:
         answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -133,10 +131,12 @@ def resolve(name: str) -> str | None:
 
 def _of_interface(name: str, facts: AddressFacts) -> str:
     if name not in facts.interfaces:
-        raise UsageError(f"there is no interface {name} on {facts.node}; there are {_listed(facts.interfaces)}")
+        raise UsageError(f"no interface {name} on {facts.node}; its interfaces are {_listed(facts.interfaces)}")
     address = facts.interfaces[name]
     if address is None:
-        raise UsageError(f"interface {name} of {facts.node} has no address; there are {_listed(facts.interfaces)}")
+        raise UsageError(
+            f"interface {name} of {facts.node} has no address; its interfaces are {_listed(facts.interfaces)}"
+        )
     return address
 
 
@@ -190,7 +190,7 @@ def _ipv4_address(interface: str) -> str | None:
 
 
 def _ipv6_addresses(source: Path = Path("/proc/net/if_inet6")) -> dict[str, str]:
-    """Read the global and host-wide addresses; proc(5): address, index, prefix, scope, flags, name."""
+    """Return the addresses of global and host scope; proc(5): address, index, prefix, scope, flags, name."""
     try:
         lines = source.read_text().splitlines()
     except OSError:
@@ -203,7 +203,7 @@ def _ipv6_addresses(source: Path = Path("/proc/net/if_inet6")) -> dict[str, str]
 
 
 def _route(toward: str | None) -> str | None:
-    """Return the own address on the way; connecting a datagram socket chooses it and sends nothing, udp(7)."""
+    """Return the own address on the route; connecting a datagram socket selects it and sends nothing (udp(7))."""
     for target in (toward, _TEST_NET):
         address = resolve(target) if target else None
         if address is None or _is_loopback(address):

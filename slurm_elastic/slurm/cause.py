@@ -1,4 +1,4 @@
-"""Why Slurm, or somebody else, signals this job: from the signals, and from what Slurm says about the job. Pure.
+"""The diagnosis why a job was signalled, from the signals and from Slurm's view of the job. Pure functions.
 
 Sources: preempt.html, sbatch(1) on ``--signal``; job_mgr.c and preempt.c of slurmctld, 22.05 to 26.05; and what jobs of
 a real 22.05.8 and 24.11.5 looked like.
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from slurm_elastic.slurm.scontrol_output import ControllerClock, JobView
 
-__all__ = ["Cause", "Finding", "Meaning", "classify", "presume"]
+__all__ = ["Cause", "Diagnosis", "SignalDefaults", "classify", "presume"]
 
 _WARNINGS = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 _EARLY = 60
-"""Seconds that ``--signal`` may come early (sbatch(1))."""
+"""Seconds by which the signal of ``--signal`` may come early (sbatch(1))."""
 _KILL_WAIT_FLOOR = 5
-"""slurmd waits so many seconds before SIGKILL whatever KillWait says (req.c, _rpc_terminate_job)."""
+"""Minimum of seconds that slurmd waits before SIGKILL, whatever KillWait is (req.c, _rpc_terminate_job)."""
 _OVER = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "COMPLETING", "DEADLINE", "FAILED", "NODE_FAIL"}) | {
     "OUT_OF_MEMORY",
     "PREEMPTED",
@@ -28,36 +28,36 @@ _OVER = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "COMPLETING", "DEADLIN
 
 
 class Cause(enum.Enum):
-    """Why a job is signalled."""
+    """The cause of a signal to a job."""
 
     PREEMPTED = "preempted"
-    """In the grace of a preemption, or at its end without having been requeued (PreemptMode=CANCEL)."""
+    """Slurm preempts the job: it is in its grace, or its grace is over without a requeue (PreemptMode=CANCEL)."""
     TIME_LIMIT_NEAR = "time limit near"
     """The warning of ``sbatch --signal``."""
     TIME_LIMIT_REACHED = "time limit reached"
     CANCELLED = "cancelled"
-    """scancel, or the job has ended in another way: nobody wants it to go on."""
+    """scancel, or the job has ended in another way and must not go on."""
     REQUEUED = "requeued"
-    """Slurm has requeued the job already, whyever: preempted, a node failed, ``scontrol requeue``."""
+    """Slurm has requeued the job already: preemption, node failure, or ``scontrol requeue``."""
     NODE_FAILED = "node failed"
     """A node failed, and Slurm does not requeue the job."""
     DRAINED = "drained"
-    """The node takes no more jobs, and somebody signals those that it has."""
+    """The node accepts no more jobs, and a user or administrator signals those that it has."""
     SIGNALLED = "signalled"
-    """By hand: the job could go on."""
+    """A user has sent the signal; for Slurm the job could go on."""
     REQUEUE_WANTED = "requeue wanted"
-    """Somebody wants the job to start again: ``slurm-elastic requeue``."""
+    """A user wants the job to start again: ``slurm-elastic requeue``."""
     UNKNOWN = "unknown"
-    """Slurm says nothing, or nobody has signalled."""
+    """Slurm does not answer, or there was no signal."""
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
-    """What signals mean as long as Slurm says nothing: what the site and the batch script are configured for.
+class SignalDefaults:
+    """The meaning of signals where Slurm does not answer: settings of the site and the batch script.
 
     Attributes:
-        grace: seconds between SIGTERM and the end.
-        warning: the time in ``sbatch --signal=USR2@<time>``.
+        grace: Seconds between SIGTERM and SIGKILL.
+        warning: Seconds in ``sbatch --signal=USR2@<seconds>``.
     """
 
     grace: float = 30.0
@@ -65,13 +65,13 @@ class Meaning:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What is known about a signal.
+class Diagnosis:
+    """The cause of a signal and the time that is left.
 
     Attributes:
-        cause: why.
-        seconds: left until Slurm kills, None if nothing ends by itself or nothing is known.
-        detail: the facts behind it, for people.
+        cause: The cause.
+        seconds: Seconds until Slurm kills the job; None if Slurm will not end it, or if that is unknown.
+        detail: The facts behind the diagnosis, for the log.
     """
 
     cause: Cause
@@ -83,26 +83,26 @@ class Finding:
         return f"{self.cause.value}{left} ({self.detail})"
 
 
-_NOTHING = Finding(Cause.UNKNOWN, None, "no signal")
+_NOTHING = Diagnosis(Cause.UNKNOWN, None, "no signal")
 
 
-def presume(signals: Sequence[signal.Signals], elapsed: float, meaning: Meaning) -> Finding:
-    """Say what signals mean if Slurm is not asked.
+def presume(signals: Sequence[signal.Signals], elapsed: float, meaning: SignalDefaults) -> Diagnosis:
+    """Return the diagnosis without an answer of Slurm.
 
     Args:
-        signals: that came, in the order in which they were noted. Two that come within a millisecond may be noted in
-            either order, so the order of SIGCONT and SIGTERM tells nothing.
-        elapsed: seconds since the newest of them, by the own monotonic clock.
-        meaning: what they are configured for.
+        signals: The signals that came, in the order in which this process noted them. It may note two that come within
+            a millisecond in either order, so the order of SIGCONT and SIGTERM has no meaning.
+        elapsed: Seconds since the newest of them, by the own monotonic clock.
+        meaning: The meaning of the signals.
     """
     asked = [number for number in signals if number is not signal.SIGCONT]
     names = ", ".join(dict.fromkeys(number.name for number in asked))
     if signal.SIGTERM in asked:
-        return Finding(Cause.UNKNOWN, meaning.grace - elapsed, names)
+        return Diagnosis(Cause.UNKNOWN, meaning.grace - elapsed, names)
     if _WARNINGS & set(asked):
-        return Finding(Cause.TIME_LIMIT_NEAR, meaning.warning - elapsed, names)
+        return Diagnosis(Cause.TIME_LIMIT_NEAR, meaning.warning - elapsed, names)
     # SIGINT, SIGHUP and SIGQUIT come from terminals and people, never from Slurm by itself.
-    return Finding(Cause.SIGNALLED, None, names) if asked else _NOTHING
+    return Diagnosis(Cause.SIGNALLED, None, names) if asked else _NOTHING
 
 
 def classify(
@@ -112,29 +112,29 @@ def classify(
     restart_count: int,
     *,
     clock: ControllerClock | None = None,
-    meaning: Meaning | None = None,
+    meaning: SignalDefaults | None = None,
     grace: int | None = None,
     drained: bool = False,
-) -> Finding:
-    """Say why the job is signalled.
+) -> Diagnosis:
+    """Return the diagnosis from Slurm's view of the job.
 
-    All times that are compared are the controller's; a time that passed here is measured here.
+    The function compares only times of the controller with each other; `elapsed` is a duration on this node.
 
     Args:
-        signals, elapsed: as for `presume`.
-        view: of the job, None if Slurm does not answer.
-        restart_count: SLURM_RESTART_COUNT of this incarnation.
-        clock: the controller's time, asked for after `view`.
-        meaning: what signals are configured for, where Slurm does not tell.
-        grace: GraceTime of what preempts, in seconds; used where `view` does not tell the job's end.
-        drained: whether Slurm gives no more jobs to the node that was signalled.
+        signals, elapsed: As for `presume`.
+        view: Slurm's view of the job; None if Slurm does not answer.
+        restart_count: SLURM_RESTART_COUNT of this start.
+        clock: The controller's time, read after `view`.
+        meaning: The meaning of signals where Slurm does not answer.
+        grace: GraceTime in seconds of the QOS or partition, for a job whose end `view` does not have.
+        drained: True if Slurm gives no more jobs to the node that was signalled.
     """
-    meaning = meaning or Meaning()
+    meaning = meaning or SignalDefaults()
     if view is None:
         return presume(signals, elapsed, meaning)
     kill_wait = (meaning.grace if clock is None else max(clock.kill_wait, _KILL_WAIT_FLOOR)) - elapsed
     if view.restarts > restart_count or view.state == "PENDING":
-        return Finding(Cause.REQUEUED, kill_wait, f"{view.state}, Restarts={view.restarts}")
+        return Diagnosis(Cause.REQUEUED, kill_wait, f"{view.state}, Restarts={view.restarts}")
     if view.state in _OVER:
         return _over(view, kill_wait)
     left = None if clock is None or view.end_time is None else float(view.end_time - clock.now)
@@ -143,12 +143,12 @@ def classify(
     names = ", ".join(dict.fromkeys(number.name for number in signals if number is not signal.SIGCONT))
     # Slurm warns no job without a time limit (job_mgr.c, job_time_limit).
     if _WARNINGS & set(signals) and not view.unlimited and (left is None or left <= meaning.warning + _EARLY):
-        return Finding(Cause.TIME_LIMIT_NEAR, meaning.warning - elapsed if left is None else left, names)
+        return Diagnosis(Cause.TIME_LIMIT_NEAR, meaning.warning - elapsed if left is None else left, names)
     if not names:
         return _NOTHING
     if drained:
-        return Finding(Cause.DRAINED, None, names)
-    return Finding(Cause.SIGNALLED, None, f"{names}, not by Slurm itself")
+        return Diagnosis(Cause.DRAINED, None, names)
+    return Diagnosis(Cause.SIGNALLED, None, f"{names}, not by Slurm itself")
 
 
 def _in_grace(
@@ -157,36 +157,36 @@ def _in_grace(
     elapsed: float,
     clock: ControllerClock | None,
     grace: int | None,
-    meaning: Meaning,
-) -> Finding:
-    """Of a job that runs on until its grace is over."""
+    meaning: SignalDefaults,
+) -> Diagnosis:
+    """Return the diagnosis of a job that runs until its grace is over."""
     if end_time is not None:
         seconds, source = max(0.0, float(end_time - preempt_time)), ""
     elif grace:
         seconds, source = grace, ""
     else:
-        # A job that still runs has some: without any, Slurm ends it at once.
+        # A job that still runs has a grace: without any, Slurm ends it at once.
         seconds, source = meaning.grace, ", as --grace says"
     passed = elapsed if clock is None else clock.now - preempt_time
-    return Finding(Cause.PREEMPTED, seconds - passed, f"grace of {seconds:g} s{source}")
+    return Diagnosis(Cause.PREEMPTED, seconds - passed, f"grace of {seconds:g} s{source}")
 
 
-def _over(view: JobView, kill_wait: float) -> Finding:
-    """Of a job that is ending; COMPLETING hides how."""
+def _over(view: JobView, kill_wait: float) -> Diagnosis:
+    """Return the diagnosis of a job that is ending; the state COMPLETING hides how it ends."""
     if view.reason == "TimeLimit" or view.state == "TIMEOUT":
-        return Finding(Cause.TIME_LIMIT_REACHED, kill_wait, "Reason=TimeLimit")
+        return Diagnosis(Cause.TIME_LIMIT_REACHED, kill_wait, "Reason=TimeLimit")
     if view.reason == "NodeDown" or view.state == "NODE_FAIL":
-        return Finding(Cause.NODE_FAILED, kill_wait, f"{view.state}, Reason={view.reason}")
+        return Diagnosis(Cause.NODE_FAILED, kill_wait, f"{view.state}, Reason={view.reason}")
     if view.state == "PREEMPTED" or _killed_by_preemption(view):
-        return Finding(Cause.PREEMPTED, kill_wait, "its grace is over and it was not requeued")
-    return Finding(Cause.CANCELLED, kill_wait, view.state)
+        return Diagnosis(Cause.PREEMPTED, kill_wait, "its grace is over and it was not requeued")
+    return Diagnosis(Cause.CANCELLED, kill_wait, view.state)
 
 
 def _killed_by_preemption(view: JobView) -> bool:
-    """Whether a COMPLETING job was preempted to its end, and not cancelled within its grace.
+    """Return True if preemption ends a COMPLETING job, and not a cancellation within its grace.
 
     When the grace is over, Slurm sets PreemptTime again, to the time of the kill, which is the job's EndTime (seen with
-    22.05.8 and 24.11.5). After scancel it still is the beginning of the grace.
+    22.05.8 and 24.11.5). After scancel PreemptTime is still the beginning of the grace.
     """
     if view.preempt_time is None or view.end_time is None:
         return False

@@ -1,16 +1,12 @@
 """Slurm's host list expressions, such as ``rack[1-2]n[01-04],gpu7``.
 
-python-hostlist does the expansion. What differs from Slurm's own parser (``scontrol show hostnames``,
-measured with 22.05) is settled here:
+python-hostlist does the expansion. Differences to Slurm's own parser (``scontrol show hostnames``, seen with 22.05):
 
-- Slurm keeps duplicates and order; python-hostlist drops duplicates unless told otherwise.
-- Slurm separates names by commas, blanks, tabs or newlines.
-- Slurm allows 65536 names in one range (MAX_RANGE in its hostlist.c); the same limit holds here for the
-  whole list.
-- Slurm refuses text after the last bracket (``n[1-3]-ib``); python-hostlist takes it, and so do we, for it
-  has only one meaning.
-- Slurm takes ``n[1-]`` and a missing last bracket for something; python-hostlist refuses both, and so do we,
-  for Slurm never writes them.
+- Slurm keeps duplicates and order; this module asks python-hostlist for the same.
+- Slurm separates names by commas, blanks, tabs or newlines; this module splits them.
+- Slurm allows 65536 names in one range (MAX_RANGE in its hostlist.c); this module allows as many in the whole list.
+- Slurm refuses text after the last bracket (``n[1-3]-ib``); this module accepts it, since it has one meaning only.
+- Slurm accepts ``n[1-]`` and a missing last bracket; this module refuses both, since Slurm never writes them.
 """
 
 from __future__ import annotations
@@ -25,17 +21,17 @@ from slurm_elastic.errors import UsageError
 __all__ = ["MAX_RANGE", "compress", "expand", "natural_key"]
 
 MAX_RANGE = 65536
-"""The most names that a host list may stand for."""
+"""Maximum number of names in a host list."""
 
 _RANGE = re.compile(r"([0-9]+)-([0-9]+)")
 _LONGEST_QUOTE = 120
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """Return the names that a host list stands for, in its order and with its duplicates.
+    """Return the names in a host list, in its order and with its duplicates.
 
     Raises:
-        UsageError: the list is empty, malformed, or stands for more than `MAX_RANGE` names.
+        UsageError: The list is empty, malformed, or stands for more than `MAX_RANGE` names.
     """
     names: list[str] = []
     for part in _split(text):
@@ -51,7 +47,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def compress(names: Iterable[str]) -> str:
-    """Return a short host list of these names, sorted, each once; joined by commas if one cannot be in such a list."""
+    """Return a short, sorted host list of names, each once; names with commas if one cannot be in such a list."""
     names = list(names)
     try:
         return str(hostlist.collect_hostlist(names))
@@ -62,7 +58,7 @@ def compress(names: Iterable[str]) -> str:
 def natural_key(name: str) -> tuple[tuple[str | int, ...], str]:
     """Return a sort key that puts node2 before node10.
 
-    Names that differ only by padding are told apart by their text.
+    For names that differ only in padding, their text decides.
     """
     parts = re.split(r"([0-9]+)", name)
     # Even places are text and odd ones numbers, always, so two keys never compare text with a number.

@@ -1,4 +1,4 @@
-"""What Slurm's environment variables say about this job, parsed once.
+"""The job of this process, parsed once from Slurm's environment variables.
 
 Sources: "OUTPUT ENVIRONMENT VARIABLES" of sbatch(1) and srun(1), Slurm 22.05 to 26.05.
 """
@@ -30,7 +30,7 @@ SLURM_STEP_ID in a batch script, too, and writes these ids with a sign: -5 (env.
 
 
 class Context(enum.Enum):
-    """Who started this process."""
+    """The way in which this process was started."""
 
     STEP = "step"
     """srun: one task of a job step."""
@@ -39,17 +39,17 @@ class Context(enum.Enum):
 
 
 class Shape(enum.Enum):
-    """How the run gets its nodes."""
+    """The way in which a run gets its nodes."""
 
     ALLOCATION = "allocation"
     """One job; Slurm preempts, requeues and ends it as a whole."""
     ARRAY = "array"
-    """A job array; every element comes and goes alone."""
+    """A job array; every element starts and ends alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayElement:
-    """This job's place in its job array (SLURM_ARRAY_*)."""
+    """The element of a job array that this job is (SLURM_ARRAY_*)."""
 
     job_id: str
     """Id of the array, the same for every element."""
@@ -73,9 +73,9 @@ class HetComponent:
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """What the SLURM_* variables say.
+    """The job of this process.
 
-    They are frozen when a process starts: nodes lost since then are still here.
+    Slurm sets the variables when it starts a process, so nodes that were lost later are still included.
     """
 
     job_id: str
@@ -128,17 +128,17 @@ class SlurmJob:
 
     @property
     def name(self) -> str:
-        """What scontrol knows this job by, and no other: ``12``, of an array element ``12_3``.
+        """Name that scontrol has for this job only: ``12``, for an array element ``12_3``.
 
-        The job id of one of the elements is that of the array, which to scontrol means all of them.
+        One element has the array's id as its job id, and scontrol takes that for all elements.
         """
         return self.job_id if self.array is None else f"{self.array.job_id}_{self.array.task_id}"
 
     @property
     def cohort(self) -> tuple[str, int]:
-        """The srun that started this process: a name that no other has, and the number of its nodes.
+        """Unique name of the step that started this process, and the number of its nodes; outside a step empty and 1.
 
-        No name outside a step. A requeued job's steps have other names than those before.
+        A requeued job's steps have other names than those of its earlier starts.
         """
         if self.step_id is None:
             return "", 1
@@ -152,8 +152,8 @@ class SlurmJob:
             None outside Slurm.
 
         Raises:
-            UsageError: variables are malformed, half present or contradict each other, or srun started
-                more than one task on a node.
+            UsageError: Variables are missing or malformed, or contradict each other, or srun has started more than one
+                task on a node.
         """
         job_id = present(environ, "SLURM_JOB_ID", "SLURM_JOBID")
         if job_id is None:

@@ -1,6 +1,6 @@
-"""Which port the rendezvous endpoint of a run listens on.
+"""The ports of a leader's endpoint.
 
-Every agent derives the same short list, so a port in use leads all of them to the same next one.
+Every agent derives the same short list, so that all of them try the same next port if one is in use.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from slurm_elastic.errors import UsageError
 __all__ = ["CANDIDATES", "ephemeral_low", "port_sequence", "ports_exhausted"]
 
 CANDIDATES = 16
-"""Length of the list."""
+"""Number of derived ports in the list."""
 
 _FLOOR = 10000
-"""Below are most registered services, Slurm's own 6817 to 6819 among them."""
+"""Most registered services have lower ports, among them Slurm's own 6817 to 6819."""
 _LEAST_CHOICE = 4096
-"""Fewer ports than this below the ephemeral range make jobs meet too often."""
+"""Minimum number of ports below the ephemeral range, so that jobs rarely choose the same port."""
 _DEFAULT_EPHEMERAL_LOW = 32768
 """Linux's default, ip(7)."""
 
@@ -39,15 +39,14 @@ def ephemeral_low(source: Path = Path("/proc/sys/net/ipv4/ip_local_port_range"))
 def port_sequence(run_id: str, restart_count: int, ephemeral_low: int, reserved: Sequence[int] = ()) -> tuple[int, ...]:
     """Return the ports to try, in order: those that Slurm reserved, then `CANDIDATES` derived ones.
 
-    The derived ones lie below the ephemeral range, where no outgoing connection takes them. The hash
-    scatters them, so that jobs with consecutive ids on one node rarely meet. Where a site has the ephemeral
-    range begin so low that nothing fits below, they are taken from 10000 to 32767 all the same: one in use
-    leads to the next.
+    The derived ports are below the ephemeral range, so that no outgoing connection uses them. A hash scatters them, so
+    that jobs with consecutive ids on one node rarely choose the same. If the ephemeral range of a site begins too low,
+    they are in 10000 to 32767 all the same; agents skip ports in use.
 
     Args:
-        run_id: of the run.
-        restart_count: of the job; a requeued job does not meet the store of its previous incarnation.
-        ephemeral_low: see `ephemeral_low`.
+        run_id: Id of the run.
+        restart_count: Restart count of the job, so that a requeued job does not find the leader of its earlier start.
+        ephemeral_low: Lowest port of the ephemeral range, see `ephemeral_low`.
         reserved: SLURM_STEP_RESV_PORTS, the same for all agents of the step.
     """
     low, high = _span(ephemeral_low)
@@ -66,7 +65,7 @@ def ports_exhausted(node: str, ports: Sequence[int]) -> UsageError:
     listed = ", ".join(map(str, ports))
     return UsageError(
         f"every rendezvous port of this run is in use on {node} ({listed}); "
-        "give another by --rdzv-endpoint HOST:PORT, or reserve some by srun --resv-ports"
+        "give another one by --rdzv-endpoint HOST:PORT, or reserve ports by srun --resv-ports"
     )
 
 

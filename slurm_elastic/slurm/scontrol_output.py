@@ -1,4 +1,4 @@
-"""Jobs, nodes and the clock as scontrol prints them."""
+"""Parsers for the output of scontrol and sacctmgr: jobs, nodes, clock, release, grace."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ Slurm 26.05 prints, is a whole command line."""
 
 
 class NodeState(enum.Enum):
-    """What Slurm thinks of a node."""
+    """The state of a node in Slurm."""
 
     UP = "up"
     DOWN = "down"
-    """Does not come back by itself: down, failed, powered off, rebooting."""
+    """Down, failed, powered off or rebooting."""
     DRAINED = "drained"
-    """Gets no new job; one that runs there may go on. Slurm's DRAINING and DRAINED."""
+    """Gets no new job; its jobs may go on. Slurm's DRAINING and DRAINED."""
     UNKNOWN = "unknown"
-    """Not responding but not given up yet (SlurmdTimeout), or Slurm could not be asked."""
+    """Not responding, and SlurmdTimeout is not over; or Slurm does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class NodeView:
 
     name: str
     address: str | None
-    """NodeAddr: an address or a name, the only one that is certain to reach the node's slurmd."""
+    """NodeAddr: an address or a name; it certainly reaches the node's slurmd."""
     state: NodeState
 
 
@@ -66,11 +66,11 @@ class JobView:
     state: str
     """JobState. COMPLETING hides the state below it; see `reason` and `restarts`."""
     reason: str | None
-    """Reason, such as TimeLimit, NodeDown or BeginTime; None if Slurm gives none."""
+    """Reason, such as TimeLimit, NodeDown or BeginTime; None for none."""
     restarts: int
     """Restarts: more than SLURM_RESTART_COUNT means that Slurm has requeued the job already."""
     requeue: bool
-    """Requeue: whether Slurm may requeue the job."""
+    """Requeue: True if Slurm may requeue the job."""
     preempt_time: int | None
     """PreemptTime: set as soon as the job is chosen for preemption. None also where preemption is off."""
     end_time: int | None
@@ -81,7 +81,7 @@ class JobView:
     """NodeList: without nodes that Slurm took away from a ``--no-kill`` job; empty while pending."""
     held: bool = False
     """Priority=0: ``scontrol hold``, or Slurm itself, holds the job. One that runs then runs on, but does not start
-    again before somebody calls ``scontrol release`` (scontrol(1), "hold")."""
+    again before ``scontrol release`` (scontrol(1), "hold")."""
     unlimited: bool = False
     """TimeLimit=UNLIMITED: Slurm sends such a job no warning, and tells no EndTime."""
     partition: str | None = None
@@ -92,7 +92,7 @@ class JobView:
 
 @dataclass(frozen=True, slots=True)
 class ControllerClock:
-    """The controller's own time, to be compared with the times in a `JobView`."""
+    """The controller's own time, for comparison with the times in a `JobView`."""
 
     now: int
     """Seconds since the epoch."""

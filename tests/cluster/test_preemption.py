@@ -87,7 +87,7 @@ def test_a_preempted_job_that_may_not_be_requeued_says_how_to_go_on_and_ends_as_
     end = "FAILED" if release == "22.05" else "PREEMPTED"
     jobs.cluster.wait_until("it does not end", lambda: job.state() == end)
     high.cancel()
-    assert "not requeued (preempted): the job may not be; submit it with --requeue" in job.output
+    assert "not requeued (preempted): the job does not allow it; submit it with --requeue" in job.output
     assert re.search(r"srun: error: \w+: task 0: Exited with exit code 75$", job.output, re.MULTILINE)
     # Slurm since 24.05 forgets the exit code of a preempted job.
     assert job.exit_code() == (0 if end == "PREEMPTED" else 75)
@@ -176,7 +176,7 @@ def test_a_signal_for_the_batch_script_alone_and_a_wish_to_requeue_reach_all_age
     jobs.cluster.command(["scontrol", "hold", str(job.id)])
     said = jobs.cluster.command(["slurm-elastic", "requeue", str(job.id)], cwd=jobs.directory, env=jobs.environ).stdout
     assert said == f"asked to leave and come back: {', '.join(nodes)}\n"
-    wanted = "requeued: requeue wanted; it is held, and starts when somebody calls scontrol release"
+    wanted = "requeued: requeue wanted; it is held, and starts after scontrol release"
     job.wait_until("it does not say so", lambda: wanted in job.output)
     job.wait_until("it is not requeued", lambda: job.state() == "PENDING")
     jobs.cluster.command(["scontrol", "release", str(job.id)])

@@ -146,7 +146,7 @@ def test_time_limits_are_counted(slurm: Slurm, script: Script) -> None:
         script.notice("SIGCONT", "SIGUSR2", restart_count=count, progress=count)
         assert script.ends(job(count), max_requeues=2) == (count < 2)
     assert len(slurm.requeues()) == 2
-    assert script.said[-1].endswith("it was 2 times for time limits, and --max-requeues is 2")
+    assert script.said[-1].endswith("2 requeues after time limits, and --max-requeues is 2")
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "SIGNALING", "RESIZING"])

@@ -3,10 +3,17 @@ from __future__ import annotations
 import pytest
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.slurm.address import AddressFacts, AddressWish, choose_address, data_interface, gather_facts, resolve
+from slurm_elastic.slurm.address import (
+    AddressFacts,
+    AddressPreference,
+    choose_address,
+    data_interface,
+    gather_facts,
+    resolve,
+)
 
 INTERFACES = {"lo": "127.0.0.1", "eth0": "10.0.0.7", "ib0": "10.1.0.7", "ib1": None}
-NO_WISH = AddressWish()
+NO_PREFERENCE = AddressPreference()
 
 
 def facts(**known: object) -> AddressFacts:
@@ -14,77 +21,91 @@ def facts(**known: object) -> AddressFacts:
 
 
 @pytest.mark.parametrize(
-    ("wish", "known", "chosen"),
+    ("preference", "known", "chosen"),
     [
-        (AddressWish(local_addr="n7.fabric", interface="ib9"), facts(), "n7.fabric"),
-        (AddressWish(interface="ib0"), facts(route="10.0.0.7"), "10.1.0.7"),
-        (AddressWish(interface="lo"), facts(), "127.0.0.1"),
-        (AddressWish(host_pattern="{node}-ib"), facts(resolved={"n7-ib": "10.1.0.7"}), "n7-ib"),
-        (NO_WISH, facts(node_addr="10.0.0.7", resolved={"10.0.0.7": "10.0.0.7", "n7": "10.9.0.7"}), "10.0.0.7"),
-        (NO_WISH, facts(node_addr="n7", resolved={"n7": "10.0.0.7"}), "n7"),
-        (NO_WISH, facts(node_addr="n7-mgmt", resolved={"n7": "10.0.0.7"}), "n7"),
-        (NO_WISH, facts(node_addr="127.0.0.1", resolved={"127.0.0.1": "127.0.0.1"}, route="10.0.0.7"), "10.0.0.7"),
-        (NO_WISH, facts(resolved={"n7": "127.0.1.1"}, route="10.0.0.7"), "10.0.0.7"),
-        (NO_WISH, facts(resolved={"n7": "::1"}, route="10.0.0.7"), "10.0.0.7"),
-        (NO_WISH, facts(resolved={"n7": "fe80::1%eth0"}), "n7"),
-        (NO_WISH, facts(route="10.0.0.7"), "10.0.0.7"),
-        (NO_WISH, AddressFacts("n7", interfaces={"lo": "127.0.0.1", "eth0": None}), "127.0.0.1"),
+        (AddressPreference(local_addr="n7.fabric", interface="ib9"), facts(), "n7.fabric"),
+        (AddressPreference(interface="ib0"), facts(route="10.0.0.7"), "10.1.0.7"),
+        (AddressPreference(interface="lo"), facts(), "127.0.0.1"),
+        (AddressPreference(host_pattern="{node}-ib"), facts(resolved={"n7-ib": "10.1.0.7"}), "n7-ib"),
+        (NO_PREFERENCE, facts(node_addr="10.0.0.7", resolved={"10.0.0.7": "10.0.0.7", "n7": "10.9.0.7"}), "10.0.0.7"),
+        (NO_PREFERENCE, facts(node_addr="n7", resolved={"n7": "10.0.0.7"}), "n7"),
+        (NO_PREFERENCE, facts(node_addr="n7-mgmt", resolved={"n7": "10.0.0.7"}), "n7"),
+        (
+            NO_PREFERENCE,
+            facts(node_addr="127.0.0.1", resolved={"127.0.0.1": "127.0.0.1"}, route="10.0.0.7"),
+            "10.0.0.7",
+        ),
+        (NO_PREFERENCE, facts(resolved={"n7": "127.0.1.1"}, route="10.0.0.7"), "10.0.0.7"),
+        (NO_PREFERENCE, facts(resolved={"n7": "::1"}, route="10.0.0.7"), "10.0.0.7"),
+        (NO_PREFERENCE, facts(resolved={"n7": "fe80::1%eth0"}), "n7"),
+        (NO_PREFERENCE, facts(route="10.0.0.7"), "10.0.0.7"),
+        (NO_PREFERENCE, AddressFacts("n7", interfaces={"lo": "127.0.0.1", "eth0": None}), "127.0.0.1"),
     ],
 )
-def test_choice(wish: AddressWish, known: AddressFacts, chosen: str) -> None:
-    assert choose_address(wish, known) == chosen
+def test_choice(preference: AddressPreference, known: AddressFacts, chosen: str) -> None:
+    assert choose_address(preference, known) == chosen
 
 
 @pytest.mark.parametrize(
-    ("wish", "known", "said"),
+    ("preference", "known", "said"),
     [
-        (AddressWish(interface="ib9"), facts(), ("no interface ib9 on n7", "lo 127.0.0.1", "ib1 without address")),
-        (AddressWish(interface="ib1"), facts(), ("ib1 of n7 has no address", "ib0 10.1.0.7")),
-        (AddressWish(host_pattern="node-ib"), facts(), ("lacks {node}", "'{node}-ib'")),
-        (AddressWish(host_pattern="{node}-ib"), facts(), ("n7-ib", "does not resolve on n7", "eth0 10.0.0.7")),
         (
-            AddressWish(host_pattern="{node}-ib"),
+            AddressPreference(interface="ib9"),
+            facts(),
+            ("no interface ib9 on n7", "lo 127.0.0.1", "ib1 without address"),
+        ),
+        (AddressPreference(interface="ib1"), facts(), ("ib1 of n7 has no address", "ib0 10.1.0.7")),
+        (AddressPreference(host_pattern="node-ib"), facts(), ("lacks {node}", "'{node}-ib'")),
+        (AddressPreference(host_pattern="{node}-ib"), facts(), ("n7-ib", "does not resolve on n7", "eth0 10.0.0.7")),
+        (
+            AddressPreference(host_pattern="{node}-ib"),
             facts(resolved={"n7-ib": "127.0.1.1"}),
             ("n7-ib resolves to 127.0.1.1", "--interface"),
         ),
-        (NO_WISH, facts(route="127.0.0.1"), ("no address by which other nodes reach n7", "--local-addr")),
-        (NO_WISH, facts(resolved={"n7": "127.0.1.1"}), ("--interface (eth0 10.0.0.7, ib0 10.1.0.7)", "--local-addr")),
+        (NO_PREFERENCE, facts(route="127.0.0.1"), ("no address by which other nodes reach n7", "--local-addr")),
+        (
+            NO_PREFERENCE,
+            facts(resolved={"n7": "127.0.1.1"}),
+            ("--interface (eth0 10.0.0.7, ib0 10.1.0.7)", "--local-addr"),
+        ),
     ],
 )
-def test_what_cannot_be_says_what_there_is(wish: AddressWish, known: AddressFacts, said: tuple[str, ...]) -> None:
+def test_what_cannot_be_says_what_there_is(
+    preference: AddressPreference, known: AddressFacts, said: tuple[str, ...]
+) -> None:
     with pytest.raises(UsageError) as caught:
-        choose_address(wish, known)
+        choose_address(preference, known)
     assert all(part in str(caught.value) for part in said), str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("wish", "known", "interface"),
+    ("preference", "known", "interface"),
     [
-        (NO_WISH, facts(route="10.0.0.7"), ""),
-        (AddressWish(local_addr="n7.fabric", interface="ib0"), AddressFacts("n7"), ""),
-        (AddressWish(interface="ib0"), facts(), "ib0"),
-        (AddressWish(host_pattern="{node}-ib"), facts(resolved={"n7-ib": "10.1.0.7"}), "ib0"),
-        (AddressWish(host_pattern="{node}-ib"), facts(resolved={"n7-ib": "10.2.0.7"}), ""),
+        (NO_PREFERENCE, facts(route="10.0.0.7"), ""),
+        (AddressPreference(local_addr="n7.fabric", interface="ib0"), AddressFacts("n7"), ""),
+        (AddressPreference(interface="ib0"), facts(), "ib0"),
+        (AddressPreference(host_pattern="{node}-ib"), facts(resolved={"n7-ib": "10.1.0.7"}), "ib0"),
+        (AddressPreference(host_pattern="{node}-ib"), facts(resolved={"n7-ib": "10.2.0.7"}), ""),
     ],
 )
-def test_the_interface_of_the_data_network(wish: AddressWish, known: AddressFacts, interface: str) -> None:
-    assert data_interface(wish, known) == interface
+def test_the_interface_of_the_data_network(preference: AddressPreference, known: AddressFacts, interface: str) -> None:
+    assert data_interface(preference, known) == interface
 
 
 def test_gathers_this_machines_interfaces() -> None:
-    found = gather_facts(AddressWish(interface="lo"), "n7")
+    found = gather_facts(AddressPreference(interface="lo"), "n7")
     assert found.interfaces["lo"] == "127.0.0.1"
-    assert choose_address(AddressWish(interface="lo"), found) == "127.0.0.1"
+    assert choose_address(AddressPreference(interface="lo"), found) == "127.0.0.1"
 
 
 def test_a_loopback_peer_gives_no_route() -> None:
     # A machine without any network has no route at all.
-    route = gather_facts(NO_WISH, "no-such-node.invalid", toward="127.0.0.1").route
+    route = gather_facts(NO_PREFERENCE, "no-such-node.invalid", toward="127.0.0.1").route
     assert route is None or not route.startswith("127.")
 
 
 def test_looks_up_the_patterns_name_alone() -> None:
-    found = gather_facts(AddressWish(host_pattern="localhos{node}"), "t")
+    found = gather_facts(AddressPreference(host_pattern="localhos{node}"), "t")
     assert set(found.resolved) == {"localhost"}
     assert found.route is None
 

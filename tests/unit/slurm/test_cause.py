@@ -10,12 +10,12 @@ from signal import SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2
 
 import pytest
 
-from slurm_elastic.slurm import Cause, ControllerClock, Finding, JobView, Meaning, classify, presume
+from slurm_elastic.slurm import Cause, ControllerClock, Diagnosis, JobView, SignalDefaults, classify, presume
 from slurm_elastic.slurm.scontrol_output import parse_clock, parse_jobs
 
 OUTPUTS = Path(__file__).parent / "outputs"
 KILL_WAIT = 7
-MEANING = Meaning(grace=20.0, warning=120.0)
+MEANING = SignalDefaults(grace=20.0, warning=120.0)
 
 
 def job(name: str, **changes: object) -> JobView:
@@ -29,7 +29,7 @@ def clock(view: JobView, left: int) -> ControllerClock:
     return ControllerClock(view.end_time - left, KILL_WAIT)
 
 
-def find(view: JobView, *signals: signal.Signals, left: int, elapsed: float = 0.0, restarts: int = 0) -> Finding:
+def find(view: JobView, *signals: signal.Signals, left: int, elapsed: float = 0.0, restarts: int = 0) -> Diagnosis:
     return classify(signals, elapsed, view, restarts, clock=clock(view, left), meaning=MEANING)
 
 
@@ -171,11 +171,11 @@ def test_the_order_in_which_signals_were_noted_changes_nothing() -> None:
 
 def test_without_slurm_signals_have_their_configured_meaning() -> None:
     for signals in itertools.permutations([SIGCONT, SIGTERM, SIGTERM]):
-        assert presume(signals, 1.0, MEANING) == Finding(Cause.UNKNOWN, 19.0, "SIGTERM")
-        assert classify(signals, 1.0, None, 0, meaning=MEANING) == Finding(Cause.UNKNOWN, 19.0, "SIGTERM")
-    assert presume([SIGCONT, SIGUSR1], 1.0, MEANING) == Finding(Cause.TIME_LIMIT_NEAR, 119.0, "SIGUSR1")
-    assert presume([SIGUSR2, SIGTERM], 1.0, MEANING) == Finding(Cause.UNKNOWN, 19.0, "SIGUSR2, SIGTERM")
-    assert presume([SIGINT], 1.0, MEANING) == Finding(Cause.SIGNALLED, None, "SIGINT")
+        assert presume(signals, 1.0, MEANING) == Diagnosis(Cause.UNKNOWN, 19.0, "SIGTERM")
+        assert classify(signals, 1.0, None, 0, meaning=MEANING) == Diagnosis(Cause.UNKNOWN, 19.0, "SIGTERM")
+    assert presume([SIGCONT, SIGUSR1], 1.0, MEANING) == Diagnosis(Cause.TIME_LIMIT_NEAR, 119.0, "SIGUSR1")
+    assert presume([SIGUSR2, SIGTERM], 1.0, MEANING) == Diagnosis(Cause.UNKNOWN, 19.0, "SIGUSR2, SIGTERM")
+    assert presume([SIGINT], 1.0, MEANING) == Diagnosis(Cause.SIGNALLED, None, "SIGINT")
 
 
 def test_nothing_came() -> None:

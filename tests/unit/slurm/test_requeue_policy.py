@@ -32,65 +32,65 @@ def test_a_preempted_job_is_requeued_and_not_counted(status: int) -> None:
     # In its grace or, with PreemptMode=CANCEL, at its end. 137: an agent that was killed before it had gone.
     for name in ("job_preempted_in_grace.txt", "job_preempted_to_its_end.txt"):
         decision = decide(Cause.PREEMPTED, job(name), status=status, history=History(counted=99), most=0)
-        assert decision == RequeueDecision(Requeue.WE, "requeued: preempted", counted=False)
+        assert decision == RequeueDecision(Requeue.REQUEST, "requeued: preempted", counted=False)
 
 
 @pytest.mark.parametrize("cause", [Cause.TIME_LIMIT_NEAR, Cause.TIME_LIMIT_REACHED])
 def test_a_time_limit_is_counted(cause: Cause) -> None:
-    assert decide(cause) == RequeueDecision(Requeue.WE, f"requeued: {cause.value}", counted=True)
-    assert decide(cause, history=History(counted=2), most=3).who is Requeue.WE
+    assert decide(cause) == RequeueDecision(Requeue.REQUEST, f"requeued: {cause.value}", counted=True)
+    assert decide(cause, history=History(counted=2), most=3).requeue is Requeue.REQUEST
     decision = decide(cause, history=History(counted=3), most=3)
-    assert decision.who is Requeue.NOBODY
-    assert decision.why.endswith("it was 3 times for time limits, and --max-requeues is 3")
+    assert decision.requeue is Requeue.NONE
+    assert decision.why.endswith("3 requeues after time limits, and --max-requeues is 3")
 
 
 def test_what_slurm_requeued_is_left_to_it() -> None:
     for state in ("COMPLETING", "PENDING", "RUNNING"):
         view = dataclasses.replace(RUNNING, state=state, restarts=1)
-        assert decide(Cause.REQUEUED, view).who is Requeue.SLURM
+        assert decide(Cause.REQUEUED, view).requeue is Requeue.SLURM
         # Whatever became of the agents.
-        assert decide(Cause.REQUEUED, view, status=1, failed=True).who is Requeue.SLURM
+        assert decide(Cause.REQUEUED, view, status=1, failed=True).requeue is Requeue.SLURM
 
 
 def test_it_is_said_that_a_held_job_does_not_start_by_itself() -> None:
     held = dataclasses.replace(RUNNING, held=True)
     decision = decide(Cause.PREEMPTED, held)
-    assert decision.who is Requeue.WE
-    assert decision.why == "requeued: preempted; it is held, and starts when somebody calls scontrol release"
+    assert decision.requeue is Requeue.REQUEST
+    assert decision.why == "requeued: preempted; it is held, and starts after scontrol release"
     requeued = dataclasses.replace(held, restarts=1, state="PENDING")
     assert decide(Cause.REQUEUED, requeued).why.endswith("calls scontrol release")
 
 
 def test_never_after_scancel() -> None:
     decision = decide(Cause.CANCELLED, job("job_cancelled.txt"))
-    assert decision == RequeueDecision(Requeue.NOBODY, "not requeued: the job was cancelled")
-    assert decide(Cause.CANCELLED, job("job_cancelled.txt"), warned=True).who is Requeue.NOBODY
+    assert decision == RequeueDecision(Requeue.NONE, "not requeued: the job was cancelled")
+    assert decide(Cause.CANCELLED, job("job_cancelled.txt"), warned=True).requeue is Requeue.NONE
 
 
 @pytest.mark.parametrize("cause", [Cause.PREEMPTED, Cause.TIME_LIMIT_NEAR, Cause.REQUEUE_WANTED])
 @pytest.mark.parametrize("status", [0, 1, 2, 76])
 def test_never_after_success_failure_or_mistake(cause: Cause, status: int) -> None:
-    assert decide(cause, status=status) == RequeueDecision(Requeue.NOBODY, "")
-    assert decide(cause, failed=True) == RequeueDecision(Requeue.NOBODY, "")
+    assert decide(cause, status=status) == RequeueDecision(Requeue.NONE, "")
+    assert decide(cause, failed=True) == RequeueDecision(Requeue.NONE, "")
 
 
 def test_by_hand() -> None:
     assert decide(Cause.SIGNALLED).why == "not requeued: the job was signalled by hand; submit it again to go on"
     assert decide(Cause.DRAINED).why == "not requeued: the job was drained by hand; submit it again to go on"
-    # A warning that came much earlier than configured, or that somebody sent: it asks for a checkpoint and a new start.
-    assert decide(Cause.SIGNALLED, warned=True) == RequeueDecision(Requeue.WE, "requeued: signalled", counted=True)
-    assert decide(Cause.REQUEUE_WANTED) == RequeueDecision(Requeue.WE, "requeued: requeue wanted")
+    # A warning that came much earlier than configured, or of a user: it asks for a checkpoint and a new start.
+    assert decide(Cause.SIGNALLED, warned=True) == RequeueDecision(Requeue.REQUEST, "requeued: signalled", counted=True)
+    assert decide(Cause.REQUEUE_WANTED) == RequeueDecision(Requeue.REQUEST, "requeued: requeue wanted")
 
 
-def test_nobody_told_it_to_go() -> None:
+def test_no_signal() -> None:
     decision = decide(Cause.UNKNOWN)
-    assert decision.why == "not requeued: nobody told the job to go; submit it again to go on"
+    assert decision.why == "not requeued: the job got no signal; submit it again to go on"
 
 
 def test_slurm_may_not_requeue_it() -> None:
     decision = decide(Cause.PREEMPTED, dataclasses.replace(RUNNING, requeue=False))
-    assert decision.why == "not requeued (preempted): the job may not be; submit it with --requeue"
-    assert decision.who is Requeue.NOBODY
+    assert decision.why == "not requeued (preempted): the job does not allow it; submit it with --requeue"
+    assert decision.requeue is Requeue.NONE
 
 
 def test_slurm_does_not_answer() -> None:
@@ -99,7 +99,7 @@ def test_slurm_does_not_answer() -> None:
 
 
 def test_an_end_to_starts_that_come_to_nothing() -> None:
-    assert decide(Cause.PREEMPTED, history=History(idle=4)).who is Requeue.WE
+    assert decide(Cause.PREEMPTED, history=History(idle=4)).requeue is Requeue.REQUEST
     decision = decide(Cause.PREEMPTED, history=History(idle=5))
-    assert decision.who is Requeue.NOBODY
+    assert decision.requeue is Requeue.NONE
     assert "5 starts in a row made no progress" in decision.why
