@@ -58,7 +58,7 @@ def test_it_is_said_that_a_held_job_does_not_start_by_itself() -> None:
     assert decision.requeue is Requeue.REQUEST
     assert decision.why == "requeued: preempted; it is held, and starts after scontrol release"
     requeued = dataclasses.replace(held, restarts=1, state="PENDING")
-    assert decide(Cause.REQUEUED, requeued).why.endswith("calls scontrol release")
+    assert decide(Cause.REQUEUED, requeued).why.endswith("starts after scontrol release")
 
 
 def test_never_after_scancel() -> None:

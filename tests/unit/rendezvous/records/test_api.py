@@ -27,7 +27,7 @@ class TestRunDirRecords(RecordsContract):
 
 def test_a_run_directory_that_is_gone_is_said_with_its_name(tmp_path: Path) -> None:
     records = RunDirRecords(RunDir.for_run(tmp_path, "7"), "7.0")
-    with pytest.raises(RecordsError, match=r"rounds/000000\.json: gone"):
+    with pytest.raises(RecordsError, match=r"rounds/000000\.json: it or its directory is gone"):
         records.claim_round(0, {})
 
 
