@@ -61,25 +61,26 @@ def read_records(prefix: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any
 
 def count_samples(prefix: Path, checkpoint: Path) -> list[Count]:
     """Count per epoch; raises FileNotFoundError without a checkpoint and ValueError without records."""
-    progress = torch.load(checkpoint, map_location="cpu", weights_only=True)["progress"]
+    saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    epochs, consumed = saved["sampler"]["epoch"], saved["sampler"]["consumed"]
     starts, steps = read_records(prefix)
     if not starts:
         raise ValueError(f"no records at {prefix}.rank*.jsonl; was digits.py started with --record {prefix}?")
 
     counting_start: dict[int, int] = {}
     for start in starts:
-        counting_start.update(dict.fromkeys(range(start["resumed_at"] + 1, progress["step"] + 1), start["start"]))
+        counting_start.update(dict.fromkeys(range(start["resumed_at"] + 1, saved["step"] + 1), start["start"]))
     seen: dict[int, Counter[int]] = {}
     for step in steps:
         if counting_start.get(step["step"]) == step["start"]:
             seen.setdefault(step["epoch"], Counter()).update(step["samples"])
 
     counts = []
-    for epoch in range(progress["epoch"] + 1):
-        finished = epoch < progress["epoch"]
+    for epoch in range(epochs + 1):
+        finished = epoch < epochs
         times = seen.get(epoch, Counter())
         once = sum(1 for n in times.values() if n == 1)
-        expected = starts[0]["dataset_size"] if finished else progress["consumed"]
+        expected = starts[0]["dataset_size"] if finished else consumed
         counts.append(Count(epoch, expected, once, repeated=len(times) - once))
     return [count for count in counts if count.expected or count.once or count.repeated]
 

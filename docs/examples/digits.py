@@ -7,13 +7,13 @@ taken, also with another number of processes:
     torchrun --nproc-per-node 2 digits.py
     sbatch elastic.sbatch digits.py
 
-Three things make the number of processes free to change. The batch size is that of the whole group, so every step
-trains on the same samples however many ranks share them. The checkpoint holds the position inside the epoch, so what
-is left of the epoch is dealt anew to whoever is there. Each rank weights its loss by the samples it really has, so
-that the gradient is the mean over the whole batch even when ranks have different numbers of samples, or none.
+slurm_elastic.data makes the number of processes free to change. The batch size is that of the whole group, so every
+step trains on the same samples however many ranks share them. The checkpoint holds the position inside the epoch, so
+what is left of the epoch is dealt anew to the ranks that are there. Each rank weights its loss by the samples that it
+has, so that the gradient is the mean over the whole batch even when ranks have different numbers of samples, or none.
 
-Under slurm-elastic it also asks after every step whether to stop, so that a preemption, a time limit or a node that
-joins costs no step.
+Under slurm-elastic the script also asks after every step whether to stop, so that a preemption, a time limit or a node
+that joins costs no step.
 
 The checkpoint directory has to be visible to every node that rank 0 may run on.
 """
@@ -21,12 +21,9 @@ The checkpoint directory has to be visible to every node that rank 0 may run on.
 import argparse
 import io
 import json
-import math
 import os
 import random
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,46 +35,10 @@ from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-try:
-    from slurm_elastic import trainer
-except ImportError:
-    trainer = None
-
-
-@dataclass
-class Progress:
-    """How far the whole group has come; part of every checkpoint."""
-
-    seed: int
-    epoch: int = 0
-    consumed: int = 0  # samples of this epoch that the group has trained on
-    step: int = 0  # optimizer steps since the very start
-    loss_sum: float = 0.0  # over the samples consumed in this epoch
-
-
-class RestOfEpoch(Sampler[list[int]]):
-    """Deals what is left of an epoch to the present ranks: one list of sample ids per step and rank.
-
-    The order of an epoch depends on seed and epoch alone, and a step trains on the next `batch_size` ids of it, divided
-    among the ranks. Nothing is padded and nothing dropped: all ranks take the same number of steps, and in the last
-    one a rank may get fewer ids than the others, or an empty list.
-    """
-
-    def __init__(self, size: int, progress: Progress, batch_size: int, rank: int, world_size: int) -> None:
-        self.size, self.batch_size, self.rank, self.world_size = size, batch_size, rank, world_size
-        # Copied: the caller moves its progress on while this iterates, perhaps some steps behind a prefetching loader.
-        self.seed, self.epoch, self.consumed = progress.seed, progress.epoch, progress.consumed
-
-    def __iter__(self) -> Iterator[list[int]]:
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        order = torch.randperm(self.size, generator=generator).tolist()
-        for first in range(self.consumed, self.size, self.batch_size):
-            yield order[first : first + self.batch_size][self.rank :: self.world_size]
-
-    def __len__(self) -> int:
-        return math.ceil((self.size - self.consumed) / self.batch_size)
+from slurm_elastic import trainer
+from slurm_elastic.data import ElasticSampler
 
 
 class Recorder:
@@ -151,7 +112,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
-    if trainer and not trainer.may_publish():
+    if not trainer.may_publish():
         raise RuntimeError("another group of workers has taken over this run; its checkpoint stays")
     temporary.replace(path)
     directory = os.open(path.parent, os.O_RDONLY)
@@ -196,67 +157,67 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     torch.manual_seed(args.seed)
     model = make_model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
-    progress = Progress(seed=args.seed)
+    sampler = ElasticSampler(len(train_set), args.batch_size, seed=args.seed)
+    step = 0  # optimizer steps since the very start
+    epoch_loss = 0.0  # over the samples of this epoch that the group has trained on
 
     checkpoint_path = args.checkpoint_dir / "checkpoint.pt"
     checkpoint = load_checkpoint(checkpoint_path, device)
     if checkpoint is not None:
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
-        progress = Progress(**checkpoint["progress"])
-    beginning = f"resumed at epoch {progress.epoch} step {progress.step}" if checkpoint else "fresh start"
+        sampler.load_state_dict(checkpoint["sampler"])
+        step, epoch_loss = checkpoint["step"], checkpoint["epoch_loss"]
+    beginning = f"resumed at epoch {sampler.epoch} step {step}" if checkpoint else "fresh start"
     of_round = f", round {os.environ['SLURM_ELASTIC_ROUND']}" if "SLURM_ELASTIC_ROUND" in os.environ else ""
     say(f"{beginning} with world size {world_size}{of_round}")
-    recorder = Recorder(args.record, progress.step, len(train_set), device) if args.record else None
+    recorder = Recorder(args.record, step, len(train_set), device) if args.record else None
     parallel = DistributedDataParallel(model)
-    loss_sum = torch.zeros((), device=device)  # of this rank, not yet part of progress.loss_sum
+    loss_sum = torch.zeros((), device=device)  # of this rank, not yet part of epoch_loss
 
-    def collect_loss() -> None:
+    def collect_loss() -> float:
         dist.all_reduce(loss_sum)
-        progress.loss_sum += loss_sum.item()
+        collected = loss_sum.item()
         loss_sum.zero_()
+        return collected
 
     def save() -> None:
         """Every rank has to call this after the same step."""
-        collect_loss()
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "progress": asdict(progress)}
-        save_checkpoint(checkpoint_path, state)
-        if trainer and rank == 0:
-            trainer.checkpointed(progress.step)
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "sampler": sampler.state_dict()}
+        save_checkpoint(checkpoint_path, {**state, "step": step, "epoch_loss": epoch_loss})
+        if rank == 0:
+            trainer.checkpointed(step)
 
-    while progress.epoch < args.epochs:
-        sampler = RestOfEpoch(len(train_set), progress, args.batch_size, rank, world_size)
-        # With batch_size=None the data set is asked for a whole list of ids at once, which may be empty.
-        for images, labels, ids in DataLoader(train_set, sampler=sampler, batch_size=None):
+    for epoch in sampler.epochs(args.epochs):
+        for images, labels, ids in DataLoader(train_set, batch_sampler=sampler):
             if recorder:
-                recorder.write(epoch=progress.epoch, step=progress.step + 1, samples=ids.tolist())
-            group_batch = min(args.batch_size, len(train_set) - progress.consumed)
+                recorder.write(epoch=epoch, step=step + 1, samples=ids.tolist()[: sampler.share])
             loss = cross_entropy(parallel(images.to(device)), labels.to(device), reduction="sum")
             optimizer.zero_grad()
-            # DistributedDataParallel divides the sum of all gradients by the world size; here the mean is per sample.
-            (loss * world_size / group_batch).backward()
+            (loss * sampler.weight).backward()
             optimizer.step()
-            loss_sum += loss.detach()
-            progress.step += 1
-            progress.consumed += group_batch
+            loss_sum += loss.detach() * bool(sampler.share)
+            step += 1
+            sampler.step()
             time.sleep(args.step_time)
-            stop = trainer and trainer.should_stop(progress.step)
-            if stop or progress.step % args.checkpoint_every == 0:
+            stop = trainer.should_stop(step)
+            if stop or step % args.checkpoint_every == 0:
+                epoch_loss += collect_loss()
                 save()
             if stop:
-                say(f"saved step {progress.step} and stops: {stop.reason}")
+                say(f"saved step {step} and stops: {stop.reason}")
                 return
 
-        collect_loss()
+        epoch_loss += collect_loss()
         accuracy = test_accuracy(model, test_set, device)
         say(
-            f"epoch {progress.epoch}: world size {world_size}, loss {progress.loss_sum / progress.consumed:.4f}, "
-            f"test accuracy {accuracy:.2%}, samples {progress.consumed}"
+            f"epoch {epoch}: world size {world_size}, loss {epoch_loss / sampler.consumed:.4f}, "
+            f"test accuracy {accuracy:.2%}, samples {sampler.consumed}"
         )
-        progress.epoch, progress.consumed, progress.loss_sum = progress.epoch + 1, 0, 0.0
+        epoch_loss = 0.0
 
     save()
-    say(f"finished after {progress.step} steps: test accuracy {test_accuracy(model, test_set, device):.2%}")
+    say(f"finished after {step} steps: test accuracy {test_accuracy(model, test_set, device):.2%}")
 
 
 def parse_arguments() -> argparse.Namespace:

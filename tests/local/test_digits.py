@@ -52,7 +52,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process = subprocess.Popen(
             [*launcher, str(EXAMPLES / "digits.py"), *map(str, arguments)],
             cwd=tmp_path,
-            env={**env, "OMP_NUM_THREADS": "1", **variables},
+            env={**env, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parents[1]), **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -109,7 +109,7 @@ def test_plain_python_learns_the_digits(start, tmp_path):
     assert len(losses(stdout)) == 10
     accuracy = float(re.search(r"finished after 450 steps: test accuracy ([\d.]+)%\n$", stdout)[1])
     assert accuracy > 95
-    assert saved(tmp_path / "digits-checkpoints" / "checkpoint.pt")["progress"]["step"] == 450
+    assert saved(tmp_path / "digits-checkpoints" / "checkpoint.pt")["step"] == 450
 
 
 def test_two_processes_train_as_one_does_although_the_last_batch_is_uneven(start, tmp_path):
@@ -120,7 +120,7 @@ def test_two_processes_train_as_one_does_although_the_last_batch_is_uneven(start
         arguments = ("--epochs", 2, "--batch-size", 359, "--checkpoint-dir", directory)
         outputs.append(output(start(processes, *arguments)))
         checkpoints.append(saved(directory / "checkpoint.pt"))
-    assert [checkpoint["progress"]["step"] for checkpoint in checkpoints] == [10, 10]
+    assert [checkpoint["step"] for checkpoint in checkpoints] == [10, 10]
     assert losses(outputs[1]) == pytest.approx(losses(outputs[0]), abs=2e-4)
     torch.testing.assert_close(checkpoints[1]["model"], checkpoints[0]["model"], rtol=1e-4, atol=1e-5)
 
@@ -137,9 +137,9 @@ def test_every_sample_exactly_once_through_kills_and_other_world_sizes(start, co
             process = start(processes, *arguments, *endlessly)
             wait_until_recorded(tmp_path, process, max(recorded(tmp_path), default=0) + steps)
             kill_with_workers(process)
-            progress = saved(checkpoint)["progress"]
-            if 0 < progress["consumed"] < TRAIN_SAMPLES:
-                return progress
+            position = saved(checkpoint)
+            if 0 < position["sampler"]["consumed"] < TRAIN_SAMPLES:
+                return {"step": position["step"], **position["sampler"]}
 
     # An epoch has 45 steps; checkpointed after step 14.
     first = killed_in_an_epoch(3, 18)
@@ -155,7 +155,7 @@ def test_every_sample_exactly_once_through_kills_and_other_world_sizes(start, co
     epochs = second["epoch"] + 1
     stdout = output(start(None, *arguments, "--epochs", epochs))
     assert stdout.startswith(f"resumed at epoch {second['epoch']} step {second['step']} with world size 1\n")
-    assert saved(checkpoint)["progress"]["step"] == 45 * epochs
+    assert saved(checkpoint)["step"] == 45 * epochs
     command = [sys.executable, str(EXAMPLES / "count_samples.py"), str(records), str(checkpoint)]
     counted = subprocess.run(command, capture_output=True, text=True, timeout=HANG_GUARD)
     assert counted.stdout.splitlines() == [
@@ -178,7 +178,7 @@ def test_a_group_that_was_followed_leaves_the_checkpoint_that_is_there(start, tm
 
 def test_the_count_sees_what_is_missing_repeated_or_of_an_abandoned_start(counting, tmp_path):
     checkpoint, records = tmp_path / "checkpoint.pt", tmp_path / "digits"
-    torch.save({"progress": {"epoch": 1, "step": 3, "consumed": 1}}, checkpoint)
+    torch.save({"step": 3, "sampler": {"epoch": 1, "consumed": 1}}, checkpoint)
 
     def started(number: int, resumed_at: int) -> dict[str, int]:
         return {"start": number, "resumed_at": resumed_at, "world_size": 2, "dataset_size": 4}
