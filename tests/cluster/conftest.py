@@ -30,6 +30,8 @@ from tests.cluster.testbed import Cluster, Settings, TestbedError
 from tests.cluster.testbed.sessions import Session
 
 VENV = Path("/opt/slurm-elastic/venv")
+FRAMEWORKS = VENV.with_name("frameworks")
+"""Training frameworks, stacked upon VENV."""
 CHECKOUT = Path(__file__).parents[2]
 # Not below /tmp's pytest directories: those are private to root.
 WORK = Path("/var/tmp/slurm-elastic-tests")
@@ -172,7 +174,7 @@ def environment() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def own_environment() -> Iterator[Path]:
+def own_environment(upon: Path = VENV) -> Iterator[Path]:
     """Install this checkout's package, and yield the directory of its programs.
 
     It is the caller's own and stacked upon the common one, so that sessions of different checkouts do not change each
@@ -181,7 +183,7 @@ def own_environment() -> Iterator[Path]:
     own = _fresh_directory("environment-")
     try:
         _run(str(VENV / "bin/python"), "-m", "venv", "--without-pip", str(own))
-        (below,) = VENV.glob("lib/python3*/site-packages")
+        (below,) = upon.glob("lib/python3*/site-packages")
         (packages,) = own.glob("lib/python3*/site-packages")
         (packages / "below.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
         pip = [str(VENV / "bin/pip"), "--python", str(own / "bin/python"), "--disable-pip-version-check"]

@@ -88,3 +88,15 @@ def test_what_an_agent_decides_imports_nothing_that_acts(name: str) -> None:
     assert {module for module in imported - values if module.partition(".")[0] not in PURE} == set()
     torch = f"import sys, slurm_elastic.agent.{name}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", torch], timeout=60).returncode == 0
+
+
+def test_frameworks_are_imported_by_their_integration_alone() -> None:
+    own = {"accelerate", "lightning", "pytorch_lightning", "transformers"}
+    wrong = [
+        f"{path.relative_to(PACKAGE)} imports {module}"
+        for path in PACKAGE.rglob("*.py")
+        for module in imports(path)
+        if (module.partition(".")[0] in own and path.parent.name != "integrations")
+        or (module.startswith("slurm_elastic.integrations") and path.parent.name != "integrations")
+    ]
+    assert wrong == []

@@ -1,0 +1,1 @@
+"""Training frameworks, one module each: it imports its framework, and is imported by the user's script alone."""

@@ -1,0 +1,88 @@
+"""Lightning: a Trainer that saves and stops at one step.
+
+::
+
+    from slurm_elastic.integrations.lightning import ElasticCallback, elastic_world
+
+    trainer = Trainer(**elastic_world(), callbacks=[ElasticCallback(), ModelCheckpoint("out", save_last=True)])
+    trainer.fit(model, loader, ckpt_path="last")
+
+Read in lightning 2.6. Its own requeueing by Slurm stays out by itself: TorchElasticEnvironment comes first.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from slurm_elastic import trainer as elastic
+from slurm_elastic.data import ElasticSampler
+from slurm_elastic.integrations._ending import end_worker
+from slurm_elastic.integrations._lightning_world import elastic_world, require_world
+
+__all__ = ["ElasticCallback", "elastic_world"]
+
+
+class ElasticCallback(Callback):
+    """Asks after every optimizer step whether to stop; then it saves `last.ckpt`, and the worker ends.
+
+    The checkpoint is where the first ModelCheckpoint writes, else in the trainer's `default_root_dir`; for
+    `fit(ckpt_path="last")` ModelCheckpoint needs a directory that is the same at every start.
+    """
+
+    def __init__(self, sampler: ElasticSampler | None = None) -> None:
+        """Note the sampler.
+
+        Args:
+            sampler: the batch sampler of the training's loader: its position is kept in every checkpoint. Without one
+                Lightning takes an epoch that was interrupted from its beginning, and ends it early.
+        """
+        self._sampler = sampler
+        self._step = -1
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Check that Lightning knows the world."""
+        require_world(trainer.num_devices, trainer.num_nodes)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take Lightning's handler of SIGTERM away: it broadcasts from within the handler, and hangs where one rank
+        got the signal and the others did not."""
+        self._step = trainer.global_step
+        if elastic.takes_part():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Have the sampler deal this epoch."""
+        if self._sampler is not None:
+            self._sampler.set_epoch(trainer.current_epoch)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Ask, save and stop, unless gradients are being accumulated."""
+        if self._sampler is not None:
+            self._sampler.step()
+        if trainer.global_step == self._step:
+            return
+        self._step = trainer.global_step
+        if not elastic.should_stop(self._step):
+            return
+        directory = getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir
+        trainer.save_checkpoint(Path(directory) / "last.ckpt")
+        if trainer.is_global_zero:
+            elastic.checkpointed(self._step)
+        # Not by `trainer.should_stop`: Lightning would take the epoch for finished, validate, and have ModelCheckpoint
+        # save that as the newest checkpoint.
+        end_worker()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sampler's position."""
+        return {} if self._sampler is None else {"sampler": self._sampler.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on at the sampler's position."""
+        if self._sampler is not None and "sampler" in state_dict:
+            self._sampler.load_state_dict(state_dict["sampler"])

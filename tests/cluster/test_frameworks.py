@@ -1,0 +1,97 @@
+"""Trainings by frameworks, with the line that loses no step, through an array's preemption and growth."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import FRAMEWORKS, own_environment
+from tests.cluster.jobs import CHECKOUT, Job
+
+SCRIPTS = CHECKOUT / "benchmarks/framework_scripts"
+START = 150.0
+"""Seconds that frameworks may take for their imports in four workers at once on two cores."""
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[Path]:
+    """In the place of the common one: with training frameworks."""
+    if not FRAMEWORKS.exists():
+        pytest.fail(f"{FRAMEWORKS} is missing: run `make setup` first", pytrace=False)
+    with own_environment(FRAMEWORKS) as programs:
+        yield programs
+
+
+def steps(job: Job) -> dict[int, dict[int, list[int]]]:
+    """The numbers of the steps that were taken, by round and rank."""
+    found: dict[int, dict[int, list[int]]] = defaultdict(dict)
+    for path in job.directory.glob("steps/*.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        if taken := [line["number"] for line in lines if "step" in line]:
+            found[lines[0]["round"]][lines[0]["rank"]] = taken
+    return found
+
+
+@pytest.mark.parametrize("script", ["transformers_gpt2.py", "lightning_layers.py"])
+def test_a_preempted_element_and_its_return_cost_no_step(jobs, script):
+    jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
+    for name in (script, "marks.py"):
+        jobs.place(SCRIPTS / name)
+    job = jobs.submit("--array=0-2", "array.sbatch", "--nnodes=2:3", script, "--elastic")
+
+    def trains(world: int, after: int = -1) -> bool:
+        newest = max(steps(job), default=-1)
+        return newest > after and len(steps(job)[newest]) == len(job.tables()[newest]) == world
+
+    jobs.cluster.wait_until("three do not train", lambda: trains(3), START)
+    first = max(steps(job))
+    victim = next(node for node in reversed(job.tables()[first]) if node != job.leader())
+    high = jobs.take(victim)
+    jobs.cluster.wait_until("the others do not go on", lambda: trains(2, first), START)
+    second = max(steps(job))
+    high.cancel()
+    jobs.cluster.wait_until("it does not come back", lambda: trains(3, second), START)
+    third = max(steps(job))
+    job.cancel()
+    jobs.wait_until_all_ended()
+
+    taken = steps(job)
+    for before, after in ((first, second), (second, third)):
+        (last,) = {numbers[-1] for numbers in taken[before].values()}
+        assert {numbers[0] for numbers in taken[after].values()} == {last + 1}, f"round {before} ended at {last}"
+    assert {round_["restarts"] for round_ in job.rounds()} == {0}
+
+
+def test_a_sharded_model_is_resharded_from_four_nodes_to_three_and_back_without_losing_a_step(jobs):
+    jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
+    jobs.place(CHECKOUT / "docs/examples/fsdp.py")
+    job = jobs.submit("--array=0-3", "array.sbatch", "--nnodes=3:4", "fsdp.py", "--epochs=1000", "--step-time=0.1")
+
+    def begun() -> list[tuple[int, int]]:
+        """The step at which each round's training began, and its world size."""
+        found = re.findall(r"\] step (\d+): begins with world size (\d+)", job.output)
+        return sorted((int(step), int(world)) for step, world in found)
+
+    def trains(*worlds: int) -> bool:
+        return tuple(world for _, world in begun())[-len(worlds) :] == worlds and len(job.tables()[-1]) == worlds[-1]
+
+    jobs.cluster.wait_until("four do not train", lambda: trains(4))
+    victim = next(node for node in reversed(job.tables()[-1]) if node != job.leader())
+    high = jobs.take(victim)
+    jobs.cluster.wait_until("three do not go on", lambda: trains(4, 3))
+    high.cancel()
+    jobs.cluster.wait_until("the fourth does not come back", lambda: trains(4, 3, 4))
+    job.cancel()
+    jobs.wait_until_all_ended()
+
+    ended = [event["step"] for event in job.events("round_ended") if event.get("step")]
+    starts = [step for step, _ in begun()]
+    # Steps are counted anew in each round.
+    assert [later - earlier for earlier, later in itertools.pairwise(starts)] == ended[: len(starts) - 1]
+    assert {round_["restarts"] for round_ in job.rounds()} == {0}

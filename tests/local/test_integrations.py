@@ -1,0 +1,132 @@
+"""Frameworks save and stop where they are told to, and go on there in another process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PYTHON = Path("/opt/slurm-elastic/frameworks/bin/python")
+CHECKOUT = Path(__file__).parents[2]
+ENVIRONMENT = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "OMP_NUM_THREADS"), "1")
+ENVIRONMENT |= {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+ENVIRONMENT["TORCHELASTIC_RUN_ID"] = "7"
+
+TOLD = """
+import json, os, sys
+from slurm_elastic import trainer
+
+trainer.should_stop = lambda step: "preempted" if step == int(sys.argv[1]) else None
+trainer.checkpointed = lambda step: print(json.dumps({"checkpointed": step}), flush=True)
+"""
+
+LIGHTNING = """
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader, TensorDataset
+from slurm_elastic.data import ElasticSampler
+from slurm_elastic.integrations.lightning import ElasticCallback, elastic_world
+
+class Model(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+    def training_step(self, batch, batch_idx):
+        print(json.dumps({"epoch": self.current_epoch, "samples": batch[0].flatten().int().tolist()}), flush=True)
+        return self.layer(batch[0]).sum()
+    def validation_step(self, batch, batch_idx):
+        print(json.dumps({"validated": self.current_epoch}), flush=True)
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+sampler = ElasticSampler(21, batch_size=4)
+data = TensorDataset(torch.arange(21.0).reshape(-1, 1))
+fit = Trainer(
+    **{**elastic_world(), **json.loads(sys.argv[2])}, accelerator="cpu", max_epochs=3, min_epochs=2, logger=False,
+    enable_progress_bar=False, enable_model_summary=False,
+    callbacks=[ElasticCallback(sampler), ModelCheckpoint("out", save_last=True)],
+)
+fit.fit(Model(), DataLoader(data, batch_sampler=sampler), DataLoader(data, batch_size=21), ckpt_path="last")
+print(json.dumps({"ended": fit.global_step}))
+"""
+
+TRANSFORMERS = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from slurm_elastic.integrations.transformers import ElasticCallback, batch_arguments, last_checkpoint
+
+class Texts(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        print(json.dumps({"sample": index}), flush=True)
+        return {"input_ids": torch.full((4,), index), "labels": torch.full((4,), index)}
+
+model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=8, n_embd=8, n_layer=1, n_head=1))
+arguments = TrainingArguments(
+    "out", **batch_arguments(global_batch=8, **json.loads(sys.argv[2])), num_train_epochs=2, save_strategy="epoch",
+    use_cpu=True, report_to="none", disable_tqdm=True,
+)
+trainer_ = Trainer(model, arguments, train_dataset=Texts(), callbacks=[ElasticCallback()])
+trainer_.train(resume_from_checkpoint=last_checkpoint("out"))
+print(json.dumps({"ended": trainer_.state.global_step}))
+"""
+
+
+def run(
+    script: str, directory: Path, stop: int, environ: dict[str, str] | None = None, **arguments: Any
+) -> tuple[list[dict[str, Any]], str]:
+    """Run a script that is told to stop after a step; the objects that it printed, and what it said."""
+    command = [str(PYTHON), "-c", TOLD + script, str(stop), json.dumps(arguments)]
+    env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(CHECKOUT), **(environ or {})}
+    done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=120)
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
+    return [{"exit": done.returncode}, *said], done.stderr
+
+
+def values(said: list[dict[str, Any]], key: str) -> list[Any]:
+    return [each[key] for each in said if key in each]
+
+
+@pytest.fixture(autouse=True)
+def _frameworks() -> None:
+    if not PYTHON.exists():
+        pytest.fail(f"{PYTHON} is missing: run `make setup` first", pytrace=False)
+
+
+def test_lightning_trains_on_every_sample_of_every_epoch_once_through_a_stop(tmp_path: Path) -> None:
+    first, stderr = run(LIGHTNING, tmp_path, stop=9)
+    assert values(first, "exit") == [0], stderr
+    assert values(first, "checkpointed") == [9]
+    assert values(first, "ended") == [], "what follows the training is for the round that finishes it"
+    assert values(first, "validated")[-1] == 0, "nothing is validated once it is told to stop"
+    second, stderr = run(LIGHTNING, tmp_path, stop=-1)
+    assert values(second, "ended") == [18], stderr
+    seen = Counter((each["epoch"], sample) for each in [*first, *second] for sample in each.get("samples", ()))
+    assert seen == Counter((epoch, sample) for epoch in range(3) for sample in range(21))
+
+
+def test_lightning_does_not_train_alone_on_each_node(tmp_path: Path) -> None:
+    said, stderr = run(LIGHTNING, tmp_path, -1, {"WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"}, num_nodes=1)
+    assert values(said, "exit") == [1]
+    assert "ValueError: devices=1 and num_nodes=1 make 1 ranks, this round has 2: " in stderr
+
+
+def test_transformers_goes_on_in_the_middle_of_an_epoch_with_another_division_of_its_batch(tmp_path: Path) -> None:
+    first, stderr = run(TRANSFORMERS, tmp_path, stop=3, micro_batch=4)
+    assert values(first, "exit") == [0], stderr
+    assert values(first, "checkpointed") == [3]
+    assert values(first, "ended") == []
+    # As a lost node leaves one behind.
+    (tmp_path / "out" / "checkpoint-9").mkdir()
+    second, stderr = run(TRANSFORMERS, tmp_path, stop=-1, micro_batch=8)
+    assert values(second, "ended") == [10], stderr
+    # The loader skips whole batches without taking their samples.
+    trained = values(first, "sample")[:24] + values(second, "sample")
+    assert Counter(trained) == Counter([*range(40)] * 2)
