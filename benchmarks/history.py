@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 __all__ = ["Recovery", "Worker", "read", "recovery"]
@@ -19,6 +19,10 @@ class Worker:
     world: int
     started: float
     steps: tuple[float, ...]
+    reached: Mapping[str, float] = field(default_factory=dict)
+    """When it had come so far, where the script tells."""
+    numbers: tuple[int, ...] = ()
+    """Of the steps over the whole training, where the script tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +32,16 @@ class Recovery:
     Attributes:
         table: from the event until the last node had started its worker of the new round.
         gap: between the last step before and the first step after.
+        imports: of the gap, from that start until the last worker has imported what it needs; 0 if scripts do not tell.
+        own: of the gap, from then to the first step.
+        lost: steps taken twice; 0 if scripts do not tell.
     """
 
     table: float
     gap: float
+    imports: float = 0.0
+    own: float = 0.0
+    lost: int = 0
 
 
 def read(directory: Path) -> list[Worker]:
@@ -41,8 +51,11 @@ def read(directory: Path) -> list[Worker]:
         lines = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
         if lines:
             first, *rest = lines
-            steps = tuple(line["step"] for line in rest)
-            workers.append(Worker(first["node"], first["rank"], first["world"], first["started"], steps))
+            steps = tuple(line["step"] for line in rest if "step" in line)
+            numbers = tuple(line["number"] for line in rest if "number" in line)
+            reached = {line["reached"]: line["at"] for line in rest if "reached" in line}
+            place = (first["node"], first["rank"], first["world"])
+            workers.append(Worker(*place, first["started"], steps, reached, numbers))
     return workers
 
 
@@ -61,5 +74,10 @@ def recovery(workers: Sequence[Worker], event: float, nodes: int) -> Recovery | 
     before = [worker.steps[-1] for worker in old if worker.steps]
     if len(new) < nodes or not before:
         return None
-    first_step = min(worker.steps[0] for worker in new.values())
-    return Recovery(max(worker.started for worker in new.values()) - event, first_step - max(before))
+    first_step, started = min(each.steps[0] for each in new.values()), max(each.started for each in new.values())
+    imported = max(each.reached.get("imported", started) for each in new.values())
+    last = max((worker.numbers[-1] for worker in old if worker.numbers), default=0)
+    first = min((worker.numbers[0] for worker in new.values() if worker.numbers), default=last + 1)
+    return Recovery(
+        started - event, first_step - max(before), max(0.0, imported - started), first_step - imported, last + 1 - first
+    )

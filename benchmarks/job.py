@@ -35,14 +35,41 @@ def installed_package() -> Path:
 class Job:
     """All four nodes, with nothing on them until :meth:`start`; ended with everything in it by the with statement."""
 
-    def __init__(self, cluster: Cluster, launcher: Launcher, start: str, package: Path, *, idle: bool = False) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        launcher: Launcher,
+        start: str,
+        package: Path,
+        *,
+        idle: bool = False,
+        scripts: Sequence[Path] = (),
+        python: Path = PYTHON,
+    ) -> None:
+        """Note what will be started.
+
+        Args:
+            cluster: four idle nodes.
+            launcher: of the agents.
+            start: warm or cold; for ours.
+            package: see :func:`installed_package`.
+            idle: whether the workers only sleep.
+            scripts: another training, which writes into `steps` as training.py does, and files beside it.
+            python: of the agents and their workers.
+        """
         self.launcher = launcher
         self._cluster = cluster
-        self._start, self._package, self._idle = start, package, idle
+        self._start, self._package, self._python = start, package, python
         self.directory = Path(tempfile.mkdtemp(prefix="run-", dir=WORK))
         self.directory.chmod(0o755)
-        shutil.copy(Path(__file__).with_name("training.py"), self.directory)
         (self.directory / "steps").mkdir()
+        for path in scripts or [Path(__file__).with_name("training.py")]:
+            shutil.copy(path, self.directory)
+        self._script = (
+            [str(self.directory / scripts[0].name)]
+            if scripts
+            else [str(self.directory / "training.py"), str(self.directory / "steps"), *(["idle"] if idle else [])]
+        )
         for path in (self.directory, self.directory / "steps"):
             shutil.chown(path, "elastic", "elastic")
         self._steps: list[subprocess.Popen[str]] = []
@@ -67,8 +94,8 @@ class Job:
 
     def start(self, nodes: Sequence[str]) -> None:
         """Start an agent on each of these nodes."""
-        script = [str(self.directory / "training.py"), str(self.directory / "steps"), *(["idle"] if self._idle else [])]
-        agent = self.launcher.agent(f"benchmark-{self._id}", self._start, self.directory, *script)
+        run_id = f"benchmark-{self._id}"
+        agent = self.launcher.agent(run_id, self._start, self.directory, *self._script, python=self._python)
         step = [
             *("srun", f"--jobid={self._id}", f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}"),
             *(f"--ntasks={len(nodes)}", "--ntasks-per-node=1", "--overlap", "--cpu-bind=none"),

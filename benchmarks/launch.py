@@ -202,13 +202,7 @@ class _Launch:
 
     def memory(self) -> float:
         """Of the launcher and all its descendants, MiB; what they share is counted once."""
-        total, parents = 0.0, {self.process.pid}
-        while parents:
-            for pid in parents:
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError, KeyError):
-                    total += usage(pid).share
-            parents = {pid for pid, parent in _parents().items() if parent in parents}
-        return total
+        return memory(self.process.pid)
 
 
 @contextlib.contextmanager
@@ -231,11 +225,22 @@ def _launch(name: str, workers: int, plan: str) -> Iterator[_Launch]:
         try:
             yield _Launch(Path(directory), process, started)
         finally:
-            _end(process)
+            end(process)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """torchrun leaves its workers when it is killed, so that they have to be found before."""
+def memory(pid: int) -> float:
+    """Of a process and all its descendants, MiB; what they share is counted once."""
+    total, parents = 0.0, {pid}
+    while parents:
+        for each in parents:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, KeyError):
+                total += usage(each).share
+        parents = {child for child, parent in _parents().items() if parent in parents}
+    return total
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a launcher and its workers: torchrun leaves them when it is killed, so they have to be found before."""
     family = {process.pid}
     parents = _parents()
     while more := {pid for pid, parent in parents.items() if parent in family} - family:

@@ -31,7 +31,16 @@ class Launcher(enum.Enum):
         """
         return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if self is Launcher.TUNED else {}
 
-    def agent(self, run_id: str, start: str, directory: Path, *script: str) -> list[str]:
+    def agent(
+        self,
+        run_id: str,
+        start: str,
+        directory: Path,
+        *script: str,
+        python: Path = PYTHON,
+        nodes: str = "2:4",
+        workers: int = 1,
+    ) -> list[str]:
         """The command line of one agent.
 
         Args:
@@ -39,11 +48,14 @@ class Launcher(enum.Enum):
             start: warm or cold; for ours.
             directory: which all nodes share.
             script: with its arguments.
+            python: of the agent and its workers.
+            nodes: bounds of a round.
+            workers: on each node.
         """
-        common = ["--nnodes=2:4", "--nproc-per-node=1", "--max-restarts=100", f"--rdzv-id={run_id}"]
+        common = [f"--nnodes={nodes}", f"--nproc-per-node={workers}", "--max-restarts=100", f"--rdzv-id={run_id}"]
         if self is Launcher.OURS:
-            return [str(PYTHON), *self.program.split(), *common, f"--start={start}", f"--run-dir={directory}", *script]
-        command = [str(PYTHON), *self.program.split(), *common, "--rdzv-backend=c10d", "--rdzv-endpoint=n1:29400"]
+            return [str(python), *self.program.split(), *common, f"--start={start}", f"--run-dir={directory}", *script]
+        command = [str(python), *self.program.split(), *common, "--rdzv-backend=c10d", "--rdzv-endpoint=n1:29400"]
         if self is Launcher.TUNED:
             command.append("--rdzv-conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2")
         return [*command, *script]

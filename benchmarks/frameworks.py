@@ -1,0 +1,373 @@
+"""Trainings by frameworks under torchrun tuned by hand and under slurm-elastic: recovery, start, files, memory.
+
+    python -m benchmarks.frameworks [--json FILE] [--repetitions 3] [--frameworks transformers,lightning]
+                                    [--only killed,start,node,files,memory]
+
+The scripts are `benchmarks/framework_scripts`, as users write them: no line of them is for slurm-elastic. `killed` and
+`start` run on a real Slurm cluster of four nodes on this machine, one worker per node; the other parts run 8 workers of
+one node. The launchers take turns. Needs root, for the cluster, and the frameworks' environment of .ci/setup.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+from benchmarks.history import Recovery, Worker, read, recovery
+from benchmarks.job import WORK, Job, installed_package, wait
+from benchmarks.launch import end, memory
+from benchmarks.launchers import PYTHON, Launcher
+from benchmarks.scenarios import Scenario
+from benchmarks.tables import Bar, Results, Table, median, seconds
+from tests.cluster.testbed import Cluster, Settings
+
+_PYTHON = PYTHON.parents[2] / "frameworks/bin/python"
+_SCRIPTS = Path(__file__).with_name("framework_scripts")
+_TRAININGS = {"transformers": "transformers_gpt2.py", "lightning": "lightning_layers.py"}
+_LAUNCHERS = (Launcher.TUNED, Launcher.OURS)
+_WORKERS = 8
+_LIMIT = 240.0
+"""Seconds after which something counts as never."""
+_SETTLE = 15.0
+"""Seconds of training before the kill: the state that a long training is in."""
+
+
+def main() -> int:
+    """Measure, show and judge."""
+    options = _options()
+    if os.geteuid() != 0:
+        print("needs root for the test cluster: run it with sudo", file=sys.stderr)
+        return 2
+    if not _PYTHON.exists():
+        print(f"{_PYTHON} is missing: run .ci/setup first", file=sys.stderr)
+        return 2
+    # So that the cluster goes down.
+    signal.signal(signal.SIGTERM, _interrupt)
+    results = Results.of("frameworks")
+    package = installed_package()
+    parts: dict[str, Callable[[Results, Path, argparse.Namespace], None]] = {
+        "killed": _killed, "start": _start, "node": _node, "files": _files, "memory": _memory
+    }  # fmt: skip
+    try:
+        for name in options.only.split(","):
+            parts[name](results, package, options)
+    finally:
+        shutil.rmtree(package)
+    return results.finish(options.json)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.frameworks")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
+    parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of which medians are taken")
+    parser.add_argument("--frameworks", default="transformers,lightning", help="some of transformers,lightning")
+    parser.add_argument("--only", default="killed,start,node,files,memory", help="the parts to run")
+    parser.add_argument("--name", default="frameworks", help="of the test cluster")
+    return parser.parse_args()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _cluster(options: argparse.Namespace) -> Iterator[Cluster]:
+    cluster = Cluster.up(Settings(options.name))
+    try:
+        yield cluster
+    finally:
+        cluster.down()
+
+
+def _scripts(framework: str) -> list[Path]:
+    return [_SCRIPTS / _TRAININGS[framework], _SCRIPTS / "marks.py"]
+
+
+def _turns(options: argparse.Namespace) -> Iterator[tuple[int, str, Launcher]]:
+    for number in range(options.repetitions):
+        for framework in options.frameworks.split(","):
+            for launcher in _LAUNCHERS:
+                yield number, framework, launcher
+
+
+# One of four nodes is killed.
+
+
+def _killed(results: Results, package: Path, options: argparse.Namespace) -> None:
+    found: dict[tuple[str, Launcher], list[Recovery | None]] = defaultdict(list)
+    with _cluster(options) as cluster:
+        for number, framework, launcher in _turns(options):
+            with Job(cluster, launcher, "warm", package, scripts=_scripts(framework), python=_PYTHON) as job:
+                job.start(Scenario.KILLED.nodes_before)
+                job.wait_training(4, limit=_LIMIT)
+                time.sleep(_SETTLE)
+                event = Scenario.KILLED.happen(cluster, job)
+                wait(lambda job=job, event=event: recovery(job.workers(), event, 3) is not None, _LIMIT)  # type: ignore[misc]
+                one = recovery(job.workers(), event, 3)
+            found[framework, launcher].append(one)
+            print(f"{number + 1}: {framework}, {launcher.value}: {one}", flush=True)
+    table = Table(
+        "One of four nodes is killed: seconds without a training step, and what for",
+        ["training", "launcher", "gap", "longest", "until workers start", "imports", "own work", "steps lost"],
+        note=f"Medians of {options.repetitions}. Until workers start: from the kill until the last new process began. "
+        "Imports: until the last of them has imported its framework. Own work: building the model, reading the "
+        "checkpoint, the first step. Checkpoints every 20 steps.",
+    )
+    gaps: dict[tuple[str, Launcher], float | None] = {}
+    for (framework, launcher), runs in found.items():
+        gaps[framework, launcher] = median([one and one.gap for one in runs])
+        split = [median([one and getattr(one, part) for one in runs]) for part in ("table", "imports", "own")]
+        longest = None if None in runs else max(one.gap for one in runs if one is not None)
+        lost = median([one and float(one.lost) for one in runs])
+        cells = [seconds(value) for value in (gaps[framework, launcher], longest, *split)]
+        table.rows.append([framework, launcher.value, *cells, "?" if lost is None else f"{lost:.0f}"])
+    results.add(table)
+    for framework in options.frameworks.split(","):
+        part = _share(gaps[framework, Launcher.OURS], gaps[framework, Launcher.TUNED])
+        results.bars.append(Bar.at_most(f"{framework}: gap at most 1/10 of torchrun's", part, 0.1, "times"))
+
+
+# From sbatch to the first step.
+
+
+def _start(results: Results, package: Path, options: argparse.Namespace) -> None:
+    """Four nodes with one worker each: a script's very first run, the next one, and a job that Slurm has requeued."""
+    kinds = ("first run", "second run", "requeued")
+    found: dict[tuple[str, str, Launcher], list[float | None]] = defaultdict(list)
+    with _cluster(options) as cluster:
+        for number, framework, launcher in _turns(options):
+            with _shared_directory(framework) as directory:
+                taken = _first_steps(cluster, launcher, package, directory, framework)
+            for kind, value in zip(kinds, taken, strict=True):
+                found[framework, kind, launcher].append(value)
+            print(f"{number + 1}: {framework}, {launcher.value}: {[seconds(value) for value in taken]}", flush=True)
+    table = Table(
+        "From sbatch to the first step, four nodes with one worker each (s)",
+        ["training", "start", *(launcher.value for launcher in _LAUNCHERS)],
+        note=f"Medians of {options.repetitions}. A first run finds no list of imports. Requeued: from the "
+        "new start of the batch script; the training goes on from its checkpoint.",
+    )
+    for framework in options.frameworks.split(","):
+        for kind, limit in zip(kinds, (1.0, 0.7, 0.5), strict=True):
+            theirs, ours = (median(found[framework, kind, launcher]) for launcher in _LAUNCHERS)
+            table.rows.append([framework, kind, seconds(theirs), seconds(ours)])
+            promise = f"{framework}, {kind}: first step after at most {limit:g} of torchrun's time"
+            results.bars.append(Bar.at_most(promise, _share(ours, theirs), limit, "times"))
+    results.add(table)
+
+
+@contextlib.contextmanager
+def _shared_directory(framework: str) -> Iterator[Path]:
+    """A directory of the ordinary user with the training's scripts."""
+    directory = Path(tempfile.mkdtemp(prefix="run-", dir=WORK))
+    directory.chmod(0o755)
+    for script in _scripts(framework):
+        shutil.copy(script, directory)
+    shutil.chown(directory, "elastic", "elastic")
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _first_steps(
+    cluster: Cluster, launcher: Launcher, package: Path, directory: Path, framework: str
+) -> list[float | None]:
+    """The first run, the second and a requeued one, in the same directory."""
+    taken: list[float | None] = []
+    for _ in range(2):
+        for name in ("steps", "out"):
+            shutil.rmtree(directory / name, ignore_errors=True)
+        begun = time.time()
+        job = _submit(cluster, launcher, package, directory, framework, str(begun))
+        taken.append(_first_step(directory, begun, 0.0))
+        # Some checkpoints, and time for what a launcher does beside the training.
+        wait(lambda: sum(len(worker.steps) >= 60 for worker in read(directory / "steps")) >= 4, _LIMIT)
+        if len(taken) < 2:
+            cluster.cancel_all()
+    (directory / "begun").unlink()
+    now = time.time()
+    cluster.command(["scontrol", "requeue", str(job)], user="root")
+    wait((directory / "begun").exists, 300.0)
+    restarted = float((directory / "begun").read_text())
+    taken.append(_first_step(directory, restarted, now))
+    cluster.cancel_all()
+    return taken
+
+
+def _submit(cluster: Cluster, launcher: Launcher, package: Path, directory: Path, framework: str, run_id: str) -> int:
+    script = str(directory / _TRAININGS[framework])
+    agent = launcher.agent(run_id, "warm", directory, script, python=_PYTHON, nodes="4")
+    if launcher is not Launcher.OURS:
+        # It is where the agents meet.
+        agent = [word.replace("n1:29400", "$(hostname):29400") for word in agent]
+    else:
+        # As a user starts it: the run is the job.
+        agent = [word for word in agent if not word.startswith("--rdzv-id")]
+    words = " ".join(word if "$(" in word else shlex.quote(word) for word in agent)
+    wrapped = (
+        "date +%s.%N >.begun && mv .begun begun; "
+        f"srun --nodes=4 --ntasks=4 --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none {words}"
+    )
+    env = {"OMP_NUM_THREADS": "1", **launcher.environment}
+    if launcher is Launcher.OURS:
+        env["PYTHONPATH"] = str(package)
+    options = ["--nodes=4", "--exclusive", "--no-kill", "--requeue", "--output=job.out", "--open-mode=append"]
+    return cluster.submit([*options, "--wrap", wrapped], cwd=directory, env=env)
+
+
+def _first_step(directory: Path, begun: float, since: float) -> float | None:
+    """Seconds until all four workers that were started after `since` have done their first step."""
+
+    def first() -> list[float]:
+        workers: list[Worker] = [each for each in read(directory / "steps") if each.started > since and each.steps]
+        return sorted(each.steps[0] for each in workers)
+
+    return first()[3] - begun if wait(lambda: len(first()) >= 4, _LIMIT) else None
+
+
+# Eight workers of one node.
+
+
+def _node(results: Results, package: Path, options: argparse.Namespace) -> None:
+    """From the launcher's start to the first step of 8 workers: a first run, and the next one."""
+    found: dict[tuple[str, str, Launcher], list[float | None]] = defaultdict(list)
+    for number, framework, launcher in _turns(options):
+        with _shared_directory(framework) as directory:
+            for kind in ("first run", "second run"):
+                with _launched(launcher, package, directory, framework) as process:
+                    taken = _trained(directory, process, steps=1 if kind == "second run" else 40)
+                found[framework, kind, launcher].append(taken)
+                print(f"{number + 1}: {framework}, {launcher.value}, {kind}: {seconds(taken)}", flush=True)
+    table = Table(
+        f"From the launcher's start to the first step of {_WORKERS} workers on one node (s)",
+        ["training", "start", *(launcher.value for launcher in _LAUNCHERS)],
+        note=f"Medians of {options.repetitions}.",
+    )
+    for framework in options.frameworks.split(","):
+        for kind, limit in (("first run", 1.0), ("second run", 0.7)):
+            theirs, ours = (median(found[framework, kind, launcher]) for launcher in _LAUNCHERS)
+            table.rows.append([framework, kind, seconds(theirs), seconds(ours)])
+            promise = f"{framework}, {_WORKERS} workers, {kind}: at most {limit:g} of torchrun's time"
+            results.bars.append(Bar.at_most(promise, _share(ours, theirs), limit, "times"))
+    results.add(table)
+
+
+def _memory(results: Results, package: Path, options: argparse.Namespace) -> None:
+    """What 8 workers that train take up, with their launcher, in a second run."""
+    found: dict[tuple[str, Launcher], list[float | None]] = defaultdict(list)
+    for _, framework, launcher in _turns(options):
+        with _shared_directory(framework) as directory:
+            for second in (False, True):
+                with _launched(launcher, package, directory, framework) as process:
+                    taken = _trained(directory, process, steps=40)
+                    if second:
+                        found[framework, launcher].append(None if taken is None else memory(process.pid))
+    table = Table(
+        f"Memory of {_WORKERS} workers that train and their launcher (PSS, MiB)",
+        ["training", *(launcher.value for launcher in _LAUNCHERS)],
+        note=f"What they share counts once. Medians of {options.repetitions}.",
+    )
+    for framework in options.frameworks.split(","):
+        theirs, ours = (median(found[framework, launcher]) for launcher in _LAUNCHERS)
+        table.rows.append([framework, *("?" if value is None else f"{value:.0f}" for value in (theirs, ours))])
+        promise = f"{framework}: memory of {_WORKERS} workers at most 0.3 of torchrun's"
+        results.bars.append(Bar.at_most(promise, _share(ours, theirs), 0.3, "times"))
+    results.add(table)
+
+
+def _files(results: Results, package: Path, options: argparse.Namespace) -> None:
+    """Calls that take a path, from the launcher's start to the end of a training of one step, in a second run."""
+    table = Table(
+        f"File-system calls of {_WORKERS} workers and their launcher, from start to the end of one step",
+        ["training", *(launcher.value for launcher in _LAUNCHERS), "times fewer"],
+        note="strace -f -c -e trace=file: calls that take a path, which a shared file system has to answer. Once each, "
+        "in a second run.",
+    )
+    for framework in ("torch", *options.frameworks.split(",")):
+        counts = []
+        for launcher in _LAUNCHERS:
+            with _shared_directory("transformers") as directory:
+                if framework == "torch":
+                    (directory / _TRAININGS["transformers"]).write_text(_TORCH_ONLY)
+                for name in ("steps", "out"):
+                    with _launched(launcher, package, directory, framework, "--steps", "1") as process:
+                        process.wait(_LIMIT)
+                    shutil.rmtree(directory / name, ignore_errors=True)
+                trace = directory / "trace"
+                with _launched(launcher, package, directory, framework, "--steps", "1", trace=trace) as process:
+                    process.wait(3 * _LIMIT)
+                counts.append(_calls(trace))
+        theirs, ours = counts
+        table.rows.append([framework, f"{theirs:,}", f"{ours:,}", f"{theirs / ours:.1f}"])
+        results.bars.append(Bar.at_least(f"{framework}: 7 times fewer file-system calls", theirs / ours, 7))
+    results.add(table)
+
+
+_TORCH_ONLY = """\
+import torch
+import torch.distributed
+
+torch.distributed.init_process_group("gloo")
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+"""
+
+
+def _calls(trace: Path) -> int:
+    """The total of strace's table: its last line is `100.00 <seconds> <usecs/call> <calls> [<errors>] total`."""
+    return int(trace.read_text().splitlines()[-1].split()[3])
+
+
+@contextlib.contextmanager
+def _launched(
+    launcher: Launcher, package: Path, directory: Path, framework: str, *arguments: str, trace: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """8 workers of one node, without Slurm."""
+    module = "slurm_elastic agent" if launcher is Launcher.OURS else "torch.distributed.run"
+    script = _TRAININGS.get(framework, _TRAININGS["transformers"])
+    command = [str(_PYTHON), "-m", *module.split(), "--standalone", f"--nproc-per-node={_WORKERS}", script, *arguments]
+    if trace is not None:
+        command = ["strace", "-f", "-c", "-e", "trace=file", "-o", str(trace), *command]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **launcher.environment, "PYTHONPATH": str(package)}
+    with (directory / "output").open("wb") as output:
+        process = subprocess.Popen(command, cwd=directory, env=env, stdout=output, stderr=output)
+        try:
+            yield process
+        finally:
+            end(process)
+
+
+def _trained(directory: Path, process: subprocess.Popen[bytes], steps: int) -> float | None:
+    """Seconds from now until the last of the newest 8 workers has taken its first step; they are left to take more."""
+    begun = time.time()
+
+    def new() -> list[Worker]:
+        return [worker for worker in read(directory / "steps") if worker.started > begun - 1 and worker.steps]
+
+    def enough() -> bool:
+        return process.poll() is not None or sum(len(worker.steps) >= steps for worker in new()) >= _WORKERS
+
+    if not wait(enough, _LIMIT) or len(new()) < _WORKERS:
+        return None
+    return max(worker.steps[0] for worker in new()) - begun
+
+
+def _share(ours: float | None, theirs: float | None) -> float | None:
+    return ours / theirs if ours is not None and theirs else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
