@@ -6,9 +6,10 @@ import asyncio
 from collections import defaultdict
 
 from benchmarks.leading import RUN, SECRET, LeaderProcess
-from slurm_elastic.rendezvous.election.follower_link import Member
-from slurm_elastic.rendezvous.election.leader_info import MemberSettings, Whereabouts
-from slurm_elastic.rendezvous.leader_events import LeaderLost, Unreachable, Word
+from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
+from slurm_elastic.rendezvous.election.machine import AnnounceLeave, Depart, Join
+from slurm_elastic.rendezvous.election.runner import FollowerConfig, Runner
+from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import Candidate, LeaveReason
 from slurm_elastic.rendezvous.transport.messages import Ended, Interrupted, Placed
 
@@ -23,40 +24,40 @@ class SimulatedAgent:
         self._going = False
         agent = f"n{index}/1.0/{generation}"
         self._candidate = Candidate(agent, f"n{index}", index, 8, "default", f"10.0.{index >> 8}.{index & 255}", 29400)
-        settings = MemberSettings(run=RUN, secret=SECRET, agent=agent, locate=lambda: crowd.whereabouts)
-        self._member = Member(settings, self._hear)
+        config = FollowerConfig(run=RUN, secret=SECRET, agent=agent, locate=lambda: crowd.location)
+        self._runner = Runner(config, self._hear)
         self._task: asyncio.Task[None] | None = None
 
     def connect(self) -> None:
         """Begin to look for the leader."""
-        self._task = asyncio.create_task(self._member.run())
+        self._task = asyncio.create_task(self._runner.run())
 
     def join(self) -> None:
         """Ask for a place."""
-        self._member.join(self._candidate)
+        self._runner.handle(Join(self._candidate))
 
     async def leave(self) -> None:
         """Announce the departure, go, and close the connection."""
         self._going = True
-        self._member.leaving(LeaveReason.PREEMPTED)
-        self._member.left(LeaveReason.PREEMPTED)
+        self._runner.handle(AnnounceLeave(LeaveReason.PREEMPTED, None))
+        self._runner.handle(Depart(LeaveReason.PREEMPTED, stopped=False))
         await self.close()
 
     async def close(self) -> None:
         """Close the connection."""
-        await self._member.close(5.0)
+        await self._runner.close(5.0)
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def _hear(self, word: Word) -> None:
-        match word:
+    def _hear(self, event: LeaderEvent) -> None:
+        match event:
             case Placed():
-                self._crowd.placed(word)
+                self._crowd.placed(event)
             case Interrupted() if not self._going:
                 self.join()
             case LeaderLost() | Unreachable() | Ended():
-                self._crowd.fail(f"{self._candidate.agent}: {word}")
+                self._crowd.fail(f"{self._candidate.agent}: {event}")
             case _:
                 pass
 
@@ -65,7 +66,7 @@ class Crowd:
     """The agents of one run, who know where their leader is."""
 
     def __init__(self, leader: LeaderProcess) -> None:
-        self.whereabouts = Whereabouts((leader.endpoint,), published=True)
+        self.location = LeaderLocation((leader.endpoint,), published=True)
         self._generation = 0
         self._ranks: dict[int, set[int]] = defaultdict(set)
         self._complete: asyncio.Queue[tuple[int, float] | str] = asyncio.Queue()

@@ -17,7 +17,7 @@ from slurm_elastic.agent.root_cause import root_cause
 from slurm_elastic.agent.signals import Notices
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.connect import Seat, connect
-from slurm_elastic.rendezvous.leader_events import LeaderLost, Unreachable, Word
+from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import Decision, Finish, LeaveReason, Outcome
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import Records, RecordsError
@@ -177,7 +177,7 @@ def _plan(coordination: Coordination) -> str:
     return "an agent will lead the run" if coordination.leads else "this coordinator ends"
 
 
-def _end(word: Word | RecordsLost, records: Records) -> ExitCode | None:
+def _end(word: LeaderEvent | RecordsLost, records: Records) -> ExitCode | None:
     """Return the exit code that a message of the leader means, None if the coordinator goes on."""
     match word:
         case Ended(outcome=Outcome.SUCCEEDED | Outcome.CLOSED):

@@ -447,7 +447,7 @@ Event = (
     | WorkersEnded
     | RoundClosed
     | DeadlineReached
-    | leader_events.Word
+    | leader_events.LeaderEvent
     | leader_events.RecordsLost
 )
 

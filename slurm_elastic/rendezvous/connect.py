@@ -6,20 +6,19 @@ import contextlib
 import dataclasses
 import errno
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slurm_elastic.rendezvous.election.leader_host import PatienceError
-from slurm_elastic.rendezvous.election.leader_info import LeaderRefusedError, MemberSettings, Whereabouts
-from slurm_elastic.rendezvous.election.policy import Vacancy
+from slurm_elastic.rendezvous.election.campaign import Campaign, CampaignConfig, CampaignRecords, locate
+from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
+from slurm_elastic.rendezvous.election.runner import FollowerConfig
 from slurm_elastic.rendezvous.leader.absent_agents import agents_gone
-from slurm_elastic.rendezvous.leader.fenced_records import Ledger, last_round, newest_endpoint
+from slurm_elastic.rendezvous.leader.fenced_records import Ledger
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.membership import Candidate, Decision, Reason, Settings
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import Records, RecordsError
 from slurm_elastic.rendezvous.thread import Coordination
-from slurm_elastic.rendezvous.transport.connect import Endpoint
 from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import Controller, NodeState, ports_exhausted
 
@@ -105,7 +104,7 @@ def connect(seat: Seat, journal: Callable[[Decision], None], *, can_hold: bool =
     Args:
         seat: of this agent.
         journal: told every decision of the leader, on the leading agent.
-        can_hold: see :class:`~slurm_elastic.rendezvous.election.leader_info.MemberSettings`.
+        can_hold: see :class:`~slurm_elastic.rendezvous.election.machine.ElectionConfig`.
 
     Raises:
         UsageError: no port is free for the leader, or the run's secret cannot be used.
@@ -114,22 +113,31 @@ def connect(seat: Seat, journal: Callable[[Decision], None], *, can_hold: bool =
     secret = seat.run_dir.secret()
     founder = seat.may_lead and seat.records.newest_epoch() is None
     listener = _listen(seat, founder=founder)
-    tried: set[int] = set()
     coordination = Coordination(
-        MemberSettings(
+        FollowerConfig(
             run=seat.incarnation,
             secret=secret,
             agent=seat.agent,
-            locate=lambda: _whereabouts(seat),
-            addresses=lambda: ((seat.address, listener.getsockname()[1]), (_LOOPBACK, listener.getsockname()[1])),
+            locate=lambda: _locate(seat),
+            addresses=(seat.address,),
             connect_timeout=seat.options.join_timeout,
             heartbeat_limit=seat.options.heartbeat_limit,
             leader_limit=seat.options.leader_limit,
             can_hold=can_hold,
             coming=seat.has_workers,
+            campaign=CampaignConfig(
+                scope=seat.incarnation,
+                settings=_settings(seat),
+                expected_nodes=seat.expected_nodes,
+                requeued=bool(seat.restart_count),
+                has_workers=seat.has_workers,
+                node=seat.node,
+                directory=str(seat.run_dir.path),
+            ),
+            read_campaign=lambda: _read_campaign(seat),
         ),
         listener,
-        lambda vacancy: _follow(seat, secret, listener, journal, vacancy, tried),
+        lambda campaign: _leader(seat, secret, listener, campaign, journal),
         _found(seat, secret, listener, journal) if founder else None,
         seat.records.stop_waiting,
     )
@@ -138,85 +146,36 @@ def connect(seat: Seat, journal: Callable[[Decision], None], *, can_hold: bool =
     return coordination
 
 
-def _whereabouts(seat: Seat) -> Whereabouts:
+def _locate(seat: Seat) -> LeaderLocation:
+    expected = tuple((seat.leader_host, port) for port in seat.ports)
     with contextlib.suppress(RecordsError, ValueError, KeyError, TypeError):
-        situation = seat.records.situation()
-        endpoint = newest_endpoint(situation, seat.incarnation)
-        if endpoint is not None and "refusal" in endpoint:
-            raise LeaderRefusedError(str(endpoint["refusal"]))
-        if endpoint is not None:
-            place = (str(endpoint["address"]), int(endpoint["port"]))
-            last = last_round(situation, seat.incarnation)
-            if last is None:
-                return Whereabouts((place,), published=True)
-            return Whereabouts((place,), published=True, successors=last.successors, round=last.round)
-    return Whereabouts(tuple((seat.leader_host, port) for port in seat.ports))
+        return locate(seat.records.situation(), seat.incarnation, expected)
+    return LeaderLocation(expected)
+
+
+def _read_campaign(seat: Seat) -> CampaignRecords:
+    newest = seat.records.newest_epoch() or 0
+    situation = seat.records.situation()
+    before = None
+    with contextlib.suppress(RecordsError):
+        # It only tells which agent this one follows.
+        before = seat.records.epoch(newest) if newest else None
+    return CampaignRecords(newest, situation, before)
 
 
 def _found(seat: Seat, secret: bytes, listener: socket.socket, journal: Callable[[Decision], None]) -> Leader | None:
     """The leader of the first epoch, if nobody else is."""
     last = seat.records.last_round()
-    ledger = _ledger(seat, listener, 1, last)
-    if not ledger.claim():
-        return None
     settings = dataclasses.replace(
         _settings(seat),
         expected_nodes=seat.expected_nodes,
         first_round=0 if last is None else last + 1,
         first_reason=Reason.REQUEUED if seat.restart_count else Reason.START,
     )
-    return _leader(seat, secret, 1, settings, ledger, journal, {})
-
-
-def _follow(
-    seat: Seat,
-    secret: bytes,
-    listener: socket.socket,
-    journal: Callable[[Decision], None],
-    vacancy: Vacancy,
-    tried: set[int],
-) -> Leader:
-    """The leader that follows the last one, without an epoch of its own yet."""
-    newest = seat.records.newest_epoch() or 0
-    situation = seat.records.situation()
-    published = newest_endpoint(situation, seat.incarnation)
-    if published is not None and newest != published.get("epoch") and newest not in tried:
-        # Somebody has just claimed it, and says in a moment where it is; unless it has died in between.
-        tried.add(newest)
-        raise PatienceError
-    before = None
-    with contextlib.suppress(RecordsError):
-        # It only tells whom this one follows.
-        before = seat.records.epoch(newest) if newest else None
-    last = last_round(situation, seat.incarnation)
-    if vacancy.round > (last.round if last is not None else -1):
-        raise RecordsError(
-            f"{seat.run_dir.path} shows no round {vacancy.round}, in which this agent was: on {seat.node} it is another"
-            " directory than on the other nodes, or was emptied; mount the one that they share"
-        )
-    base = last.base if last is not None else None
-    lost = str(before["agent"]) if before is not None else ""
-    survives = base is not None and seat.agent in base.members
-    reason = vacancy.reason
-    if base is None:
-        reason = Reason.REQUEUED if seat.restart_count else Reason.START
-    settings = dataclasses.replace(
-        _settings(seat),
-        # Nobody is waited for but members of the last round; in the very first, the nodes that were there.
-        expected_nodes=seat.expected_nodes if base is None else (),
-        first_round=0 if last is None else last.round + 1,
-        first_reason=reason,
-        first_node=lost.split("/")[0] if base is not None else "",
-        # Whoever finds nobody left of a run begins it anew. One without workers does not know who will come.
-        first_restarts=last.restarts if last is not None and (survives or not seat.has_workers) else 0,
-        base=base,
-        gone=vacancy.gone,
-        silent=vacancy.silent,
-        claimed=False,
-    )
-    places = {each.agent: (each.address, each.port) for each in (last.successors if last is not None else ())}
-    ledger = _ledger(seat, listener, newest + 1, last.round if last is not None else None)
-    return _leader(seat, secret, newest + 1, settings, ledger, journal, places)
+    campaign = Campaign(1, settings, last)
+    if not _ledger(seat, listener, campaign).claim():
+        return None
+    return _leader(seat, secret, listener, campaign, journal)
 
 
 def _settings(seat: Seat) -> Settings:
@@ -236,19 +195,14 @@ def _settings(seat: Seat) -> Settings:
     )
 
 
-def _ledger(seat: Seat, listener: socket.socket, epoch: int, last: int | None) -> Ledger:
-    endpoint = {"address": seat.address, "port": listener.getsockname()[1], "epoch": epoch, "agent": seat.agent}
-    return Ledger(seat.records, seat.incarnation, epoch, endpoint, last)
+def _ledger(seat: Seat, listener: socket.socket, campaign: Campaign) -> Ledger:
+    port = listener.getsockname()[1]
+    endpoint = {"address": seat.address, "port": port, "epoch": campaign.term, "agent": seat.agent}
+    return Ledger(seat.records, seat.incarnation, campaign.term, endpoint, campaign.follows)
 
 
 def _leader(
-    seat: Seat,
-    secret: bytes,
-    epoch: int,
-    settings: Settings,
-    ledger: Ledger,
-    journal: Callable[[Decision], None],
-    places: Mapping[str, Endpoint],
+    seat: Seat, secret: bytes, listener: socket.socket, campaign: Campaign, journal: Callable[[Decision], None]
 ) -> Leader:
     controller = Controller()
 
@@ -259,7 +213,17 @@ def _leader(
     def gone(agents: Sequence[str]) -> frozenset[str]:
         return agents_gone(agents, controller)
 
-    return Leader(seat.incarnation, secret, epoch, settings, ledger, journal, nodes_down, gone, places)
+    return Leader(
+        seat.incarnation,
+        secret,
+        campaign.term,
+        campaign.settings,
+        _ledger(seat, listener, campaign),
+        journal,
+        nodes_down,
+        gone,
+        campaign.endpoints,
+    )
 
 
 def _listen(seat: Seat, *, founder: bool) -> socket.socket:

@@ -1,4 +1,4 @@
-"""What an agent's main thread is told by its link to the leader."""
+"""The events of the run that an agent's main thread receives from the election."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from slurm_elastic.rendezvous.leave_requests import LeaveRequested
 from slurm_elastic.rendezvous.transport.messages import Ended, Holding, Interrupted, Placed, Stopping, Waiting
 
-__all__ = ["CutOff", "LeaderLost", "RecordsLost", "Unreachable", "Word"]
+__all__ = ["CutOff", "LeaderEvent", "LeaderLost", "RecordsLost", "Unreachable"]
 
 
 @dataclass(frozen=True, slots=True)
 class CutOff(Interrupted):
-    """Said by the link itself: the leader is not heard any more and gives this agent up about now.
+    """Raised by the agent itself: it does not hear the leader any more, which gives it up about now.
 
     Others may train soon without it, so its workers end, and publish nothing.
     """
@@ -40,4 +40,6 @@ class RecordsLost:
     why: str
 
 
-Word = Placed | Holding | Stopping | Interrupted | CutOff | LeaveRequested | Waiting | Ended | LeaderLost | Unreachable
+LeaderEvent = (
+    Placed | Holding | Stopping | Interrupted | CutOff | LeaveRequested | Waiting | Ended | LeaderLost | Unreachable
+)

@@ -15,12 +15,23 @@ import socket
 import threading
 from collections.abc import Callable
 
-from slurm_elastic.rendezvous.election.follower_link import Member
-from slurm_elastic.rendezvous.election.leader_host import Chair, Follow
-from slurm_elastic.rendezvous.election.leader_info import MemberSettings
+from slurm_elastic.rendezvous.election.campaign import Campaign
+from slurm_elastic.rendezvous.election.leader_host import LeaderHost
+from slurm_elastic.rendezvous.election.machine import (
+    AnnounceLeave,
+    CloseRun,
+    Depart,
+    Event,
+    Join,
+    ReportFailure,
+    ReportFinished,
+    ReportStep,
+    RequestLeave,
+)
 from slurm_elastic.rendezvous.election.policy import Successor
+from slurm_elastic.rendezvous.election.runner import FollowerConfig, Runner
 from slurm_elastic.rendezvous.leader.leader import Leader
-from slurm_elastic.rendezvous.leader_events import LeaderLost, RecordsLost, Word
+from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, RecordsLost
 from slurm_elastic.rendezvous.membership import Candidate, LeaveReason, Slowest, WorkerFailure
 from slurm_elastic.rendezvous.records.api import RecordsError
 
@@ -33,26 +44,26 @@ class Coordination:
     """An agent's side of the membership, for use from its main thread.
 
     Args:
-        settings: of the link to the leader.
+        config: of the agent.
         listener: bound and listening, where this agent leads if it does.
-        follow: makes the leader that follows another one, if this agent has to be it.
-        leader: the one to begin with, on the agent that leads the first epoch.
+        make_leader: makes the leader of a term, if this agent has to be it.
+        founder: the leader of the run's first term, on the agent that has claimed that.
         release: ends all waits in other threads that would hold up the end of this one.
     """
 
     def __init__(
         self,
-        settings: MemberSettings,
+        config: FollowerConfig,
         listener: socket.socket,
-        follow: Follow,
-        leader: Leader | None = None,
+        make_leader: Callable[[Campaign], Leader],
+        founder: Leader | None = None,
         release: Callable[[], None] = lambda: None,
     ) -> None:
-        self._settings = settings
-        self._listener, self._follow, self._leader = listener, follow, leader
+        self._config = config
+        self._host = LeaderHost(listener, make_leader, founder)
         self._release = release
-        self._standby_port: int = listener.getsockname()[1]
-        self._words: queue.SimpleQueue[Word | RecordsLost] = queue.SimpleQueue()
+        self._standby_port = self._host.port
+        self._words: queue.SimpleQueue[LeaderEvent | RecordsLost] = queue.SimpleQueue()
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
         """Readable while words wait; for use in a selector."""
         self.slowest: Callable[[], Slowest | None] = lambda: None
@@ -67,7 +78,7 @@ class Coordination:
         self._thread.start()
         self._ready.wait()
 
-    def next_word(self, timeout: float | None = None) -> Word | RecordsLost | None:
+    def next_word(self, timeout: float | None = None) -> LeaderEvent | RecordsLost | None:
         """The leader's next word, or None if none came within `timeout` seconds (0: do not wait, None: for ever)."""
         try:
             word = self._words.get(block=timeout != 0, timeout=timeout or None)
@@ -84,40 +95,39 @@ class Coordination:
     @property
     def leads(self) -> bool:
         """Whether this agent leads the run, or did until it stopped."""
-        return self._led if self._stopped else self._chair.leads()
+        return self._led if self._stopped else self._host.leads()
 
     def join(self, candidate: Candidate) -> None:
-        """See :meth:`Member.join`."""
-        candidate = dataclasses.replace(candidate, standby_port=self._standby_port)
-        self._post(lambda: self._member.join(candidate))
+        """There are no workers here; an assignment is wanted."""
+        self._post(Join(dataclasses.replace(candidate, standby_port=self._standby_port)))
 
     def leaving(self, reason: LeaveReason, seconds: float | None = None) -> None:
-        """See :meth:`Member.leaving`."""
-        self._post(lambda: self._member.leaving(reason, seconds))
+        """This agent leaves, within so many seconds if that is known; its workers may run on for a while."""
+        self._post(AnnounceLeave(reason, seconds))
 
     def held(self, round_: int, step: int | None) -> None:
-        """See :meth:`Member.held`."""
-        self._post(lambda: self._member.held(round_, step))
+        """The workers of this round can stop at this step; None if they take no part in planned stops."""
+        self._post(ReportStep(round_, step))
 
     def left(self, reason: LeaveReason, *, stopped: bool = False) -> None:
-        """See :meth:`Member.left`."""
-        self._post(lambda: self._member.left(reason, stopped=stopped))
+        """There are no workers here, because they `stopped` at the agreed step or otherwise, and this agent goes."""
+        self._post(Depart(reason, stopped))
 
     def worker_failed(self, failure: WorkerFailure) -> None:
-        """See :meth:`Member.worker_failed`."""
-        self._post(lambda: self._member.worker_failed(failure))
+        """A worker of the round that runs here failed by itself."""
+        self._post(ReportFailure(failure))
 
     def finished(self) -> None:
-        """See :meth:`Member.finished`."""
-        self._post(lambda: self._member.finished())
+        """All workers of the round that runs here ended well."""
+        self._post(ReportFinished())
 
     def request_leave(self, job: str, reason: LeaveReason, seconds: float | None, detail: str) -> None:
-        """See :meth:`Member.request_leave`."""
-        self._post(lambda: self._member.request_leave(job, reason, seconds, detail))
+        """Tell all other agents of a job that they have to leave; see :class:`~.leave_requests.LeaveRequest`."""
+        self._post(RequestLeave(job, reason, seconds, detail))
 
     def close_run(self) -> None:
-        """See :meth:`Member.close_run`."""
-        self._post(lambda: self._member.close_run())
+        """Close the rendezvous for all agents."""
+        self._post(CloseRun())
 
     def records_lost(self, error: RecordsError) -> None:
         """The store of the records is given up for lost. May be called from any thread, also after the end."""
@@ -126,16 +136,16 @@ class Coordination:
                 self._deliver(RecordsLost(str(error)))
 
     def leader_address(self) -> str:
-        """See :meth:`Member.leader_address`."""
-        return self._member.leader_address()
+        """See :meth:`.Runner.leader_address`."""
+        return self._runner.leader_address()
 
     def members_told(self) -> tuple[Successor, ...]:
-        """See :meth:`Member.members_told`."""
-        return self._member.members_told()
+        """See :meth:`.Runner.members_told`."""
+        return self._runner.members_told()
 
     def rejected(self) -> int:
         """How many records of strangers the leader here has dropped; 0 where none leads."""
-        leader = self._chair.leader
+        leader = self._host.leader
         return sum(leader.rejected.values()) if leader is not None else 0
 
     def stop(self, timeout: float = 5.0) -> None:
@@ -145,22 +155,25 @@ class Coordination:
         """
         if self._stopped:
             return
-        self._led = self._chair.leads()
+        self._led = self._host.leads()
         self._stopped = True
-        self._post(lambda: self._stopping.set_result(timeout))
+        self._call(lambda: self._stopping.set_result(timeout))
         self._thread.join(2 * timeout + 1)
         if not self._thread.is_alive():
             with self._closing:
                 self._closed = True
                 os.close(self.fd)
 
-    def _post(self, action: Callable[[], object]) -> None:
+    def _post(self, event: Event) -> None:
+        self._call(lambda: self._runner.handle(event))
+
+    def _call(self, action: Callable[[], object]) -> None:
         try:
             self._loop.call_soon_threadsafe(action)
         except RuntimeError:
             logger.debug("the coordination thread has ended")
 
-    def _deliver(self, word: Word | RecordsLost) -> None:
+    def _deliver(self, word: LeaderEvent | RecordsLost) -> None:
         # The reader takes the word first and counts down then, so the count has to be there before the word.
         os.eventfd_write(self.fd, 1)
         self._words.put(word)
@@ -171,24 +184,15 @@ class Coordination:
     async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stopping: asyncio.Future[float] = self._loop.create_future()
-        chair = self._chair = Chair(self._listener, self._follow, lambda why: self._deliver(LeaderLost(why)))
-        settings = dataclasses.replace(
-            self._settings,
-            own=lambda: chair.endpoint,
-            stand=chair.stand,
-            standing=chair.stands,
-            in_the_way=chair.in_the_way,
-            stand_down=chair.stand_down,
-        )
-        self._member = Member(settings, self._deliver, lambda: self.slowest())
-        await chair.open(self._leader)
+        self._runner = Runner(self._config, self._deliver, lambda: self.slowest(), self._host)
+        await self._runner.open()
         self._ready.set()
-        following = asyncio.create_task(self._member.run())
-        following.add_done_callback(self._report)
+        running = asyncio.create_task(self._runner.run())
+        running.add_done_callback(self._report)
         timeout = await self._stopping
-        await self._member.close(timeout)
-        following.cancel()
-        await chair.close(timeout)
+        await self._runner.close(timeout)
+        running.cancel()
+        await self._host.close(timeout)
         self._release()
         # An attempt to connect that fails while it is cancelled is no news; asyncio.run would tell it with a traceback.
         rest = asyncio.all_tasks() - {asyncio.current_task()}

@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from slurm_elastic.rendezvous.connect import Seat, connect
-from slurm_elastic.rendezvous.leader_events import LeaderLost, Unreachable, Word
+from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import Decision, LeaveReason, Outcome
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.open import etcd_wanted, open_records
@@ -149,7 +149,7 @@ class SlurmRendezvousHandler(RendezvousHandler):
         while (word := self._coordination.next_word(timeout=0)) is not None:
             self._note(word)
 
-    def _note(self, word: Word | RecordsLost) -> None:
+    def _note(self, word: LeaderEvent | RecordsLost) -> None:
         match word:
             case Interrupted():
                 logger.info("round %d ends: %s %s", word.round, word.reason.value, word.node)

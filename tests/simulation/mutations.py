@@ -16,10 +16,16 @@ from typing import Any
 
 import pytest
 
+from slurm_elastic.rendezvous.election import leader_location, term
+from slurm_elastic.rendezvous.election import machine as election
 from slurm_elastic.rendezvous.election.follower import Participant
+from slurm_elastic.rendezvous.election.term import CheckTerm, ConfirmLastRound, RecordsAction
 from slurm_elastic.rendezvous.leader.fenced_records import Ledger
 from slurm_elastic.rendezvous.membership import (
+    Claim,
+    Decision,
     Phase,
+    Publish,
     Resign,
     Settings,
     State,
@@ -32,13 +38,12 @@ from slurm_elastic.rendezvous.membership import (
 )
 from tests.simulation import shrink
 from tests.simulation.drawing import draw
+from tests.simulation.election import agent, faults
+from tests.simulation.election.checks import Checks
+from tests.simulation.election.records import Records
 from tests.simulation.leader import SimulatedLeader
 from tests.simulation.network import Place
 from tests.simulation.schedules import play_script
-from tests.simulation.succession import faults, party, search
-from tests.simulation.succession.checks import Checks
-from tests.simulation.succession.party import Party
-from tests.simulation.succession.records import Records
 from tests.simulation.violation import Violation
 
 __all__ = ["MUTATIONS", "Mutation"]
@@ -177,26 +182,31 @@ def leaves_count_at_once(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("a new leader does not look at the last round after its claim", "a new leader knows every round")
 def no_look_after_the_claim(patch: pytest.MonkeyPatch) -> None:
-    def confirm(ledger: Ledger) -> bool:
-        ledger._records.publish_endpoint(ledger._endpoint)
-        return True
-
-    patch.setattr(Ledger, "confirm", confirm)
+    without(patch, Claim, lambda actions: tuple(each for each in actions if not isinstance(each, ConfirmLastRound)))
 
 
 @mutation("a leader publishes without a look at the newest epoch", "a superseded leader publishes nothing")
 def no_look_at_the_epoch(patch: pytest.MonkeyPatch) -> None:
+    without(patch, Publish, lambda actions: tuple(each for each in actions if not isinstance(each, CheckTerm)))
     patch.setattr(Ledger, "leads", lambda ledger: True)
 
 
 @mutation("a leader looks at the newest epoch only before it writes", "a superseded leader publishes nothing")
 def no_second_look_at_the_epoch(patch: pytest.MonkeyPatch) -> None:
-    def write_round(ledger: Ledger, table: Table) -> bool:
-        ledger.leads = lambda: True  # type: ignore[method-assign]
-        return original(ledger, table)
+    without(patch, Publish, lambda actions: actions[:-1])
 
-    original = Ledger.write_round
-    patch.setattr(Ledger, "write_round", write_round)
+
+def without(
+    patch: pytest.MonkeyPatch, kind: type, fewer: Callable[[tuple[RecordsAction, ...]], tuple[RecordsAction, ...]]
+) -> None:
+    """Before a decision of this kind is told, less is done with the records."""
+
+    def to_be_written(state: State, decision: Decision) -> tuple[RecordsAction, ...]:
+        actions = original(state, decision)
+        return fewer(actions) if isinstance(decision, kind) else actions
+
+    original = term._to_be_written
+    patch.setattr(term, "_to_be_written", to_be_written)
 
 
 @mutation("epochs fence nobody, and rounds on record can be replaced", "a round is told once", "one group trains")
@@ -233,8 +243,10 @@ def forgets_a_charge(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("workers are not stopped while the leader is silent", "who hears no leader stops by itself")
 def no_fence(patch: pytest.MonkeyPatch) -> None:
-    fence = Party._fence
-    patch.setattr(Party, "_fence", lambda party, why: None if why == "the leader is silent" else fence(party, why))
+    fence = election._Step._fence
+    patch.setattr(
+        election._Step, "_fence", lambda step, why: None if why == "the leader is silent" else fence(step, why)
+    )
 
 
 @mutation("an agent that was cut off does not say so when it joins again", "what is said of a round is true")
@@ -248,8 +260,7 @@ def cut_off_in_secret(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("a member follows before leader_limit", "a leader that is well is not followed")
 def follows_too_soon(patch: pytest.MonkeyPatch) -> None:
-    for module in (party, search):
-        patch.setattr(module, "default_leader_limit", lambda heartbeat_limit: 0.9 * heartbeat_limit)
+    patch.setattr(agent, "default_leader_limit", lambda heartbeat_limit: 0.9 * heartbeat_limit)
 
 
 @mutation(
@@ -258,7 +269,7 @@ def follows_too_soon(patch: pytest.MonkeyPatch) -> None:
     among=strikes_of(TOLD_NOBODY),
 )
 def goes_by_an_old_round(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(search, "newest_order", lambda told, told_in, recorded, recorded_in: told or recorded)
+    patch.setattr(leader_location, "newest_order", lambda told, told_in, recorded, recorded_in: told or recorded)
 
 
 # Numbers of nodes.

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 from tests.simulation import shrink
 from tests.simulation.drawing import draw
+from tests.simulation.election import faults
+from tests.simulation.election.faults import Script
+from tests.simulation.election.world import World
 from tests.simulation.stopping import StopSchedule
-from tests.simulation.succession import faults
-from tests.simulation.succession.faults import Script
-from tests.simulation.succession.world import World
 from tests.simulation.violation import Violation
 
 __all__ = [
@@ -151,7 +151,7 @@ def _report(script: Script, violation: Violation, repeat: str) -> str:
     return "\n".join(
         [
             f"seed {script.seed}, {script.agents} agents{', the first a store' if script.store else ''}: {violation}",
-            f"to repeat: {repeat} pytest tests/simulation/test_succession.py",
+            f"to repeat: {repeat} pytest tests/simulation/test_election.py",
             "",
             *(f"    {fault}" for fault in script.faults),
             "",

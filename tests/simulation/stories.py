@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 from tests.simulation.drawing import draw
+from tests.simulation.election import faults
+from tests.simulation.election.world import World as SuccessionWorld
 from tests.simulation.stopping import StopSchedule
-from tests.simulation.succession import faults
-from tests.simulation.succession.world import World as SuccessionWorld
 from tests.simulation.world import World
 
 __all__ = ["in_order", "stories"]

@@ -100,3 +100,16 @@ def test_frameworks_are_imported_by_their_integration_alone() -> None:
         or (module.startswith("slurm_elastic.integrations") and path.parent.name != "integrations")
     ]
     assert wrong == []
+
+
+def test_the_election_is_decided_in_modules_that_neither_act_nor_look_at_anything() -> None:
+    shells = {"__init__", "leader_host", "runner"}
+    acting = {
+        (path.stem, module)
+        for path in (PACKAGE / "rendezvous" / "election").glob("*.py")
+        if path.stem not in shells
+        for module in imports(path)
+        if module.partition(".")[0] not in PURE | {"slurm_elastic"}
+        or any(module == f"slurm_elastic.rendezvous.election.{shell}" for shell in shells)
+    }
+    assert acting == set()

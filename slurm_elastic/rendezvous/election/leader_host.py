@@ -1,7 +1,7 @@
-"""The place from which an agent leads, if it ever does: a listening socket, and the leader that runs on it.
+"""The socket on which an agent leads, if it ever does, and the leader that runs on it.
 
-The socket listens as long as the agent lives. While nobody leads from here a connection is closed at once, which tells
-the other side that this agent is alive and leads nobody; a refused one says that its process has ended.
+The socket listens as long as the agent lives. While no leader runs here a connection is closed at once, which tells the
+other side that this agent is alive and does not lead; a refused connection says that its process has ended.
 """
 
 from __future__ import annotations
@@ -12,129 +12,118 @@ import socket
 from collections.abc import Callable
 
 from slurm_elastic.errors import SlurmElasticError
-from slurm_elastic.rendezvous.election.policy import Vacancy
+from slurm_elastic.rendezvous.election.campaign import Campaign
+from slurm_elastic.rendezvous.election.machine import FOUNDER, CampaignBlocked, Event, LeaderEnded, TermClaimed
+from slurm_elastic.rendezvous.election.term import ReportBlocking, ReportClaimed
 from slurm_elastic.rendezvous.leader.leader import FencedError, Leader
-from slurm_elastic.rendezvous.run_in_thread import aside
-from slurm_elastic.rendezvous.transport.connect import Endpoint
 from slurm_elastic.rendezvous.transport.listener import Door
 
-__all__ = ["Chair", "Follow", "PatienceError"]
+__all__ = ["LeaderHost"]
 
 logger = logging.getLogger(__name__)
 
-_LOOPBACK = "127.0.0.1"
 
-Follow = Callable[[Vacancy], Leader]
-"""Makes the leader that follows the last one, told who is gone for certain and why it is followed. May block."""
-
-
-class PatienceError(Exception):
-    """Somebody else is about to lead."""
-
-
-class Chair:
-    """One agent's chair. All methods are called in the loop's thread.
+class LeaderHost:
+    """Runs the leaders of one agent. All methods are called in the loop's thread.
 
     Args:
         listener: bound and listening.
-        follow: makes a leader that follows another.
-        failed: told in one line why leading failed, if it did.
+        make: makes the leader of a term.
+        founder: the leader of the run's first term, if this agent has claimed that.
     """
 
-    def __init__(self, listener: socket.socket, follow: Follow, failed: Callable[[str], None]) -> None:
-        self._listener = listener
-        self._follow = follow
-        self._failed = failed
+    def __init__(
+        self, listener: socket.socket, make: Callable[[Campaign], Leader], founder: Leader | None = None
+    ) -> None:
+        self._listener, self._make, self._founder = listener, make, founder
         self._idle: Door | None = None
-        self._leading: asyncio.Task[None] | None = None
-        self._complaint = ""
+        self._serving: asyncio.Task[None] | None = None
+        self._ended: Callable[[Event], None] = lambda event: None
         self.leader: Leader | None = None
 
     @property
     def port(self) -> int:
-        """Where this agent listens."""
+        """The port on which this agent listens."""
         port: int = self._listener.getsockname()[1]
         return port
 
     @property
-    def endpoint(self) -> Endpoint | None:
-        """Where the leader is that runs here, None if none does. The loopback stands whatever the network does."""
-        return (_LOOPBACK, self.port) if self.leader is not None else None
+    def founds(self) -> bool:
+        """Whether this agent leads the run's first term from its start."""
+        return self._founder is not None
 
     def leads(self) -> bool:
-        """Whether a leader runs here whose epoch is its own."""
+        """Whether a leader runs here whose term is its own."""
         return self.leader is not None and self.leader.claimed.is_set()
 
-    def stands(self) -> bool:
-        """Whether a leader runs here that has no epoch yet."""
-        return self.leader is not None and not self.leader.claimed.is_set()
+    async def open(self, report: Callable[[Event], None]) -> None:
+        """Lead in the first term, or tell all who connect that no leader runs here.
 
-    def in_the_way(self) -> bool:
-        """See :func:`~.membership.in_the_way`."""
-        return self.leader is not None and self.leader.in_the_way()
-
-    async def open(self, leader: Leader | None) -> None:
-        """Begin to lead, or to tell everybody that nobody leads from here."""
-        if leader is None:
+        Args:
+            report: told what becomes of the leaders.
+        """
+        self._report = report
+        if self._founder is None:
             self._idle = Door(self._listener, None)
         else:
-            await self._lead(leader)
+            self._serve(FOUNDER, self._founder)
+            # From here on the leader listens.
+            await asyncio.sleep(0)
 
-    async def stand(self, vacancy: Vacancy) -> bool:
-        """Lead without an epoch until a majority is here. Returns False if that is not possible now."""
-        try:
-            leader = await aside(lambda: self._follow(vacancy))
-        except PatienceError:
-            return False
-        except (SlurmElasticError, LookupError, ValueError, TypeError) as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                logger.warning("cannot stand up to lead: %s", error)
-            return False
-        if self.leader is None:
-            await self._lead(leader)
-        return True
+    def lead(self, number: int, campaign: Campaign) -> None:
+        """Lead without a term until there is a quorum."""
+        self._serve(number, self._make(campaign))
 
-    async def stand_down(self) -> None:
-        """Leave it to somebody else."""
-        if self._leading is not None:
-            self._leading.cancel()
-            await asyncio.gather(self._leading, return_exceptions=True)
+    def stop_leading(self) -> None:
+        """Leave it to another agent to lead."""
+        if self._serving is not None:
+            self._serving.cancel()
 
     async def close(self, timeout: float) -> None:
-        """Let the others hear the end, for at most so many seconds, and end."""
-        leader, leading = self.leader, self._leading
-        if leader is not None and leading is not None:
+        """Send the end of the run to all agents, wait up to `timeout` seconds until they have gone, then end."""
+        leader, serving = self.leader, self._serving
+        if leader is not None and serving is not None:
             told = asyncio.create_task(leader.everybody_told())
-            await asyncio.wait([told, leading], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([told, serving], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             told.cancel()
-            leading.cancel()
-            await asyncio.gather(told, leading, return_exceptions=True)
+            serving.cancel()
+            await asyncio.gather(told, serving, return_exceptions=True)
         if self._idle is not None:
             self._idle.close()
         self._listener.close()
 
-    async def _lead(self, leader: Leader) -> None:
-        if self._idle is not None:
-            self._idle.close()
-            self._idle = None
-        self.leader = leader
-        self._leading = asyncio.create_task(self._serve(leader))
-        # From here on the leader listens.
-        await asyncio.sleep(0)
+    def _serve(self, number: int, leader: Leader) -> None:
+        before, self.leader = self._serving, leader
+        leader.report = lambda action: self._reported(number, action)
+        self._serving = asyncio.create_task(self._live(number, leader, before))
 
-    async def _serve(self, leader: Leader) -> None:
+    def _reported(self, number: int, action: ReportClaimed | ReportBlocking) -> None:
+        match action:
+            case ReportClaimed():
+                self._report(TermClaimed(number))
+            case ReportBlocking(blocks):
+                self._report(CampaignBlocked(number, blocks))
+
+    async def _live(self, number: int, leader: Leader, before: asyncio.Task[None] | None) -> None:
+        problem = ""
         try:
+            if before is not None:
+                await asyncio.gather(before, return_exceptions=True)
+            if self._idle is not None:
+                self._idle.close()
+                self._idle = None
             await leader.serve(self._listener.dup())
         except FencedError as error:
             logger.info("this agent leads no more: %s", error)
         except SlurmElasticError as error:
             # Such as a full disk: something for a person to mend, and no fault in here.
-            self._failed(str(error))
+            problem = str(error)
         except Exception as error:
             logger.exception("the leader failed")
-            self._failed(f"it failed: {error}")
+            problem = f"it failed: {error}"
         finally:
-            self.leader = None
-        if self._idle is None and self._listener.fileno() >= 0:
-            await self.open(None)
+            if self.leader is leader:
+                self.leader = None
+            if self._idle is None and self._listener.fileno() >= 0:
+                self._idle = Door(self._listener, None)
+        self._report(LeaderEnded(number, problem))

@@ -1,7 +1,7 @@
-"""Who stands up to lead when the leader is lost, and when: pure, so that the simulation runs the agents' own rules.
+"""The rules by which agents campaign when the leader is lost. Pure.
 
-Standing up is harmless. Whoever does collects joins, and may claim the next epoch only with a majority of the last
-round (:mod:`~slurm_elastic.rendezvous.membership.quorum`). The rules here only make it likely that just one stands.
+A campaign does no harm. The candidate collects joins, and may claim the next term only with a majority of the last
+round (:mod:`~slurm_elastic.rendezvous.membership.quorum`). The rules here only make it likely that one agent campaigns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from typing import TypeVar
 
 from slurm_elastic.rendezvous.membership import Reason
 
-__all__ = ["FENCE", "IN_THE_WAY", "Successor", "Vacancy", "default_leader_limit", "newest_order", "patience"]
+__all__ = [
+    "BLOCKING_LIMIT",
+    "FENCE",
+    "LeaderLoss",
+    "Successor",
+    "campaign_delay",
+    "default_leader_limit",
+    "newest_order",
+]
 
 _T = TypeVar("_T")
 
@@ -21,7 +29,7 @@ FENCE = 5 / 6
 """Of the heartbeat limit: after so much silence of its leader an agent stops its workers. The leader gives it up after
 the whole limit, when they have stopped."""
 
-IN_THE_WAY = 6.0
+BLOCKING_LIMIT = 6.0
 """Seconds for which a candidate that was not in the last round keeps members of it without getting a quorum. Two such
 candidates do not know of each other, and would wait for ever, each with some of them; once they are let go, the
 members find each other. Longer than it takes a member to stop its workers, and Slurm to say who is gone."""
@@ -37,7 +45,7 @@ _STRANGER = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """A member of the last round, and where it listens when it stands."""
+    """A member of the last round, and where it listens when it campaigns."""
 
     agent: str
     address: str
@@ -45,8 +53,8 @@ class Successor:
 
 
 @dataclass(frozen=True, slots=True)
-class Vacancy:
-    """What whoever follows a leader knows of that.
+class LeaderLoss:
+    """What a candidate knows of the loss of the last leader.
 
     Attributes:
         reason: why the last leader is followed.
@@ -62,7 +70,7 @@ class Vacancy:
 
 
 def default_leader_limit(heartbeat_limit: float) -> float:
-    """Seconds of silence after which a leader is lost to its members.
+    """Return the seconds of silence after which a leader is lost to its members.
 
     Longer than the leader takes to find out that it has no majority any more (the heartbeat limit, and the sixth part
     of it between two looks at its clock) and to stop its own workers.
@@ -71,14 +79,14 @@ def default_leader_limit(heartbeat_limit: float) -> float:
 
 
 def newest_order(told: Sequence[_T], told_in: int, recorded: Sequence[_T], recorded_in: int) -> Sequence[_T]:
-    """Who may follow the leader, in which order, by the newest round that this agent knows of.
+    """Return the agents that may follow the leader, in order, by the newest round that this agent knows of.
 
-    A leader may be lost when it has written down a round that some of its members, or all, were not told of. Those that
-    went by different rounds might each be the first in their own order, stand, and not look for each other. Nor would
-    those that have no place in that round any more; they come last.
+    A leader may be lost when it has written down a round that some of its members, or all, were not told of. Agents
+    that went by different rounds might each be the first in their own order, campaign, and not look for each other. Nor
+    would those that have no place in that round any more; they come last.
 
     Args:
-        told, told_in: what the last leader said, and in which round; empty and -1 if nobody did.
+        told, told_in: what the last leader said, and in which round; empty and -1 if none did.
         recorded, recorded_in: the same of the last round on record.
     """
     if not recorded or (told and recorded_in <= told_in):
@@ -86,14 +94,14 @@ def newest_order(told: Sequence[_T], told_in: int, recorded: Sequence[_T], recor
     return [*recorded, *(each for each in told if each not in recorded)]
 
 
-def patience(order: Sequence[str], own: str, ended: Collection[str], leaving: Collection[str] = ()) -> float:
-    """How long an agent looks for a new leader, from the moment it knows that the old one is lost, before it stands.
+def campaign_delay(order: Sequence[str], own: str, ended: Collection[str], leaving: Collection[str] = ()) -> float:
+    """Return the seconds for which an agent that knows its leader to be lost looks for another before it campaigns.
 
     Args:
-        order: the members of the last round, the first to stand first; empty if nobody knows.
+        order: the members of the last round, the first to campaign first; empty if it is not known.
         own: this agent.
         ended: agents whose process is known to have ended, or that have left.
-        leaving: agents that are known to go. None of them stands, as it would only have to be followed in its turn;
+        leaving: agents that are known to leave. None of them campaigns, as it would have to be followed in its turn;
             infinite if this agent is one.
     """
     if own in leaving:

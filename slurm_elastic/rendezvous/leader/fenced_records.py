@@ -1,8 +1,6 @@
 """What a leader writes down for good before it tells anybody: its epoch, rounds and the end of the run.
 
-Order matters here. An epoch is claimed, and only then the last round is looked at; a round is written down, and only
-then the newest epoch is looked at. Whatever a leader tells anybody was therefore written down while its epoch was the
-newest, and whoever claims the next one finds it.
+The order in which that is done matters: see :mod:`slurm_elastic.rendezvous.election.term`.
 """
 
 from __future__ import annotations
@@ -96,18 +94,22 @@ class Ledger:
         Raises:
             RecordsError: it cannot be written.
         """
-        return self.take() and self.confirm()
+        if not (self.take() and self.confirm()):
+            return False
+        self.publish_endpoint()
+        return True
 
     def take(self) -> bool:
-        """The first half of :meth:`claim`: no other leader tells anybody now of a round that is not on record yet."""
+        """Take the epoch: no other leader tells anybody now of a round that is not on record yet."""
         return self._records.claim_epoch(self._epoch, {"agent": self._endpoint["agent"]})
 
     def confirm(self) -> bool:
-        """The second half of :meth:`claim`: no round was written since the leader looked."""
-        if self._records.last_round() != self._follows:
-            return False
+        """Whether no round was written since the leader looked; to be asked once it has the epoch."""
+        return self._records.last_round() == self._follows
+
+    def publish_endpoint(self) -> None:
+        """Say where the leader is."""
         self._records.publish_endpoint(self._endpoint)
-        return True
 
     def leads(self) -> bool:
         """Whether the epoch is the newest.
@@ -117,17 +119,12 @@ class Ledger:
         """
         return self._records.newest_epoch() == self._epoch
 
-    def claim_round(self, table: Table) -> bool:
-        """Write a round down; False if this or a newer one may have been published by somebody else: the caller is
-        superseded and tells nobody.
+    def write_round(self, table: Table) -> bool:
+        """Write a round down, between two looks whether this epoch :meth:`leads`; False if another leader has.
 
         Raises:
             RecordsError: it cannot be written.
         """
-        return self.leads() and self.write_round(table) and self.leads()
-
-    def write_round(self, table: Table) -> bool:
-        """The middle of :meth:`claim_round`."""
         record = {
             "epoch": self._epoch,
             "scope": self._scope,

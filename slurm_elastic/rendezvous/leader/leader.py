@@ -1,39 +1,49 @@
-"""The leader: listens to the agents, feeds the membership machine, and does what it decides.
+"""The leader: receives what agents say, feeds the machine of its term, and carries out its actions.
 
-Everything runs in one asyncio loop. Decisions are carried out in order by one task, because writing a round down can
-take as long as the shared file system likes, while signs of life have to be noticed all the time.
+Everything runs in one asyncio loop; what may block, such as the records, in threads.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
-from slurm_elastic.rendezvous import membership
+from slurm_elastic.rendezvous.election import term
+from slurm_elastic.rendezvous.election.term import (
+    AgentsEnded,
+    AgentsGone,
+    AskSlurmAboutAgents,
+    AskSlurmAboutNodes,
+    CheckTerm,
+    ClaimTerm,
+    ConfirmLastRound,
+    NodesDown,
+    ProbeMembers,
+    PublishEndpoint,
+    RecordEnd,
+    RecordsAction,
+    RecordsAnswered,
+    RecordsFailed,
+    ReportBlocking,
+    ReportClaimed,
+    StepDown,
+    Tell,
+    TermAction,
+    TermEvent,
+    Wake,
+    WriteRound,
+)
+from slurm_elastic.rendezvous.leader.absent_agents import agents_ended, known_places
 from slurm_elastic.rendezvous.leader.agent_connections import Peers
 from slurm_elastic.rendezvous.leader.fenced_records import Ledger
 from slurm_elastic.rendezvous.leader.heartbeat_schedule import Beats
-from slurm_elastic.rendezvous.leader.liveness_probes import Enquiries, FencedError
 from slurm_elastic.rendezvous.leader.outgoing_messages import tell
 from slurm_elastic.rendezvous.leave_requests import LeaveRequest, LeaveRequested, who_is_meant
-from slurm_elastic.rendezvous.membership import (
-    Claim,
-    Claimed,
-    Decision,
-    Disconnected,
-    Event,
-    Finish,
-    Heard,
-    Interrupt,
-    Joined,
-    Phase,
-    Publish,
-    Resign,
-    Settings,
-    State,
-    Tick,
-)
+from slurm_elastic.rendezvous.membership import Decision, Disconnected, Heard, Joined, Phase, Settings, State, Tick
+from slurm_elastic.rendezvous.records.api import RecordsError
+from slurm_elastic.rendezvous.run_in_thread import aside
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 from slurm_elastic.rendezvous.transport.listener import Door
 from slurm_elastic.rendezvous.transport.messages import Beat, MessageError, decode_agent_message
@@ -43,6 +53,10 @@ __all__ = ["FencedError", "Leader"]
 
 _BACKLOG, _AT_ONCE = 4096, 16
 """Connections that may wait to be accepted, and that are accepted together."""
+
+
+class FencedError(Exception):
+    """Another agent leads this run with a newer epoch, or this agent does not lead it any more."""
 
 
 class Leader:
@@ -83,14 +97,16 @@ class Leader:
         self._peers = Peers(Beats(settings.heartbeat_limit / 3, settings.tick_interval))
         self.rejected = self._peers.rejected
         self._signs: dict[str, float] = {}
-        self._decisions: asyncio.Queue[tuple[State, Decision]] = asyncio.Queue()
         self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.report: Callable[[ReportClaimed | ReportBlocking], None] = lambda action: None
+        """Told when the epoch is claimed, and when this candidate begins or ends to block others."""
         # Its times begin when it serves.
-        self._state = membership.initial_state(settings, 0.0)
+        self._term = term.initial_term(epoch, settings, 0.0)
 
-    def in_the_way(self) -> bool:
-        """See :func:`~.membership.in_the_way`."""
-        return membership.in_the_way(self._state)
+    @property
+    def _state(self) -> State:
+        return self._term.membership
 
     async def serve(self, listener: socket.socket) -> None:
         """Lead until cancelled, or until this leader has resigned.
@@ -103,11 +119,8 @@ class Leader:
             RecordsError: what has to be written down cannot be.
         """
         self._loop = asyncio.get_running_loop()
-        self._state = membership.initial_state(self._settings, self._loop.time())
-        enquiries = self._enquiries = Enquiries(
-            lambda: self._state, self._found_out, self._ledger, self._places, self._nodes_down, self._agents_gone
-        )
-        enquiries.note(self._state)
+        self._term = term.initial_term(self.epoch, self._settings, self._loop.time())
+        self._ended: asyncio.Future[None] = self._loop.create_future()
         if self._state.claimed:
             self.claimed.set()
         listener.listen(_BACKLOG)
@@ -116,26 +129,21 @@ class Leader:
         try:
             # A leader that has nobody to wait for asks for its epoch at once.
             self._handle(Tick())
-            await _until_first(
-                self._carry_out(),
-                enquiries.look_for_members(),
-                enquiries.look_for_leaders(),
-                _for_ever(enquiries.ask_about_agents()),
-                _for_ever(enquiries.ask_about_nodes()),
-            )
+            await self._ended
         finally:
             door.close()
             listener.close()
             if self._timer is not None:
                 self._timer.cancel()
             self._peers.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def everybody_told(self) -> None:
         """Return when every decision is carried out and every agent has gone."""
-        await self._decisions.join()
-        while len(self._peers):
+        while len(self._peers) or self._term.queue:
             await asyncio.sleep(0.02)
-            await self._decisions.join()
 
     # What the connections report.
 
@@ -182,31 +190,30 @@ class Leader:
 
     # The machine.
 
-    def _handle(self, event: Event) -> None:
-        state, decisions = membership.step(self._state, event, self._loop.time())
-        self._state = state
-        self._enquiries.note(state)
-        for decision in decisions:
-            self._decisions.put_nowait((state, decision))
+    def _handle(self, event: TermEvent) -> None:
+        self._term, actions = term.step(self._term, event, self._loop.time())
+        for action in actions:
+            self._act(action)
         self._schedule()
 
-    def _found_out(self, event: Event) -> None:
+    def _found_out(self, event: TermEvent) -> None:
         # What Slurm or a node says is compared with the newest signs of life.
         self._take_in_signs()
         self._handle(event)
 
     def _schedule(self) -> None:
-        deadline = membership.next_deadline(self._state)
+        deadline = self._term.deadline
         if self._timer is not None:
             if not self._timer.cancelled() and self._timer.when() <= deadline:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(deadline, self._tick)
+        if not self._term.over:
+            self._timer = self._loop.call_at(deadline, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
         self._take_in_signs()
-        self._handle(Tick())
+        self._handle(Wake())
         self._peers.beat(self._loop.time())
 
     def _take_in_signs(self) -> None:
@@ -214,51 +221,75 @@ class Leader:
             signs, self._signs = tuple(self._signs.items()), {}
             self._handle(Heard(signs))
 
-    # Carrying out.
+    # Its actions.
 
-    async def _carry_out(self) -> None:
-        resigned, ended = False, -1
-        while not resigned:
-            state, decision = await self._decisions.get()
-            await self._write_down(state, decision)
-            tell(self._peers, self.epoch, state, decision)
-            # Whoever follows a leader tells each member by itself that its round is over.
-            if not isinstance(decision, Interrupt) or decision.round > ended:
-                self._journal(decision)
-            if isinstance(decision, Interrupt):
-                ended = max(ended, decision.round)
-            self._decisions.task_done()
-            resigned = isinstance(decision, Resign)
-
-    async def _write_down(self, state: State, decision: Decision) -> None:
-        match decision:
-            case Claim():
-                if not await asyncio.to_thread(self._ledger.claim):
-                    raise FencedError(f"somebody else has taken epoch {self.epoch}")
+    def _act(self, action: TermAction) -> None:
+        match action:
+            case Tell(state, decision, note):
+                tell(self._peers, self.epoch, state, decision)
+                if note:
+                    self._journal(decision)
+            case ClaimTerm():
+                self._ask_records(action, self._ledger.take)
+            case ConfirmLastRound():
+                self._ask_records(action, self._ledger.confirm)
+            case PublishEndpoint():
+                self._ask_records(action, self._ledger.publish_endpoint)
+            case CheckTerm():
+                self._ask_records(action, self._ledger.leads)
+            case WriteRound(table):
+                self._ask_records(action, functools.partial(self._ledger.write_round, table))
+            case RecordEnd(finish):
+                self._ask_records(action, functools.partial(self._ledger.finish, finish))
+            case ProbeMembers(agents):
+                self._start(self._probe(agents))
+            case AskSlurmAboutAgents(agents):
+                if self._agents_gone is not None:
+                    self._start(self._ask(functools.partial(self._agents_gone, agents), AgentsGone))
+            case AskSlurmAboutNodes(nodes):
+                if self._nodes_down is not None:
+                    self._start(self._ask(functools.partial(self._nodes_down, nodes), NodesDown))
+            case ReportClaimed():
                 self.claimed.set()
-                self._handle(Claimed())
-            case Publish(table):
-                if not await asyncio.to_thread(self._ledger.claim_round, table):
-                    raise FencedError(f"round {table.round} was published by another leader")
-            case Finish() if state.claimed:
-                if not await asyncio.to_thread(self._ledger.finish, decision):
-                    raise FencedError("somebody else leads with a newer epoch")
-            case _:
-                pass
+                self.report(action)
+            case ReportBlocking():
+                self.report(action)
+            case StepDown(why, failed):
+                self._end((RecordsError if failed else FencedError)(why) if why else None)
 
+    def _ask_records(self, action: RecordsAction, operation: Callable[[], bool | None]) -> None:
+        async def ask() -> None:
+            try:
+                allowed = await asyncio.to_thread(operation)
+            except RecordsError as error:
+                self._handle(RecordsFailed(action, str(error)))
+            else:
+                self._handle(RecordsAnswered(action, allowed is not False))
 
-async def _for_ever(task: Coroutine[None, None, None]) -> None:
-    await task
-    await asyncio.Event().wait()
+        self._start(ask())
 
+    async def _probe(self, agents: Sequence[str]) -> None:
+        self._found_out(AgentsEnded(await agents_ended(known_places(agents, self._places))))
 
-async def _until_first(*coroutines: Coroutine[None, None, None]) -> None:
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def _ask(self, question: Callable[[], frozenset[str]], answer: Callable[[frozenset[str]], TermEvent]) -> None:
+        # Slurm may not answer as long as the network is cut that an agent is missed for.
+        self._found_out(answer(await aside(question)))
+
+    def _start(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(self._until_it_ends(coroutine))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _until_it_ends(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            self._end(error)
+
+    def _end(self, error: Exception | None) -> None:
+        if self._ended.done():
+            return
+        if error is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(error)

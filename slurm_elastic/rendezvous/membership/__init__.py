@@ -4,6 +4,7 @@
 done. Everything that the leader decides is decided here; everything that it does is done elsewhere.
 """
 
+from slurm_elastic.rendezvous.membership._replace import replace
 from slurm_elastic.rendezvous.membership.advance import next_deadline
 from slurm_elastic.rendezvous.membership.agents import Candidate, Status, WorkerFailure
 from slurm_elastic.rendezvous.membership.assignment import Place, Table, build_table
@@ -101,6 +102,7 @@ __all__ = [
     "in_the_way",
     "missing",
     "next_deadline",
+    "replace",
     "seconds_to_stop",
     "step",
     "unaccounted",

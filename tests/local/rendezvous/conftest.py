@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.rendezvous import connect
-from slurm_elastic.rendezvous.election.leader_info import MemberSettings
+from slurm_elastic.rendezvous.election.runner import FollowerConfig
 from slurm_elastic.rendezvous.leader.leader import Leader
 from tests.local.agents import PATIENCE
 from tests.local.rendezvous.parties import Run
@@ -36,7 +36,7 @@ def start_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 def _patient_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents look for their leader as long as it takes, however short the time in which a round has to form."""
     monkeypatch.setattr(
-        connect, "MemberSettings", lambda **settings: MemberSettings(**{**settings, "connect_timeout": PATIENCE})
+        connect, "FollowerConfig", lambda **config: FollowerConfig(**{**config, "connect_timeout": PATIENCE})
     )
 
 

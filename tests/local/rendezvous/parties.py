@@ -12,7 +12,7 @@ import pytest
 
 from slurm_elastic.rendezvous.connect import Seat, connect
 from slurm_elastic.rendezvous.election.policy import default_leader_limit
-from slurm_elastic.rendezvous.leader_events import Word
+from slurm_elastic.rendezvous.leader_events import LeaderEvent
 from slurm_elastic.rendezvous.membership import Decision, Reason, WorkerFailure
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import RunDirRecords
@@ -22,7 +22,7 @@ from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import port_sequence
 from tests.local.agents import PATIENCE, eventually
 
-_Word = TypeVar("_Word", bound=Word)
+_Word = TypeVar("_Word", bound=LeaderEvent)
 
 
 def options(**changes: Any) -> RendezvousOptions:

@@ -152,7 +152,7 @@ class Dying(RunDirRecords):
 
     def claim_epoch(self, number: int, record: Record) -> bool:
         taken = super().claim_epoch(number, record)
-        self.party.link._post(lambda: self.party.link._stopping.set_result(0))
+        self.party.link._call(lambda: self.party.link._stopping.set_result(0))
         self.taken.set()
         return taken
 

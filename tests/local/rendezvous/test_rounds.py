@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.rendezvous.election.term import Wake
 from slurm_elastic.rendezvous.leader.fenced_records import Ledger
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.leader_events import LeaderLost, Unreachable
@@ -247,12 +248,12 @@ def change(party: Party, leader: Leader, **settings: float) -> None:
     """Have the leader, which is this party's, go on with other settings."""
 
     def go_on() -> None:
-        leader._state = dataclasses.replace(
-            leader._state, settings=dataclasses.replace(leader._state.settings, **settings)
-        )
-        leader._schedule()
+        state = leader._state
+        state = dataclasses.replace(state, settings=dataclasses.replace(state.settings, **settings))
+        leader._term = dataclasses.replace(leader._term, membership=state)
+        leader._handle(Wake())
 
-    party.link._post(go_on)
+    party.link._call(go_on)
 
 
 def test_a_leader_that_does_not_know_who_comes_waits_for_all_of_a_job(start_run: StartRun) -> None:

@@ -12,7 +12,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from slurm_elastic.rendezvous.election.leader_info import MemberSettings, Whereabouts
+from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
+from slurm_elastic.rendezvous.election.runner import FollowerConfig
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.leader_events import Unreachable
 from slurm_elastic.rendezvous.membership import Finished, Reason
@@ -125,16 +126,16 @@ def test_records_of_another_run_are_dropped(
     # The other run's agents are sent here: right protocol, right names, another secret.
     port = json.loads(party.seat.run_dir.endpoint("run.0") or b"")["port"]
     misled = Coordination(
-        MemberSettings(
+        FollowerConfig(
             run="run.0",
             secret=other.run_dir.secret(),
             agent="node2/7.0/1",
-            locate=lambda: Whereabouts((("127.0.0.1", port),), published=True),
+            locate=lambda: LeaderLocation((("127.0.0.1", port),), published=True),
             # It has to have heard an answer by then, from a thread that may have to wait for a processor.
             connect_timeout=2.0,
         ),
         socket.create_server(("127.0.0.1", 0)),
-        lambda gone, reason: pytest.fail("it stands up to lead"),
+        lambda campaign: pytest.fail("it campaigns"),
     )
     misled.start()
     misled.join(party.seat.candidate(1))

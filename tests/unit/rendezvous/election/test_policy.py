@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from slurm_elastic.rendezvous.election.policy import FENCE, default_leader_limit, newest_order, patience
+from slurm_elastic.rendezvous.election.policy import FENCE, campaign_delay, default_leader_limit, newest_order
 from slurm_elastic.rendezvous.membership import Settings
 
 ORDER = ("a", "b", "c")
@@ -28,7 +28,7 @@ ORDER = ("a", "b", "c")
 def test_how_long_an_agent_looks_for_another_leader_before_it_stands(
     own: str, ended: tuple[str, ...], seconds: float
 ) -> None:
-    assert patience(ORDER, own, ended) == seconds
+    assert campaign_delay(ORDER, own, ended) == seconds
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def test_how_long_an_agent_looks_for_another_leader_before_it_stands(
     ],
 )
 def test_an_agent_that_goes_leaves_it_to_others_to_lead(own: str, ended: str, leaving: str, seconds: float) -> None:
-    assert patience(ORDER, own, ended, leaving) == seconds
+    assert campaign_delay(ORDER, own, ended, leaving) == seconds
 
 
 def test_nobody_is_waited_for_where_nobody_was() -> None:
-    assert patience((), "x", ()) == 0.0
+    assert campaign_delay((), "x", ()) == 0.0
 
 
 @pytest.mark.parametrize("limit", [1.0, 3.0, 30.0])

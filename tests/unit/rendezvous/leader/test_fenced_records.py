@@ -30,7 +30,8 @@ def test_a_leader_is_found_although_one_that_it_superseded_said_later_where_it_i
     assert late.take()
     assert leader.claim()
     assert late.confirm()
-    assert leader.claim_round(TABLE)
+    late.publish_endpoint()
+    assert leader.write_round(TABLE)
     assert newest_endpoint(records.situation(), "7.0") == place(2)
     assert newest_endpoint(records.situation(), "7.1") == place(1), "rounds of others say nothing"
 
@@ -39,7 +40,7 @@ def test_a_leader_that_follows_is_found_before_its_first_round(records: RunDirRe
     assert newest_endpoint(records.situation(), "7.0") is None
     first = Ledger(records, "7.0", 1, place(1), None)
     assert first.claim()
-    assert first.claim_round(TABLE)
+    assert first.write_round(TABLE)
     assert Ledger(records, "7.0", 2, place(2), 0).claim()
     assert newest_endpoint(records.situation(), "7.0") == place(2)
 

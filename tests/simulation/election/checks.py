@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from slurm_elastic.rendezvous.election.policy import FENCE, default_leader_limit
 from slurm_elastic.rendezvous.membership import Reason, Table
+from slurm_elastic.rendezvous.transport.messages import Placed
 from tests.simulation.violation import Violation
 
 if TYPE_CHECKING:
-    from tests.simulation.succession.leading import Leading
-    from tests.simulation.succession.party import Party
-    from tests.simulation.succession.world import World
+    from tests.simulation.election.agent import Agent
+    from tests.simulation.election.leader import Leader
+    from tests.simulation.election.world import World
 
 __all__ = ["Checks"]
 
@@ -43,119 +44,119 @@ class Checks:
         self._led_since: dict[int, float] = {}
         self._started_at: dict[int, float] = {}
 
-    def after_claim(self, leading: Leading) -> None:
+    def after_claim(self, leader: Leader) -> None:
         """A leader has its epoch, and has looked at the last round."""
-        base = leading.state.base
+        base = leader.state.base
         unknown = [number for number in self.told if base is None or number > base.round]
         if unknown:
-            raise Violation("a new leader knows every round", f"epoch {leading.epoch} follows {base}, not {unknown}")
+            raise Violation("a new leader knows every round", f"epoch {leader.epoch} follows {base}, not {unknown}")
 
-    def after_publish(self, leading: Leading, table: Table) -> None:
+    def after_publish(self, leader: Leader, table: Table) -> None:
         """A leader tells its members of a round."""
         known = self.told.setdefault(table.round, table)
         if known is not table:
             raise Violation("a round is told once", f"round {table.round}: {known} and {table}")
         order = self._world.records.order
         newer = [number for kind, number in order[: order.index(("round", table.round))] if kind == "epoch"]
-        if any(number > leading.epoch for number in newer):
-            raise Violation("a superseded leader publishes nothing", f"round {table.round} of epoch {leading.epoch}")
-        self._led_since.setdefault(leading.epoch, self._world.now)
+        if any(number > leader.epoch for number in newer):
+            raise Violation("a superseded leader publishes nothing", f"round {table.round} of epoch {leader.epoch}")
+        self._led_since.setdefault(leader.epoch, self._world.now)
         self._check_charges(table)
-        self._check_majority(leading, table)
+        self._check_majority(leader, table)
 
     def _check_charges(self, table: Table) -> None:
         """Each failure is charged at most once, and what any member was told of is not forgotten."""
-        known = max(self._world.parties[place.agent].participant.restarts for place in table.places)
+        known = max(self._world.agents[place.agent].restarts for place in table.places)
         if not known <= table.restarts <= self.failures:
             detail = f"round {table.round} counts {table.restarts}, members {known}; {self.failures} failures"
             raise Violation("restarts are one number for the run", detail)
         if table.reason is Reason.WORKER_FAILED and not self.failures:
             raise Violation("what is said of a round is true", f"round {table.round}: no worker has failed")
 
-    def after_take(self, leading: Leading) -> None:
+    def after_take(self, leader: Leader) -> None:
         """An agent has taken an epoch: the leader before was lost, let go, or could not be heard for long enough.
 
         Whoever stood before that leader had told anybody of a round may not have found it.
         """
-        record = self._world.records.epoch(leading.epoch - 1)
-        if record is None or leading.stood_at < self._led_since.get(leading.epoch - 1, math.inf) + LATE:
+        record = self._world.records.epoch(leader.epoch - 1)
+        if record is None or leader.began_at < self._led_since.get(leader.epoch - 1, math.inf) + LATE:
             return
-        last = self._world.parties[str(record["agent"])]
-        well = last.alive and not last.leaving and last.leading is not None and last.leading.epoch == leading.epoch - 1
+        last = self._world.agents[str(record["agent"])]
+        well = last.alive and not last.leaving and last.leader is not None and last.leader.epoch == leader.epoch - 1
         limit = self._world.limit
         enough = default_leader_limit(limit) - limit / 3 - LATE
         if well and self._world.longest_silence() < enough:
-            raise Violation("a leader that is well is not followed", f"epoch {leading.epoch} of {leading.party.name}")
+            raise Violation("a leader that is well is not followed", f"epoch {leader.epoch} of {leader.agent.name}")
 
-    def after_look(self, party: Party) -> None:
+    def after_look(self, agent: Agent) -> None:
         """An agent has looked at its clock."""
-        if party.workers is None:
+        if agent.workers is None:
             return
-        lost = party.heard_at + FENCE * self._world.limit + RESTORE + NAP
-        if party.wire is None:
-            lost = min(lost, party.search.began + RESTORE)
-        if self._world.now > max(lost, party.awake_since + RESTORE) + STOP + 3 * NAP:
-            raise Violation("who hears no leader stops by itself", f"{party.name} has workers of {party.workers}")
+        lost = agent.heard_at + FENCE * self._world.limit + RESTORE + NAP
+        lost = min(lost, agent.unlinked_since + RESTORE)
+        if self._world.now > max(lost, agent.awake_since + RESTORE) + STOP + 3 * NAP:
+            raise Violation("who hears no leader stops by itself", f"{agent.name} has workers of {agent.workers}")
 
-    def _check_majority(self, leading: Leading, table: Table) -> None:
+    def _check_majority(self, leader: Leader, table: Table) -> None:
         """A round holds the greater part of those members of the last one that live and are not about to go."""
         before = self._world.records.round(table.round - 1)
         if before is None:
             return
         members = [str(place["agent"]) for place in before["places"]]
-        parties = self._world.parties
-        living = [name for name in members if parties[name].alive and not parties[name].leaving]
+        agents = self._world.agents
+        living = [name for name in members if agents[name].alive and not agents[name].leaving]
         here = {place.agent for place in table.places}.intersection(members)
         if 2 * len(here) < len(living):
             raise Violation("a majority goes on", f"round {table.round} has {sorted(here)}, {living} live")
         if living and 2 * len(here) == len(living):
-            leader = str(before["leader"])
-            decides = leader if parties[leader].alive and not parties[leader].leaving else living[0]
-            if here.isdisjoint({leader, decides}) and leading.party.name not in (leader, decides):
+            last = str(before["leader"])
+            decides = last if agents[last].alive and not agents[last].leaving else living[0]
+            if here.isdisjoint({last, decides}) and leader.agent.name not in (last, decides):
                 raise Violation("of two halves one goes on", f"round {table.round} has {sorted(here)}, {living} live")
 
-    def after_start(self, party: Party, table: Table) -> None:
+    def after_start(self, agent: Agent, message: Placed) -> None:
         """An agent starts workers; only now a round can become whole."""
-        self._world.tell(party.name, f"starts workers of round {table.round}: {[p.agent for p in table.places]}")
-        if self.told.get(table.round) != table:
-            raise Violation("a table never changes", str(table))
-        rounds = {each.workers for each in self._world.parties.values() if each.workers is not None}
+        table = self.told.get(message.round)
+        if table is None or message.place not in table.places or message.nodes != len(table.places):
+            raise Violation("a table never changes", str(message))
+        self._world.tell(agent.name, f"starts workers of round {table.round}: {[p.agent for p in table.places]}")
+        rounds = {each.workers for each in self._world.agents.values() if each.workers is not None}
         whole = [number for number in sorted(rounds) if self._is_whole(number)]
         if len(whole) > 1:
             raise Violation("one group trains", f"rounds {whole} are whole")
         if table.round not in self._started_at:
             self._started_at[table.round] = self._world.now
-            for each in self._world.parties.values():
+            for each in self._world.agents.values():
                 self._must_end(each, table.round)
         newer = [number for number in self._started_at if number > table.round]
         if newer:
-            self._must_end(party, min(newer))
+            self._must_end(agent, min(newer))
 
-    def _must_end(self, party: Party, follower: int) -> None:
+    def _must_end(self, agent: Agent, follower: int) -> None:
         """Workers of a round before this one, which has started, end within their time."""
-        if party.workers is not None and party.workers < follower:
+        if agent.workers is not None and agent.workers < follower:
             due = max(self._started_at[follower] + BOUND, self._world.now)
-            self._world.at(due, self._check_ended, party, party.workers)
+            self._world.at(due, self._check_ended, agent, agent.workers)
 
-    def _check_ended(self, party: Party, number: int) -> None:
+    def _check_ended(self, agent: Agent, number: int) -> None:
         # Whoever was paused has its time from then on; and what a leader says waits for what it writes down.
-        if party.workers != number or not party.alive or party.paused:
+        if agent.workers != number or not agent.alive or agent.paused:
             return
-        due = max(party.awake_since, self._world.slow_until) + BOUND
+        due = max(agent.awake_since, self._world.slow_until) + BOUND
         if self._world.now < due:
-            self._world.at(due, self._check_ended, party, number)
+            self._world.at(due, self._check_ended, agent, number)
         else:
-            raise Violation("old workers end in time", f"{party.name} has workers of round {number}")
+            raise Violation("old workers end in time", f"{agent.name} has workers of round {number}")
 
-    def after_pause(self, party: Party) -> None:
+    def after_pause(self, agent: Agent) -> None:
         """An agent goes on that was paused."""
-        newer = [number for number in self._started_at if party.workers is not None and number > party.workers]
+        newer = [number for number in self._started_at if agent.workers is not None and number > agent.workers]
         if newer:
-            self._world.at(self._world.now + BOUND, self._check_ended, party, party.workers)
+            self._world.at(self._world.now + BOUND, self._check_ended, agent, agent.workers)
 
     def _is_whole(self, number: int) -> bool:
         """Whether a round can take a step: that takes the workers of all its members."""
-        parties = self._world.parties
+        agents = self._world.agents
         return all(
-            (party := parties[place.agent]).alive and party.workers == number for place in self.told[number].places
+            (agent := agents[place.agent]).alive and agent.workers == number for place in self.told[number].places
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.simulation.succession.party import Party
-    from tests.simulation.succession.world import World
+    from tests.simulation.election.agent import Agent
+    from tests.simulation.election.world import World
 
 __all__ = ["Closed", "Wire"]
 
@@ -21,13 +21,15 @@ class Wire:
     Its ends are named: an agent that leads is a member of its own, with both ends in one process.
 
     Attributes:
+        number: by which the member's machine knows it, once it does.
         lost: whether the member has been told that the leader closed it.
     """
 
-    def __init__(self, world: World, member: Party, leader: Party, epoch: int) -> None:
+    def __init__(self, world: World, member: Agent, leader: Agent, epoch: int) -> None:
         self.world, self.member, self.leader, self.epoch = world, member, leader, epoch
-        self.served_by = leader.leading
+        self.served_by = leader.leader
         self.lost = False
+        self.number = -1
         self._closed = {"up": False, "down": False}
         self._held: dict[str, list[object]] = {"up": [], "down": []}
         self._last = {"up": 0.0, "down": 0.0}

@@ -8,17 +8,16 @@ workers fail by themselves.
 
 from __future__ import annotations
 
-import math
 import os
 import random
 from collections.abc import Callable
 
 import pytest
 
+from tests.simulation.election import faults
+from tests.simulation.election.faults import Fault, Script
+from tests.simulation.election.world import World
 from tests.simulation.schedules import Result, play_all, play_failures, play_leaders, play_script, play_strikes
-from tests.simulation.succession import faults, party, search
-from tests.simulation.succession.faults import Fault, Script
-from tests.simulation.succession.world import World
 
 SCHEDULES = int(os.environ.get("SIMULATION_LEADERS", "65000"))
 LEADER = os.environ.get("SIMULATION_LEADER")
@@ -79,37 +78,3 @@ def test_a_run_that_is_suspended_goes_on_with_the_same_round(seconds: float) -> 
         world.at(7.9, lambda world=world, before=before: before.extend(world.checks.told))
         world.run()
         assert list(world.checks.told) == before, f"seed {seed}"
-
-
-def test_candidates_that_do_not_know_of_each_other_let_the_members_find_each_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # In this schedule each of two agents that a lost leader had given up gets one member of the last round, if whoever
-    # goes by a newer one does not look for them.
-    def newest_alone(told: list[str], told_in: int, recorded: list[str], recorded_in: int) -> list[str]:
-        return recorded if recorded and (recorded_in > told_in or not told) else told
-
-    monkeypatch.setattr(search, "newest_order", newest_alone)
-    story: list[str] = []
-    assert play_script(faults.draw(316052), story) is None
-    assert any("stands down for the members of the last round" in line for line in story)
-
-
-def test_two_that_stand_and_may_not_lead_with_half_of_a_round_find_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    # One of them led that round, comes back when another has been asked to lead, and that other has left. In this
-    # schedule it stands at once when it goes on.
-    monkeypatch.setattr(party, "STOOD_STILL", math.inf)
-    story: list[str] = []
-    assert play_script(faults.strike(faults.script(10000624), 68, "leave"), story) is None
-    assert any("n2/7.0/3" in line and "stands down for n0/7.0/1" in line for line in story)
-
-
-def test_a_leader_is_found_although_one_that_it_superseded_said_later_where_it_is() -> None:
-    assert play_script(faults.strike(faults.script(10000902), 9, "power")) is None
-
-
-def test_who_finds_a_leader_in_the_moment_it_stands_itself_stands_down() -> None:
-    # Its link to that leader breaks at once, and it went by itself, which ended the round for everybody.
-    story: list[str] = []
-    assert play_script(faults.strike(faults.script(20000441), 81, "cut"), story) is None
-    assert any("n2/7.0/3" in line and "stands down for n1/7.0/2" in line for line in story)

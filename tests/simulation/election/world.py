@@ -5,17 +5,22 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from slurm_elastic.rendezvous.membership import Reason
-from tests.simulation.succession.checks import Checks
-from tests.simulation.succession.faults import LEADER, Fault, Script
-from tests.simulation.succession.party import Party
-from tests.simulation.succession.records import Records
-from tests.simulation.succession.wire import Wire
+from slurm_elastic.rendezvous.election.attempts import Answer
+from tests.simulation.election.agent import Agent
+from tests.simulation.election.checks import Checks
+from tests.simulation.election.faults import LEADER, Fault, Script
+from tests.simulation.election.records import Records
+from tests.simulation.election.wire import Wire
 from tests.simulation.violation import Violation
 
 __all__ = ["World"]
+
+Tell = Callable[[Answer | None, Wire | None], None]
+
+CONNECT, HANDSHAKE = 1.0, 3.0
+"""Seconds after which an attempt to connect is given up: without any answer, and half open."""
 
 
 class World:
@@ -33,7 +38,7 @@ class World:
         self.rng = random.Random(f"{script.seed} world")
         self.now, self.limit = 0.0, 3.0
         self.records = Records()
-        self.parties: dict[str, Party] = {}
+        self.agents: dict[str, Agent] = {}
         self.checks = Checks(self)
         self.messages = 0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
@@ -54,11 +59,9 @@ class World:
         late = dict(self._late)
         for index in range(script.agents):
             if index not in late:
-                self._arrive(index, trains=index > 0 or not script.store)
+                self._arrive(index, trains=index > 0 or not script.store, founder=index == 0)
         for index, moment in self._late:
             self.at(moment, self._arrive, index)
-        first = self.parties[self._nodes[0]]
-        first.search.lead(set(), Reason.START)
 
     # What others ask for.
 
@@ -81,7 +84,7 @@ class World:
         slow = max(0.0, self.slow_until - self.now)
         return slow + self.rng.random() * (self._disk if self.rng.random() < 0.95 else 1.0)
 
-    def connected(self, one: Party, other: Party) -> bool:
+    def connected(self, one: Agent, other: Agent) -> bool:
         """Whether the network carries anything between them."""
         return one is other or all((one.name in side) == (other.name in side) for side in self._cut)
 
@@ -90,7 +93,7 @@ class World:
         for wire in self._wires:
             wire.carry_on()
 
-    def before_message(self, leader: Party) -> None:
+    def before_message(self, leader: Agent) -> None:
         """Another message arrives, or something is done with the records: a fault may strike right now."""
         self.messages += 1
         fault = self._struck.pop(self.messages, None)
@@ -109,36 +112,64 @@ class World:
                 longest = max(longest, min(end, self.now) - begin)
         return longest
 
-    def attempt(self, party: Party, name: str, tell: Callable[[str, Wire | None], None]) -> None:
-        """Connect to an agent's chair."""
-        other = self.parties[name]
+    def attempt(self, agent: Agent, name: str, timeout: float | None, tell: Tell) -> None:
+        """Connect to an agent.
+
+        A node that cannot be reached does not answer. A process that is paused, or whose answer is lost, leaves the
+        connection half open: its kernel has accepted it.
+        """
+        other = self.agents[name]
+        answered = False
+
+        def answer(kind: Answer | None, wire: Wire | None) -> None:
+            nonlocal answered
+            if not answered:
+                answered = True
+                tell(kind, wire)
+            elif wire is not None:
+                wire.close_by_member()
+
+        def fail_within(seconds: float) -> None:
+            agent.later(min(seconds, timeout or seconds), lambda: answer(Answer.SILENT, None))
 
         def arrive() -> None:
             self.before_message(other)
-            if (
-                not self.connected(party, other)
-                or (other.alive and other.paused)
-                or (not other.alive and not other.refuses)
-            ):
-                party.later(1.0, lambda: tell("silent", None))
+            if not self.connected(agent, other) or (not other.alive and not other.refuses):
+                fail_within(CONNECT)
             elif not other.alive:
-                party.later(self.delay(), lambda: tell("ended", None))
-            elif other.leading is None:
-                party.later(self.delay(), lambda: tell("idle", None))
+                agent.later(self.delay(), lambda: answer(Answer.ENDED, None))
             else:
-                wire = Wire(self, party, other, other.leading.epoch)
+                if other.paused:
+                    fail_within(HANDSHAKE)
+                other.later(0.0, serve)
+
+        def serve() -> None:
+            leader = other.leader
+            wire = None
+            if leader is not None:
+                wire = Wire(self, agent, other, leader.epoch)
                 self._wires.append(wire)
-                other.leading.accept(wire)
-                party.later(self.delay(), lambda: tell("leads", wire))
+                leader.accept(wire)
+            self.at(self.now + self.delay(), come_back, wire)
+
+        def come_back(wire: Wire | None) -> None:
+            if self.connected(agent, other):
+                agent.later(0.0, lambda: answer(Answer.IDLE if wire is None else None, wire))
+            else:
+                fail_within(HANDSHAKE)
 
         self.at(self.now + self.delay(), arrive)
 
-    def has_ended(self, asker: Party, name: str) -> bool:
-        """Whether it can be known there that an agent has ended: by its node's refusal, or by Slurm's word."""
-        party = self.parties[name]
-        if party.alive:
-            return False
-        return (party.refuses and self.connected(asker, party)) or self.now > self._dead_since[name] + 8.0
+    def probe(self, asker: Agent, names: Sequence[str]) -> tuple[frozenset[str], bool]:
+        """Which of these agents have ended by the word of their nodes, and whether the node of any does not answer."""
+        others = [self.agents[name] for name in names]
+        reached = [other for other in others if self.connected(asker, other)]
+        ended = frozenset(other.name for other in reached if not other.alive and other.refuses)
+        return ended, len(reached) < len(others) or any(not other.alive and not other.refuses for other in reached)
+
+    def slurm_knows(self, name: str) -> bool:
+        """Whether Slurm knows that an agent is gone."""
+        return not self.agents[name].alive and self.now > self._dead_since[name] + 8.0
 
     # What happens.
 
@@ -171,11 +202,11 @@ class World:
         self.now = until
 
     def _unsettled(self) -> str:
-        living = {each.name for each in self.parties.values() if each.alive and each.trains and not each.leaving}
+        living = {each.name for each in self.agents.values() if each.alive and each.trains and not each.leaving}
         if not living:
             self._arrive(0)
             return "nobody is left"
-        rounds = {self.parties[name].workers for name in living}
+        rounds = {self.agents[name].workers for name in living}
         if len(rounds) != 1 or None in rounds:
             return f"rounds {rounds} of {sorted(living)}"
         (number,) = rounds
@@ -183,51 +214,51 @@ class World:
         members = {place.agent for place in self.checks.told[number].places}
         return "" if members == living else f"round {number} has {members}, {living} live"
 
-    def _leader(self) -> Party:
+    def _leader(self) -> Agent:
         """Who has the newest epoch."""
         newest = self.records.newest_epoch()
         record = self.records.epoch(newest) if newest is not None else None
-        return self.parties[str(record["agent"]) if record is not None else self._nodes[0]]
+        return self.agents[str(record["agent"]) if record is not None else self._nodes[0]]
 
-    def _arrive(self, index: int, *, trains: bool = True) -> None:
+    def _arrive(self, index: int, *, trains: bool = True, founder: bool = False) -> None:
         self._incarnation += 1
         name = f"n{index}/7.0/{self._incarnation}"
         self._nodes[index] = name
-        self.parties[name] = Party(self, name, f"n{index}", index, trains=trains)
+        self.agents[name] = Agent(self, name, f"n{index}", index, trains=trains, founder=founder)
         self.tell(name, "*** arrives")
+        self.agents[name].start()
 
-    def _happen(self, fault: Fault, leader: Party | None) -> None:
-        party = leader
-        if party is None:
+    def _happen(self, fault: Fault, leader: Agent | None) -> None:
+        agent = leader
+        if agent is None:
             if fault.agent != LEADER and fault.agent not in self._nodes:
                 return
-            party = self._leader() if fault.agent == LEADER else self.parties[self._nodes[fault.agent]]
-        self.tell(party.name, f"*** {fault}")
+            agent = self._leader() if fault.agent == LEADER else self.agents[self._nodes[fault.agent]]
+        self.tell(agent.name, f"*** {fault}")
         self._busy_until = max(self._busy_until, self.now + fault.seconds)
         if fault.kind in ("pause", "cut", "disk"):
             self._silences.append((self.now, self.now + fault.seconds))
         match fault.kind:
             case "kill" | "power":
-                self._dead_since.setdefault(party.name, self.now)
-                party.end(silent=fault.kind == "power")
-            case "pause" if party.alive and not party.paused:
-                party.pause()
-                self.at(self.now + fault.seconds, self._go_on, party)
-            case "leave" if party.alive:
-                self._dead_since.setdefault(party.name, self.now)
-                party.later(0.0, lambda: party.leave(fault.seconds))
-            case "arrive" if not self.parties[self._nodes[party.position]].alive:
-                self._arrive(party.position, trains=party.trains)
+                self._dead_since.setdefault(agent.name, self.now)
+                agent.end(silent=fault.kind == "power")
+            case "pause" if agent.alive and not agent.paused:
+                agent.pause()
+                self.at(self.now + fault.seconds, self._go_on, agent)
+            case "leave" if agent.alive:
+                self._dead_since.setdefault(agent.name, self.now)
+                agent.later(0.0, lambda: agent.leave(fault.seconds))
+            case "arrive" if not self.agents[self._nodes[agent.position]].alive:
+                self._arrive(agent.position, trains=agent.trains)
             case "cut":
                 side = frozenset(name for index, name in self._nodes.items() if index in fault.side)
                 self._cut = (*self._cut, side)
                 self.at(self.now + fault.seconds, self._heal, side)
-            case "fail" if party.alive:
+            case "fail" if agent.alive:
                 self.checks.failures += 1
-                party.later(0.0, party.fail)
-            case "break" if party.alive and party.wire is not None:
-                wire = party.wire
-                party.later(0.0, lambda: party.drop(wire))
+                agent.later(0.0, agent.fail)
+            case "break" if agent.alive:
+                agent.later(0.0, agent.break_link)
             case "disk":
                 self.slow_until = self.now + fault.seconds
 
@@ -237,11 +268,11 @@ class World:
 
     def _heal_all(self) -> None:
         self._cut = ()
-        for party in [*self.parties.values()]:
-            if party.paused:
-                party.go_on()
+        for agent in [*self.agents.values()]:
+            if agent.paused:
+                agent.go_on()
         self.carry_on()
 
-    def _go_on(self, party: Party) -> None:
-        if party.paused:
-            party.go_on()
+    def _go_on(self, agent: Agent) -> None:
+        if agent.paused:
+            agent.go_on()

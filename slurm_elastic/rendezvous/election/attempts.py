@@ -1,0 +1,116 @@
+"""Connection attempts to the endpoints where a leader may be; a dead node delays no other endpoint. Pure."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from slurm_elastic.rendezvous.transport.connect import Endpoint
+
+__all__ = ["Answer", "Attempts", "answered", "begin", "due"]
+
+_SOON, _LATER = 0.03, 0.5
+"""Seconds from the start of an attempt to the start of the next one at that endpoint: the pause doubles from the first
+to the second where no agent answers, and stays the first where an agent lives that does not lead."""
+
+
+class Answer(enum.Enum):
+    """What a failed attempt says about the other side."""
+
+    ENDED = "nobody listens"
+    """Its kernel refuses the connection: the process that listened there has ended."""
+    IDLE = "leads nobody"
+    """An agent listens there, and closes the connection."""
+    TWIN = "leads by another directory"
+    """An agent there says that it leads this run, and has another secret."""
+    VERSION = "another version"
+    """An agent of this run, which speaks another protocol."""
+    SILENT = "no answer"
+    """Or an answer that proves nothing."""
+
+
+class Tried(NamedTuple):
+    """The attempts at one endpoint.
+
+    Attributes:
+        number: of the one that is under way, None if none is.
+        began: when the newest one started.
+        again_at: when the next one may start.
+        pause: seconds between those two.
+        answer: what the last that failed said.
+    """
+
+    number: int | None = None
+    began: float = -math.inf
+    again_at: float = -math.inf
+    pause: float = _SOON / 2
+    answer: Answer | None = None
+
+
+_NEVER = Tried()
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """The attempts of one search.
+
+    Attributes:
+        tried: by endpoint.
+        problem: one line about the last attempt that failed.
+    """
+
+    tried: Mapping[Endpoint, Tried] = field(default_factory=dict)
+    problem: str = "nobody listens"
+
+    def endpoint(self, number: int) -> Endpoint | None:
+        """The endpoint that this attempt is made at, None if it is none of these."""
+        return next((endpoint for endpoint, tried in self.tried.items() if tried.number == number), None)
+
+    def pending(self) -> tuple[int, ...]:
+        """Numbers of the attempts that are under way."""
+        return tuple(tried.number for tried in self.tried.values() if tried.number is not None)
+
+    def with_answer(self, *answers: Answer) -> frozenset[Endpoint]:
+        """The endpoints whose newest answer is one of these."""
+        return frozenset(endpoint for endpoint, tried in self.tried.items() if tried.answer in answers)
+
+    def has_ended(self, endpoint: Endpoint) -> bool:
+        """Whether the process that listened there has ended."""
+        return self.tried.get(endpoint, _NEVER).answer is Answer.ENDED
+
+
+def due(attempts: Attempts, endpoints: Iterable[Endpoint], now: float) -> tuple[list[Endpoint], float]:
+    """Those of the endpoints where another attempt starts now, and when the next one starts at another of them."""
+    starting, next_at = [], math.inf
+    for endpoint in endpoints:
+        number, _, again_at, _, _ = attempts.tried.get(endpoint, _NEVER)
+        if number is None and now >= again_at:
+            starting.append(endpoint)
+        elif number is None and again_at < next_at:
+            next_at = again_at
+    return starting, next_at
+
+
+def begin(attempts: Attempts, endpoint: Endpoint, number: int, now: float) -> Attempts:
+    """Note that an attempt has started."""
+    tried = attempts.tried.get(endpoint, _NEVER)._replace(number=number, began=now)
+    return Attempts({**attempts.tried, endpoint: tried}, attempts.problem)
+
+
+def answered(attempts: Attempts, endpoint: Endpoint, answer: Answer, problem: str, busy: float = 0.0) -> Attempts:
+    """Note that the attempt at an endpoint has failed.
+
+    Args:
+        attempts: so far.
+        endpoint: where it was made.
+        answer: what that says about the other side.
+        problem: one line about it.
+        busy: seconds after which the other side has asked to try again.
+    """
+    _, began, _, pause, _ = attempts.tried[endpoint]
+    pause = _SOON if answer is Answer.IDLE else min(2 * pause, _LATER)
+    tried = Tried(None, began, began + max(pause, busy), pause, answer)
+    return Attempts({**attempts.tried, endpoint: tried}, problem)

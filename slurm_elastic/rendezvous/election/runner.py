@@ -1,0 +1,308 @@
+"""Carries out the actions of the election machine, in an asyncio loop, and feeds it what comes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import dataclass
+
+from slurm_elastic.errors import SlurmElasticError
+from slurm_elastic.rendezvous.election import machine
+from slurm_elastic.rendezvous.election.attempts import Answer
+from slurm_elastic.rendezvous.election.campaign import CampaignConfig, CampaignRecords
+from slurm_elastic.rendezvous.election.leader_host import LeaderHost
+from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
+from slurm_elastic.rendezvous.election.machine import (
+    Action,
+    AnswerProbe,
+    CampaignFailed,
+    CampaignRecordsSeen,
+    CancelConnect,
+    CloseLink,
+    Connect,
+    Deliver,
+    ElectionConfig,
+    Event,
+    Lead,
+    LinkClosed,
+    LinkFailed,
+    LinkOpened,
+    LocationSeen,
+    LookForCampaign,
+    LookForLeader,
+    Received,
+    Send,
+    Stop,
+    StopLeading,
+    StopWorkers,
+    Tick,
+    Warn,
+)
+from slurm_elastic.rendezvous.election.policy import Successor
+from slurm_elastic.rendezvous.leader_events import LeaderEvent
+from slurm_elastic.rendezvous.membership import Ponged, Slowest
+from slurm_elastic.rendezvous.run_in_thread import aside
+from slurm_elastic.rendezvous.transport.client_connection import ClosedError, Link, open_link
+from slurm_elastic.rendezvous.transport.connect import Endpoint
+from slurm_elastic.rendezvous.transport.messages import LeaderMessage
+from slurm_elastic.rendezvous.transport.session import (
+    ForeignError,
+    Role,
+    Session,
+    SessionError,
+    TwinError,
+    VersionError,
+)
+
+__all__ = ["FollowerConfig", "Runner"]
+
+_LOOPBACK = "127.0.0.1"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerConfig:
+    """How an agent finds and follows the leader. Times in seconds.
+
+    Attributes:
+        run: run id and incarnation.
+        secret: the run's secret.
+        agent: this agent.
+        locate: returns where the leader may be; may block, and is called again and again while none is found.
+        addresses: the addresses by which other agents know this one.
+        can_hold, coming, connect_timeout, heartbeat_limit, leader_limit, campaign: see
+            :class:`~slurm_elastic.rendezvous.election.machine.ElectionConfig`.
+        read_campaign: returns what the records show to a candidate; may block.
+    """
+
+    run: str
+    secret: bytes
+    agent: str
+    locate: Callable[[], LeaderLocation]
+    addresses: Collection[str] = ()
+    can_hold: bool = False
+    coming: bool = False
+    connect_timeout: float = 600.0
+    heartbeat_limit: float = 3.0
+    leader_limit: float = 4.25
+    campaign: CampaignConfig | None = None
+    read_campaign: Callable[[], CampaignRecords] | None = None
+
+
+class Runner:
+    """One agent's part in the election. All methods are called in the loop's thread unless they say otherwise.
+
+    Args:
+        config: of the agent.
+        deliver: called with each event that the agent has to know of.
+        slowest: returns how far the workers here are, when the leader asks.
+        host: where the agent leads; None for one that never does.
+    """
+
+    def __init__(
+        self,
+        config: FollowerConfig,
+        deliver: Callable[[LeaderEvent], None],
+        slowest: Callable[[], Slowest | None] = lambda: None,
+        host: LeaderHost | None = None,
+    ) -> None:
+        self._config, self._deliver, self._slowest, self._host = config, deliver, slowest, host
+        self._loop = asyncio.get_running_loop()
+        endpoints: tuple[Endpoint, ...] = ()
+        if host is not None:
+            # The loopback works whatever the network does.
+            endpoints = tuple((address, host.port) for address in dict.fromkeys((_LOOPBACK, *config.addresses)))
+        election = ElectionConfig(
+            agent=config.agent,
+            endpoints=endpoints,
+            can_hold=config.can_hold,
+            coming=config.coming,
+            connect_timeout=config.connect_timeout,
+            heartbeat_limit=config.heartbeat_limit,
+            leader_limit=config.leader_limit,
+            campaign=config.campaign if host is not None else None,
+        )
+        founder = host is not None and host.founds
+        self._election = machine.initial_election(election, self._loop.time(), founder=founder)
+        self._events: deque[Event] = deque()
+        self._busy = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._links: dict[int, Link] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._endpoint: Endpoint | None = None
+        self._over: asyncio.Future[None] = self._loop.create_future()
+
+    async def open(self) -> None:
+        """Accept connections of agents, or turn them away as long as no leader runs here."""
+        if self._host is not None:
+            await self._host.open(self.handle)
+
+    async def run(self) -> None:
+        """Search for the leader and follow it, or lead, until the run has ended or :meth:`close` was called."""
+        self.handle(Tick())
+        await self._over
+
+    def leader_address(self) -> str:
+        """Address or name at which the leader was found last, empty before; from any thread."""
+        endpoint = self._endpoint
+        return endpoint[0] if endpoint is not None else ""
+
+    def members_told(self) -> tuple[Successor, ...]:
+        """Members of the round of the last assignment here, as far as this agent was told; from any thread.
+
+        Its leader is among them, and the first of those that may follow it; all of a small round.
+        """
+        known = self._election.known
+        leader = (Successor(known.leader, *known.endpoint),) if known.endpoint is not None else ()
+        return (*leader, *known.successors)
+
+    async def close(self, timeout: float) -> None:
+        """Send out what was said, within `timeout` seconds, then end the link."""
+        self.handle(Stop())
+        for task in [*self._tasks.values()]:
+            task.cancel()
+        link = self._election.link
+        if link is not None and link.number in self._links:
+            await self._links[link.number].finish(timeout)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def handle(self, event: Event) -> None:
+        """Let the machine process an event, and carry out its actions."""
+        self._events.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._events:
+                self._election, actions = machine.step(self._election, self._events.popleft(), self._loop.time())
+                for action in actions:
+                    self._act(action)
+        except Exception as error:
+            if self._over.done():
+                raise
+            self._over.set_exception(error)
+        finally:
+            self._busy = False
+        link = self._election.link
+        if link is not None:
+            self._endpoint = link.endpoint
+        if self._election.over and not self._over.done():
+            self._over.set_result(None)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        deadline = self._election.deadline
+        if self._timer is not None:
+            if not self._timer.cancelled() and self._timer.when() <= deadline:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if deadline != math.inf:
+            self._timer = self._loop.call_at(deadline, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        if self._loop.time() >= self._election.deadline:
+            self.handle(Tick())
+        else:
+            self._schedule()
+
+    # Actions.
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Send(number, message):
+                if number in self._links:
+                    self._links[number].send(message)
+            case AnswerProbe(number, probe):
+                if number in self._links:
+                    self._links[number].send(Ponged(self._config.agent, probe, self._slowest()))
+            case Connect(number, endpoint, timeout):
+                self._start(number, self._connect(number, endpoint, timeout))
+            case CancelConnect(number):
+                if number in self._tasks:
+                    self._tasks.pop(number).cancel()
+            case CloseLink(number):
+                if number in self._links:
+                    self._links.pop(number).abort()
+            case LookForLeader(number):
+                self._start(number, self._look_for_leader(number))
+            case LookForCampaign(number):
+                self._start(number, self._look_for_campaign(number))
+            case Lead(number, campaign):
+                assert self._host is not None
+                self._host.lead(number, campaign)
+            case StopLeading():
+                assert self._host is not None
+                self._host.stop_leading()
+            case Deliver(event) | StopWorkers(event):
+                self._deliver(event)
+            case Warn(line):
+                logger.warning("%s", line)
+
+    def _start(self, number: int, work: Coroutine[None, None, None]) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            if self._tasks.get(number) is task:
+                del self._tasks[number]
+            if not task.cancelled() and (error := task.exception()) is not None and not self._over.done():
+                self._over.set_exception(error)
+
+        task = self._tasks[number] = self._loop.create_task(work)
+        task.add_done_callback(ended)
+
+    async def _connect(self, number: int, endpoint: Endpoint, timeout: float | None) -> None:
+        config = self._config
+        session = Session(Role.AGENT, config.secret, config.run, agent=config.agent)
+
+        def heard(_: Link, message: LeaderMessage) -> None:
+            self.handle(Received(number, message))
+
+        try:
+            # What leads in an earlier term counts no more; the machine knows which.
+            link = await asyncio.wait_for(open_link(endpoint, session, heard, epoch=0), timeout)
+        except (OSError, SessionError, asyncio.TimeoutError) as error:
+            self.handle(_failed(number, endpoint, error))
+            return
+        self._links[number] = link
+        self.handle(LinkOpened(number, link.endpoint, link.epoch))
+        link.closed.add_done_callback(lambda _: self._closed(number))
+
+    def _closed(self, number: int) -> None:
+        if self._links.pop(number, None) is not None:
+            self.handle(LinkClosed(number))
+
+    async def _look_for_leader(self, number: int) -> None:
+        self.handle(LocationSeen(number, await aside(self._config.locate)))
+
+    async def _look_for_campaign(self, number: int) -> None:
+        read = self._config.read_campaign
+        assert read is not None
+        try:
+            seen = await aside(read)
+        except (SlurmElasticError, LookupError, ValueError, TypeError) as error:
+            self.handle(CampaignFailed(number, str(error)))
+        else:
+            self.handle(CampaignRecordsSeen(number, seen))
+
+
+def _failed(number: int, endpoint: Endpoint, error: Exception) -> LinkFailed:
+    """What it says about the other side that an attempt to connect failed like this."""
+    where = f"{endpoint[0]}:{endpoint[1]}"
+    match error:
+        case VersionError():
+            return LinkFailed(number, Answer.VERSION, str(error))
+        case ConnectionRefusedError():
+            return LinkFailed(number, Answer.ENDED, "nobody listens")
+        case ClosedError():
+            return LinkFailed(number, Answer.IDLE, f"{where} is {error}")
+        case TwinError():
+            return LinkFailed(number, Answer.TWIN, f"{where} is {error}")
+        case ForeignError():
+            return LinkFailed(number, Answer.SILENT, f"{where} is {error}")
+        case _:
+            return LinkFailed(number, Answer.SILENT, f"{where}: {error or 'no answer'}")

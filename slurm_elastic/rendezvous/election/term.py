@@ -1,0 +1,518 @@
+"""A leader's term: what it asks, writes down and tells, in which order. A pure state machine around the membership's.
+
+An epoch (the number of a term) is claimed, and only then the last round is looked at; a round is written down, and only
+then the newest epoch is looked at. Whatever a leader tells an agent was therefore written down while its term was the
+newest, and the agent that claims the next one finds it.
+
+Decisions of the membership machine are carried out one after the other, since writing a round down can take as long as
+the shared file system likes, while signs of life have to be noticed all the time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_elastic.rendezvous import membership
+from slurm_elastic.rendezvous.membership import (
+    Claim,
+    Claimed,
+    Decision,
+    Finish,
+    Gone,
+    Interrupt,
+    NodesSeen,
+    Phase,
+    Publish,
+    Resign,
+    Settings,
+    State,
+    Table,
+    replace,
+)
+
+__all__ = [
+    "AgentsEnded",
+    "AgentsGone",
+    "AskSlurmAboutAgents",
+    "AskSlurmAboutNodes",
+    "CheckTerm",
+    "ClaimTerm",
+    "ConfirmLastRound",
+    "NodesDown",
+    "ProbeMembers",
+    "PublishEndpoint",
+    "RecordEnd",
+    "RecordsAction",
+    "RecordsAnswered",
+    "RecordsFailed",
+    "ReportBlocking",
+    "ReportClaimed",
+    "StepDown",
+    "Tell",
+    "Term",
+    "TermAction",
+    "TermEvent",
+    "Wake",
+    "WriteRound",
+    "initial_term",
+    "step",
+]
+
+PROBE_AGAIN = 0.2
+"""Seconds between two probes of members that are missing."""
+ASK_SLURM_FIRST, ASK_SLURM_AGAIN = 0.2, 5.2
+"""Seconds until Slurm is asked about missing members: by then those are out whose node says that they have ended."""
+ASK_NODES_FIRST, ASK_NODES_AGAIN = 1.0, 5.0
+"""The same for nodes of the allocation that are missing."""
+CHECK_TERM = 1.0
+"""Seconds between two looks at the newest term while a round is formed."""
+
+
+# Actions. Those of the records are answered by RecordsAnswered or RecordsFailed.
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimTerm:
+    """Take the term; allowed unless another agent has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmLastRound:
+    """Look at the last round; allowed if it is the one that this term follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishEndpoint:
+    """Write down where the leader is."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckTerm:
+    """Look at the newest term; allowed if it is this one.
+
+    Attributes:
+        watching: whether it is a look beside whatever is written down.
+    """
+
+    watching: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRound:
+    """Write a round down; allowed unless another leader has written one of that number."""
+
+    table: Table
+
+
+@dataclass(frozen=True, slots=True)
+class RecordEnd:
+    """Write down that the run has ended; allowed if this term is the newest."""
+
+    finish: Finish
+
+
+RecordsAction = ClaimTerm | ConfirmLastRound | PublishEndpoint | CheckTerm | WriteRound | RecordEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Tell the agents that a decision concerns.
+
+    Attributes:
+        state: of the membership after the decision.
+        decision: written down already, where that has to be.
+        note: whether the decision is news for the log of the run.
+    """
+
+    state: State
+    decision: Decision
+    note: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeMembers:
+    """Ask the nodes of these members whether they have ended. Answered by AgentsEnded."""
+
+    agents: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AskSlurmAboutAgents:
+    """Ask Slurm which of these members are gone. Answered by AgentsGone."""
+
+    agents: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AskSlurmAboutNodes:
+    """Ask Slurm which of these nodes are down. Answered by NodesDown."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportClaimed:
+    """The term is claimed, confirmed and published: this agent leads."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportBlocking:
+    """This candidate keeps members of the last round from each other, or does so no more."""
+
+    blocks: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepDown:
+    """Lead no more.
+
+    Attributes:
+        why: one line; empty after a resignation.
+        failed: whether a person has to mend something.
+    """
+
+    why: str = ""
+    failed: bool = False
+
+
+TermAction = (
+    RecordsAction
+    | Tell
+    | ProbeMembers
+    | AskSlurmAboutAgents
+    | AskSlurmAboutNodes
+    | ReportClaimed
+    | ReportBlocking
+    | StepDown
+)
+
+
+# Events, beside those of the membership.
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """The moment that :attr:`Term.deadline` names has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsAnswered:
+    """An action on the records is through, and was allowed or not."""
+
+    action: RecordsAction
+    allowed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsFailed:
+    """The records did not answer, or cannot be used: nothing is known of what a write did."""
+
+    action: RecordsAction
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentsEnded:
+    """The nodes say that these processes have ended."""
+
+    agents: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentsGone:
+    """Slurm says that these agents are gone."""
+
+    agents: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class NodesDown:
+    """Slurm says that these nodes are down."""
+
+    nodes: frozenset[str]
+
+
+TermEvent = membership.Event | Wake | RecordsAnswered | RecordsFailed | AgentsEnded | AgentsGone | NodesDown
+
+
+@dataclass(frozen=True)
+class Term:
+    """One leader's term. Times are the leader's monotonic time.
+
+    Attributes:
+        number: of the term.
+        membership: state of the membership machine.
+        deadline: when the machine has to see a Wake at the latest.
+        tick_at: when the membership machine has to see a Tick.
+        queue: decisions that are not carried out yet, each with the state after it.
+        writing: what is still to be done with the records for the first of these; its first action is under way.
+        missing: members of the last round whose fate matters now.
+        probe_at, ask_agents_at, ask_nodes_at, check_at: when to find out more; infinite while that is not wanted, or
+            under way.
+        blocks: whether this candidate was last reported to block others.
+        interrupted: the last round that the log of the run has been told to be over.
+        over: whether it leads no more.
+    """
+
+    number: int
+    membership: State
+    deadline: float = -math.inf
+    tick_at: float = -math.inf
+    queue: tuple[tuple[State, Decision], ...] = ()
+    writing: tuple[RecordsAction, ...] = ()
+    missing: tuple[str, ...] = ()
+    probe_at: float = math.inf
+    ask_agents_at: float = math.inf
+    ask_nodes_at: float = math.inf
+    check_at: float = math.inf
+    asking: frozenset[type] = frozenset()
+    blocks: bool = False
+    interrupted: int = -1
+    over: bool = False
+
+
+def initial_term(number: int, settings: Settings, now: float) -> Term:
+    """Return the state of a leader that has just begun to serve; it acts with its first event."""
+    return Term(number, membership.initial_state(settings, now))
+
+
+def step(term: Term, event: TermEvent, now: float) -> tuple[Term, tuple[TermAction, ...]]:
+    """Process one event.
+
+    Args:
+        term: as the last step left it.
+        event: what happened.
+        now: the leader's monotonic time.
+
+    Returns:
+        The next state, and what has to be done, in order.
+    """
+    if term.over:
+        return term, ()
+    turn = _Step(term, now)
+    handler = _HANDLERS.get(type(event))
+    if handler is None:
+        turn.happened(event)  # type: ignore[arg-type]
+    else:
+        handler(turn, event)
+    turn.find_out()
+    return turn.finish(), tuple(turn.actions)
+
+
+class _Step:
+    """One step under way."""
+
+    def __init__(self, term: Term, now: float) -> None:
+        # A copy of its own, which changes in place until the step is over.
+        self.term, self.now = replace(term), now
+        self.was_forming = term.membership.phase is Phase.FORMING
+        self.state = term.membership
+        self.queue = term.queue
+        self.writing = term.writing
+        self.actions: list[TermAction] = []
+
+    def finish(self) -> Term:
+        term = self.term
+        if self.state is not term.membership:
+            self.change(membership=self.state, tick_at=membership.next_deadline(self.state))
+        self.change(
+            queue=self.queue,
+            writing=self.writing,
+            deadline=min(term.tick_at, term.probe_at, term.ask_agents_at, term.ask_nodes_at, term.check_at),
+        )
+        return term
+
+    def change(self, **changes: Any) -> None:
+        self.term.__dict__.update(changes)
+
+    # The membership.
+
+    def happened(self, event: membership.Event) -> None:
+        self.state, decisions = membership.step(self.state, event, self.now)
+        if decisions:
+            self.queue += tuple((self.state, decision) for decision in decisions)
+            self._carry_out()
+
+    def wake(self, event: Wake) -> None:
+        if self.now >= self.term.tick_at:
+            self.happened(membership.Tick())
+
+    # Decisions, one after the other.
+
+    def _carry_out(self) -> None:
+        while self.queue and not self.writing and not self.term.over:
+            state, decision = self.queue[0]
+            self.writing = _to_be_written(state, decision)
+            if self.writing:
+                self.actions.append(self.writing[0])
+            else:
+                self._carried_out()
+
+    def _carried_out(self) -> None:
+        state, decision = self.queue[0]
+        self.queue = self.queue[1:]
+        note = True
+        if isinstance(decision, Interrupt):
+            # A leader that follows another tells each member by itself that its round is over.
+            note = decision.round > self.term.interrupted
+            self.change(interrupted=max(self.term.interrupted, decision.round))
+        self.actions.append(Tell(state, decision, note))
+        if isinstance(decision, Resign):
+            self._step_down(StepDown())
+
+    def _step_down(self, action: StepDown) -> None:
+        self.change(over=True)
+        self.actions.append(action)
+
+    def answered(self, event: RecordsAnswered) -> None:
+        action = event.action
+        if isinstance(action, CheckTerm) and action.watching:
+            self.change(check_at=math.inf)
+            self._answered(CheckTerm)
+        elif not self.writing or action is not self.writing[0]:
+            return
+        if not event.allowed:
+            self._step_down(StepDown(self._refused(action)))
+        elif not (isinstance(action, CheckTerm) and action.watching):
+            self.writing = self.writing[1:]
+            if self.writing:
+                self.actions.append(self.writing[0])
+                return
+            if isinstance(self.queue[0][1], Claim):
+                self.actions.append(ReportClaimed())
+                self.state, decisions = membership.step(self.state, Claimed(), self.now)
+                self.queue += tuple((self.state, decision) for decision in decisions)
+            self._carried_out()
+            self._carry_out()
+
+    def _refused(self, action: RecordsAction) -> str:
+        match action:
+            case ClaimTerm() | ConfirmLastRound():
+                return f"somebody else has taken epoch {self.term.number}"
+            case WriteRound(table):
+                return f"round {table.round} was published by another leader"
+            case _:
+                return "somebody else leads with a newer epoch"
+
+    def failed(self, event: RecordsFailed) -> None:
+        self._step_down(StepDown(event.why, failed=True))
+
+    # What the leader finds out by itself while a round is formed; an undisturbed leader asks nothing.
+
+    def find_out(self) -> None:
+        if self.term.over:
+            return
+        state = self.state
+        forming = state.phase is Phase.FORMING
+        if not forming and not self.was_forming:
+            return
+        missing = membership.missing(state)
+        self.change(missing=missing)
+        self._ask("probe_at", ProbeMembers, 0.0, missing)
+        self._ask("ask_agents_at", AskSlurmAboutAgents, ASK_SLURM_FIRST, missing)
+        self._ask("ask_nodes_at", AskSlurmAboutNodes, ASK_NODES_FIRST, state.settings.expected_nodes if forming else ())
+        self._check_term(forming)
+        if not state.claimed or self.term.blocks:
+            blocks = membership.in_the_way(state)
+            if blocks != self.term.blocks:
+                self.change(blocks=blocks)
+                self.actions.append(ReportBlocking(blocks))
+
+    def _check_term(self, forming: bool) -> None:
+        if CheckTerm in self.term.asking:
+            return
+        at = self.term.check_at
+        if not forming:
+            self.change(check_at=math.inf)
+        elif self.now < at < math.inf:
+            return
+        elif at != math.inf and self.state.claimed:
+            self.change(check_at=math.inf)
+            self._asked(CheckTerm)
+            self.actions.append(CheckTerm(watching=True))
+        else:
+            self.change(check_at=self.now + CHECK_TERM)
+
+    def _ask(self, moment: str, kind: Callable[[tuple[str, ...]], Any], first: float, about: tuple[str, ...]) -> None:
+        """Ask about these now, or later, or never."""
+        if kind in self.term.asking:
+            return
+        at: float = getattr(self.term, moment)
+        if not about:
+            if at != math.inf:
+                self.change(**{moment: math.inf})
+            return
+        if at == math.inf:
+            at = self.now + first
+        if self.now < at:
+            self.change(**{moment: at})
+            return
+        if kind is AskSlurmAboutNodes:
+            # Looked up only now: there are thousands, and this is asked after every event.
+            about = _missing_nodes(self.state)
+            if not about:
+                self.change(**{moment: self.now + ASK_NODES_FIRST})
+                return
+        self.change(**{moment: math.inf})
+        self._asked(kind)
+        self.actions.append(kind(about))
+
+    def _asked(self, kind: Any) -> None:
+        self.change(asking=self.term.asking | {kind})
+
+    def _answered(self, kind: type) -> None:
+        self.change(asking=self.term.asking - {kind})
+
+    def agents_ended(self, event: AgentsEnded) -> None:
+        self._answered(ProbeMembers)
+        self.change(probe_at=self.now + PROBE_AGAIN)
+        if event.agents:
+            self.happened(Gone(event.agents))
+
+    def agents_gone(self, event: AgentsGone) -> None:
+        self._answered(AskSlurmAboutAgents)
+        self.change(ask_agents_at=self.now + ASK_SLURM_AGAIN)
+        # An agent that has come meanwhile is not gone, whatever Slurm says.
+        gone = event.agents.intersection(membership.missing(self.state))
+        if gone:
+            self.happened(Gone(gone))
+
+    def nodes_down(self, event: NodesDown) -> None:
+        self._answered(AskSlurmAboutNodes)
+        self.change(ask_nodes_at=self.now + ASK_NODES_AGAIN)
+        if event.nodes:
+            self.happened(NodesSeen(event.nodes))
+
+
+_HANDLERS: dict[type, Callable[[_Step, Any], None]] = {
+    Wake: _Step.wake,
+    RecordsAnswered: _Step.answered,
+    RecordsFailed: _Step.failed,
+    AgentsEnded: _Step.agents_ended,
+    AgentsGone: _Step.agents_gone,
+    NodesDown: _Step.nodes_down,
+}
+
+
+def _to_be_written(state: State, decision: Decision) -> tuple[RecordsAction, ...]:
+    """What has to be done with the records before a decision is told to any agent."""
+    match decision:
+        case Claim():
+            # First no other leader tells an agent of a round that is not on record yet; then no round was written since
+            # this candidate looked.
+            return (ClaimTerm(), ConfirmLastRound(), PublishEndpoint())
+        case Publish(table):
+            return (CheckTerm(), WriteRound(table), CheckTerm())
+        case Finish() if state.claimed:
+            return (RecordEnd(decision),)
+        case _:
+            return ()
+
+
+def _missing_nodes(state: State) -> tuple[str, ...]:
+    """The nodes of the allocation that no agent has come from."""
+    present = {agent.candidate.node for agent in state.agents.values()}
+    return tuple(node for node in state.settings.expected_nodes if node not in present and node not in state.gone_nodes)

@@ -1,0 +1,382 @@
+"""An agent in virtual time: its process and its workers around the product's election machine."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from slurm_elastic.rendezvous import membership
+from slurm_elastic.rendezvous.election import machine
+from slurm_elastic.rendezvous.election.attempts import Answer
+from slurm_elastic.rendezvous.election.campaign import CampaignConfig, CampaignRecords, locate, plan
+from slurm_elastic.rendezvous.election.machine import (
+    Action,
+    AnnounceLeave,
+    AnswerProbe,
+    CampaignRecordsSeen,
+    CancelConnect,
+    CloseLink,
+    Connect,
+    Deliver,
+    Depart,
+    ElectionConfig,
+    Event,
+    Join,
+    Lead,
+    LinkClosed,
+    LinkFailed,
+    LinkOpened,
+    LocationSeen,
+    LookForCampaign,
+    LookForLeader,
+    Received,
+    ReportFailure,
+    Role,
+    Send,
+    StopLeading,
+    StopWorkers,
+    Tick,
+    Warn,
+)
+from slurm_elastic.rendezvous.election.policy import LeaderLoss, default_leader_limit
+from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
+from slurm_elastic.rendezvous.membership import Candidate, LeaveReason, OnTie, Ponged, Reason, Settings, WorkerFailure
+from slurm_elastic.rendezvous.transport.connect import Endpoint
+from slurm_elastic.rendezvous.transport.messages import Interrupted, LeaderMessage, Placed
+from tests.simulation.election.checks import NAP, STOP
+from tests.simulation.election.leader import Leader
+from tests.simulation.election.wire import Closed, Wire
+
+if TYPE_CHECKING:
+    from tests.simulation.election.world import World
+
+__all__ = ["SCOPE", "Agent"]
+
+SCOPE = "run.0"
+GRACE = 30.0
+"""Seconds in which a leader without workers hands over; then it is killed."""
+STOOD_STILL = 2 / 3
+"""Of the heartbeat limit: an agent that goes on after so much silence gives the leader time; see the machine."""
+
+
+class Agent:
+    """One agent.
+
+    Attributes:
+        position: of its node.
+        trains: whether it ever has workers; one that does not only leads.
+        on_tie: whether it leads on with half of a round; agents may have been told different things.
+        alive: whether its process exists.
+        refuses: once it does not: whether its node tells others so.
+        paused: whether the process does nothing for a while.
+        awake_since: when its last pause ended.
+        leaving: whether it has announced that it goes.
+        workers: the round whose workers exist here. The truth, not what anybody believes.
+        election: state of the product's machine.
+        leader: the leader that runs here, with or without a term of its own.
+        heard_at: when something came over its link to a leader last.
+        unlinked_since: since when it has no such link; infinite while it has one.
+    """
+
+    def __init__(self, world: World, name: str, node: str, position: int, *, trains: bool, founder: bool) -> None:
+        self.world, self.name, self.position, self.trains = world, name, position, trains
+        self.rng = random.Random(f"{world.seed} {name}")
+        self.on_tie = OnTie.NONE if self.rng.random() < 0.15 else OnTie.LEADER
+        self.alive, self.refuses, self.paused, self.leaving = True, True, False, False
+        self.awake_since = -math.inf
+        self.workers: int | None = None
+        self.leader: Leader | None = None
+        self.heard_at = world.now
+        self.unlinked_since = world.now
+        self.endpoint: Endpoint = (name, 1)
+        self.links: dict[int, Wire] = {}
+        self._cancelled: set[int] = set()
+        settings = Settings(
+            min_nodes=1,
+            max_nodes=16,
+            max_restarts=16,
+            agent=name,
+            on_tie=self.on_tie,
+            join_timeout=1000.0,
+            heartbeat_limit=world.limit,
+        )
+        config = ElectionConfig(
+            name,
+            (self.endpoint,),
+            connect_timeout=1000.0,
+            heartbeat_limit=world.limit,
+            leader_limit=default_leader_limit(world.limit),
+            campaign=CampaignConfig(SCOPE, settings, has_workers=trains, node=node),
+        )
+        self.election = machine.initial_election(config, world.now, founder=founder)
+        self._candidate = Candidate(name, node, position, 1, "trainer", name, 20000, standby_port=1)
+        self._events: deque[Event] = deque()
+        self._busy = False
+        self._stopping = self._said_goodbye = False
+        self._postponed: list[Callable[[], None]] = []
+        self._look_at = math.inf
+        self._founder = founder
+
+    def start(self) -> None:
+        """Lead, if the run has no leader yet, and join."""
+        config = self.election.config
+        if self._founder:
+            assert config.campaign is not None
+            first = plan(config.campaign, self._read_campaign(), LeaderLoss(Reason.START))
+            self._act(Lead(machine.FOUNDER, first))
+        self._join()
+        self.wake_at(self.world.now)
+
+    @property
+    def restarts(self) -> int:
+        """Worker failures charged so far, as it was told."""
+        return self.election.participant.restarts
+
+    # The process.
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do something in a while, if the process still exists; after a pause if it is paused."""
+        self.world.at(self.world.now + seconds, self._do, action)
+
+    def _do(self, action: Callable[[], None]) -> None:
+        if self.alive and self.paused:
+            self._postponed.append(action)
+        elif self.alive:
+            action()
+
+    def pause(self) -> None:
+        """Do nothing any more."""
+        self.paused = True
+
+    def go_on(self) -> None:
+        """End a pause."""
+        if self.world.now - self.heard_at > STOOD_STILL * self.world.limit:
+            # It cannot tell whether the leader was paused, too.
+            self.heard_at = self.world.now - self.world.limit / 2
+        self.paused, self.awake_since = False, self.world.now
+        postponed, self._postponed = self._postponed, []
+        for action in postponed:
+            self._do(action)
+        self.world.checks.after_pause(self)
+        self.world.carry_on()
+
+    def end(self, *, silent: bool) -> None:
+        """The process and its workers end at once; with its node, nobody is told."""
+        if not self.alive:
+            return
+        self.alive, self.workers, self.refuses = False, None, not silent
+        if self.leader is not None:
+            self.leader.end(told=not silent)
+        for wire in self.links.values():
+            wire.close_by_member(told=not silent)
+
+    # Time.
+
+    def wake_at(self, moment: float) -> None:
+        """Look at the clock then, or a little later."""
+        if moment == math.inf:
+            return
+        moment = max(moment, self.world.now)
+        if moment < self._look_at:
+            self._look_at = moment
+            self.later(moment - self.world.now + NAP * self.rng.random(), lambda: self._look(moment))
+
+    def _look(self, moment: float) -> None:
+        if moment != self._look_at:
+            return
+        self._look_at = math.inf
+        if self.leader is not None:
+            self.leader.look()
+        if self.world.now >= self.election.deadline:
+            self.handle(Tick())
+        self.wake_at(self.election.deadline)
+        if self.leader is not None:
+            self.wake_at(self.leader.next_look())
+        self.world.checks.after_look(self)
+
+    # The election.
+
+    def handle(self, event: Event) -> None:
+        """Let the machine process an event, and carry out its actions."""
+        self._events.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        while self._events and self.alive:
+            before = self.election
+            event = self._events.popleft()
+            self.election, actions = machine.step(before, event, self.world.now)
+            if self.world.story is not None and before.role is not self.election.role:
+                self.world.tell(self.name, f"is {self.election.role.value} after {event}")
+            link = self.election.link
+            if link is None:
+                self.unlinked_since = min(self.unlinked_since, self.world.now)
+            else:
+                self.unlinked_since = math.inf
+                if before.link is None or before.link.number != link.number:
+                    self.heard_at = self.world.now
+            for action in actions:
+                self._act(action)
+        self._busy = False
+        self.wake_at(self.election.deadline)
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Send(number, message):
+                if number in self.links:
+                    self.links[number].send_up(message)
+            case AnswerProbe(number, probe):
+                if number in self.links:
+                    self.links[number].send_up(Ponged(self.name, probe))
+            case Connect(number, endpoint, timeout):
+                self.world.attempt(
+                    self, endpoint[0], timeout, lambda answer, wire: self._answered(number, answer, wire)
+                )
+            case CancelConnect(number):
+                self._cancelled.add(number)
+            case CloseLink(number):
+                wire = self.links.pop(number, None)
+                if wire is not None:
+                    wire.close_by_member()
+            case LookForLeader(number):
+                self._read(lambda: LocationSeen(number, locate(self.world.records.situation(), SCOPE, ())))
+            case LookForCampaign(number):
+                self._read(lambda: CampaignRecordsSeen(number, self._read_campaign()))
+            case Lead(number, campaign):
+                self.leader = Leader(self.world, self, number, campaign, SCOPE)
+                self.leader.handle(membership.Tick())
+            case StopLeading():
+                if self.leader is not None:
+                    self.leader.end()
+            case Deliver(told):
+                self._hear(told)
+            case StopWorkers(cut_off):
+                self.world.tell(self.name, f"stops by itself: {cut_off.detail}")
+                self._stop_workers(self._join)
+            case Warn(line):
+                raise AssertionError(line)
+            case _:
+                raise AssertionError(action)
+
+    def _read(self, look: Callable[[], Event]) -> None:
+        """Look at the records at some moment, and know the result at a later one."""
+
+        def happen() -> None:
+            seen = look()
+            self.later(self.world.disk(), lambda: self.handle(seen))
+
+        self.world.at(self.world.now + self.world.disk(), happen)
+
+    def _read_campaign(self) -> CampaignRecords:
+        records = self.world.records
+        newest = records.newest_epoch() or 0
+        return CampaignRecords(newest, records.situation(), records.epoch(newest))
+
+    def _answered(self, number: int, answer: Answer | None, wire: Wire | None) -> None:
+        if wire is None:
+            if number not in self._cancelled and answer is not None:
+                self.handle(LinkFailed(number, answer, answer.value))
+        elif number in self._cancelled:
+            wire.close_by_member()
+        elif wire.lost:
+            wire.close_by_member()
+            self.handle(LinkFailed(number, Answer.IDLE, Answer.IDLE.value))
+        else:
+            self.links[number] = wire
+            wire.number = number
+            self.handle(LinkOpened(number, wire.leader.endpoint, wire.epoch))
+
+    # The workers.
+
+    def _join(self) -> None:
+        if self.trains:
+            self.handle(Join(self._candidate))
+
+    def _stop_workers(self, then: Callable[[], None]) -> None:
+        if not self._stopping:
+            self._stopping = True
+            self.later(self.rng.random() * STOP, lambda: self._stopped(then))
+
+    def _stopped(self, then: Callable[[], None]) -> None:
+        self._stopping, self.workers = False, None
+        if self.leaving and then == self._join:
+            then = self._goodbye
+        then()
+
+    def fail(self) -> None:
+        """Say that a worker failed by itself, and wait until the round is over."""
+        if self.workers is not None and self.election.participant.running and not self._stopping:
+            self.handle(ReportFailure(WorkerFailure(self.name, self.name, self.position, 1)))
+
+    def leave(self, seconds: float) -> None:
+        """Announce it, let the workers run on for so long unless they are stopped, say goodbye."""
+        if self.leaving:
+            return
+        self.leaving = True
+        self.handle(AnnounceLeave(LeaveReason.PREEMPTED, None))
+        if not self.trains:
+            self._wait_for_successor(self.world.now + GRACE)
+            return
+        self.later(seconds if self.workers is not None else 0.0, lambda: self._stop_workers(self._goodbye))
+
+    def _wait_for_successor(self, until: float) -> None:
+        if self.election.role is not Role.LEADING or self.world.now >= until:
+            self.end(silent=False)
+        else:
+            self.later(NAP, lambda: self._wait_for_successor(until))
+
+    def _goodbye(self) -> None:
+        if self._said_goodbye:
+            return
+        self._said_goodbye = True
+        self.handle(Depart(LeaveReason.PREEMPTED, stopped=False))
+        # A leader that leaves has some time for its successor.
+        self.later(0.05 if self.leader is None else 5.0, lambda: self.end(silent=False))
+
+    def _hear(self, event: LeaderEvent) -> None:
+        match event:
+            case Placed(round=round_):
+                self.workers = round_
+                self.world.checks.after_start(self, event)
+            case Interrupted():
+                self._stop_workers(self._join)
+            case LeaderLost() | Unreachable():
+                self.end(silent=False)
+            case _:
+                raise AssertionError(event)
+
+    # Links.
+
+    def break_link(self) -> None:
+        """The link to the leader breaks."""
+        link = self.election.link
+        wire = self.links.pop(link.number, None) if link is not None else None
+        if link is not None and wire is not None:
+            wire.close_by_member()
+            self.handle(LinkClosed(link.number))
+
+    def hear_member(self, wire: Wire, message: object) -> None:
+        """Take what came up a wire."""
+        if self.leader is None or self.leader is not wire.served_by:
+            wire.close_by_leader()
+        elif isinstance(message, Closed):
+            self.leader.lose(wire)
+        else:
+            self.leader.hear(wire, message)  # type: ignore[arg-type]
+
+    def hear_leader(self, wire: Wire, message: LeaderMessage | Closed) -> None:
+        """Take what came down a wire."""
+        if self.links.get(wire.number) is not wire:
+            return
+        if isinstance(message, Closed):
+            del self.links[wire.number]
+            wire.close_by_member()
+            self.handle(LinkClosed(wire.number))
+        else:
+            link = self.election.link
+            if link is not None and link.number == wire.number:
+                self.heard_at = self.world.now
+            self.handle(Received(wire.number, message))

@@ -1,0 +1,223 @@
+"""A leader in virtual time: the product's term and membership machines, whose actions take their time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from slurm_elastic.rendezvous import membership
+from slurm_elastic.rendezvous.election import term
+from slurm_elastic.rendezvous.election.campaign import Campaign
+from slurm_elastic.rendezvous.election.machine import CampaignBlocked, LeaderEnded, TermClaimed
+from slurm_elastic.rendezvous.election.term import (
+    AgentsEnded,
+    AgentsGone,
+    AskSlurmAboutAgents,
+    CheckTerm,
+    ClaimTerm,
+    ConfirmLastRound,
+    ProbeMembers,
+    PublishEndpoint,
+    RecordsAction,
+    RecordsAnswered,
+    ReportBlocking,
+    ReportClaimed,
+    StepDown,
+    Tell,
+    TermAction,
+    TermEvent,
+    Wake,
+    WriteRound,
+)
+from slurm_elastic.rendezvous.leader.fenced_records import Ledger
+from slurm_elastic.rendezvous.leader.outgoing_messages import tell
+from slurm_elastic.rendezvous.membership import Disconnected, Heard, Publish, Tick
+from slurm_elastic.rendezvous.transport.messages import AgentMessage, Beat, LeaderMessage
+from tests.simulation.election.wire import Wire
+
+if TYPE_CHECKING:
+    from tests.simulation.election.agent import Agent
+    from tests.simulation.election.world import World
+
+__all__ = ["Leader"]
+
+_BEAT = Beat()
+
+
+class Leader:
+    """One leader on its agent's process; it ends when it is superseded, resigns, or its process does.
+
+    Attributes:
+        began_at: when it began to collect joins.
+        term: state of the product's machine.
+    """
+
+    def __init__(self, world: World, agent: Agent, number: int, campaign: Campaign, scope: str) -> None:
+        self.world, self.agent, self.number = world, agent, number
+        self.began_at = world.now
+        endpoint = {
+            "agent": agent.name,
+            "epoch": campaign.term,
+            "address": agent.endpoint[0],
+            "port": agent.endpoint[1],
+        }
+        self.ledger = Ledger(world.records, scope, campaign.term, endpoint, campaign.follows)
+        self.term = term.initial_term(campaign.term, campaign.settings, world.now)
+        self.over = False
+        self.wires: dict[str, Wire] = {}
+        self._signs: dict[str, float] = {}
+        self._beat_at = world.now
+
+    @property
+    def epoch(self) -> int:
+        return self.term.number
+
+    @property
+    def claimed(self) -> bool:
+        return self.term.membership.claimed
+
+    def next_look(self) -> float:
+        """When to call :meth:`look` at the latest."""
+        return math.inf if self.over else min(self.term.deadline, self._beat_at)
+
+    def look(self) -> None:
+        """Whatever time brings."""
+        now = self.world.now
+        if now >= self.term.deadline:
+            self.take_in_signs()
+            self.handle(Wake())
+        if now >= self._beat_at and not self.over:
+            self._beat_at = now + self.world.limit / 3
+            for wire in [*self.wires.values()]:
+                wire.send_down(_BEAT)
+
+    def take_in_signs(self) -> None:
+        if self._signs:
+            signs, self._signs = tuple(self._signs.items()), {}
+            self.handle(Heard(signs))
+
+    def handle(self, event: TermEvent) -> None:
+        if self.over:
+            return
+        self.term, actions = term.step(self.term, event, self.world.now)
+        if self.world.story is not None and not isinstance(event, Tick | Heard | Wake):
+            self.world.tell(f"leader {self.epoch} on {self.agent.name}", f"{event} -> {[*actions]}")
+        for action in actions:
+            self._act(action)
+        self.agent.wake_at(self.next_look())
+
+    # Wires.
+
+    def accept(self, wire: Wire) -> None:
+        older = self.wires.get(wire.member.name)
+        self.wires[wire.member.name] = wire
+        if older is not None:
+            older.close_by_leader()
+
+    def hear(self, wire: Wire, message: AgentMessage) -> None:
+        name = wire.member.name
+        if self.wires.get(name) is wire:
+            self._signs[name] = self.world.now
+            if not isinstance(message, Beat):
+                self.handle(message)  # type: ignore[arg-type]
+
+    def lose(self, wire: Wire) -> None:
+        name = wire.member.name
+        wire.close_by_leader()
+        if self.wires.get(name) is wire:
+            del self.wires[name]
+            self.handle(Disconnected(name))
+
+    def end(self, *, told: bool = True) -> None:
+        """Lead no more."""
+        self.over = True
+        if self.agent.leader is self:
+            self.agent.leader = None
+        for wire in [*self.wires.values()]:
+            wire.close_by_leader(told=told)
+
+    # As the product's connections of agents.
+
+    def send(self, agents: Sequence[str], message: LeaderMessage) -> None:
+        for agent in agents:
+            if agent in self.wires:
+                self.wires[agent].send_down(message)
+
+    def others(self, agents: Sequence[str]) -> tuple[str, ...]:
+        return tuple(name for name in self.wires if name not in agents)
+
+    def drop(self, agent: str) -> None:
+        if agent in self.wires:
+            self.wires.pop(agent).close_by_leader()
+
+    # Actions.
+
+    def _act(self, action: TermAction) -> None:
+        match action:
+            case Tell(state, decision):
+                if isinstance(decision, Publish):
+                    self.world.checks.after_publish(self, decision.table)
+                tell(self, self.epoch, state, decision)  # type: ignore[arg-type]
+            case ClaimTerm():
+                self._ask_records(action, self._take)
+            case ConfirmLastRound():
+                self._ask_records(action, self.ledger.confirm)
+            case PublishEndpoint():
+                self._ask_records(action, self._publish_endpoint)
+            case CheckTerm():
+                self._ask_records(action, self.ledger.leads)
+            case WriteRound(table):
+                self._ask_records(action, lambda: self.ledger.write_round(table))
+            case ProbeMembers(agents):
+                self._probe(agents)
+            case AskSlurmAboutAgents(agents):
+                gone = frozenset(name for name in agents if self.world.slurm_knows(name))
+                self.agent.later(self.world.delay(), lambda: self._found_out(AgentsGone(gone)))
+            case ReportClaimed():
+                self.agent.handle(TermClaimed(self.number))
+            case ReportBlocking(blocks):
+                self.agent.later(0.0, lambda: self.agent.handle(CampaignBlocked(self.number, blocks)))
+            case StepDown():
+                self.world.tell(f"leader {self.epoch} on {self.agent.name}", f"steps down {action.why}")
+                self.end()
+                self.agent.later(0.0, lambda: self.agent.handle(LeaderEnded(self.number)))
+            case _:
+                raise AssertionError(action)
+
+    def _found_out(self, event: TermEvent) -> None:
+        self.take_in_signs()
+        self.handle(event)
+
+    def _probe(self, agents: Sequence[str]) -> None:
+        ended, unanswered = self.world.probe(self.agent, agents)
+        seconds = 1.0 if unanswered else self.world.delay()
+        self.agent.later(seconds, lambda: self._found_out(AgentsEnded(ended)))
+
+    def _ask_records(self, action: RecordsAction, operation: Callable[[], bool]) -> None:
+        """The operation happens at some moment, and its result is known at a later one; a paused process learns it
+        late, and one that has ended never does it, or never learns what it did."""
+
+        def happen() -> None:
+            self.world.before_message(self.agent)
+            if self.agent.alive:
+                allowed = operation()
+                self.world.before_message(self.agent)
+                self.agent.later(self.world.disk(), lambda: self.handle(RecordsAnswered(action, allowed)))
+
+        self.world.at(self.world.now + self.world.disk(), happen)
+
+    def _take(self) -> bool:
+        taken = self.ledger.take()
+        if taken:
+            self.world.checks.after_take(self)
+        return taken
+
+    def _publish_endpoint(self) -> bool:
+        self.world.checks.after_claim(self)
+        self.ledger.publish_endpoint()
+        return True
+
+    @property
+    def state(self) -> membership.State:
+        return self.term.membership

@@ -1,0 +1,188 @@
+"""The election machine of one agent, played in virtual time against a network and records that a test describes."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable
+
+from slurm_elastic.rendezvous.election import machine
+from slurm_elastic.rendezvous.election.attempts import Answer
+from slurm_elastic.rendezvous.election.campaign import Campaign, CampaignConfig, CampaignRecords
+from slurm_elastic.rendezvous.election.leader_location import LeaderLocation, Leadership
+from slurm_elastic.rendezvous.election.machine import (
+    Action,
+    CampaignRecordsSeen,
+    CancelConnect,
+    CloseLink,
+    Connect,
+    Deliver,
+    Election,
+    ElectionConfig,
+    Event,
+    Lead,
+    LinkFailed,
+    LinkOpened,
+    LocationSeen,
+    LookForCampaign,
+    LookForLeader,
+    Preparing,
+    Search,
+    Send,
+    StopLeading,
+    StopWorkers,
+    Tick,
+    Warn,
+)
+from slurm_elastic.rendezvous.election.policy import LeaderLoss
+from slurm_elastic.rendezvous.leader_events import LeaderEvent
+from slurm_elastic.rendezvous.membership import Settings, replace
+from slurm_elastic.rendezvous.records.api import Situation
+from slurm_elastic.rendezvous.transport.connect import Endpoint
+
+__all__ = ["OWN", "Play", "Result"]
+
+OWN: Endpoint = ("127.0.0.1", 9)
+
+Result = tuple[float, Answer | int]
+"""Seconds that an attempt to connect takes, and why it failed or the term in which the other side leads."""
+
+
+class Play:
+    """One agent, which may campaign, and knows nothing at first.
+
+    Args:
+        agent: its identity.
+        locate: what the records say at a moment; known at once.
+        connect: what an attempt to connect at a moment comes to.
+        known: what it was told of its leader.
+        config: of the machine, beside that.
+    """
+
+    def __init__(
+        self,
+        agent: str = "n3/0.0/3",
+        locate: Callable[[float], LeaderLocation] = lambda now: LeaderLocation(),
+        connect: Callable[[Endpoint, float], Result] = lambda endpoint, now: (1.0, Answer.SILENT),
+        known: Leadership | None = None,
+        **config: object,
+    ) -> None:
+        campaign = CampaignConfig("7.0", Settings(1, 8, agent=agent))
+        settings: dict[str, object] = {"endpoints": (OWN, ("n3", 9)), "campaign": campaign, **config}
+        self.now = 0.0
+        self.state: Election = machine.initial_election(ElectionConfig(agent, **settings), 0.0)  # type: ignore[arg-type]
+        if known is not None:
+            self.state = replace(self.state, known=known)
+        self._locate, self._connect = locate, connect
+        self._heap: list[tuple[float, int, Event]] = []
+        self._count = itertools.count()
+        self._cancelled: set[int] = set()
+        self._losses: list[LeaderLoss] = []
+        self.actions: list[tuple[float, Action]] = []
+        self.records: Callable[[], CampaignRecords] = lambda: CampaignRecords(0, Situation(None, None, None), None)
+
+    def lose(self, endpoint: Endpoint, heard_at: float = 0.0) -> None:
+        """The link to the leader there is lost."""
+        lost_at = 0.0 if self.state.known.resigned else None
+        self.state = replace(self.state, search=Search(self.now, endpoint, heard_at, lost_at))
+
+    def run(self, until: float) -> Play:
+        """Play until this moment, or until nothing can happen any more."""
+        if not self.actions:
+            self.handle(Tick())
+        while self._next_at() < until:
+            self.handle_next()
+        self.now = until
+        return self
+
+    def handle_next(self) -> None:
+        """Play what happens next."""
+        self.now = max(self.now, self._next_at())
+        if self._heap and self._heap[0][0] <= self.now:
+            self.handle(heapq.heappop(self._heap)[2])
+        else:
+            self.handle(Tick())
+
+    def _next_at(self) -> float:
+        return min(self._heap[0][0] if self._heap else math.inf, self.state.deadline)
+
+    def sleep(self, seconds: float) -> Play:
+        """The process does nothing for so long, and looks at the clock first when it goes on."""
+        self.now += seconds
+        self.handle(Tick())
+        return self
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, LinkFailed | LinkOpened) and event.number in self._cancelled:
+            return
+        self.state, actions = machine.step(self.state, event, self.now)
+        assert self.state.deadline > self.now or not isinstance(event, Tick), "it would look at its clock without end"
+        for action in actions:
+            self.actions.append((self.now, action))
+            self._act(action)
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Connect(number, endpoint, timeout):
+                seconds, outcome = self._connect(endpoint, self.now)
+                if timeout is not None and seconds > timeout:
+                    seconds, outcome = timeout, Answer.SILENT
+                event: Event = (
+                    LinkFailed(number, outcome, outcome.value)
+                    if isinstance(outcome, Answer)
+                    else LinkOpened(number, endpoint, outcome)
+                )
+                self.later(seconds, event)
+            case CancelConnect(number):
+                self._cancelled.add(number)
+            case LookForLeader(number):
+                self.later(0.0, LocationSeen(number, self._locate(self.now)))
+            case LookForCampaign(number):
+                assert isinstance(self.state.campaign, Preparing)
+                self._losses.append(self.state.campaign.loss)
+                self.later(0.0, CampaignRecordsSeen(number, self.records()))
+            case _:
+                pass
+
+    def later(self, seconds: float, event: Event) -> None:
+        """Let something happen in a while."""
+        heapq.heappush(self._heap, (self.now + seconds, next(self._count), event))
+
+    # What came of it.
+
+    def times(self, kind: type[Action]) -> list[float]:
+        """When actions of this kind were taken."""
+        return [moment for moment, action in self.actions if isinstance(action, kind)]
+
+    @property
+    def campaigned_at(self) -> list[float]:
+        return self.times(LookForCampaign)
+
+    @property
+    def loss(self) -> LeaderLoss:
+        """What it knew of the loss when it began to campaign last."""
+        return self._losses[-1]
+
+    @property
+    def led(self) -> list[Campaign]:
+        return [action.campaign for _, action in self.actions if isinstance(action, Lead)]
+
+    @property
+    def stepped_down_at(self) -> list[float]:
+        return self.times(StopLeading)
+
+    @property
+    def told(self) -> list[LeaderEvent]:
+        return [action.event for _, action in self.actions if isinstance(action, Deliver | StopWorkers)]
+
+    @property
+    def warned(self) -> list[str]:
+        return [action.line for _, action in self.actions if isinstance(action, Warn)]
+
+    def sent(self, number: int) -> list[object]:
+        """What was sent over a link."""
+        return [action.message for _, action in self.actions if isinstance(action, Send) and action.number == number]
+
+    def closed(self, number: int) -> bool:
+        return any(action == CloseLink(number) for _, action in self.actions)

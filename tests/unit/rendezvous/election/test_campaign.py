@@ -1,0 +1,91 @@
+"""The term that a candidate would lead in, by what the records show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slurm_elastic.rendezvous.election.campaign import (
+    CampaignConfig,
+    CampaignRecords,
+    another_has_claimed,
+    locate,
+    plan,
+)
+from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
+from slurm_elastic.rendezvous.election.policy import LeaderLoss, Successor
+from slurm_elastic.rendezvous.membership import Base, Reason, Settings
+from slurm_elastic.rendezvous.records.api import Situation
+
+LOST = LeaderLoss(Reason.NODE_LOST, gone=frozenset({"n1/7.0/1"}), round=3)
+ENDPOINT = {"agent": "n1/7.0/1", "address": "n1", "port": 5, "epoch": 2}
+
+
+def situation(scope: str = "7.0") -> Situation:
+    places = [
+        {"agent": f"n{rank}/7.0/{rank}", "node": f"n{rank}", "address": f"n{rank}", "standby_port": rank}
+        for rank in (1, 2)
+    ]
+    record = {"scope": scope, "leader": "n1/7.0/1", "restarts": 4, "endpoint": ENDPOINT, "places": places}
+    return Situation(ENDPOINT, 3, record)
+
+
+SEEN = CampaignRecords(2, situation(), {"agent": "n1/7.0/1"})
+
+
+def config(agent: str = "n2/7.0/2", **changes: Any) -> CampaignConfig:
+    return CampaignConfig("7.0", Settings(1, 8, agent=agent), ("n1", "n2"), **changes)
+
+
+def test_a_term_follows_the_newest_on_record() -> None:
+    campaign = plan(config(), SEEN, LOST)
+    settings = campaign.settings
+    assert (campaign.term, campaign.follows, campaign.endpoints["n2/7.0/2"]) == (3, 3, ("n2", 2))
+    assert settings.base == Base(3, ("n1/7.0/1", "n2/7.0/2"), ("n1", "n2"), "n1/7.0/1")
+    assert (settings.first_round, settings.first_reason, settings.first_node) == (4, Reason.NODE_LOST, "n1")
+    assert (settings.gone, settings.claimed, settings.expected_nodes) == (LOST.gone, False, ())
+
+
+@pytest.mark.parametrize(
+    ("agent", "has_workers", "restarts"), [("n2/7.0/2", True, 4), ("n9/7.1/9", True, 0), ("n9/7.1/9", False, 4)]
+)
+def test_who_finds_no_member_left_begins_anew_and_an_agent_without_workers_does_not_know(
+    agent: str, has_workers: bool, restarts: int
+) -> None:
+    assert plan(config(agent, has_workers=has_workers), SEEN, LOST).settings.first_restarts == restarts
+
+
+def test_silent_members_are_named() -> None:
+    loss = LeaderLoss(Reason.NODE_LOST, silent=frozenset({"n1/7.0/1"}))
+    assert plan(config(), SEEN, loss).settings.silent == {"n1/7.0/1"}
+
+
+@pytest.mark.parametrize(("requeued", "reason"), [(False, Reason.START), (True, Reason.REQUEUED)])
+def test_a_round_of_another_incarnation_is_followed_by_a_first_round(requeued: bool, reason: Reason) -> None:
+    seen = CampaignRecords(0, situation("7.9"), None)
+    campaign = plan(config(requeued=requeued), seen, LeaderLoss(Reason.NODE_LOST))
+    settings = campaign.settings
+    assert (campaign.term, settings.first_round, settings.first_reason, settings.base) == (1, 4, reason, None)
+    assert settings.expected_nodes == ("n1", "n2")
+
+
+def test_records_that_show_an_older_round_than_this_agent_was_in_are_not_those_of_the_run() -> None:
+    loss = LeaderLoss(Reason.NODE_LOST, round=4)
+    with pytest.raises(ValueError, match=r"^/run shows no round 4, in which this agent was: on n2 it is another"):
+        plan(config(node="n2", directory="/run"), SEEN, loss)
+
+
+def test_a_term_that_was_claimed_and_whose_leader_is_not_published_is_seen() -> None:
+    assert another_has_claimed(config(), SEEN) is None
+    assert another_has_claimed(config(), CampaignRecords(3, situation(), None)) == 3
+    assert another_has_claimed(config(), CampaignRecords(3, Situation(None, None, None), None)) is None
+
+
+def test_the_leader_is_where_the_records_say_or_else_where_it_is_expected() -> None:
+    expected = (("n1", 1), ("n1", 2))
+    assert locate(Situation(None, None, None), "7.0", expected) == LeaderLocation(expected)
+    successors = (Successor("n1/7.0/1", "n1", 1), Successor("n2/7.0/2", "n2", 2))
+    assert locate(situation(), "7.0", expected) == LeaderLocation((("n1", 5),), True, successors, 3)
+    refusal = {"refusal": "no port is free"}
+    assert locate(Situation(refusal, None, None), "7.0", expected) == LeaderLocation(refusal="no port is free")
