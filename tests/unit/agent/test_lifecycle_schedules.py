@@ -1,0 +1,200 @@
+"""The life cycle of an agent in drawn schedules: whatever comes in whatever order, promises about one node hold."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+
+from slurm_elastic.agent.lifecycle import (
+    Action,
+    AnnounceLeave,
+    CloseRound,
+    DeadlineReached,
+    DescribeFailure,
+    Diagnosed,
+    Done,
+    End,
+    Event,
+    FailureDescribed,
+    Held,
+    Hold,
+    Join,
+    Joining,
+    LifecycleConfig,
+    RoundClosed,
+    SayLeft,
+    Signalled,
+    Started,
+    StartFailed,
+    StartGivenUp,
+    StartWorkers,
+    State,
+    StepAccepted,
+    StepRefused,
+    StopAtStep,
+    TerminateWorkers,
+    WorkersEnded,
+    WorkersFailed,
+    WorkersStarted,
+    WorkersSucceeded,
+    WorkerWatch,
+    deadline,
+    step,
+    worker_watch,
+)
+from slurm_elastic.errors import ExitCode
+from slurm_elastic.rendezvous.leader_events import CutOff, LeaderLost, RecordsLost, Unreachable
+from slurm_elastic.rendezvous.leave_requests import LeaveRequested
+from slurm_elastic.rendezvous.membership import LeaveReason, Outcome, Place, Reason, WorkerFailure
+from slurm_elastic.rendezvous.transport import messages
+
+FAILURE = WorkerFailure("n1/7.0/1", "n1", 1, 3, "boom")
+SCHEDULES = 1000
+
+
+class Node:
+    """One node: the machine, a model of its workers, and a clock.
+
+    Args:
+        seed: of what happens.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        signals = self.chance.random() < 0.5
+        self.config = LifecycleConfig("n1", "7", "n0", shutdown_timeout=30.0, leave_margin=5.0, signals_workers=signals)
+        self.now = 0.0
+        self.state: State = Joining()
+        self.round = 0
+        self.workers_run = self.obey_sigterm = False
+        self.leave_by: float | None = None
+        self.announced = self.said_left = self.ended = 0
+        self.happened(Started(signalled=self.chance.random() < 0.1))
+
+    def happened(self, event: Event) -> None:
+        """Step the machine, and do what it says."""
+        events = deque([event])
+        while events:
+            self.state, actions = step(self.config, self.state, events.popleft(), self.now)
+            events.extend(result for action in actions if (result := self._do(action)) is not None)
+
+    def _do(self, action: Action) -> Event | None:
+        assert not self.ended, f"{action} after the end"
+        match action:
+            case Join() | StartWorkers():
+                assert not self.workers_run, "another round beside workers"
+                assert not self.announced, "a leaving agent joins"
+                if isinstance(action, StartWorkers):
+                    return self._start()
+            case TerminateWorkers():
+                if self.obey_sigterm:
+                    self.workers_run = False
+            case CloseRound():
+                self.workers_run = False
+                survivors = "process 5" if self.chance.random() < 0.02 else ""
+                return RoundClosed(leads=self.chance.random() < 0.5, survivors=survivors)
+            case Hold(round_):
+                return Held(round_, self.chance.choice((None, 5)))
+            case StopAtStep(round_, at):
+                return self.chance.choice((StepAccepted(at), StepRefused(round_)))
+            case DescribeFailure():
+                return FailureDescribed(FAILURE)
+            case AnnounceLeave(seconds=seconds):
+                self.announced += 1
+                by = self.now + max(seconds, 2.0)
+                # More time may become known, but not for workers that are being stopped.
+                self.leave_by = by if self.leave_by is None else max(self.leave_by, by)
+            case SayLeft():
+                assert not self.workers_run, "a farewell beside workers"
+                self.said_left += 1
+            case End(outcome):
+                assert not self.workers_run, "workers outlive their agent"
+                assert outcome.exit_code is not ExitCode.FENCED
+                self.ended += 1
+        return None
+
+    def _start(self) -> Event:
+        self.workers_run = self.chance.random() < 0.9
+        self.obey_sigterm = self.chance.random() < 0.5
+        if self.workers_run:
+            return WorkersStarted()
+        return self.chance.choice((StartGivenUp(), StartFailed(FAILURE)))
+
+    def draw(self) -> Event:
+        """Something that may come at any moment."""
+        chance = self.chance
+        reason = chance.choice([*Reason])
+        leave = chance.choice((LeaveReason.PREEMPTED, LeaveReason.DRAINED, LeaveReason.TIME_LIMIT))
+        seconds = chance.choice((None, -1.0, 1.0, 40.0))
+        return chance.choice(
+            (
+                self._placed(),
+                self._placed(),
+                messages.Interrupted(self.round, reason, "n0", ""),
+                CutOff(self.round, Reason.NODE_LOST, "n1", ""),
+                messages.Holding(self.round),
+                messages.Stopping(self.round, 5, reason, "n0", "", None),
+                messages.Waiting(),
+                LeaveRequested(leave, seconds, "asked"),
+                Signalled(leave, "SIGTERM"),
+                Diagnosed(leave, seconds, "diagnosed", for_job=chance.random() < 0.5),
+                *((WorkersSucceeded(agreed=chance.random() < 0.5), WorkersFailed()) if self._may_end() else ()),
+                *((self._rare(),) if chance.random() < 0.1 else ()),
+            )
+        )
+
+    def _placed(self) -> messages.Placed:
+        if isinstance(self.state, Joining):
+            self.round += 1
+        rank = self.chance.choice((0, 1))
+        place = Place("n1/7.0/1", "n1", rank, 1, rank, "default", rank, 2)
+        return messages.Placed(1, place, self.round, Reason.START, 2, 2, "n0", 1, 0)
+
+    def _rare(self) -> Event:
+        return self.chance.choice(
+            (
+                LeaderLost("gone"),
+                Unreachable("no answer"),
+                RecordsLost("disk full"),
+                *(messages.Ended(outcome, None, "") for outcome in Outcome),
+            )
+        )
+
+    def _may_end(self) -> bool:
+        return worker_watch(self.state) is WorkerWatch.RESULT
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, and every deadline on the way be reached."""
+        end = self.now + seconds
+        while (due := deadline(self.state)) is not None and due <= end:
+            self.now = max(self.now, due)
+            before = self.state
+            self.happened(DeadlineReached())
+            self.look_at_workers()
+            assert self.state != before, "a deadline that would wake the agent again and again"
+        self.now = end
+
+    def look_at_workers(self) -> None:
+        """Tell the machine when no worker runs any more, if it watches for that."""
+        if worker_watch(self.state) is WorkerWatch.END and not self.workers_run:
+            self.happened(WorkersEnded())
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_what_is_promised_holds_in_every_schedule(part: int) -> None:
+    for seed in range(part * SCHEDULES, (part + 1) * SCHEDULES):
+        node = Node(seed)
+        for _ in range(30):
+            node.happened(node.draw())
+            node.look_at_workers()
+            node.pass_time(node.chance.choice((0.0, 0.1, 1.0, 20.0)))
+            if node.leave_by is not None and node.now > node.leave_by + 0.5:
+                assert node.ended, f"seed {seed}: the agent is there after its deadline: {node.state}"
+            assert isinstance(node.state, Done) == bool(node.ended), f"seed {seed}"
+        assert node.said_left <= 1, f"seed {seed}"
+        node.happened(messages.Ended(Outcome.SUCCEEDED, None, ""))
+        node.pass_time(60.0)
+        node.look_at_workers()
+        assert node.ended == 1, f"seed {seed}: {node.state}"
