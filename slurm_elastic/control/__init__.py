@@ -15,15 +15,14 @@ from slurm_elastic.control._signal_shield import shield, unshield
 from slurm_elastic.control._worker_side import Stop, StopReason, WorkerControl, attach
 
 if TYPE_CHECKING:
-    from slurm_elastic.control._agreement import Agreement, WorkerProgress
-    from slurm_elastic.control._round import RoundControl
+    from slurm_elastic.control._agent_side import Agreement, RoundControl, WorkerProgress
 else:
     __getattr__ = lazy(
         __name__,
         {
-            "Agreement": "_agreement",
-            "WorkerProgress": "_agreement",
-            "RoundControl": "_round",
+            "Agreement": "_agent_side",
+            "RoundControl": "_agent_side",
+            "WorkerProgress": "_agent_side",
         },
     )
 

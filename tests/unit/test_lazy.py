@@ -10,7 +10,7 @@ LAZY = {
     "slurm_elastic": ("submission", "errors", "launcher", "trainer"),
     "slurm_elastic.agent.health": ("_service", "_server", "_config", "_status_reporter", "_state"),
     "slurm_elastic.agent.forkserver": ("worker_command", "client", "_protocol"),
-    "slurm_elastic.control": ("_agreement", "_round"),
+    "slurm_elastic.control": ("_agent_side",),
     "slurm_elastic.rendezvous.records.etcd": ("client", "server", "records", "watch", "store"),
     "slurm_elastic.submission": ("local_executor", "executor", "job"),
 }

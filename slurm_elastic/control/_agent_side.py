@@ -1,10 +1,15 @@
-"""The agreement on the step at which all workers of a round stop: the part of one node."""
+"""The agent's side of the control pages: the step at which all workers of a round stop, their progress, the fence."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from slurm_elastic.control._membarrier import full_barrier
 from slurm_elastic.control._shared_page import (
@@ -22,10 +27,14 @@ from slurm_elastic.control._shared_page import (
     STOP,
     STOPPED,
     Fields,
+    new_page,
     write_text,
 )
+from slurm_elastic.control._worker_side import VARIABLE
 
-__all__ = ["Agreement", "WorkerProgress"]
+__all__ = ["Agreement", "RoundControl", "WorkerProgress"]
+
+logger = logging.getLogger("slurm_elastic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +163,54 @@ class Agreement:
 
     def _barrier(self) -> None:
         self._barrier_of(all(page[REGISTERED] for page in self._pages))
+
+
+class RoundControl(Agreement):
+    """The control pages of a round's workers on this node.
+
+    If the pages cannot be made, a warning goes to the log, and the round goes on as if no script used the trainer API.
+
+    Args:
+        directory: Scratch directory of this agent, see `slurm_elastic.agent.scratch_dir`; made if it does not exist.
+        round: Number of the round.
+        local_world_size: Number of workers on this node.
+    """
+
+    def __init__(self, directory: Path, round: int, local_world_size: int) -> None:
+        self._paths: list[Path] = []
+        pages: list[Fields] = []
+        try:
+            # The last logout of the user may have emptied /dev/shm (RemoveIPC, logind.conf(5)).
+            directory.mkdir(mode=0o700, exist_ok=True)
+            for local_rank in range(local_world_size):
+                descriptor, path = tempfile.mkstemp(prefix=f"{round:04d}.{local_rank}.", dir=directory)
+                self._paths.append(Path(path))
+                try:
+                    pages.append(new_page(descriptor))
+                finally:
+                    os.close(descriptor)
+        except OSError as error:
+            logger.warning(
+                "workers will be stopped without notice: cannot make a control page in %s: %s", directory, error
+            )
+            self._remove()
+            pages = []
+        super().__init__(pages)
+
+    def environment(self, local_rank: int) -> dict[str, str]:
+        """Return the variables for the environment of a worker."""
+        return {VARIABLE: str(self._paths[local_rank])} if self._paths else {}
+
+    def close(self) -> None:
+        """Remove the pages' files after the round. `progress` still works; a second call does nothing."""
+        self._remove()
+
+    def _remove(self) -> None:
+        for path in self._paths:
+            # A worker that uses the trainer API has removed its file.
+            with contextlib.suppress(OSError):
+                path.unlink()
+        self._paths = []
 
 
 def _progress(local_rank: int, page: Fields, now: int) -> WorkerProgress:
