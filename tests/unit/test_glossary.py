@@ -13,7 +13,21 @@ import slurm_elastic
 
 PACKAGE = Path(slurm_elastic.__file__).parent
 GLOSSARY = Path(__file__).parents[2] / "docs" / "glossary.md"
-CONVERTED = ("_lazy", "cli", "control", "errors", "launcher", "rundir", "slurm", "submission", "trainer")
+_TO_DO = ("agent", "coordinator", "run", "worker_env")
+AGENT = sorted(path.stem for path in (PACKAGE / "agent").glob("*.py") if path.stem not in ("__init__", *_TO_DO))
+CONVERTED = (
+    "_lazy",
+    *(f"agent/{name}" for name in AGENT),
+    "agent/watchdog",
+    "cli",
+    "control",
+    "errors",
+    "launcher",
+    "rundir",
+    "slurm",
+    "submission",
+    "trainer",
+)
 """Packages and modules whose names are those of the glossary. In the end the list is all of them."""
 DOCSTRING = re.compile(r"(What|Who|Whom|Whose|Whether|Those|Says|Where|Why|How)\b")
 """A docstring begins with its subject or with a verb."""
