@@ -67,7 +67,7 @@ def test_a_worker_killed_by_a_signal_is_named(allocate: Allocate) -> None:
         (["--rdzv-conf=heartbeat_limit=fast"], [], "--rdzv-conf: heartbeat_limit=fast is no positive number"),
         ([], ["/nowhere/train.py"], "no script /nowhere/train.py on 127.0.0.1; "),
         (["--run-dir=/nowhere"], [], "/nowhere is no directory on this node; "),
-        (["--interface=nothing0"], [], "there is no interface nothing0 on 127.0.0.1; "),
+        (["--interface=nothing0"], [], "no interface nothing0 on 127.0.0.1; "),
         (["--nproc-per-node=lots"], [], "--nproc-per-node 'lots'"),
     ],
 )
