@@ -2,7 +2,7 @@
 
 PYTHON := /opt/slurm-elastic/venv/bin/python
 
-.PHONY: help setup demo test test-all simulate soak lint lines bench docs shell
+.PHONY: help setup demo check test test-all test-matrix simulate soak lint lines bench docs shell
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,6 +27,12 @@ test-all: test ## the cluster layer on Slurm 24.11 and 26.05, too
 	@SLURM_ELASTIC_TEST_RELEASE=24.11 $(PYTHON) -m pytest tests/cluster $(PYTEST)
 	@.ci/setup --release 26.05
 	@SLURM_ELASTIC_TEST_RELEASE=26.05 $(PYTHON) -m pytest tests/cluster $(PYTEST)
+
+check: setup ## lint, types, unit tests and a thousand simulated schedules, in less than two minutes
+	@.ci/check
+
+test-matrix: setup ## the tests with several releases of torch, Python and Slurm; TORCH=2.15.0 PYTHON=3.13 make test-matrix
+	@$(PYTHON) -m tests.matrix
 
 simulate: setup ## a million simulated schedules on all cores; SIMULATE="--schedules 20000 --first 7"
 	@$(PYTHON) -m tests.simulation $(or $(SIMULATE),--schedules 1000000)

@@ -17,6 +17,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,9 +30,10 @@ from tests.cluster.jobs import PATIENT, Jobs
 from tests.cluster.testbed import Cluster, Settings, TestbedError
 from tests.cluster.testbed.sessions import Session
 
-VENV = Path("/opt/slurm-elastic/venv")
-FRAMEWORKS = VENV.with_name("frameworks")
-"""Training frameworks, stacked upon VENV."""
+VENV = Path(sys.prefix)
+"""The environment that the tests run in; users of the cluster have to be able to execute it."""
+FRAMEWORKS = Path("/opt/slurm-elastic/frameworks")
+"""Training frameworks, stacked upon the environment that `make setup` creates."""
 CHECKOUT = Path(__file__).parents[2]
 # Not below /tmp's pytest directories: those are private to root.
 WORK = Path("/var/tmp/slurm-elastic-tests")

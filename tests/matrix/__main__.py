@@ -1,0 +1,175 @@
+"""Run the tests with several releases of torch, Python and Slurm, and write down what came of it.
+
+    python3 -m tests.matrix                                        every cell of the plan
+    TORCH=2.15.0 PYTHON=3.11 SLURM=26.05 python3 -m tests.matrix   one cell: all three layers
+    python3 -m tests.matrix --table                                only the table in docs/versions.md
+
+Each cell has an environment of its own below /opt/slurm-elastic/matrix. A cell for which there is no Python or no wheel
+is recorded as not available. Ends with 1 where a test has failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.matrix.cells import COMMON_PYTHON, Cell, Layer, Outcome, Result, cells, dumped, loaded, recorded, table
+
+CHECKOUT = Path(__file__).parents[2]
+HOME = Path("/opt/slurm-elastic")
+RESULTS = CHECKOUT / "docs" / "versions.json"
+PAGE = CHECKOUT / "docs" / "versions.md"
+BEGIN, END = "<!-- table: make test-matrix -->\n", "<!-- end of the table -->\n"
+
+
+class NotAvailableError(Exception):
+    """A cell cannot be had on this machine; the message says why."""
+
+
+def main() -> int:
+    """Run the cells that the environment names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", action="store_true", help="only write the table anew")
+    parser.add_argument("--keep", action="store_true", help="keep the environments, which take gigabytes each")
+    parser.add_argument("pytest", nargs="*", help="arguments of pytest, after --")
+    arguments = parser.parse_args()
+    failed = False
+    for cell in () if arguments.table else cells(os.environ):
+        for result in run(cell, arguments.pytest, keep=arguments.keep):
+            print(f"{cell}: {result.layer}: {result.outcome} {result.reason}", flush=True)
+            failed |= result.outcome == Outcome.FAILED.value
+            RESULTS.write_text(dumped(recorded(loaded(RESULTS.read_text()), result)))
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n{table(loaded(RESULTS.read_text()))}\n{END}{rest.partition(END)[2]}")
+    return 1 if failed else 0
+
+
+def run(cell: Cell, options: Sequence[str], *, keep: bool) -> list[Result]:
+    """Run the layers of a cell."""
+    directory = HOME / "matrix" / f"torch-{cell.torch}-python-{cell.python}"
+    try:
+        require_release(cell)
+        make_environment(cell, directory)
+        return [tested(cell, layer, directory, options) for layer in cell.layers]
+    except NotAvailableError as error:
+        return [result(cell, layer, Outcome.NOT_AVAILABLE, reason=str(error)) for layer in cell.layers]
+    finally:
+        if not keep:
+            subprocess.run(["rm", "-rf", str(directory)], check=True)
+
+
+def require_release(cell: Cell) -> None:
+    """Make the Debian root of a release of Slurm."""
+    if not cell.slurm:
+        return
+    if cell.python != COMMON_PYTHON:
+        raise NotAvailableError(f"the test cluster's machines have Python {COMMON_PYTHON}")
+    setup = subprocess.run([str(CHECKOUT / ".ci/setup"), "--release", cell.slurm], check=False)
+    if setup.returncode != 0:
+        raise NotAvailableError(f"no Slurm {cell.slurm}")
+
+
+def make_environment(cell: Cell, directory: Path) -> None:
+    """Install torch, this checkout and what the tests need."""
+    python = interpreter(cell.python)
+    if python is None:
+        raise NotAvailableError(f"no Python {cell.python}")
+    installer = HOME / "matrix" / "installer"
+    if not (installer / "bin/uv").exists():
+        # uv shares the gigabytes of one torch between environments.
+        call("/usr/bin/python3", "-m", "venv", str(installer))
+        call(str(installer / "bin/pip"), "install", "--quiet", "uv")
+    if not (directory / "bin/python").exists():
+        call(python, "-m", "venv", str(directory))
+    uv = [
+        str(installer / "bin/uv"),
+        "pip",
+        "install",
+        "--quiet",
+        "--compile-bytecode",
+        "--python",
+        str(directory / "bin/python"),
+    ]
+    environ = {**os.environ, "UV_CACHE_DIR": str(HOME / "matrix" / "cache"), **as_pip(installer / "bin/pip")}
+    done = subprocess.run(
+        [*uv, f"torch=={cell.torch}", "pip", "hatchling", "wheel", f"{CHECKOUT}[test]"],
+        env=environ,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        print(done.stderr, file=sys.stderr)
+        lacking = "no wheels for torch" if "torch" in done.stderr else "not all packages"
+        raise NotAvailableError(f"{lacking} {cell.torch} and Python {cell.python}")
+    # uv takes the package of an earlier checkout for this one, as its version is the same.
+    call(*uv, "--reinstall", "--no-deps", str(CHECKOUT), environ=environ)
+
+
+def as_pip(pip: Path) -> dict[str, str]:
+    """Return variables that let uv look for packages where pip is configured to."""
+    shown = subprocess.run([str(pip), "config", "list"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    given = dict(line.split("=", 1) for line in shown.splitlines())
+    names = {"find-links": "UV_FIND_LINKS", "extra-index-url": "UV_EXTRA_INDEX_URL", "index-url": "UV_DEFAULT_INDEX"}
+    values = {key.rpartition(".")[2]: value.strip("'") for key, value in given.items()}
+    found = {variable: values[name].replace("\\n", " ") for name, variable in names.items() if name in values}
+    if "cert" in values:
+        found["SSL_CERT_FILE"] = values["cert"]
+    return {**found, "UV_INDEX_STRATEGY": "unsafe-best-match", "UV_PYTHON_DOWNLOADS": "never", "UV_HTTP_TIMEOUT": "300"}
+
+
+def interpreter(release: str) -> str | None:
+    """Return a Python of this release: the machine's own, one in PATH, or one that pyenv has built."""
+    candidates = [Path(f"/usr/bin/python{release}"), *(Path(d) / f"python{release}" for d in os.get_exec_path())]
+    candidates += sorted(Path.home().glob(f".pyenv/versions/{release}.*/bin/python"))
+    for candidate in candidates:
+        if candidate.exists():
+            asked = [str(candidate), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+            done = subprocess.run(asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+            if done.stdout.strip() == release:
+                return str(candidate)
+    return None
+
+
+def tested(cell: Cell, layer: Layer, directory: Path, options: Sequence[str]) -> Result:
+    """Run a layer of tests and count them."""
+    with tempfile.TemporaryDirectory() as place:
+        report = Path(place) / "report.xml"
+        command = [str(directory / "bin/python"), "-m", "pytest", f"tests/{layer.value}", "-q", f"--junitxml={report}"]
+        environ = {**os.environ, **({"SLURM_ELASTIC_TEST_RELEASE": cell.slurm} if cell.slurm else {})}
+        done = subprocess.run([*command, *options], cwd=CHECKOUT, env=environ, check=False)
+        if not report.exists():
+            return result(cell, layer, Outcome.FAILED, reason="pytest did not run")
+        (suite,) = ElementTree.parse(report).getroot().iter("testsuite")
+    counts = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")}
+    failed, ran = counts["failures"] + counts["errors"], counts["tests"] - counts["skipped"]
+    good = done.returncode == 0 and not failed and ran > 0
+    return result(cell, layer, Outcome.PASSED if good else Outcome.FAILED, tests=ran, failed=failed)
+
+
+def result(cell: Cell, layer: Layer, outcome: Outcome, *, reason: str = "", tests: int = 0, failed: int = 0) -> Result:
+    """Return a result of today and of this checkout."""
+    commit = output("git", "rev-parse", "--short", "HEAD") + ("+" if output("git", "status", "--porcelain") else "")
+    date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    return Result(cell.torch, cell.python, cell.slurm, layer.value, outcome.value, reason, tests, failed, date, commit)
+
+
+def output(*command: str) -> str:
+    """Return what a command prints."""
+    return subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
+def call(*command: str, environ: dict[str, str] | None = None) -> None:
+    """Run a command that has to succeed."""
+    subprocess.run(command, env=environ, check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
