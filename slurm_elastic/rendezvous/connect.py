@@ -15,6 +15,7 @@ from slurm_elastic.rendezvous.election.runner import FollowerConfig
 from slurm_elastic.rendezvous.leader.absent_agents import agents_gone
 from slurm_elastic.rendezvous.leader.fenced_records import Ledger
 from slurm_elastic.rendezvous.leader.leader import Leader
+from slurm_elastic.rendezvous.leader.releases import own_releases
 from slurm_elastic.rendezvous.membership import Candidate, Decision, Reason, Settings
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import Records, RecordsError
@@ -92,6 +93,7 @@ class Seat:
             store_port=store_port,
             cohort=self.cohort[0],
             cohort_size=self.cohort[1],
+            releases=own_releases(),
         )
 
 

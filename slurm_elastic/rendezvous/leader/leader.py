@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
@@ -40,6 +41,7 @@ from slurm_elastic.rendezvous.leader.agent_connections import Peers
 from slurm_elastic.rendezvous.leader.fenced_records import Ledger
 from slurm_elastic.rendezvous.leader.heartbeat_schedule import Beats
 from slurm_elastic.rendezvous.leader.outgoing_messages import tell
+from slurm_elastic.rendezvous.leader.releases import Releases
 from slurm_elastic.rendezvous.leave_requests import LeaveRequest, LeaveRequested, who_is_meant
 from slurm_elastic.rendezvous.membership import Decision, Disconnected, Heard, Joined, Phase, Settings, State, Tick
 from slurm_elastic.rendezvous.records.api import RecordsError
@@ -50,6 +52,8 @@ from slurm_elastic.rendezvous.transport.messages import Beat, MessageError, deco
 from slurm_elastic.rendezvous.transport.server_connection import AcceptedConnection
 
 __all__ = ["FencedError", "Leader"]
+
+logger = logging.getLogger("slurm_elastic")
 
 _BACKLOG, _AT_ONCE = 4096, 16
 """Connections that may wait to be accepted, and that are accepted together."""
@@ -97,6 +101,7 @@ class Leader:
         self._peers = Peers(Beats(settings.heartbeat_limit / 3, settings.tick_interval))
         self.rejected = self._peers.rejected
         self._signs: dict[str, float] = {}
+        self._releases = Releases()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.report: Callable[[ReportClaimed | ReportBlocking], None] = lambda action: None
@@ -177,6 +182,9 @@ class Leader:
         if isinstance(message, Joined):
             candidate = message.candidate
             self._places[candidate.agent] = (candidate.address, candidate.standby_port)
+            difference = self._releases.note(candidate.node, candidate.releases)
+            if difference:
+                logger.warning("%s", difference)
         if isinstance(message, LeaveRequest):
             self._pass_on(connection, message)
         elif not isinstance(message, Beat):

@@ -29,6 +29,7 @@ class Candidate:
         standby_port: port on which this agent listens, and on which it leads if it has to; 0 if it never does.
         cohort: name of the srun that started this agent together with others; empty if none did.
         cohort_size: how many agents that was to start, this one included.
+        releases: of Python and torch, such as ``Python 3.11, torch 2.15.0``; empty if it does not say.
     """
 
     agent: str
@@ -41,6 +42,7 @@ class Candidate:
     standby_port: int = 0
     cohort: str = ""
     cohort_size: int = 1
+    releases: str = ""
 
     @property
     def order(self) -> tuple[object, ...]:
