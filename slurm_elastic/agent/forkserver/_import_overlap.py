@@ -29,8 +29,10 @@ _BEFORE = (
     *("_ctypes", "_json", "_ssl", "_hashlib", "_decimal", "_multiprocessing", "_posixshmem", "_queue", "_uuid", "_bz2"),
     *("_lzma", "_socket", "_struct", "_pickle", "_random", "_bisect", "_datetime", "_posixsubprocess", "mmap"),
     *("array", "binascii", "fcntl", "grp", "math", "resource", "select", "zlib", "asyncio", "msgspec"),
+    *("_csv", "_blake2", "_sha2", "_sha512", "_contextvars", "_elementtree", "_heapq", "_opcode", "_statistics"),
 )
-"""With parts in C, where they are not built in, or of Python with such parts; torch or the agent import them."""
+"""With parts in C, where they are not built in, or of Python with such parts; torch or the agent import them. Debian
+builds most of them into the interpreter; pyenv, conda and python.org's sources build them as files of their own."""
 _MEANWHILE = (
     *("slurm_elastic.agent.forkserver._server", "slurm_elastic.agent.forkserver.client"),
     *(
