@@ -47,12 +47,12 @@ _GET_READY = 15.0
 """Seconds that a node which joins a living run may take for imports before it does."""
 
 
-def launch(settings: AgentSettings, warm: WarmProcess) -> ExitCode:
+def launch(settings: AgentSettings, warm: WarmProcess | None) -> ExitCode:
     """Take part in the run until it ends or this agent has to leave.
 
     Args:
         settings: with the run directory opened.
-        warm: the process that starts the workers.
+        warm: the process that starts the workers; None where torch itself has to start them.
 
     Raises:
         UsageError: something that a person has to mend; nothing was started.
@@ -73,7 +73,7 @@ def launch(settings: AgentSettings, warm: WarmProcess) -> ExitCode:
         return ExitCode.LEFT
 
 
-def _take_part(settings: AgentSettings, warm: WarmProcess, records: Records) -> ExitCode:
+def _take_part(settings: AgentSettings, warm: WarmProcess | None, records: Records) -> ExitCode:
     if records.is_done():
         logger.info("run %s is finished already: nothing to do", settings.run_id)
         return ExitCode.FINISHED
@@ -81,7 +81,7 @@ def _take_part(settings: AgentSettings, warm: WarmProcess, records: Records) -> 
         return _supervise(settings, records, warm, health)
 
 
-def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess, health: Health) -> ExitCode:
+def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess | None, health: Health) -> ExitCode:
     config = settings.launch_config
     seat = _seat(settings, records)
     events = EventLog(settings.run_dir, settings.node, config.event_log_handler)
@@ -186,9 +186,9 @@ def _job_at_end(settings: AgentSettings, job: SlurmJob, seat: Seat, coordination
     )
 
 
-def _get_ready(settings: AgentSettings, warm: WarmProcess, coordination: Coordination) -> None:
+def _get_ready(settings: AgentSettings, warm: WarmProcess | None, coordination: Coordination) -> None:
     """Import what can be imported before this node joins a run whose workers train, and stand still when it does."""
-    if settings.shared and settings.run_dir.last_round() is not None:
+    if warm is not None and settings.shared and settings.run_dir.last_round() is not None:
         with contextlib.suppress(StartInterruptedError):
             warm.import_all(_GET_READY, lambda: record_signals().first() is not None or coordination.has_word)
 

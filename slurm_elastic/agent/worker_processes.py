@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal as signals
 from collections.abc import Callable, Iterable, Mapping
 from string import Template
@@ -12,7 +13,6 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs, RunProcsResult
 from torch.distributed.elastic.utils.api import macros
 
 from slurm_elastic.agent.forkserver import WarmProcess
-from slurm_elastic.agent.forkserver.torch_context import start_warm_processes
 from slurm_elastic.agent.watchdog import process_state
 
 __all__ = ["Starter", "WorkerProcesses", "survivors", "worker_starter"]
@@ -54,18 +54,29 @@ Starter = Callable[[WorkerSpec, Mapping[int, dict[str, str]], Callable[[], bool]
 while that takes long and returns True if the start is to be given up."""
 
 
-def worker_starter(warm: WarmProcess, logs_specs: LogsSpecs, prefix_template: str | None) -> Starter:
-    """Return what starts workers by the fork server of this node.
+def worker_starter(warm: WarmProcess | None, logs_specs: LogsSpecs, prefix_template: str | None) -> Starter:
+    """Return what starts workers: the fork server of this node, or torch itself.
 
     Args:
-        warm: the fork server.
+        warm: the fork server; None if it lacks something of this torch, see `slurm_elastic.agent.torch_hooks`.
         logs_specs: where their output goes.
         prefix_template: torch's template of the prefix of every line that is also shown.
     """
 
+    started_by: Callable[..., WorkerProcesses]
+    if warm is None:
+        from slurm_elastic.agent.forkserver.torch_processes import TorchProcesses
+
+        started_by = TorchProcesses
+    else:
+        # Touches more of torch than the agent does.
+        from slurm_elastic.agent.forkserver.torch_context import start_warm_processes
+
+        started_by = functools.partial(start_warm_processes, warm=warm)
+
     def start(spec: WorkerSpec, envs: Mapping[int, dict[str, str]], should_stop: Callable[[], bool]) -> WorkerProcesses:
         assert spec.entrypoint is not None
-        return start_warm_processes(
+        return started_by(
             name=spec.role,
             entrypoint=spec.entrypoint,
             args={rank: tuple(macros.substitute(list(spec.args), str(rank))) for rank in envs},
@@ -75,7 +86,6 @@ def worker_starter(warm: WarmProcess, logs_specs: LogsSpecs, prefix_template: st
             numa_options=spec.numa_options,
             duplicate_stdout_filters=spec.duplicate_stdout_filters,
             duplicate_stderr_filters=spec.duplicate_stderr_filters,
-            warm=warm,
             should_stop=should_stop,
         )
 
@@ -83,11 +93,16 @@ def worker_starter(warm: WarmProcess, logs_specs: LogsSpecs, prefix_template: st
 
 
 def _prefixes(template: str | None, spec: WorkerSpec, envs: Mapping[int, dict[str, str]]) -> dict[int, str] | None:
-    """Return the prefix of the lines of every local rank (torch 2.13, local_elastic_agent.py, _start_workers)."""
+    """Return the prefix of the lines of every local rank (torch 2.15, local_elastic_agent.py, _start_workers).
+
+    torch takes ``${hostname}`` from gethostname(2); here it is the node as Slurm names it.
+    """
     if not template:
         return None
     return {
-        rank: Template(template).safe_substitute(role_name=spec.role, rank=env["RANK"], local_rank=rank)
+        rank: Template(template).safe_substitute(
+            role_name=spec.role, rank=env["RANK"], local_rank=rank, hostname=env["SLURM_ELASTIC_NODE"]
+        )
         for rank, env in envs.items()
     }
 

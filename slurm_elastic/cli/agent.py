@@ -82,14 +82,19 @@ def _run(arguments: Sequence[str], warm: WarmProcess | None) -> int:
     try:
         with _quick_imports():
             # These import torch.
+            from slurm_elastic.agent.torch_hooks import require_torch
+
+            can_fork = require_torch()
             from slurm_elastic.agent.run import launch
             from slurm_elastic.agent.settings import resolve
             from slurm_elastic.agent.single_instance import claim
             from slurm_elastic.cli.agent_parser import agent_parser
+        if not can_fork:
+            warm.close()
         settings = resolve(agent_parser().parse_args(arguments), {**os.environ, **private})
         settings.run_dir.open()
         with claim(settings.run_dir.secret(), settings.node, settings.job):
-            return int(launch(settings, warm))
+            return int(launch(settings, warm if can_fork else None))
     finally:
         warm.close()
 

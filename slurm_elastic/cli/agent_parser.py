@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 from typing import Any
 
@@ -62,6 +63,8 @@ def agent_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[torchrun],
         add_help=False,
+        # An option of the same name that a release of torch adds does not stop the agent; --print-completion is one.
+        conflict_handler="resolve",
     )
     # A default of torchrun cannot be distinguished from a given value; a PET_* variable is a given value.
     parser.set_defaults(**{name: os.environ.get(f"PET_{name.upper()}") for name in _FILLED_IN})
@@ -73,9 +76,36 @@ def agent_parser() -> argparse.ArgumentParser:
             help=option.help,
             **_given(dest=option.torchrun, metavar=option.metavar, choices=option.choices, default=option.default),
         )
+    group.add_argument(
+        "--print-completion",
+        "--print_completion",
+        action=_PrintCompletion,
+        choices=("bash", "zsh", "tcsh"),
+        help="print a script that completes the options of slurm-elastic in a shell, and exit; needs shtab",
+    )
     return parser
 
 
 def _given(**settings: Any) -> dict[str, Any]:
     """Leave out settings that are None: the action of a switch does not accept them."""
     return {name: value for name, value in settings.items() if value is not None}
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints what a shell completes after ``slurm-elastic``; torch's own would print that of torchrun (torch 2.14)."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_arguments: object) -> None:
+        shell = _arguments[1]
+        try:
+            shtab = importlib.import_module("shtab")
+        except ModuleNotFoundError:
+            raise UsageError("--print-completion needs the package shtab; pip install shtab") from None
+        from slurm_elastic.cli.main import summaries
+
+        command = argparse.ArgumentParser(prog="slurm-elastic")
+        commands = command.add_subparsers()
+        for name, summary in summaries():
+            options = [parser] if name == "agent" else []
+            commands.add_parser(name, help=summary, parents=options, add_help=False)
+        print(shtab.complete(command, shell=shell))
+        parser.exit()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from slurm_elastic.cli._command import Command, Parser, with_one_line_errors
 from slurm_elastic.errors import UsageError, did_you_mean
 
-__all__ = ["main"]
+__all__ = ["main", "summaries"]
 
 _COMMANDS = {
     "agent": "Agent",
@@ -64,7 +64,7 @@ def _run(argv: Sequence[str] | None) -> int:
 class _MainParser(Parser):
     def format_help(self) -> str:
         """Add the summaries of all commands, which imports their modules."""
-        commands = "\n".join(f"  {name:<12}{_imported(name).summary}" for name in _COMMANDS)
+        commands = "\n".join(f"  {name:<12}{summary}" for name, summary in summaries())
         self.description = f"PyTorch training on Slurm that grows, shrinks and restarts.\n\ncommands:\n{commands}"
         return super().format_help()
 
@@ -82,6 +82,11 @@ def _parser() -> Parser:
     parser.add_argument("command", metavar="COMMAND", help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
+
+
+def summaries() -> list[tuple[str, str]]:
+    """Return all commands, each with one line about it; imports their modules."""
+    return [(name, _imported(name).summary) for name in _COMMANDS]
 
 
 def _imported(name: str) -> Command:

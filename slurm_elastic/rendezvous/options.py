@@ -23,9 +23,10 @@ _IGNORED = ("timeout", *ETCD_OPTIONS, *ETCD_TORCH_NAMES)
 The options of etcd are read by :mod:`slurm_elastic.rendezvous.records.open`."""
 _OTHERWISE = {
     "protocol": "write --rdzv-endpoint=etcds://HOST:PORT for https, and etcd:// for http",
+    "cas_backoff_max_seconds": "leave it out: agents of this one do not compete for a record",
     "read_timeout": "the time after which an etcd that does not answer is given up is etcd_limit",
 }
-"""What torch's own etcd backends take, and this rendezvous calls otherwise."""
+"""What torch's own rendezvous and its etcd backends take, and this rendezvous calls otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

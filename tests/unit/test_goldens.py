@@ -89,7 +89,8 @@ def test_options(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
 
 def agent_options(parser: argparse.ArgumentParser) -> dict[str, Any]:
     """The agent's options beside those of torchrun, which are those of torch's release."""
-    torchrun = {action.dest: action for action in get_args_parser()._actions}
+    # torch 2.14 has --print-completion, too, for torchrun.
+    torchrun = {action.dest: action for action in get_args_parser()._actions if action.dest != "print_completion"}
     own = [action for action in parser._actions if set(action.option_strings) - _names(torchrun.get(action.dest))]
     no_default = [
         action.dest

@@ -17,12 +17,16 @@ import weakref
 from types import ModuleType
 from typing import Any
 
-from slurm_elastic.agent.forkserver._linux import spare_exit_handlers
+from slurm_elastic.agent.forkserver._linux import silence_c_stderr, spare_exit_handlers
 
 __all__ = ["Finalization"]
 
 _OF_THE_INTERPRETER = frozenset({"builtins", "sys"})
 """Modules that Python itself takes down last."""
+
+_REPORTS_LEAKS = "triton._C.libtriton"
+"""torch._dynamo imports it with a CUDA build. Its nanobind takes the modules that are spared for leaks and says so in
+thirty lines when Python has ended (nanobind, nb_internals.cpp, internals_cleanup; torch 2.15 with triton 3.9)."""
 
 _keep_for_ever, _untrack, _track = (
     ctypes.pythonapi.Py_IncRef,
@@ -78,7 +82,8 @@ class Finalization:
                 # Not removed: an import from here on must fail, as it does at the end of Python, and not begin anew.
                 sys.modules[name] = None  # type: ignore[assignment]
         own = [vars(module) for module in sys.modules.values() if isinstance(module, ModuleType)]
-        vars(sys)[_LAST] = _Last([namespace for namespace in own if namespace is not vars(sys)])
+        reports = _REPORTS_LEAKS in self._inherited
+        vars(sys)[_LAST] = _Last([namespace for namespace in own if namespace is not vars(sys)], silence=reports)
 
 
 _LAST = "_slurm_elastic_last"
@@ -100,10 +105,11 @@ class _Last:
     Python takes `sys` down when all other modules are done with.
     """
 
-    __slots__ = ("_namespaces",)
+    __slots__ = ("_namespaces", "_silence")
 
-    def __init__(self, namespaces: list[dict[str, Any]]) -> None:
+    def __init__(self, namespaces: list[dict[str, Any]], *, silence: bool) -> None:
         self._namespaces = [weakref.ref(_Namespace(namespace)) for namespace in namespaces]
+        self._silence = silence
 
     def __del__(self) -> None:
         for reference in self._namespaces:
@@ -111,3 +117,5 @@ class _Last:
             if namespace is not None:
                 for name in [name for name in namespace.content if name != "__builtins__"]:
                     namespace.content[name] = None
+        if self._silence:
+            silence_c_stderr()

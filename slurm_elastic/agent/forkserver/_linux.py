@@ -14,6 +14,7 @@ __all__ = [
     "session_of",
     "set_parent_death_signal",
     "set_task_name",
+    "silence_c_stderr",
     "spare_exit_handlers",
 ]
 
@@ -70,6 +71,12 @@ def spare_exit_handlers() -> None:
         for name in ("_ZSt4cout", "_ZSt4clog"):
             stream = ctypes.addressof(ctypes.c_char.in_dll(streams, name))
             _libc.__cxa_atexit(streams._ZNSo5flushEv, ctypes.c_void_p(stream), None)
+
+
+def silence_c_stderr() -> None:
+    """Send to /dev/null what C code prints on its stream stderr from now on; Python writes to the descriptor."""
+    _libc.fopen.restype = ctypes.c_void_p
+    ctypes.c_void_p.in_dll(_libc, "stderr").value = _libc.fopen(b"/dev/null", b"w")
 
 
 def children(parent: int) -> list[int]:

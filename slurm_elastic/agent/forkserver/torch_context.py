@@ -13,10 +13,12 @@ import os
 import signal as signals
 import time
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, ProcessFailure, RunProcsResult
-from torch.numa.binding import NumaOptions, _maybe_wrap_command_args_with_numa_binding
+from torch.numa.binding import NumaOptions
+from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding as _wrap_with_numa_binding
 
 from slurm_elastic.agent.forkserver._fork_eligibility import SWITCHED_OFF
 from slurm_elastic.agent.forkserver._function_call import packed_call, unpacked_result
@@ -32,6 +34,8 @@ __all__ = ["WarmContext", "start_warm_processes"]
 
 logger = logging.getLogger(__name__)
 
+_DEVICE = next(name for name in ("device_index", "gpu_index") if name in signature(_wrap_with_numa_binding).parameters)
+"""gpu_index until torch 2.13."""
 _KILLED_WITHIN = 5.0
 """Seconds after SIGKILL in which a process has to be gone, unless the kernel holds it."""
 
@@ -232,7 +236,7 @@ class WarmContext(PContext):
     def _order(self, rank: int, environment: dict[str, str]) -> Order:
         command = self._command(rank)
         # What torch decides for a cold worker, it decides here for a warm one too.
-        bound = _maybe_wrap_command_args_with_numa_binding(command, gpu_index=rank, numa_options=self._numa_options)
+        bound = _wrap_with_numa_binding(command, **{_DEVICE: rank}, numa_options=self._numa_options)
         descriptors = {}
         for stream, path in (("stdout", self.stdouts[rank]), ("stderr", self.stderrs[rank])):
             if path:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.forkserver import FUNCTION, Program, StartInterruptedError, State, WarmProcess
+from slurm_elastic.agent.forkserver import FUNCTION, Program, StartInterruptedError, State, WarmProcess, torch_context
 from slurm_elastic.control import RoundControl
 from slurm_elastic.errors import UsageError
 from tests.local.forkserver.workplace import HANG, Workplace
@@ -173,11 +173,12 @@ def test_worker_is_bound_to_the_cpus_that_torch_chooses_for_it(
     place.script.write_text("import os\nprint(os.environ['RANK'], os.sched_getaffinity(0))\n")
     cpus = [min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))]
 
-    def bind(command: tuple[str, ...], gpu_index: int, numa_options: object) -> tuple[str, ...]:
-        return ("numactl", f"--physcpubind={cpus[gpu_index]}", *command)
+    def bind(command: tuple[str, ...], numa_options: object, **device: int) -> tuple[str, ...]:
+        assert numa_options is None
+        return ("numactl", f"--physcpubind={cpus[device[torch_context._DEVICE]]}", *command)
 
     # As on a machine with GPUs, where it depends on which one is nearest.
-    monkeypatch.setattr("slurm_elastic.agent.forkserver.torch_context._maybe_wrap_command_args_with_numa_binding", bind)
+    monkeypatch.setattr(torch_context, "_wrap_with_numa_binding", bind)
     context = place.context(workers=2)
     try:
         assert context.wait(HANG) is not None

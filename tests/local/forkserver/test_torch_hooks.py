@@ -1,24 +1,28 @@
-"""What the warm workers need of torch beyond its promises. When torch changes it, these fail and say what."""
+"""The fork server's part of the contract with torch: what it relies on behind unchanged signatures, tried for real.
+
+To be run with every release of torch. When one of these fails, torch has changed: read its new code first.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
+import signal
+import sys
+from pathlib import Path
 
 import pytest
-import torch
 from torch.distributed.elastic import multiprocessing as elastic
 from torch.distributed.elastic.multiprocessing import api
-from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.run import get_args_parser
 from torch.numa import binding
 
-from slurm_elastic.agent.forkserver import worker_command
+from slurm_elastic.agent import option_table
+from slurm_elastic.agent.forkserver import torch_context
 from slurm_elastic.agent.forkserver._numa import bound_cpus
 from slurm_elastic.agent.forkserver.torch_context import WarmContext, start_warm_processes
-
-
-def test_version() -> None:
-    assert torch.__version__.startswith("2.13"), "read slurm_elastic/agent/forkserver against the new torch"
+from slurm_elastic.agent.forkserver.torch_processes import signal_handlers_kept
+from tests.local.forkserver.workplace import HANG
 
 
 def test_context_has_the_methods_that_torch_asks_for() -> None:
@@ -26,25 +30,51 @@ def test_context_has_the_methods_that_torch_asks_for() -> None:
     assert not WarmContext.__abstractmethods__
 
 
-def test_context_is_made_as_we_make_it() -> None:
-    assert list(inspect.signature(api.PContext.__init__).parameters) == [
-        "self",
-        "name",
-        "entrypoint",
-        "args",
-        "envs",
-        "logs_specs",
-        "log_line_prefixes",
-        "duplicate_stdout_filters",
-        "duplicate_stderr_filters",
+class _Context(api.PContext):
+    """Keeps the order in which torch calls it."""
+
+    def __init__(self, logs: Path) -> None:
+        specs = elastic.DefaultLogsSpecs(str(logs), redirects=elastic.Std.ALL, tee=elastic.Std.ALL)
+        super().__init__("trainer", "true", {0: ()}, {0: {}}, specs)
+        self.called: list[str] = []
+        for tail in self._tail_logs:
+            tail.start = lambda: self.called.append("tail")
+
+    def _start(self) -> None:
+        self.called.append("start")
+
+    def _poll(self) -> api.RunProcsResult | None:
+        return None
+
+    def pids(self) -> dict[int, int]:
+        return {}
+
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        self.called.append(death_sig.name)
+
+
+def test_start_is_what_we_replace(tmp_path: Path) -> None:
+    """PContext.start does what WarmContext.start does, and replaces signal handlers, which that one does not."""
+    kept = [
+        (number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     ]
+    context = _Context(tmp_path)
+    try:
+        context.start()
+        assert signal.getsignal(signal.SIGTERM) is not kept[0][1]
+    finally:
+        for number, handler in kept:
+            signal.signal(number, handler)
+    assert context.called[0] == "start"
+    assert set(context.called[1:]) == {"tail"}
+    context.close(signal.SIGKILL)
+    assert context.called[-1] == "SIGKILL"
 
 
-def test_start_is_what_we_replace() -> None:
-    lines = inspect.getsource(api.PContext.start)
-    assert lines.rstrip().endswith(
-        "self._start()\n        for tail_log in self._tail_logs:\n            tail_log.start()"
-    )
+def test_a_tail_log_knows_what_it_follows(tmp_path: Path) -> None:
+    followed = [each for tail in _Context(tmp_path)._tail_logs for each in torch_context._files_of(tail)]
+    assert {Path(each.path).name for each in followed} == {"stdout.log", "stderr.log"}
+    assert {each.prefix for each in followed} == {"[trainer0]:"}
 
 
 def test_start_takes_what_torch_passes() -> None:
@@ -67,15 +97,36 @@ def test_start_takes_what_torch_passes() -> None:
     ]
 
 
-def test_cold_workers_of_torch_are_as_ours() -> None:
-    source = inspect.getsource(SubprocessHandler)
-    for line in ("env_vars = os.environ.copy()", 'kwargs["start_new_session"] = True', 'open(stdout, "w")'):
-        assert line in source
+def test_cold_workers_of_torch_are_as_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have the agent's environment below their own, lead a session, and their output goes to fresh files."""
+    monkeypatch.setenv("OF_THE_AGENT", "1")
+    source = "import os; print(os.environ['OF_THE_AGENT'], os.environ['OWN'], os.getsid(0) == os.getpid())"
+    specs = elastic.DefaultLogsSpecs(str(tmp_path), redirects=elastic.Std.ALL)
+    with signal_handlers_kept():
+        context = elastic.start_processes(
+            "trainer", sys.executable, {0: ("-c", source)}, {0: {"OWN": "2"}}, specs, None
+        )
+    try:
+        assert context.wait(HANG, 0.01) is not None
+        assert Path(context.stdouts[0]).read_text() == "1 2 True\n"
+    finally:
+        context.close(signal.SIGKILL)
 
 
-def test_numa_binding_is_a_prefix_of_the_command() -> None:
-    arguments = inspect.signature(binding._maybe_wrap_command_args_with_numa_binding).parameters
-    assert list(arguments) == ["command_args", "gpu_index", "numa_options"]
+def test_numa_binding_is_a_prefix_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrap = functools.partial(torch_context._wrap_with_numa_binding, **{torch_context._DEVICE: 3})
+    assert wrap(("python", "x"), numa_options=None) == ("python", "x")
+    asked: list[object] = []
+
+    def cpus(**arguments: object) -> set[int]:
+        asked.append(arguments[torch_context._DEVICE])
+        return {0, 2}
+
+    # As with devices, which are asked for their NUMA node.
+    monkeypatch.setattr(binding, "_get_validated_logical_cpus_to_bind_to", cpus)
+    options = binding.NumaOptions(affinity_mode=binding.AffinityMode.NODE)
+    assert bound_cpus(wrap(("python", "x"), numa_options=options), ("python", "x")) == (0, 2)
+    assert asked == [3]
     bound = binding._assemble_numactl_command_args(
         original_command_args=("python", "x"), logical_cpu_indices={0, 1, 2, 7, 9, 10}
     )
@@ -87,8 +138,8 @@ def test_numa_binding_is_a_prefix_of_the_command() -> None:
 
 def test_switches_of_torchrun_are_known() -> None:
     actions = get_args_parser()._actions
-    assert {name: action.dest for action in actions if action.nargs == 0 for name in action.option_strings} == (
-        worker_command._SWITCHES
-    )
-    letters = {name for action in actions if action.nargs is None for name in action.option_strings if len(name) == 2}
-    assert letters == set(worker_command._LETTERS_WITH_VALUE)
+    names = {action: {name.replace("_", "-") for name in action.option_strings} for action in actions}
+    switches = {name for action in actions if action.nargs == 0 for name in names[action] if name.startswith("--")}
+    assert switches == set(option_table._TORCHRUN_SWITCHES)
+    letters = {name: (names[action] - {name}).pop() for action in actions for name in names[action] if len(name) == 2}
+    assert letters == option_table._LETTERS

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext
 from slurm_elastic.agent.forkserver import Program, WarmProcess
 from slurm_elastic.agent.forkserver._linux import children
 from slurm_elastic.agent.forkserver.torch_context import WarmContext, start_warm_processes
+from slurm_elastic.agent.forkserver.torch_processes import signal_handlers_kept
 
 HANG = 120.0
 """Seconds after which a test gives up. Imports of torch take ten times as long where ten processes want a processor."""
@@ -83,7 +83,7 @@ class Workplace:
         return self.ended(self.context(arguments, environment))
 
     def run_plain(self, arguments: Sequence[Any] = (), environment: Mapping[str, str] | None = None) -> Ended:
-        with _signal_handlers_kept():
+        with signal_handlers_kept():
             return self.ended(start_processes(*self.call(arguments, environment, 1)))
 
     def ended(self, context: PContext) -> Ended:
@@ -102,18 +102,6 @@ class Workplace:
             Path(context.stderrs[0]).read_text(),
             json.loads(error.read_text()) if error.exists() else None,
         )
-
-
-@contextlib.contextmanager
-def _signal_handlers_kept() -> Iterator[None]:
-    # PContext.start of torch 2.13 replaces them.
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-    kept = [signal.getsignal(number) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, kept, strict=True):
-            signal.signal(number, handler)
 
 
 def comparable(ended: Ended) -> Ended:

@@ -1,6 +1,6 @@
-"""What slurm_elastic touches of torch beyond its documented interface, as read in 2.13.
+"""The agent's part of the contract with torch: what it relies on behind unchanged signatures, tried for real.
 
-When one of these fails, torch has changed under us: read its new code before this file is brought up to date.
+To be run with every release of torch. When one of these fails, torch has changed: read its new code first.
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
+import re
+import signal
 import socket
+import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterable
@@ -19,97 +22,43 @@ from typing import Any
 import pytest
 import torch
 from torch._C._distributed_c10d import TCPStore
-from torch.distributed import run as torchrun
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.health_check_server import HealthCheckServer
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events import handlers
 from torch.distributed.elastic.events.api import EventSource
-from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, PContext, RunProcsResult
+from torch.distributed.elastic.multiprocessing import (
+    DefaultLogsSpecs,
+    LogsDest,
+    LogsSpecs,
+    PContext,
+    ProcessFailure,
+    RunProcsResult,
+    SignalException,
+)
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
-from torch.distributed.elastic.rendezvous import RendezvousHandler
-from torch.distributed.elastic.timer.file_based_local_timer import FileTimerRequest
+from torch.distributed.elastic.rendezvous import RendezvousHandler, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 from torch.distributed.launcher.api import LaunchConfig, launch_agent
-from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding
 
 import slurm_elastic
 from slurm_elastic.agent.agent import Agent
 from slurm_elastic.agent.forkserver.torch_context import WarmContext
+from slurm_elastic.agent.forkserver.torch_processes import signal_handlers_kept
 from slurm_elastic.agent.health import HealthServer
 from slurm_elastic.agent.torch_agent import TorchAgent
 from slurm_elastic.agent.worker_logs import RoundLogsSpecs
 
-
-def test_the_version_that_was_read() -> None:
-    assert torch.__version__.startswith("2.13.")
+_RELEASE = tuple(int(number) for number in re.findall(r"\d+", torch.__version__)[:2])
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
     return [name for name in inspect.signature(function).parameters if name != "self"]
 
 
-@pytest.mark.parametrize(
-    ("function", "parameters"),
-    [
-        (LocalElasticAgent.run, ["role"]),
-        (LocalElasticAgent._invoke_run, ["role"]),
-        (LocalElasticAgent._monitor_workers, ["worker_group"]),
-        (LocalElasticAgent._shutdown, ["death_sig", "timeout"]),
-        (LocalElasticAgent._log_watchdog_event, ["name", "request"]),
-        (HealthCheckServer.__init__, ["alive_callback", "port", "timeout"]),
-        (HealthCheckServer.start, []),
-        (HealthCheckServer.stop, []),
-        (FileTimerRequest.__init__, ["worker_pid", "scope_id", "expiration_time", "signal"]),
-        (LocalElasticAgent._set_local_rank_env, ["worker_env", "local_rank", "spec"]),
-        (PContext.start, []),
-        (PContext._start, []),
-        (PContext._poll, []),
-        (PContext._close, ["death_sig", "timeout"]),
-        (PContext.close, ["death_sig", "timeout"]),
-        (PContext.pids, []),
-        (PContext.wait, ["timeout", "period"]),
-        (LogsSpecs.reify, ["envs"]),
-        (LogsSpecs.__init__, ["log_dir", "redirects", "tee", "local_ranks_filter"]),
-        (_maybe_wrap_command_args_with_numa_binding, ["command_args", "gpu_index", "numa_options"]),
-        (torchrun.config_from_args, ["args"]),
-        (torchrun.determine_local_world_size, ["nproc_per_node"]),
-        (torchrun.get_args_parser, []),
-    ],
-    ids=lambda value: getattr(value, "__qualname__", ""),
-)
-def test_parameters(function: Callable[..., Any], parameters: list[str]) -> None:
-    assert _parameters(function) == parameters
-
-
-def test_parameters_of_which_some_are_used() -> None:
-    assert _parameters(LocalElasticAgent._construct_event)[:3] == ["state", "source", "worker"]
-    assert {"spec", "logs_specs", "log_line_prefix_template", "shutdown_timeout"} <= set(_parameters(LocalElasticAgent))
-    assert _parameters(Worker) == ["local_rank", "global_rank", "role_rank", "world_size", "role_world_size"]
-    assert _parameters(RunResult) == ["state", "return_values", "failures"]
-    assert _parameters(PContext) == [
-        "name",
-        "entrypoint",
-        "args",
-        "envs",
-        "logs_specs",
-        "log_line_prefixes",
-        "duplicate_stdout_filters",
-        "duplicate_stderr_filters",
-    ]
-    assert set(_parameters(LogsDest)) == {
-        "stdouts",
-        "stderrs",
-        "tee_stdouts",
-        "tee_stderrs",
-        "error_files",
-        "filtered_stdout",
-        "filtered_stderr",
-    }
-
-
 def test_every_field_of_a_launch_configuration_is_known() -> None:
     # A field that torch adds is an option of torchrun that would be taken and then ignored.
-    assert set(_parameters(LaunchConfig)) == {
+    assert set(_parameters(LaunchConfig)) <= {
         "min_nodes",
         "max_nodes",
         "nproc_per_node",
@@ -171,7 +120,7 @@ class _Specs(LogsSpecs):
 
 def _agent() -> LocalElasticAgent:
     spec = WorkerSpec(role="trainer", local_world_size=2, rdzv_handler=_Handler(), entrypoint="true", max_restarts=3)
-    return LocalElasticAgent(spec, _Specs(), shutdown_timeout=7, log_line_prefix_template="x")
+    return LocalElasticAgent(spec, _Specs())
 
 
 def test_what_an_agent_knows() -> None:
@@ -190,10 +139,8 @@ def test_the_agent_of_ours_overrides_what_is_there() -> None:
     for name in ("_invoke_run", "_shutdown"):
         assert name in vars(TorchAgent)
         assert hasattr(LocalElasticAgent, name)
-        assert _parameters(getattr(TorchAgent, name)) == _parameters(getattr(LocalElasticAgent, name))
     for name in ("start", "_start", "_poll", "_close", "pids", "wait"):
         assert name in vars(WarmContext)
-        assert _parameters(getattr(WarmContext, name)) == _parameters(getattr(PContext, name))
     # Names of ours that would hide one of torch's.
     hidden = {name for name in vars(TorchAgent) if not name.startswith("__")} & set(dir(LocalElasticAgent))
     assert hidden <= {"_invoke_run", "_shutdown", "_abc_impl"}
@@ -295,6 +242,69 @@ def test_what_monitors_workers_asks_of_the_context_and_nothing_else() -> None:
     assert asked == [(0,)]
 
 
+def _results(**results: Any) -> RunResult:
+    agent = _agent()
+    agent._worker_group.workers = [Worker(local_rank, 4 + local_rank) for local_rank in (0, 1)]
+    for worker, pid in zip(agent._worker_group.workers, (10, 11), strict=True):
+        worker.id = pid
+
+    class Ended:
+        def pids(self) -> dict[int, int]:
+            return {0: 10, 1: 11}
+
+        def wait(self, _timeout: float) -> RunProcsResult:
+            return RunProcsResult(**results)
+
+    agent._pcontext = Ended()  # type: ignore[assignment]
+    return agent._monitor_workers(agent._worker_group)
+
+
+def test_what_monitors_workers_tells_of_those_that_ended() -> None:
+    failure = ProcessFailure(1, 11, 7, "")
+    failed = _results(failures={1: failure})
+    assert (failed.state, failed.failures) == (WorkerState.FAILED, {5: failure})
+    ended = _results(return_values={0: "a", 1: "b"})
+    assert (ended.state, ended.return_values) == (WorkerState.SUCCEEDED, {4: "a", 5: "b"})
+
+
+@pytest.mark.parametrize(
+    ("result", "cleared"),
+    [
+        (RunResult(WorkerState.SUCCEEDED, {0: None}), signal.SIGTERM),
+        (RunResult(WorkerState.FAILED), signal.SIGTERM),
+        (RendezvousGracefulExitError("left"), signal.SIGTERM),
+        (SignalException("told to end", signal.SIGINT), signal.SIGINT),
+    ],
+    ids=["succeeded", "failed", "left", "signalled"],
+)
+def test_run_clears_away_in_the_end_whatever_happened(result: Any, cleared: signal.Signals) -> None:
+    def take_part() -> RunResult:
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    seen: list[tuple[signal.Signals, int]] = []
+    spec = _agent()._worker_group.spec
+    agent = TorchAgent(spec, _Specs(), take_part, lambda number, timeout: seen.append((number, timeout)), 7)
+    agent._worker_group.workers = [Worker(0, 0)]
+    with contextlib.suppress(SignalException):
+        agent.run("trainer")
+    assert seen == [(cleared, 7)]
+
+
+@pytest.mark.parametrize("variable", ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"])
+def test_a_virtual_local_rank_sees_one_device(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    if variable == "HIP_VISIBLE_DEVICES" and _RELEASE < (2, 15):
+        pytest.skip("torch reads HIP_VISIBLE_DEVICES since 2.15")
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "6,7")
+    spec = WorkerSpec("trainer", 2, _Handler(), entrypoint="true", virtual_local_rank=True)
+    env: dict[str, str] = {}
+    TorchAgent(spec, _Specs(), lambda: RunResult(state=WorkerState.HEALTHY), print).set_local_rank(env, 1)
+    assert (env["LOCAL_RANK"], env[variable]) == ("0", "7")
+
+
 def test_event_handlers_are_registered_in_a_dictionary() -> None:
     assert {"null", "console"} <= set(handlers._log_handlers)
 
@@ -325,8 +335,31 @@ def test_whoever_waits_in_a_store_comes_back_when_its_last_reference_goes() -> N
     assert ended.wait(60)
 
 
-def test_the_launcher_shuts_the_rendezvous_down_while_a_failure_is_on_its_way() -> None:
-    # SlurmRendezvousHandler.shutdown looks at sys.exc_info(); only a finally clause shows it.
-    lines = [line.strip() for line in inspect.getsource(launch_agent).splitlines()]
-    end = lines.index("spec.rdzv_handler.shutdown()")
-    assert lines[end - 2 : end] == ["finally:", "if shutdown_rdzv:"]
+class _Failing(_Handler):
+    """torch's launcher makes an agent for it, which fails at once."""
+
+    during: BaseException | None = None
+
+    def get_backend(self) -> str:
+        return "failing"
+
+    def next_rendezvous(self) -> Any:
+        raise RuntimeError("no round")
+
+    def shutdown(self) -> bool:
+        self.during = sys.exc_info()[1]
+        return True
+
+
+def test_the_launcher_shuts_the_rendezvous_down_while_a_failure_is_on_its_way(tmp_path: Path) -> None:
+    """SlurmRendezvousHandler.shutdown looks at sys.exc_info()."""
+    handler = _Failing()
+    rendezvous_handler_registry.register("failing", lambda _parameters: handler)
+    try:
+        specs = DefaultLogsSpecs(str(tmp_path))
+        config = LaunchConfig(1, 1, 1, rdzv_backend="failing", rdzv_endpoint="here", run_id="run", logs_specs=specs)
+        with signal_handlers_kept(), pytest.raises(RuntimeError, match="no round"):
+            launch_agent(config, "true", [])
+    finally:
+        del rendezvous_handler_registry._registry["failing"]
+    assert str(handler.during) == "no round"

@@ -45,7 +45,10 @@ def test_unknown_keys_are_errors(key: str) -> None:
         RendezvousOptions.from_config({"join_timeout": "60", key: "1"})
 
 
-@pytest.mark.parametrize(("key", "ours"), [("read_timeout", "etcd_limit"), ("protocol", "etcds://")])
+@pytest.mark.parametrize(
+    ("key", "ours"),
+    [("read_timeout", "etcd_limit"), ("protocol", "etcds://"), ("cas_backoff_max_seconds", "leave it out")],
+)
 def test_what_torch_takes_and_this_rendezvous_calls_otherwise_is_named(key: str, ours: str) -> None:
     with pytest.raises(UsageError, match=f"--rdzv-conf: {key} is for torch's own rendezvous; .*{ours}"):
         RendezvousOptions.from_config({key: "1"})

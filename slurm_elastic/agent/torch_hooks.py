@@ -1,0 +1,242 @@
+"""The parts of torch beyond its documented interface that slurm_elastic uses: one table, and its check at start.
+
+What the agent and the fork server rely on behind these signatures is tried for real, with every release, in
+`tests/unit/agent/test_torch_hooks.py` and `tests/local/forkserver/test_torch_hooks.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import re
+import sys
+from collections.abc import Iterable
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slurm_elastic.errors import UsageError
+
+__all__ = ["HOOKS", "OLDEST", "Gaps", "Hook", "Kind", "Part", "gaps", "require_torch"]
+
+logger = logging.getLogger("slurm_elastic")
+
+OLDEST = "2.12"
+"""The oldest release of torch that was tested; see docs/versions.md."""
+
+
+class Part(Enum):
+    """The part of slurm_elastic that needs a hook."""
+
+    AGENT = "agent"
+    FORK_SERVER = "fork server"
+
+
+class Kind(Enum):
+    """How a hook is used."""
+
+    CALLED = "called"
+    """slurm_elastic calls it with these parameters by name."""
+    OVERRIDDEN = "overridden"
+    """torch calls slurm_elastic's method of that name, which takes these parameters."""
+    SET = "set"
+    """The constructor of the class sets these attributes."""
+    ABSTRACT = "abstract"
+    """The class has no abstract methods but these."""
+
+
+class Hook(NamedTuple):
+    """One place where slurm_elastic depends on torch's code."""
+
+    part: Part
+    kind: Kind
+    path: str
+    """``module:name.name``."""
+    names: str
+    """What `kind` speaks of; ``a|b`` where releases of torch call the same thing differently."""
+
+
+class Gaps(NamedTuple):
+    """The hooks that this torch lacks, in words, by the part that needs them."""
+
+    agent: tuple[str, ...]
+    fork_server: tuple[str, ...]
+
+
+_ELASTIC = "torch.distributed.elastic"
+_API = f"{_ELASTIC}.agent.server.api"
+_LOCAL = f"{_ELASTIC}.agent.server.local_elastic_agent:LocalElasticAgent"
+_PROCESSES = f"{_ELASTIC}.multiprocessing.api"
+
+HOOKS: tuple[Hook, ...] = tuple(
+    Hook(part, kind, path, names)
+    for part, kind, path, names in (
+        (Part.AGENT, Kind.CALLED, f"{_LOCAL}.__init__", "spec logs_specs shutdown_timeout"),
+        (Part.AGENT, Kind.CALLED, f"{_LOCAL}.run", "role"),
+        (Part.AGENT, Kind.OVERRIDDEN, f"{_LOCAL}._invoke_run", "role"),
+        (Part.AGENT, Kind.OVERRIDDEN, f"{_LOCAL}._shutdown", "death_sig timeout"),
+        (Part.AGENT, Kind.CALLED, f"{_LOCAL}._monitor_workers", "worker_group"),
+        (Part.AGENT, Kind.CALLED, f"{_LOCAL}._construct_event", "state source worker"),
+        (Part.AGENT, Kind.CALLED, f"{_LOCAL}._log_watchdog_event", "name request"),
+        (Part.AGENT, Kind.CALLED, f"{_LOCAL}._set_local_rank_env", "worker_env local_rank spec"),
+        (Part.AGENT, Kind.SET, _LOCAL, "_pcontext"),
+        (Part.AGENT, Kind.SET, f"{_API}:SimpleElasticAgent", "_worker_group _remaining_restarts"),
+        (
+            Part.AGENT,
+            Kind.SET,
+            f"{_API}:WorkerGroup",
+            "spec workers store group_rank group_world_size master_addr state",
+        ),
+        (Part.AGENT, Kind.CALLED, f"{_API}:Worker", "local_rank global_rank role_rank world_size role_world_size"),
+        (Part.AGENT, Kind.CALLED, f"{_API}:RunResult", "state return_values failures"),
+        (
+            Part.AGENT,
+            Kind.CALLED,
+            f"{_API}:WorkerSpec",
+            "role local_world_size entrypoint args rdzv_handler max_restarts monitor_interval local_addr "
+            "event_log_handler numa_options duplicate_stdout_filters duplicate_stderr_filters virtual_local_rank",
+        ),
+        (
+            Part.AGENT,
+            Kind.SET,
+            "torch.distributed.launcher.api:LaunchConfig",
+            "min_nodes max_nodes nproc_per_node logs_specs role rdzv_configs max_restarts monitor_interval "
+            "log_line_prefix_template local_addr event_log_handler numa_options duplicate_stdout_filters "
+            "duplicate_stderr_filters virtual_local_rank shutdown_timeout",
+        ),
+        (Part.AGENT, Kind.CALLED, f"{_ELASTIC}.events:record", "event destination"),
+        (Part.AGENT, Kind.CALLED, f"{_ELASTIC}.events.handlers:_log_handlers", ""),
+        (Part.AGENT, Kind.CALLED, "torch._C._distributed_c10d:Store", ""),
+        (Part.AGENT, Kind.CALLED, "torch._C._distributed_c10d:TCPStore", ""),
+        (Part.AGENT, Kind.CALLED, "torch.distributed.run:get_args_parser", ""),
+        (Part.AGENT, Kind.CALLED, "torch.distributed.run:config_from_args", "args"),
+        (Part.AGENT, Kind.CALLED, "torch.distributed.run:determine_local_world_size", "nproc_per_node"),
+        (Part.AGENT, Kind.OVERRIDDEN, f"{_PROCESSES}:LogsSpecs.reify", "envs"),
+        (Part.AGENT, Kind.CALLED, f"{_PROCESSES}:LogsSpecs.__init__", "log_dir redirects tee local_ranks_filter"),
+        (
+            Part.AGENT,
+            Kind.CALLED,
+            f"{_PROCESSES}:LogsDest",
+            "stdouts stderrs tee_stdouts tee_stderrs error_files filtered_stdout filtered_stderr",
+        ),
+        (Part.FORK_SERVER, Kind.ABSTRACT, f"{_PROCESSES}:PContext", "_start _poll pids _close"),
+        (
+            Part.FORK_SERVER,
+            Kind.CALLED,
+            f"{_PROCESSES}:PContext.__init__",
+            "name entrypoint args envs logs_specs log_line_prefixes duplicate_stdout_filters duplicate_stderr_filters",
+        ),
+        (Part.FORK_SERVER, Kind.OVERRIDDEN, f"{_PROCESSES}:PContext.start", ""),
+        (Part.FORK_SERVER, Kind.OVERRIDDEN, f"{_PROCESSES}:PContext._close", "death_sig timeout"),
+        (Part.FORK_SERVER, Kind.OVERRIDDEN, f"{_PROCESSES}:PContext.wait", "timeout period"),
+        (Part.FORK_SERVER, Kind.CALLED, f"{_PROCESSES}:PContext.close", "death_sig timeout"),
+        (Part.FORK_SERVER, Kind.SET, f"{_PROCESSES}:PContext", "_tail_logs stdouts stderrs error_files nprocs"),
+        (
+            Part.FORK_SERVER,
+            Kind.SET,
+            f"{_ELASTIC}.multiprocessing.tail_log:TailLog",
+            "_name _dst _log_files _log_line_prefixes _log_line_filter",
+        ),
+        (
+            Part.FORK_SERVER,
+            Kind.CALLED,
+            "torch.numa.binding:_maybe_wrap_command_args_with_numa_binding",
+            # gpu_index until 2.13.
+            "command_args device_index|gpu_index numa_options",
+        ),
+    )
+)
+
+
+def require_torch() -> bool:
+    """Check the torch that is installed; that takes about a millisecond once torch is imported.
+
+    Returns:
+        True if the fork server can start the workers; otherwise that is logged, and torch has to start them.
+
+    Raises:
+        UsageError: torch is missing, older than the oldest tested, built without distributed, or lacks what the agent
+            needs.
+    """
+    try:
+        torch = importlib.import_module("torch")
+    except ModuleNotFoundError as error:
+        raise UsageError(f"torch cannot be imported: {error}; install it: pip install 'torch>={OLDEST}'") from None
+    release = str(torch.__version__)
+    if _numbers(release) < _numbers(OLDEST):
+        raise UsageError(
+            f"torch {release} is older than {OLDEST}, the oldest that slurm_elastic was tested with; "
+            f"pip install 'torch>={OLDEST}'"
+        )
+    if not importlib.import_module("torch.distributed").is_available():
+        raise UsageError(
+            f"torch {release} is built without distributed (USE_DISTRIBUTED=0); install a build that has it"
+        )
+    compiled = torch.__spec__.cached if torch.__spec__ else None
+    if compiled and not Path(compiled).exists():
+        logger.warning(
+            "torch's modules have no compiled files, and this process cannot write them: every start compiles them; "
+            "run once as their owner: %s -m compileall -q %s",
+            sys.executable,
+            Path(compiled).parents[2],
+        )
+    found = gaps(HOOKS)
+    if found.agent:
+        raise UsageError(
+            f"torch {release} lacks what the agent needs: {', '.join(found.agent)}; "
+            "upgrade slurm_elastic, or install a release of torch that it was tested with (docs/versions.md)"
+        )
+    if found.fork_server:
+        logger.warning(
+            "torch %s lacks what the fork server needs: %s; torch itself starts the workers, each with its own imports",
+            release,
+            ", ".join(found.fork_server),
+        )
+    return not found.fork_server
+
+
+def gaps(hooks: Iterable[Hook]) -> Gaps:
+    """Return what this torch lacks of the hooks."""
+    missing: dict[Part, list[str]] = {part: [] for part in Part}
+    for hook in hooks:
+        missing[hook.part].extend(_missing(hook))
+    return Gaps(tuple(missing[Part.AGENT]), tuple(missing[Part.FORK_SERVER]))
+
+
+def _missing(hook: Hook) -> list[str]:
+    module, _, qualified = hook.path.partition(":")
+    shown = f"{module.rpartition('.')[2]}.{qualified}"
+    try:
+        found: Any = importlib.import_module(module)
+        for name in qualified.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError):
+        return [shown]
+    names = hook.names.split()
+    if hook.kind is Kind.SET:
+        # Names that the constructor's code uses as attributes; a dataclass has no such code, but fields.
+        known = {*found.__init__.__code__.co_names, *getattr(found, "__dataclass_fields__", ())}
+        return [f"{shown}.{name}" for name in names if known.isdisjoint(name.split("|"))]
+    if hook.kind is Kind.ABSTRACT:
+        return [f"{shown}.{name} (abstract)" for name in sorted(found.__abstractmethods__ - set(names))]
+    if not callable(found) or not names:
+        return []
+    parameters = {name: each for name, each in inspect.signature(found).parameters.items() if name != "self"}
+    if hook.kind is Kind.OVERRIDDEN:
+        return [f"{shown}({name}), new" for name in parameters if name not in names]
+    accepted = {alternative for name in names for alternative in name.split("|")}
+    return [
+        *(f"{shown}({name})" for name in names if parameters.keys().isdisjoint(name.split("|"))),
+        *(f"{shown}({name}), new" for name, each in parameters.items() if name not in accepted and _is_required(each)),
+    ]
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return parameter.default is inspect.Parameter.empty and parameter.kind not in variadic
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    """Major and minor number of a release such as 2.15.0+cu130 or 2.16.0a0+git."""
+    return tuple(int(number) for number in re.findall(r"\d+", release)[:2])

@@ -1,0 +1,98 @@
+"""torch itself starts the workers where it lacks what the fork server needs."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from slurm_elastic.agent.torch_hooks import Hook, Kind, Part
+from tests.local.agents import ROOT, Agent, Allocation, eventually
+
+Allocate = Callable[..., Allocation]
+
+GAP = {"slurm_elastic.agent.torch_hooks.HOOKS": (Hook(Part.FORK_SERVER, Kind.CALLED, "torch.numa.gone:bind", ""),)}
+LINE = "lacks what the fork server needs: gone.bind; torch itself starts the workers"
+
+
+def _start(nodes: Allocation, *arguments: str, **options: Any) -> list[Agent]:
+    return nodes.start_all("--tee=3", *arguments, constants=GAP, **options)
+
+
+@pytest.mark.parametrize("start", ["warm", "cold"])
+def test_a_run_goes_on_after_a_worker_has_failed(allocate: Allocate, start: str) -> None:
+    nodes = allocate(2)
+    agents = _start(nodes, f"--start={start}", "--nproc-per-node=2", "--max-restarts=1")
+    nodes.touch("leave-child")
+    first = nodes.seen(0)
+    nodes.touch("fail.0.2", "3")
+    second = nodes.seen(1)
+    assert {record["pid"] for record in first.values()}.isdisjoint(record["pid"] for record in second.values())
+    nodes.touch("finish")
+    assert [agent.wait() for agent in agents] == [0, 0]
+    assert all(agent.err.count(LINE) == 1 for agent in agents)
+    # The files of every round are there, and what is shown has a prefix.
+    logs = nodes.run_dir / "logs" / "round_0001" / nodes.nodes[1] / "rank_03"
+    assert (logs / "stdout.log").read_text() == "working in round 1\n"
+    assert f"[{nodes.nodes[1]}/3] working in round 1" in agents[1].out
+    assert nodes.processes() == {}
+
+
+def test_the_agent_keeps_its_signal_handlers(allocate: Allocate) -> None:
+    nodes = allocate(1)
+    (agent,) = _start(nodes)
+    pid = nodes.seen(0)[0]["pid"]
+    agent.signal(signal.SIGTERM)
+    assert agent.wait() == 75
+    assert "got SIGTERM" in agent.err
+    eventually(lambda: not _runs(pid))
+
+
+def test_a_worker_that_ignores_sigterm_is_killed(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    agents = _start(nodes, "--nnodes=1:2", script=(*_worker(), "ignore-term"))
+    nodes.seen(0)
+    agents[1].kill()
+    # A round without the lost node follows at once.
+    assert nodes.comes_to(nodes.nodes[:1], after=0) == 1
+    nodes.touch("finish")
+    assert agents[0].wait() == 0
+
+
+def test_functions(allocate: Allocate) -> None:
+    nodes = allocate(1)
+    worker = nodes.directory / "function.py"
+    worker.write_text("import os\nopen('ran', 'w').write(os.environ['RANK'])\n")
+    (agent,) = _start(nodes, "--run-path", script=(str(worker),))
+    assert agent.wait() == 0, agent.err
+    assert (nodes.directory / "ran").read_text() == "0"
+
+
+def _worker() -> tuple[str, ...]:
+    return (str(ROOT / "tests" / "local" / "worker.py"),)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_different_releases_on_the_nodes_of_a_run_are_said_once(allocate: Allocate) -> None:
+    nodes = allocate(3)
+    other = {"slurm_elastic.rendezvous.connect.own_releases": functools.partial(str, "Python 3.9, torch 2.12.0")}
+    agents = [nodes.start(1), *(nodes.start(number, constants=other) for number in (2, 3))]
+    nodes.seen(0)
+    nodes.touch("finish")
+    assert [agent.wait() for agent in agents] == [0, 0, 0]
+    lines = [line for line in nodes.story().splitlines() if "install the same releases on all nodes of a run" in line]
+    assert len(lines) == 1
+    # Whichever joined first.
+    assert "has Python 3.9, torch 2.12.0" in lines[0]
+    assert "127.0.0.1 has Python 3." in lines[0]

@@ -1,0 +1,149 @@
+"""The check of torch's release and hooks at the start of an agent."""
+
+from __future__ import annotations
+
+import abc
+import logging
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from slurm_elastic.agent import torch_hooks
+from slurm_elastic.agent.torch_hooks import HOOKS, Gaps, Hook, Kind, Part, gaps, require_torch
+from slurm_elastic.errors import ExitCode, UsageError
+
+HERE = __name__
+
+
+class Parts(abc.ABC):
+    """Stands for a class of torch."""
+
+    def __init__(self, spec: object, *, timeout: int = 3) -> None:
+        self._group, self._timeout = spec, timeout
+
+    def take(self, index: int, options: object = None) -> int:
+        return index
+
+    def need(self, index: int, more: object) -> int:
+        return index
+
+    @abc.abstractmethod
+    def poll(self) -> None: ...
+
+
+def _gap(kind: Kind, path: str, names: str) -> tuple[str, ...]:
+    return gaps([Hook(Part.AGENT, kind, f"{HERE}:{path}", names)]).agent
+
+
+def test_this_torch_has_every_hook(caplog: pytest.LogCaptureFixture) -> None:
+    assert gaps(HOOKS) == Gaps((), ())
+    assert require_torch()
+    assert not caplog.messages
+
+
+def test_the_check_takes_less_than_5_ms() -> None:
+    def seconds() -> float:
+        began = time.perf_counter()
+        gaps(HOOKS)
+        return time.perf_counter() - began
+
+    # The least of several: other processes may have the processor.
+    assert min(seconds() for _ in range(10)) < 0.005
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "names", "found"),
+    [
+        (Kind.CALLED, "Parts.take", "index options", ()),
+        (Kind.CALLED, "Parts.take", "device|index", ()),
+        (Kind.CALLED, "Parts.take", "device", ("Parts.take(device)", "Parts.take(index), new")),
+        (Kind.CALLED, "Parts.need", "index", ("Parts.need(more), new",)),
+        (Kind.CALLED, "Parts.gone", "index", ("Parts.gone",)),
+        (Kind.CALLED, "Gone.take", "index", ("Gone.take",)),
+        (Kind.CALLED, "Parts", "spec timeout", ()),
+        (Kind.OVERRIDDEN, "Parts.take", "index options later", ()),
+        (Kind.OVERRIDDEN, "Parts.take", "index", ("Parts.take(options), new",)),
+        (Kind.SET, "Parts", "_group _timeout", ()),
+        (Kind.SET, "Parts", "_group _store", ("Parts._store",)),
+        (Kind.ABSTRACT, "Parts", "poll more", ()),
+        (Kind.ABSTRACT, "Parts", "more", ("Parts.poll (abstract)",)),
+    ],
+)
+def test_a_gap_is_named(kind: Kind, path: str, names: str, found: tuple[str, ...]) -> None:
+    assert _gap(kind, path, names) == tuple(f"{HERE.rpartition('.')[2]}.{each}" for each in found)
+
+
+def test_a_module_that_is_gone_is_named() -> None:
+    assert gaps([Hook(Part.FORK_SERVER, Kind.CALLED, "torch.numa.gone:bind", "")]) == Gaps((), ("gone.bind",))
+
+
+def test_a_gap_of_the_fork_server_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    monkeypatch.setattr(torch_hooks, "HOOKS", (Hook(Part.FORK_SERVER, Kind.CALLED, "torch.numa.gone:bind", ""),))
+    assert not require_torch()
+    assert caplog.messages == [
+        "torch 2.99.0 lacks what the fork server needs: gone.bind; torch itself starts the workers, each with its own "
+        "imports"
+    ]
+
+
+def test_modules_without_compiled_files_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in an environment that uv has made, and that only its owner can write to."""
+    caplog.set_level(logging.WARNING)
+    spec = SimpleNamespace(cached="/shared/site-packages/torch/__pycache__/__init__.cpython-311.pyc")
+    monkeypatch.setattr(torch, "__spec__", spec)
+    assert require_torch()
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].endswith(" -m compileall -q /shared/site-packages")
+
+
+def _mistake() -> str:
+    with pytest.raises(UsageError) as caught:
+        require_torch()
+    assert caught.value.exit_code is ExitCode.USAGE
+    return str(caught.value)
+
+
+def test_a_gap_of_the_agent_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    monkeypatch.setattr(torch_hooks, "HOOKS", (Hook(Part.AGENT, Kind.CALLED, "torch.distributed.run:gone", ""),))
+    assert _mistake() == (
+        "torch 2.99.0 lacks what the agent needs: run.gone; upgrade slurm_elastic, or install a release of torch that "
+        "it was tested with (docs/versions.md)"
+    )
+
+
+@pytest.mark.parametrize("release", ["2.11.0+cu130", "1.13.1"])
+def test_a_torch_that_is_too_old_is_a_mistake(monkeypatch: pytest.MonkeyPatch, release: str) -> None:
+    monkeypatch.setattr(torch, "__version__", release)
+    assert _mistake() == (
+        f"torch {release} is older than 2.12, the oldest that slurm_elastic was tested with; pip install 'torch>=2.12'"
+    )
+
+
+@pytest.mark.parametrize("release", ["2.12.0", "2.16.0a0+git1234", "3.0.0"])
+def test_a_newer_torch_is_tried(monkeypatch: pytest.MonkeyPatch, release: str) -> None:
+    monkeypatch.setattr(torch, "__version__", release)
+    assert require_torch()
+
+
+def test_a_torch_without_distributed_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    assert _mistake() == (
+        f"torch {torch.__version__} is built without distributed (USE_DISTRIBUTED=0); install a build that has it"
+    )
+
+
+def test_a_torch_that_is_not_installed_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> SimpleNamespace:
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+    monkeypatch.setattr(torch_hooks, "importlib", SimpleNamespace(import_module=missing))
+    assert _mistake() == "torch cannot be imported: No module named 'torch'; install it: pip install 'torch>=2.12'"
