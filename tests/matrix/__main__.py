@@ -156,7 +156,8 @@ def tested(cell: Cell, layer: Layer, directory: Path, options: Sequence[str]) ->
 
 def result(cell: Cell, layer: Layer, outcome: Outcome, *, reason: str = "", tests: int = 0, failed: int = 0) -> Result:
     """Return a result of today and of this checkout."""
-    commit = output("git", "rev-parse", "--short", "HEAD") + ("+" if output("git", "status", "--porcelain") else "")
+    changes = output("git", "status", "--porcelain", "--", ".", ":!docs/versions.*")
+    commit = output("git", "rev-parse", "--short", "HEAD") + ("+" if changes else "")
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     return Result(cell.torch, cell.python, cell.slurm, layer.value, outcome.value, reason, tests, failed, date, commit)
 
