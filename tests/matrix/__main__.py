@@ -46,9 +46,15 @@ def main() -> int:
             print(f"{cell}: {result.layer}: {result.outcome} {result.reason}", flush=True)
             failed |= result.outcome == Outcome.FAILED.value
             RESULTS.write_text(dumped(recorded(loaded(RESULTS.read_text()), result)))
+            write_table()
+    write_table()
+    return 1 if failed else 0
+
+
+def write_table() -> None:
+    """Write the table of the recorded results into the page; a unit test compares the two."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}\n{table(loaded(RESULTS.read_text()))}\n{END}{rest.partition(END)[2]}")
-    return 1 if failed else 0
 
 
 def run(cell: Cell, options: Sequence[str], *, keep: bool) -> list[Result]:
