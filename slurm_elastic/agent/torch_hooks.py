@@ -34,7 +34,7 @@ class Part(Enum):
 
 
 class Kind(Enum):
-    """How a hook is used."""
+    """Use that is made of a hook."""
 
     CALLED = "called"
     """slurm_elastic calls it with these parameters by name."""
