@@ -20,12 +20,12 @@ from slurm_elastic.slurm import (
     Cause,
     Context,
     ControllerClock,
-    Finding,
+    Diagnosis,
     History,
     JobView,
-    Meaning,
     Requeue,
     RequeueDecision,
+    SignalDefaults,
     SlurmJob,
     classify,
     expand,
@@ -237,7 +237,7 @@ class RequeuePlan:
     record: Mapping[str, Any]
 
 
-def plan_requeue(facts: RequeueFacts, meaning: Meaning, max_requeues: int) -> RequeuePlan:
+def plan_requeue(facts: RequeueFacts, meaning: SignalDefaults, max_requeues: int) -> RequeuePlan:
     """Decide who requeues the job.
 
     Args:
@@ -266,7 +266,7 @@ def plan_requeue(facts: RequeueFacts, meaning: Meaning, max_requeues: int) -> Re
     return RequeuePlan(decision, {"why": decision.why, "counted": decision.counted, "mark": mark})
 
 
-def notice_record(signals: Sequence[signal.Signals], finding: Finding, progress: int | None) -> dict[str, Any]:
+def notice_record(signals: Sequence[signal.Signals], finding: Diagnosis, progress: int | None) -> dict[str, Any]:
     """Return what the notice of a job holds: its signals, their diagnosis, and the last checkpoint that is known."""
     return {
         "signals": [number.name for number in signals],
@@ -276,7 +276,7 @@ def notice_record(signals: Sequence[signal.Signals], finding: Finding, progress:
     }
 
 
-def _cause(notice: Mapping[str, Any], finding: Finding) -> Cause:
+def _cause(notice: Mapping[str, Any], finding: Diagnosis) -> Cause:
     """Take what the agents heard from a person, or from Slurm, where Slurm says that the job could go on.
 
     A slurmctld that was killed in the meantime does not know any more that it has preempted the job.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.slurm import Controller, Meaning, SlurmJob
+from slurm_elastic.slurm import Controller, SignalDefaults, SlurmJob
 
 __all__ = ["RequeuePolicy", "base_directory", "leader_node", "node_range", "require_known", "requeue_policy"]
 
@@ -90,7 +90,7 @@ class RequeuePolicy:
     """
 
     max_requeues: int = _MAX_REQUEUES
-    meaning: Meaning = field(default_factory=Meaning)
+    meaning: SignalDefaults = field(default_factory=SignalDefaults)
 
 
 def requeue_policy(max_requeues: str | None, grace: str | None, warning: str | None) -> RequeuePolicy:
@@ -99,10 +99,12 @@ def requeue_policy(max_requeues: str | None, grace: str | None, warning: str | N
     Raises:
         UsageError: a value is no number, or negative.
     """
-    default = Meaning()
+    default = SignalDefaults()
     return RequeuePolicy(
         max_requeues=_count("--max-requeues", max_requeues, _MAX_REQUEUES),
-        meaning=Meaning(_seconds("--grace", grace, default.grace), _seconds("--warning", warning, default.warning)),
+        meaning=SignalDefaults(
+            _seconds("--grace", grace, default.grace), _seconds("--warning", warning, default.warning)
+        ),
     )
 
 

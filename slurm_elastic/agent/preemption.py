@@ -21,7 +21,7 @@ from slurm_elastic.agent.signals import Notices
 from slurm_elastic.rendezvous.leave_requests import job_of
 from slurm_elastic.rendezvous.membership import LeaveReason
 from slurm_elastic.rundir import RunDir, RunDirError
-from slurm_elastic.slurm import Cause, Controller, Finding, Meaning, NodeState, SlurmJob, classify, presume
+from slurm_elastic.slurm import Cause, Controller, Diagnosis, NodeState, SignalDefaults, SlurmJob, classify, presume
 
 __all__ = ["SignalDiagnosis", "asks_slurm", "concerns_job", "leave_reason", "requested_cause"]
 
@@ -102,18 +102,18 @@ class SignalDiagnosis:
         self,
         notices: Notices,
         job: SlurmJob | None,
-        meaning: Meaning,
+        meaning: SignalDefaults,
         controller: Controller | None = None,
-        record: Callable[[Sequence[signal.Signals], Finding], None] | None = None,
+        record: Callable[[Sequence[signal.Signals], Diagnosis], None] | None = None,
         is_asker: Callable[[], bool] = lambda: True,
     ) -> None:
         self._notices, self._job, self._meaning = notices, job, meaning
         self._controller, self._record, self._is_asker = controller, record, is_asker
-        self._findings: queue.SimpleQueue[Finding] = queue.SimpleQueue()
+        self._findings: queue.SimpleQueue[Diagnosis] = queue.SimpleQueue()
         self._new = threading.Event()
         self._closed = self._told = self._asks = False
-        self._requested: Finding | None = None
-        self._known: Finding | None = None
+        self._requested: Diagnosis | None = None
+        self._known: Diagnosis | None = None
         self._seen = 0
         self._thread: threading.Thread | None = None
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
@@ -124,7 +124,7 @@ class SignalDiagnosis:
         """True if this agent asks Slurm, and others rely on it; known once something was found out."""
         return self._asks
 
-    def look(self) -> Finding | None:
+    def look(self) -> Diagnosis | None:
         """Note signals that came; to be called after each wake-up.
 
         Returns:
@@ -136,9 +136,9 @@ class SignalDiagnosis:
         self._seen = asked
         self._wake()
         finding = self._presume()
-        return Finding(finding.cause, None, finding.detail)
+        return Diagnosis(finding.cause, None, finding.detail)
 
-    def news(self) -> Finding | None:
+    def news(self) -> Diagnosis | None:
         """Return the next finding of the thread, None if there is none."""
         try:
             finding = self._findings.get_nowait()
@@ -155,7 +155,7 @@ class SignalDiagnosis:
         """
         self._told = True
         if requested is not None:
-            self._requested = Finding(requested, None, "asked for")
+            self._requested = Diagnosis(requested, None, "asked for")
             self._wake()
 
     def close(self, timeout: float = 2.0) -> None:
@@ -237,15 +237,15 @@ class SignalDiagnosis:
         asked = [one.at for one in received if one.signal is not signal.SIGCONT]
         return tuple(one.signal for one in received), time.monotonic() - max(asked, default=time.monotonic())
 
-    def _presume(self) -> Finding:
+    def _presume(self) -> Diagnosis:
         return presume(*self._signals(), self._meaning)
 
-    def _report(self, finding: Finding) -> None:
+    def _report(self, finding: Diagnosis) -> None:
         # The reader takes the finding first and counts down then, so the count has to be there before the finding.
         os.eventfd_write(self.fd, 1)
         self._findings.put(finding)
 
-    def _write(self, finding: Finding) -> None:
+    def _write(self, finding: Diagnosis) -> None:
         if self._record is not None and self._asks:
             self._record(self._signals()[0], self._requested or self._known or finding)
 

@@ -37,7 +37,7 @@ from slurm_elastic.rendezvous.run_events import Entry, describe
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.torch_handler import SlurmRendezvousHandler
 from slurm_elastic.rundir import JobRecords, RunDirError, incarnation
-from slurm_elastic.slurm import Controller, Finding, SlurmJob, choose_address, data_interface, gather_facts
+from slurm_elastic.slurm import Controller, Diagnosis, SlurmJob, choose_address, data_interface, gather_facts
 
 __all__ = ["launch"]
 
@@ -199,7 +199,7 @@ def _signal_diagnosis(settings: AgentSettings, checkpoint: Callable[[], int | No
         return SignalDiagnosis(record_signals(), None, meaning)
     records = JobRecords(settings.run_dir, job.job_id)
 
-    def write(signals: Sequence[signal.Signals], finding: Finding) -> None:
+    def write(signals: Sequence[signal.Signals], finding: Diagnosis) -> None:
         try:
             records.publish_notice(job.restart_count, notice_record(signals, finding, checkpoint()))
         except RunDirError as error:

@@ -38,7 +38,7 @@ from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
 from slurm_elastic.rendezvous.records.open import etcd_wanted
 from slurm_elastic.rundir import RunDir
-from slurm_elastic.slurm import AddressWish, Context, Shape, SlurmJob, ephemeral_low, port_sequence
+from slurm_elastic.slurm import AddressPreference, Context, Shape, SlurmJob, ephemeral_low, port_sequence
 
 __all__ = ["AgentSettings", "Start", "resolve"]
 
@@ -87,7 +87,7 @@ class AgentSettings:
     """The host of ``--rdzv-endpoint``, None if not given."""
     etcd: EtcdConfig | None
     """The etcd that keeps the records of the run; None if the run directory does."""
-    address: AddressWish
+    address: AddressPreference
     """The user's choice of this node's address."""
     launch_config: LaunchConfig
     """The meaning of torchrun's options, worked out by torch. The backend is always ``slurm``."""
@@ -163,7 +163,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
         ports=ports,
         endpoint_host=host,
         etcd=etcd,
-        address=AddressWish(options.local_addr, options.interface, options.node_pattern),
+        address=AddressPreference(options.local_addr, options.interface, options.node_pattern),
         launch_config=config,
         entrypoint=entrypoint,
         args=args,

@@ -38,7 +38,7 @@ from slurm_elastic.rendezvous.transport.messages import Ended, Interrupted, Plac
 from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, open_worker_store
 from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import (
-    AddressWish,
+    AddressPreference,
     Controller,
     Shape,
     SlurmJob,
@@ -198,8 +198,8 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
     may_lead = job is None or job.node_rank == 0
     address = "127.0.0.1"
     if job is not None:
-        wish = AddressWish(local_addr=params.local_addr)
-        address = choose_address(wish, gather_facts(wish, node, toward=leader, controller=Controller()))
+        preference = AddressPreference(local_addr=params.local_addr)
+        address = choose_address(preference, gather_facts(preference, node, toward=leader, controller=Controller()))
     ports = port_sequence(run_id, job.restart_count if job else 0, ephemeral_low(), job.reserved_ports if job else ())
     is_allocation = job is not None and job.shape is Shape.ALLOCATION
     restart_count = job.restart_count if job is not None else 0

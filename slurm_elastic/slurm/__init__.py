@@ -16,26 +16,18 @@ from slurm_elastic.slurm.ports import ephemeral_low, port_sequence, ports_exhaus
 from slurm_elastic.slurm.requeue_policy import History, Requeue, RequeueDecision, requeue_decision
 from slurm_elastic.slurm.scontrol_output import ControllerClock, JobView, NodeState, NodeView
 
-# Names that callers still use which have not been converted.
-from slurm_elastic.slurm.address import AddressPreference as AddressWish  # isort: skip
-from slurm_elastic.slurm.cause import Diagnosis as Finding  # isort: skip
-from slurm_elastic.slurm.cause import SignalDefaults as Meaning  # isort: skip
-
 __all__ = [
     "AddressFacts",
     "AddressPreference",
-    "AddressWish",
     "ArrayElement",
     "Cause",
     "Context",
     "Controller",
     "ControllerClock",
     "Diagnosis",
-    "Finding",
     "HetComponent",
     "History",
     "JobView",
-    "Meaning",
     "SignalDefaults",
     "NodeState",
     "NodeView",

@@ -1,4 +1,4 @@
-"""Finding out why: with a shell script in place of scontrol that prints what a real one did."""
+"""Diagnosis out why: with a shell script in place of scontrol that prints what a real one did."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slurm_elastic.agent import preemption as module
 from slurm_elastic.agent.preemption import SignalDiagnosis, asks_slurm, concerns_job, leave_reason
 from slurm_elastic.agent.signals import Notices
 from slurm_elastic.rundir import RunDir
-from slurm_elastic.slurm import Cause, Controller, Finding, Meaning, SlurmJob
+from slurm_elastic.slurm import Cause, Controller, Diagnosis, SignalDefaults, SlurmJob
 
 OUTPUTS = Path(__file__).parents[1] / "slurm" / "outputs"
 
@@ -43,7 +43,7 @@ class Told:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.notices = Notices()
-        self.records: list[tuple[tuple[Signals, ...], Finding]] = []
+        self.records: list[tuple[tuple[Signals, ...], Diagnosis]] = []
         self.diagnoses: list[SignalDiagnosis] = []
         self.write("now", "1795179300")
         self.write("node", "ALLOCATED")
@@ -87,14 +87,14 @@ class Told:
         diagnosis = SignalDiagnosis(
             self.notices,
             SlurmJob.from_environment(environ),
-            Meaning(grace=20.0, warning=120.0),
+            SignalDefaults(grace=20.0, warning=120.0),
             Controller(timeout) if asks else None,
             self.record,
         )
         self.diagnoses.append(diagnosis)
         return diagnosis
 
-    def record(self, signals: Sequence[Signals], finding: Finding) -> None:
+    def record(self, signals: Sequence[Signals], finding: Diagnosis) -> None:
         self.records.append((tuple(signals), finding))
 
     def signal(self, *numbers: Signals) -> None:
@@ -102,7 +102,7 @@ class Told:
             self.notices.note(number)
 
 
-def news(diagnosis: SignalDiagnosis) -> Finding:
+def news(diagnosis: SignalDiagnosis) -> Diagnosis:
     end = time.monotonic() + 60.0
     while (left := end - time.monotonic()) > 0:
         select.select([diagnosis.fd], [], [], left)
@@ -137,9 +137,9 @@ def test_a_leave_is_known_at_once_and_explained_soon(told: Told) -> None:
     told.write("now", "1795175800")
     diagnosis = told.diagnosis()
     told.signal(SIGCONT, SIGTERM)
-    assert diagnosis.look() == Finding(Cause.UNKNOWN, None, "SIGTERM")
+    assert diagnosis.look() == Diagnosis(Cause.UNKNOWN, None, "SIGTERM")
     assert diagnosis.look() is None
-    assert news(diagnosis) == Finding(Cause.PREEMPTED, 47.0, "grace of 60 s")
+    assert news(diagnosis) == Diagnosis(Cause.PREEMPTED, 47.0, "grace of 60 s")
     diagnosis.close()
     assert {signals for signals, _ in told.records} == {(SIGCONT, SIGTERM)}
     # At first what is known at once, and at last once more, as the workers may have saved in the meantime.
@@ -152,7 +152,7 @@ def test_the_grace_of_a_job_without_a_time_limit_is_that_of_its_partition(told: 
     diagnosis = told.diagnosis()
     told.signal(SIGCONT, SIGTERM)
     diagnosis.look()
-    assert news(diagnosis) == Finding(Cause.PREEMPTED, 13.0, "grace of 15 s")
+    assert news(diagnosis) == Diagnosis(Cause.PREEMPTED, 13.0, "grace of 15 s")
     diagnosis.close()
     # The clock once more, as any question may take seconds.
     assert told.calls() == ["show job 1", "show config", "show partition low", "show config"]
@@ -166,7 +166,7 @@ def test_the_configured_grace_counts_where_slurm_tells_none(told: Told) -> None:
     diagnosis = told.diagnosis()
     told.signal(SIGCONT, SIGTERM)
     diagnosis.look()
-    assert news(diagnosis) == Finding(Cause.PREEMPTED, 18.0, "grace of 20 s, as --grace says")
+    assert news(diagnosis) == Diagnosis(Cause.PREEMPTED, 18.0, "grace of 20 s, as --grace says")
     diagnosis.close()
 
 
@@ -175,7 +175,7 @@ def test_another_signal_is_another_question(told: Told) -> None:
     diagnosis = told.diagnosis()
     told.signal(SIGUSR2)
     assert diagnosis.look() is not None
-    assert news(diagnosis) == Finding(Cause.TIME_LIMIT_NEAR, 47.0, "SIGUSR2")
+    assert news(diagnosis) == Diagnosis(Cause.TIME_LIMIT_NEAR, 47.0, "SIGUSR2")
     told.shows("job_time_limit.txt")
     told.signal(SIGTERM)
     assert diagnosis.look() is not None
@@ -253,7 +253,7 @@ def test_others_wait_for_the_one_that_asks(told: Told, monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "_HEARSAY", 0.3)
     diagnosis = told.diagnosis(asks=False)
     told.signal(SIGTERM)
-    assert diagnosis.look() == Finding(Cause.UNKNOWN, None, "SIGTERM")
+    assert diagnosis.look() == Diagnosis(Cause.UNKNOWN, None, "SIGTERM")
     found = news(diagnosis)
     assert found.cause is Cause.UNKNOWN
     assert found.seconds == nearly(20.0)
@@ -280,9 +280,9 @@ def test_what_a_person_wants_is_written_down(told: Told) -> None:
 
 
 def test_outside_of_slurm_nobody_is_asked(told: Told) -> None:
-    diagnosis = SignalDiagnosis(told.notices, None, Meaning())
+    diagnosis = SignalDiagnosis(told.notices, None, SignalDefaults())
     told.signal(SIGINT)
-    assert diagnosis.look() == Finding(Cause.SIGNALLED, None, "SIGINT")
+    assert diagnosis.look() == Diagnosis(Cause.SIGNALLED, None, "SIGINT")
     diagnosis.close()
     assert diagnosis.news() is None
 

@@ -11,7 +11,7 @@ from slurm_elastic.agent.option_values import RequeuePolicy, requeue_policy
 from slurm_elastic.agent.requeue import requeue_job
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import JobRecords, RunDir
-from slurm_elastic.slurm import Controller, Meaning, SlurmJob
+from slurm_elastic.slurm import Controller, SignalDefaults, SlurmJob
 
 OUTPUTS = Path(__file__).parents[1] / "slurm" / "outputs"
 DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
@@ -88,7 +88,7 @@ class Script:
             of or job(),
             status,
             controller=Controller(),
-            policy=RequeuePolicy(max_requeues, Meaning()),
+            policy=RequeuePolicy(max_requeues, SignalDefaults()),
             failed=False,
             say=self.said.append,
             wait=wait,
@@ -240,8 +240,8 @@ def test_a_requeue_without_an_answer_is_tried_again(slurm: Slurm, script: Script
 
 
 def test_options() -> None:
-    assert requeue_policy(None, None, None) == RequeuePolicy(10, Meaning(30.0, 120.0))
-    assert requeue_policy("0", "5", "7.5") == RequeuePolicy(0, Meaning(5.0, 7.5))
+    assert requeue_policy(None, None, None) == RequeuePolicy(10, SignalDefaults(30.0, 120.0))
+    assert requeue_policy("0", "5", "7.5") == RequeuePolicy(0, SignalDefaults(5.0, 7.5))
     for wrong in (("-1", None, None), ("x", None, None), (None, "-1", None), (None, None, "nan"), (None, "", None)):
         with pytest.raises(UsageError):
             requeue_policy(*wrong)

@@ -19,7 +19,7 @@ from slurm_elastic.agent.worker_logs import RoundLogsSpecs
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.records.etcd.config import Endpoint, EtcdConfig
 from slurm_elastic.rundir import RunDir
-from slurm_elastic.slurm import AddressWish, SlurmJob, ephemeral_low, port_sequence
+from slurm_elastic.slurm import AddressPreference, SlurmJob, ephemeral_low, port_sequence
 from tests.unit.agent.command_lines import ELEMENT, FIRST, STEP, settle
 
 PASSWORD = "SLURM_ELASTIC_ETCD_PASSWORD"
@@ -47,7 +47,7 @@ def settings_of_n2(**changes: Any) -> AgentSettings:
         ports=ports("7"),
         endpoint_host=None,
         etcd=None,
-        address=AddressWish(),
+        address=AddressPreference(),
         launch_config=launch_config(),
         entrypoint=sys.executable,
         args=("-u", "train.py"),
@@ -99,7 +99,7 @@ def test_every_part_can_be_given() -> None:
         run_dir=RunDir(Path("/data/elastic-runs/7"), "7"),
         ports=(4000,),
         endpoint_host="head",
-        address=AddressWish("10.0.0.1", "ib0", "{node}-ib"),
+        address=AddressPreference("10.0.0.1", "ib0", "{node}-ib"),
         launch_config=launch_config(
             min_nodes=2,
             max_nodes=8,
