@@ -142,7 +142,7 @@ def test_a_store_leads_an_array_and_is_followed(jobs: Jobs, members: Members) ->
     run.wait_for_steps(0, ["n1", "n2"])
     assert run.rounds()[0]["leader"].startswith("n4/")
 
-    os.kill(outermost(jobs.cluster.processes("n4"), "/slurm-elastic store ").pid, signal.SIGKILL)
+    os.kill(outermost(jobs.cluster.processes("n4"), "/slurm-elastic coordinator ").pid, signal.SIGKILL)
 
     run.wait_for_steps(1, ["n1", "n2"])
     assert run.rounds()[1]["epoch"] > run.rounds()[0]["epoch"]

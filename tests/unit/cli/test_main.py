@@ -129,9 +129,9 @@ def test_templates_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) ->
     assert main(["template"]) == 0
     assert capsys.readouterr().out == (
         "allocation    One run in one job: one elastic agent on each node of the allocation\n"
-        "array         One run in a job array: every element brings its nodes, and comes and goes alone\n"
+        "array         One run in a job array: every element brings its nodes, and starts and ends alone\n"
         "etcd          A private etcd for one run, for sites without an etcd of their own\n"
-        "store         A small job that leads a run from where it is not preempted; the run's own nodes come and go\n"
+        "store         A small job that leads a run from a node where it is not preempted: the coordinator\n"
     )
     assert main(["template", "allocation"]) == 0
     shipped = Path(__file__).parents[3] / "sbatch_templates" / "allocation.sbatch"

@@ -87,7 +87,7 @@ def subsets(names: tuple[str, ...]) -> chain[tuple[str, ...]]:
 @pytest.mark.parametrize("leader", ["a", "b", "outside"])
 def test_never_two_sides(size: int, leader: str) -> None:
     # Every way to be gone, to know of it or not, to be split in two, and every pair of agents that lead the two sides.
-    # A leader that is no member, as the process of "slurm-elastic store", is on a side by leading there only.
+    # A leader that is no member, as the coordinator, is on a side by leading there only.
     last = base(size, leader)
     everybody = sorted({*last.members, leader, "x", "y"})
     for gone in subsets(tuple(sorted({*last.members, leader}))):

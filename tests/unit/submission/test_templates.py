@@ -253,15 +253,15 @@ def test_the_etcd_job_passes_the_job_of_the_run_on(etcd_job: Job) -> None:
     assert etcd_job.calls() == [["slurm-elastic", "etcd", "--data-dir", "my disk", "--submit", *arguments]]
 
 
-def test_the_store_job_passes_its_options_and_the_job_of_the_run_on(store_job: Job) -> None:
+def test_the_coordinator_job_passes_its_options_and_the_job_of_the_run_on(store_job: Job) -> None:
     store_job.stand_in("slurm-elastic", "exit 75")
     text = store_job.script.read_text()
-    assert text.count("\nstore_options=()\n") == 1
+    assert text.count("\ncoordinator_options=()\n") == 1
     script = store_job.directory / "adapted.sbatch"
-    script.write_text(text.replace("\nstore_options=()\n", "\nstore_options=(--interface ib0)\n"))
+    script.write_text(text.replace("\ncoordinator_options=()\n", "\ncoordinator_options=(--interface ib0)\n"))
     arguments = ["--nnodes=2:8", "--submit", "--array=0-7", "array.sbatch", "--text", "a  b", "$HOME"]
     assert store_job.run(*arguments, script=script) == (75, "")
-    assert store_job.calls() == [["slurm-elastic", "store", "--interface", "ib0", *arguments]]
+    assert store_job.calls() == [["slurm-elastic", "coordinator", "--interface", "ib0", *arguments]]
 
 
 @pytest.mark.parametrize("path", BESIDE, ids=lambda path: path.stem)

@@ -1,4 +1,4 @@
-"""``slurm-elastic store``: a leader without workers, and what becomes of the run when it ends."""
+"""``slurm-elastic coordinator``: a leader without workers, and the run after its end."""
 
 from __future__ import annotations
 
