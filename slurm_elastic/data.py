@@ -102,7 +102,7 @@ class ElasticSampler(Sampler[list[int]]):
 
     @property
     def weight(self) -> float:
-        """What the *sum* of this rank's losses is multiplied by in that step, before backward.
+        """The factor for the *sum* of this rank's losses in that step, before backward.
 
         DistributedDataParallel and FSDP divide the sum of all gradients by the world size; with this factor the result
         is the gradient of the mean over the samples of the whole group, also where ranks have different numbers.
@@ -150,7 +150,7 @@ class ElasticSampler(Sampler[list[int]]):
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How one optimizer step of the whole group is divided.
+    """The division of one optimizer step among the whole group.
 
     Attributes:
         global_batch: samples of a step, all ranks together.

@@ -112,7 +112,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
-    if not trainer.may_publish():
+    if not trainer.can_publish_checkpoint():
         raise RuntimeError("another group of workers has taken over this run; its checkpoint stays")
     temporary.replace(path)
     directory = os.open(path.parent, os.O_RDONLY)
@@ -186,7 +186,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "sampler": sampler.state_dict()}
         save_checkpoint(checkpoint_path, {**state, "step": step, "epoch_loss": epoch_loss})
         if rank == 0:
-            trainer.checkpointed(step)
+            trainer.report_checkpoint(step)
 
     for epoch in sampler.epochs(args.epochs):
         for images, labels, ids in DataLoader(train_set, batch_sampler=sampler):

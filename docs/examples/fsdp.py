@@ -88,13 +88,13 @@ def save(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, pr
     # Ends on all ranks when the metadata is there, after all shards.
     dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=temporary)
     if dist.get_rank() == 0:
-        if not trainer.may_publish():
+        if not trainer.can_publish_checkpoint():
             raise RuntimeError("another group of workers has taken over this run; its checkpoint stays")
         if not final.exists():
             temporary.rename(final)
         for old in sorted(directory.glob("step_*"))[:-2]:
             shutil.rmtree(old)
-        trainer.checkpointed(progress["step"])
+        trainer.report_checkpoint(progress["step"])
 
 
 def load(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def fit(lr: float, epochs: int) -> dict[str, float]:
         if stop and rank == 0:
             part = checkpoint.with_suffix(f".{trainer.start_info().round}.part")
             torch.save({"model": model.state_dict(), "epoch": epoch}, part)
-            if not trainer.may_publish():
+            if not trainer.can_publish_checkpoint():
                 raise RuntimeError("another group of workers has taken over this run; its checkpoint stays")
             part.replace(checkpoint)
         if stop:

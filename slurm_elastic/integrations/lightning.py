@@ -51,7 +51,7 @@ class ElasticCallback(Callback):
         """Take Lightning's handler of SIGTERM away: it broadcasts from within the handler, and hangs where one rank
         got the signal and the others did not."""
         self._step = trainer.global_step
-        if elastic.takes_part():
+        if elastic.is_managed():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -73,7 +73,7 @@ class ElasticCallback(Callback):
         directory = getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir
         trainer.save_checkpoint(Path(directory) / "last.ckpt")
         if trainer.is_global_zero:
-            elastic.checkpointed(self._step)
+            elastic.report_checkpoint(self._step)
         # Not by `trainer.should_stop`: Lightning would take the epoch for finished, validate, and have ModelCheckpoint
         # save that as the newest checkpoint.
         end_worker()

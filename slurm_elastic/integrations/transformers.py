@@ -106,7 +106,7 @@ class ElasticCallback(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Tell the agent of the checkpoint."""
         if state.is_world_process_zero:
-            trainer.checkpointed(state.global_step)
+            trainer.report_checkpoint(state.global_step)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

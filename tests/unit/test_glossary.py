@@ -18,10 +18,13 @@ AGENT = sorted(path.stem for path in (PACKAGE / "agent").glob("*.py") if path.st
 CONVERTED = (
     "_lazy",
     *(f"agent/{name}" for name in AGENT),
+    "agent/health",
     "agent/watchdog",
     "cli",
     "control",
+    "data",
     "errors",
+    "integrations",
     "launcher",
     "rundir",
     "slurm",

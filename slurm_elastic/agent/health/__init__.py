@@ -1,8 +1,8 @@
-"""The health port of a node: whoever reaches it can ask at any time what the agent is doing.
+"""The health port of a node: HTTP pages with the state of the agent.
 
-It is torch's HealthCheckServer, which in torch 2.13 is an empty stub, started before the first rendezvous and stopped
-after everything else. A thread of its own answers; the agent replaces one immutable value whenever something changes,
-and the pages are pure functions of that. Nothing is done while nobody asks.
+It extends torch's HealthCheckServer, which is an empty stub in torch 2.13, starts before the first rendezvous and stops
+after everything else. A thread of its own answers. The agent replaces one immutable value at each change, and the pages
+are pure functions of that value. Without requests nothing runs.
 """
 
 from __future__ import annotations

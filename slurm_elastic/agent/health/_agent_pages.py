@@ -1,4 +1,4 @@
-"""The pages of one agent: its reporter's state, and what is looked up when somebody asks."""
+"""The pages of an agent: its reporter's snapshot, and readings that are taken for each request."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _TRAINS = (Stage.TRAINING, Stage.DONE)
 
 
 class NodePages:
-    """What the health port shows.
+    """The pages of the health port.
 
     Args:
-        reporter: of the agent.
+        reporter: The agent's reporter.
 
     Attributes:
-        watchdog: of this node; None while, or if, there is none.
-        leadership: where the leader is, and whether that is this agent.
-        rejected: how many records of strangers the leader here has dropped.
-        progress: how far the workers here are.
+        watchdog: The watchdog of this node; None for none.
+        leadership: Returns the leader's node, and True if this agent is the leader.
+        rejected: Returns the number of records without the run's secret that the leader here has dropped.
+        progress: Returns the progress of the workers here.
     """
 
     def __init__(self, reporter: Reporter) -> None:
@@ -44,9 +44,9 @@ class NodePages:
         self._closing = False
 
     def last_progress(self) -> int:
-        """What torch calls the alive callback: when the agent last showed that it lives, by this machine's clock.
+        """Return the time of the agent's last activity, by this machine's clock; torch's alive callback.
 
-        Both threads that supervise have to: the main loop, which is asked, and the watchdog.
+        The main loop and the watchdog both have to be active.
         """
         silence = self._reporter.silence()
         if self.watchdog is not None:
@@ -54,7 +54,7 @@ class NodePages:
         return int(time.time() - silence)
 
     def ready(self) -> tuple[bool, str]:
-        """Whether workers train here."""
+        """Return whether workers train on this node, and the state as text."""
         snapshot = self._reporter.snapshot
         text = snapshot.stage.value
         if snapshot.place is not None and snapshot.stage in _TRAINS:
@@ -62,20 +62,20 @@ class NodePages:
         return snapshot.stage in _TRAINS, text
 
     def status(self) -> bytes:
-        """JSON."""
+        """Return the status as JSON."""
         snapshot = self._reporter.snapshot
         return status_page(snapshot, self._readings(snapshot))
 
     def metrics(self) -> tuple[bytes, str]:
-        """In Prometheus' format."""
-        # prometheus_client takes a tenth of a second to import; most agents are never asked.
+        """Return the metrics in Prometheus' format, and their content type."""
+        # The import of prometheus_client takes a tenth of a second, and most agents never serve this page.
         from slurm_elastic.agent.health._metrics import CONTENT_TYPE, metrics_page
 
         snapshot = self._reporter.snapshot
         return metrics_page(snapshot, self._readings(snapshot)), CONTENT_TYPE
 
     def stacks(self) -> bytes:
-        """What the threads of the workers and of the agent are doing."""
+        """Return the stacks of all threads of the workers and of the agent."""
         place = self._reporter.snapshot.place
         workers = {worker.pid: worker.rank for worker in place.workers} if place is not None else {}
         stacks = collect_stacks(sorted(workers), _STACKS_TIMEOUT, lambda: self._closing)
@@ -85,7 +85,7 @@ class NodePages:
         return "\n".join([*parts, _own_stacks()]).encode(errors="replace")
 
     def close(self) -> None:
-        """Let go of whatever still runs."""
+        """Stop collecting stacks."""
         self._closing = True
 
     def _readings(self, snapshot: Snapshot) -> Readings:

@@ -1,4 +1,4 @@
-"""The socket of the health port."""
+"""The settings and the socket of the health port."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _BACKLOG = 64
 
 @dataclass(frozen=True, slots=True)
 class HealthSettings:
-    """What the user said about the health port.
+    """The user's settings of the health port.
 
     Attributes:
-        bind: an address of this node.
-        port: 0 for any that is free.
-        token: that clients have to show, None to draw one for the run.
+        bind: An address of this node.
+        port: The port; 0 for any free one.
+        token: The token that clients have to send; None for that of the run directory.
     """
 
     bind: str = _LOOPBACK
@@ -41,58 +41,60 @@ class HealthSettings:
 
     @property
     def protected(self) -> bool:
-        """Whether others than this node's users reach the port, so that it takes a token to see more than liveness."""
+        """True if users of other nodes reach the port, so that all pages but liveness require the token."""
         return not ipaddress.ip_address(self.bind).is_loopback
 
 
 def health_settings(
     bind: str | None, port: str | None, token_file: str | None, environ: Mapping[str, str]
 ) -> HealthSettings:
-    """Resolve the options; what was not given is None.
+    """Resolve the options; None for options that are not given.
 
     Without ``--health-port`` the port is torch's TORCHELASTIC_HEALTH_CHECK_PORT. The token may also be in
     SLURM_ELASTIC_HEALTH_TOKEN.
 
     Raises:
-        UsageError: a value is malformed, or the token's file cannot be used.
+        UsageError: A value is malformed, or the token's file cannot be used.
     """
     address = bind or _LOOPBACK
     try:
         ipaddress.ip_address(address)
     except ValueError:
         raise UsageError(
-            f"--health-bind {address!r} is no IP address; give 0.0.0.0 for all of this node's, or one of them"
+            f"--health-bind {address!r} is no IP address; give 0.0.0.0 for all addresses of this node, or one of them"
         ) from None
     name, text = ("--health-port", port) if port is not None else (_PORT_VARIABLE, environ.get(_PORT_VARIABLE, "0"))
     if not re.fullmatch(r"[0-9]{1,5}", text.strip()) or int(text) > 65535:
-        raise UsageError(f"{name} {text!r} is no port; give a number up to 65535, or 0 for any that is free")
+        raise UsageError(f"{name} {text!r} is no port; give a number up to 65535, or 0 for any free one")
     token = _read_token(Path(token_file)) if token_file else environ.get(_TOKEN_VARIABLE)
     if token is not None and not _TOKEN.fullmatch(token):
         where = token_file or _TOKEN_VARIABLE
-        raise UsageError(f"{where} holds no token: one line of 16 to 512 visible characters, as openssl rand -hex 32")
+        raise UsageError(
+            f"{where} has no token: give one line of 16 to 512 visible characters, as openssl rand -hex 32"
+        )
     return HealthSettings(address, int(text), token)
 
 
 def listen(settings: HealthSettings) -> socket.socket:
-    """Open the port. If it is taken, as by another job of the same user on this node, any free one is opened.
+    """Open the port; if it is in use, for instance by another job of the user on this node, open any free one.
 
     Raises:
-        UsageError: the address is not of this node, or only root may open the port.
+        UsageError: The address belongs to another host, or only root may open the port.
     """
     try:
         return _open(settings.bind, settings.port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            logger.warning("health port %d is taken on this node: a free one is used instead", settings.port)
+            logger.warning("health port %d is in use on this node; the agent takes a free one", settings.port)
         elif error.errno == errno.EACCES:
             raise UsageError(
                 f"--health-port {settings.port}: only root may open ports below "
-                f"{_unprivileged()}; give a higher one, or 0 for any that is free"
+                f"{_unprivileged()}; give a higher one, or 0 for any free one"
             ) from None
         elif error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL):
             raise UsageError(
                 f"--health-bind {settings.bind}: no address of this node ({os.strerror(error.errno)}); "
-                "give 0.0.0.0 for all of this node's"
+                "give 0.0.0.0 for all addresses of this node"
             ) from None
         else:
             raise

@@ -1,4 +1,4 @@
-"""One client of the health port, which may be slow, wrong or hostile. Runs in the server's loop."""
+"""A connection to the health port, whose client may be slow, wrong or hostile. It runs in the server's loop."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from slurm_elastic.agent.health._routes import Slow
 __all__ = ["Connection", "Limits", "Server"]
 
 _TURN = 16
-"""Requests of one client that are answered before others get their turn."""
+"""Requests of one client that the server answers before it serves other clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one client may take.
+    """The limits of a client.
 
     Attributes:
-        connections: open at a time, of all clients; the one that was silent longest makes room for another.
-        requests_per_second: of one client; whoever asks more waits, so that the training does not.
-        request_seconds: from the first byte of a request, or the connection's beginning, to the request's end.
-        idle_seconds: between two requests.
-        answer_seconds: for the client to take an answer, and to close the connection after the last one.
+        connections: Open connections of all clients; for one more, the server closes the one that was silent longest.
+        requests_per_second: Requests of one client; a client that sends more waits, so that the training does not.
+        request_seconds: Seconds from the first byte of a request, or from the connection's beginning, to its end.
+        idle_seconds: Seconds between two requests.
+        answer_seconds: Seconds in which the client has to read an answer, and to close after the last one.
     """
 
     connections: int = 64
@@ -36,28 +36,28 @@ class Limits:
 
 
 class Server(Protocol):
-    """What a connection needs of its server."""
+    """The methods of the server that a connection calls."""
 
     limits: Limits
 
     def opened(self, connection: Connection) -> None:
-        """A client is there."""
+        """Add a connection."""
 
     def closed(self, connection: Connection) -> None:
-        """A client is gone."""
+        """Remove a connection."""
 
     def served(self, connection: Connection) -> None:
-        """A client has asked something properly."""
+        """Note a complete request of a client."""
 
     def answer(self, request: Request) -> Response | Slow:
         """Answer a request."""
 
     def work(self, slow: Slow, done: Callable[[Response], None]) -> None:
-        """Have a slow answer made elsewhere; `done` is called in the loop."""
+        """Make a slow answer in another thread, and call `done` in the loop."""
 
 
 class Connection(asyncio.Protocol):
-    """See asyncio.Protocol for the methods without a word of their own."""
+    """A connection; see asyncio.Protocol for the meaning of its callbacks."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -68,26 +68,26 @@ class Connection(asyncio.Protocol):
         self._full = self._said_all = self._ending = False
         self._second, self._asked = 0.0, 0
         self.busy = False
-        """Whether an answer is being made or taken, or the client has to wait."""
+        """True while an answer is made or read, or the client has to wait."""
         self.waits = False
-        """Whether it has to wait because it has asked too much."""
+        """True while the client has to wait because of too many requests."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client is there."""
+        """Start to read."""
         self._transport = cast(asyncio.Transport, transport)
-        # Whatever the kernel does not take at once stops the reading until it does.
+        # When the kernel cannot take data at once, this stops reading until it can.
         self._transport.set_write_buffer_limits(high=0)
         self._expect(self._server.limits.request_seconds)
         self._server.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
+        """Remove the connection."""
         if self._timer is not None:
             self._timer.cancel()
         self._server.closed(self)
 
     def data_received(self, data: bytes) -> None:
-        """It said something."""
+        """Read a part of a request."""
         if self._ending:
             return
         if not self._received and not self.busy:
@@ -97,23 +97,23 @@ class Connection(asyncio.Protocol):
             self._serve()
 
     def eof_received(self) -> bool:
-        """It says no more; what it asked before is still answered."""
+        """Answer the requests that came before the end of the client's data."""
         self._said_all = True
         return self.busy
 
     def pause_writing(self) -> None:
-        """The client does not take its answers."""
+        """Limit the time in which the client has to read its answers."""
         self._full = True
         self._pause()
         self._expect(self._server.limits.answer_seconds)
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Continue after the client has read its answers."""
         self._full = False
         self._resume()
 
     def abort(self) -> None:
-        """End it at once."""
+        """Close the connection at once."""
         self._transport.abort()
 
     def _serve(self) -> None:
@@ -192,7 +192,7 @@ class Connection(asyncio.Protocol):
             self._serve()
 
     def _expect(self, seconds: float | None) -> None:
-        """The client has so many seconds from now; None for any number."""
+        """Limit the client's time to a number of seconds from now; None for no limit."""
         self._by = float("inf") if seconds is None else self._loop.time() + seconds
         if self._timer is not None and self._timer.when() > self._by:
             self._timer.cancel()

@@ -1,4 +1,4 @@
-"""As much of HTTP/1.1 (RFC 9112) as a page without a body needs. Bytes in, bytes out; no I/O."""
+"""The part of HTTP/1.1 (RFC 9112) that pages without request bodies need. Pure functions of bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from http import HTTPStatus
 __all__ = ["MAX_HEAD", "HTTPError", "Request", "Response", "next_request"]
 
 MAX_HEAD = 8192
-"""Bytes of a request: its line and its headers."""
+"""Maximum of bytes in the line and headers of a request."""
 
 _END = b"\r\n\r\n"
 _LINE = re.compile(rb"([A-Z]{1,20}) (/[!-~]{0,2000}) HTTP/1\.([01])")
@@ -17,10 +17,10 @@ _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xf
 
 
 class HTTPError(Exception):
-    """A request that is answered by an error, after which the connection is closed.
+    """Raised for a request that the server answers by an error before it closes the connection.
 
     Attributes:
-        status: of the answer.
+        status: Status of the answer.
     """
 
     def __init__(self, status: HTTPStatus, why: str) -> None:
@@ -30,13 +30,13 @@ class HTTPError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request.
+    """A request.
 
     Attributes:
-        method: as GET.
-        path: without the query.
-        authorization: the header of that name, empty if there is none.
-        keep_open: whether the client wants to ask more on this connection.
+        method: Method, such as GET.
+        path: Path without the query.
+        authorization: The header of that name; empty for none.
+        keep_open: True if the client may send more requests on this connection.
     """
 
     method: str
@@ -47,13 +47,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One answer.
+    """An answer.
 
     Attributes:
-        status: of it.
-        body: of it.
-        content_type: of the body.
-        headers: further lines.
+        status: Status.
+        body: Body.
+        content_type: Content type of the body.
+        headers: Further header lines.
     """
 
     status: HTTPStatus
@@ -77,13 +77,10 @@ class Response:
 
 
 def next_request(received: bytearray) -> Request | None:
-    """Take the first request out of what was received.
-
-    Returns:
-        None while it is not complete.
+    """Remove the first request from the received bytes, and return it; None while it is not complete.
 
     Raises:
-        HTTPError: it is no request, is too long, or brings a body, which no page here takes.
+        HTTPError: The bytes are no request, the request is too long, or it has a body, which no page accepts.
     """
     # A blank line before a request is to be ignored (RFC 9112, 2.2).
     while received.startswith(b"\r\n"):

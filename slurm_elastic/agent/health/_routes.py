@@ -1,4 +1,4 @@
-"""Which page is where, and who may see it."""
+"""The paths of the pages, and the access to them."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from slurm_elastic.agent.health._http import Request, Response
 __all__ = ["OPEN_PAGES", "Pages", "Refused", "Slow", "find"]
 
 OPEN_PAGES = ("/healthz", "/readyz")
-"""What anybody may ask who reaches the port."""
+"""Pages without access control."""
 
 _READ = ("GET", "HEAD")
 
 
 class Pages(Protocol):
-    """What the pages say."""
+    """The contents of the pages."""
 
     def ready(self) -> tuple[bool, str]:
-        """Whether workers train here, and what the agent is doing."""
+        """Return whether workers train here, and the state of the agent."""
 
     def status(self) -> bytes:
-        """The status page, JSON."""
+        """Return the status page, JSON."""
 
     def metrics(self) -> tuple[bytes, str]:
-        """The metrics page and its content type."""
+        """Return the metrics page and its content type."""
 
     def stacks(self) -> bytes:
-        """The stacks of all threads of the workers here and of the agent; takes seconds, called in a thread."""
+        """Return the stacks of all threads of the workers here and of the agent; takes seconds, called in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """An answer that takes a while and has to be made elsewhere than in the server's loop."""
+    """An answer that takes seconds, so that another thread makes it."""
 
     make: Callable[[], Response]
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why there is no token that could be shown."""
+    """The reason why no token is valid."""
 
     why: str
 
@@ -59,21 +59,21 @@ def find(
     """Answer a request.
 
     Args:
-        request: to answer.
-        alive: whether the agent lives, and a line about it.
-        pages: what to show.
-        token: that clients have to show.
-        protected: whether it takes the token to see more than `OPEN_PAGES`; the stacks take it always.
+        request: The request.
+        alive: Returns whether the agent is alive, and a line about it.
+        pages: The pages.
+        token: Token that clients have to send.
+        protected: True if all pages but `OPEN_PAGES` require the token; the stacks always require it.
     """
     if request.path not in (*OPEN_PAGES, "/status", "/metrics", "/stacks"):
-        # Also for those who may not see any: which pages there are is no secret.
+        # Also for clients without the token: the names of pages are no secret.
         return Response(HTTPStatus.NOT_FOUND, b"there are /healthz, /readyz, /status, /metrics and /stacks\n")
     if request.method not in _READ:
         return Response(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD\n", headers=("Allow: GET, HEAD",))
     if request.path == "/healthz":
-        return _verdict(*alive())
+        return _liveness(*alive())
     if request.path == "/readyz":
-        return _verdict(*pages.ready())
+        return _liveness(*pages.ready())
     if protected or request.path == "/stacks":
         refusal = _refusal(request.authorization, token)
         if refusal is not None:
@@ -85,8 +85,8 @@ def find(
     return Slow(lambda: Response(HTTPStatus.OK, pages.stacks()))
 
 
-def _verdict(well: bool, text: str) -> Response:
-    return Response(HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE, f"{text}\n".encode())
+def _liveness(positive: bool, text: str) -> Response:
+    return Response(HTTPStatus.OK if positive else HTTPStatus.SERVICE_UNAVAILABLE, f"{text}\n".encode())
 
 
 def _refusal(authorization: str, token: str | Refused) -> Response | None:
@@ -98,6 +98,6 @@ def _refusal(authorization: str, token: str | Refused) -> Response | None:
     # RFC 6750, 3
     return Response(
         HTTPStatus.UNAUTHORIZED,
-        b"this page takes the header Authorization: Bearer <the run's health token>\n",
+        b"this page requires the header Authorization: Bearer <the run's health token>\n",
         headers=("WWW-Authenticate: Bearer",),
     )

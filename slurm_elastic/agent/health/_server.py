@@ -1,4 +1,4 @@
-"""The server behind the health port: torch's HealthCheckServer, with something in it."""
+"""The server of the health port: a subclass of torch's HealthCheckServer."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ class HealthServer(HealthCheckServer):
     `timeout` seconds ago.
 
     Args:
-        alive_callback: the time of the agent's last progress, in whole seconds since the epoch by this machine's clock.
-        listener: bound, listening; closed at the end.
-        timeout: seconds without progress after which the agent is taken for dead.
-        pages: what to show.
-        protected: whether it takes the token to see more than liveness.
-        limits: for clients.
+        alive_callback: Returns the time of the agent's last activity, in whole seconds since 1970 by this machine's
+            clock.
+        listener: Listening socket; the server closes it at the end.
+        timeout: Seconds without activity after which the agent is not alive.
+        pages: The pages.
+        protected: True if all pages but liveness require the token.
+        limits: Limits for clients.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class HealthServer(HealthCheckServer):
         self._last_progress, self._longest_silence = alive_callback, timeout
         self.limits = limits or Limits()
         self.token: str | Refused = Refused("it is not read yet")
-        """What clients have to show."""
+        """Token that clients have to send."""
         self._listener, self._pages, self._protected = listener, pages, protected
         self._connections: dict[Connection, None] = {}
         self._working: threading.Thread | None = None
@@ -63,13 +64,13 @@ class HealthServer(HealthCheckServer):
         self._thread = threading.Thread(target=self._main, name="slurm-elastic-health", daemon=True)
 
     def start(self) -> None:
-        """Answer from now on."""
+        """Start the thread that answers."""
         self._loop = asyncio.new_event_loop()
         self._end = self._loop.create_future()
         self._thread.start()
 
     def stop(self) -> None:
-        """Close the port and all connections. Called again, it does nothing."""
+        """Close the port and all connections. A second call does nothing."""
         if self._stopping.is_set():
             return
         self._stopping.set()
@@ -81,23 +82,23 @@ class HealthServer(HealthCheckServer):
         if self._working is not None:
             self._working.join(_STOP_TIMEOUT)
 
-    # For the connections, in the loop.
+    # Called by connections, in the loop.
 
     def opened(self, connection: Connection) -> None:
-        """A client is there."""
+        """Add a connection, and close another one if there are too many."""
         self._connections[connection] = None
         if len(self._connections) > self.limits.connections:
-            # A stranger that holds many does not lock out whoever comes next.
+            # A client with many connections cannot lock out the next client.
             victim = next((one for one in self._connections if not one.busy or one.waits), connection)
             del self._connections[victim]
             victim.abort()
 
     def closed(self, connection: Connection) -> None:
-        """A client is gone."""
+        """Remove a connection."""
         self._connections.pop(connection, None)
 
     def served(self, connection: Connection) -> None:
-        """A client has asked something properly: it is the last to make room."""
+        """Make a connection the last one to be closed for others, after a complete request."""
         if self._connections.pop(connection, False) is None:
             self._connections[connection] = None
 
@@ -111,7 +112,7 @@ class HealthServer(HealthCheckServer):
     def work(self, slow: Slow, done: Callable[[Response], None]) -> None:
         """Make an answer in a thread, one at a time."""
         if self._working is not None and self._working.is_alive():
-            done(Response(HTTPStatus.SERVICE_UNAVAILABLE, b"busy with the same for somebody else; ask again\n"))
+            done(Response(HTTPStatus.SERVICE_UNAVAILABLE, b"busy with the same request of another client; ask again\n"))
             return
 
         def make() -> None:
@@ -129,7 +130,7 @@ class HealthServer(HealthCheckServer):
         silent = time.time() - self._last_progress()
         if silent < self._longest_silence:
             return True, "alive"
-        return False, f"no sign of life for {silent:.0f} s"
+        return False, f"no activity for {silent:.0f} s"
 
     def _failed(self, what: str) -> Response:
         if not self._complained:
@@ -156,7 +157,7 @@ class HealthServer(HealthCheckServer):
         server.close()
         for connection in list(self._connections):
             connection.abort()
-        # Lost connections are told so in the loop's next turn.
+        # The loop calls connection_lost in its next turn.
         await asyncio.sleep(0)
 
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:

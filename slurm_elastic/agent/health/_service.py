@@ -1,4 +1,4 @@
-"""The health port of one agent, from before its first rendezvous to its last moment."""
+"""The health port of an agent, from before its first rendezvous until its end."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = ["Health", "health_port"]
 logger = logging.getLogger("slurm_elastic")
 
 _TIMEOUT = 60
-"""Seconds without a sign of life, as torch's agent asks of its server (local_elastic_agent.py, 2.13)."""
+"""Seconds without activity after which the agent is not alive, as with torch's agent (local_elastic_agent.py, 2.13)."""
 _CLOSE_TIMEOUT = 2.0
 
 
 class Health:
-    """What the agent has to do with its health port.
+    """The agent's interface to its health port.
 
     Attributes:
-        reporter: to be told what happens.
-        pages: to be told what to look up.
+        reporter: Gets the changes of the agent's state.
+        pages: Gets the functions that read facts for requests.
     """
 
     def __init__(self, reporter: Reporter) -> None:
@@ -43,18 +43,18 @@ class Health:
 
 @contextlib.contextmanager
 def health_port(settings: HealthSettings | None, run_dir: RunDir, snapshot: Snapshot) -> Iterator[Health]:
-    """Keep the port open.
+    """Keep the port open during a with block.
 
-    Where it is, is published in the run directory, in the format of Prometheus' file_sd_configs, and withdrawn at the
-    end. That and the token's file are the work of a thread: a shared file system may take long.
+    A thread publishes the address in the run directory, in the format of Prometheus' file_sd_configs, reads the token's
+    file, and removes the address at the end, because a shared file system may be slow.
 
     Args:
-        settings: None for no port.
-        run_dir: opened.
-        snapshot: of the agent as it begins.
+        settings: The settings; None for no port.
+        run_dir: The run directory, opened.
+        snapshot: The first snapshot of the agent.
 
     Raises:
-        UsageError: see `listen`.
+        UsageError: See `listen`.
     """
     health = Health(Reporter(snapshot))
     try:
@@ -102,7 +102,9 @@ class _Publication:
             self._over.wait()
             self._run_dir.withdraw_health(node, job)
         except SlurmElasticError as error:
-            logger.warning("where the health port is (%s:%d) is not published: %s", host, self._server.port, error)
+            logger.warning(
+                "the address of the health port (%s:%d) is not in the run directory: %s", host, self._server.port, error
+            )
 
 
 def _host(bind: str, node: str) -> str:

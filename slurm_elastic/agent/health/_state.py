@@ -1,4 +1,4 @@
-"""What an agent is doing, as one value that is replaced at every change. No clock, no I/O."""
+"""The state of an agent, as one immutable value that the agent replaces at every change. No clock, no I/O."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ CHANGE_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class Stage(enum.Enum):
-    """What an agent is doing."""
+    """The stages of an agent."""
 
     STARTING = "starting"
-    """It is looking for the leader, or has found it and said nothing yet."""
+    """The agent looks for the leader, or has found it and sent nothing yet."""
     JOINING = "joining"
-    """It waits for a place in the next round, or starts the workers of one."""
+    """It waits for the next round, or starts the workers of a round."""
     SPARE = "spare"
-    """It waits for a place, and there is none."""
+    """It waits as a spare."""
     TRAINING = "training"
     """Its workers run."""
     DONE = "done"
-    """Its workers ended well; those of others may still run."""
+    """Its workers succeeded; workers of other nodes may still run."""
     FAILED = "failed"
-    """A worker failed; the leader's word is awaited."""
+    """A worker failed; the agent waits for the leader's decision."""
     STOPPING = "stopping"
-    """The round is over; its workers are being stopped."""
+    """The round is over; the agent stops its workers."""
     LEAVING = "leaving"
-    """It goes, or the run is over; its workers are being stopped."""
+    """The agent leaves, or the run is over; it stops its workers."""
 
 
 _LOST = frozenset({Stage.STARTING, Stage.JOINING, Stage.FAILED, Stage.STOPPING})
@@ -38,7 +38,7 @@ _LOST = frozenset({Stage.STARTING, Stage.JOINING, Stage.FAILED, Stage.STOPPING})
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """One worker of this node: global rank, rank on this node, process id."""
+    """A worker of this node: global rank, local rank, process id."""
 
     rank: int
     local_rank: int
@@ -47,16 +47,16 @@ class WorkerPlace:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """This node's place in a round.
+    """This node's part in a round.
 
     Attributes:
-        round: its number.
-        reason: why it was formed.
-        nodes: how many nodes it has.
-        members: these nodes, as a host list.
-        node_rank: this node's rank among them.
-        world_size: workers of all nodes.
-        workers: those of this node.
+        round: Number of the round.
+        reason: Why the round was formed.
+        nodes: Number of its nodes.
+        members: Its nodes as a host list.
+        node_rank: Rank of this node.
+        world_size: Number of workers on all nodes.
+        workers: Workers on this node.
     """
 
     round: int
@@ -70,24 +70,24 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that an agent tells about itself, but for what is looked up when somebody asks.
+    """The state of an agent, without the facts that are read for each request.
 
     Attributes:
-        run, node, job, agent: names; see the agent's settings.
-        max_restarts: of the run.
-        stage: what it is doing.
-        since: monotonic time at which it began that.
-        place: in the round that runs here, or was the last that ran here; None before the first.
-        restarts: charged to the run so far.
-        notices: why it has to go, in the order in which it was told.
-        rounds: how many rounds it had a place in, by reason.
-        changes: how many round changes took no longer than each of `CHANGE_BUCKETS`, and last how many took longer.
-        change_seconds: how long all of them took together.
-        changing_since: monotonic time at which the present change began; None while its workers train.
-        training, lost: seconds up to `since` in which its workers ran, and in which they should have and did not.
-        steps: taken by its workers in rounds that are over.
-        counted: whether the round that was here last is among them.
-        hangs, kills: workers that the watchdog found hanging, and those that it killed.
+        run, node, job, agent: Names; see the agent's settings.
+        max_restarts: Maximum of restarts of the run.
+        stage: The stage.
+        since: Monotonic time at which the stage began.
+        place: This node's part in the present round, or in its last one; None before the first.
+        restarts: Restarts charged to the run so far.
+        notices: Reasons for which this agent had to leave, the first one first.
+        rounds: Number of rounds that contained this node, by reason.
+        changes: Number of round changes within each of `CHANGE_BUCKETS`, and last the number of longer ones.
+        change_seconds: Seconds of all round changes together.
+        changing_since: Monotonic time at which the present change began; None while workers train.
+        training, lost: Seconds up to `since` in which workers ran, and in which workers should have run and did not.
+        steps: Steps of its workers in rounds that are over.
+        counted: True if `steps` contains the last round of this node.
+        hangs, kills: Workers that the watchdog found hanging, and workers that it killed.
     """
 
     run: str
@@ -114,19 +114,19 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """What is looked up when somebody asks.
+    """Facts that are read for each request.
 
     Attributes:
-        now: monotonic time.
-        cpu_seconds, resident_bytes: of the agent's own process.
-        leader: where the leader is, as far as this agent knows.
-        leads: whether it is this agent.
-        watchdog_age: seconds since the watchdog's thread showed that it lives; None without a watchdog.
-        ignored: requests that the watchdog ignored.
-        rejected: records of strangers that the leader dropped; 0 on the others.
-        steps: the last step of each local worker that tells, by local rank.
-        step_ages: seconds since it, by local rank.
-        steps_here: steps taken in this round by all workers of this node.
+        now: Monotonic time.
+        cpu_seconds, resident_bytes: CPU time and resident memory of the agent's own process.
+        leader: The leader's node, as far as this agent knows.
+        leads: True if this agent leads.
+        watchdog_age: Seconds since the last activity of the watchdog; None without a watchdog.
+        ignored: Requests that the watchdog ignored.
+        rejected: Records without the run's secret that the leader dropped; 0 on other agents.
+        steps: Last reported step by local rank.
+        step_ages: Seconds since that step by local rank.
+        steps_here: Steps of all workers of this node in this round.
     """
 
     now: float
@@ -143,7 +143,7 @@ class Readings:
 
 
 def enter(snapshot: Snapshot, stage: Stage, now: float) -> Snapshot:
-    """Begin another stage, and account for the one that ends."""
+    """Return the snapshot in another stage, with the times of the stage that ends."""
     training, lost = snapshot.training, lost_seconds(snapshot, now)
     if snapshot.stage is Stage.TRAINING:
         training += now - snapshot.since
@@ -156,7 +156,7 @@ def enter(snapshot: Snapshot, stage: Stage, now: float) -> Snapshot:
 
 
 def lost_seconds(snapshot: Snapshot, now: float) -> float:
-    """Seconds up to now in which workers should have run here and did not."""
+    """Return the seconds up to now in which workers should have run here and did not."""
     return snapshot.lost + (now - snapshot.since if snapshot.stage in _LOST else 0.0)
 
 

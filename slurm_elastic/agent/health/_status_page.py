@@ -1,4 +1,4 @@
-"""The status page: what an agent is doing, as JSON. Pure."""
+"""The status page: the state of an agent as JSON. Pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the elastic agent tells about itself. Its main loop speaks, the health port's thread asks."""
+"""The reporter between the agent's main loop, which reports its state, and the health port's thread, which reads it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from slurm_elastic.agent.health._state import Place, Snapshot, Stage, enter
 __all__ = ["Reporter"]
 
 _FRESH = 1.0
-"""Seconds for which a sign of life of the main loop is new enough."""
+"""Seconds for which an activity of the main loop counts as recent."""
 
 
 class Reporter:
-    """The agent's present state, and the question whether its main loop lives.
+    """The agent's present state, and a probe of its main loop.
 
-    The main loop sleeps until something happens, so a long silence says nothing. It is asked, by `fd`, when somebody
-    wants to know and its last sign is old; how long it has not answered is its silence.
+    The main loop sleeps until an event comes, so its silence means nothing. For a request of liveness the reporter
+    wakes it by `fd`, if its last activity is old; the time without an answer is its silence.
 
     Args:
-        snapshot: to begin with.
+        snapshot: The first snapshot.
 
     Attributes:
-        fd: readable when the main loop is asked; for use in a selector.
+        fd: Readable when the main loop has to answer; for a selector.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -43,10 +43,10 @@ class Reporter:
         """The present state; a value that does not change."""
         return self._snapshot
 
-    # What the main loop says.
+    # Called by the main loop.
 
     def answer(self) -> None:
-        """The main loop lives. Costs next to nothing, unless it was asked."""
+        """Note that the main loop is active; cheap unless it was probed."""
         if self._asked_at is not None:
             with self._lock, contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self.fd)
@@ -54,16 +54,16 @@ class Reporter:
         self._answered_at = time.monotonic()
 
     def enter(self, stage: Stage) -> None:
-        """It begins something else."""
+        """Enter a stage."""
         self._change(lambda snapshot: enter(snapshot, stage, time.monotonic()))
 
     def join(self) -> None:
-        """It has no workers any more, and joins."""
+        """Enter the stage of joining, without workers."""
         now = time.monotonic()
         self._change(lambda snapshot: enter(_without_workers(snapshot), Stage.JOINING, now))
 
     def train(self, place: Place, restarts: int) -> None:
-        """The workers of a round run."""
+        """Enter the stage of training in a round."""
         now = time.monotonic()
         self._change(
             lambda snapshot: enter(
@@ -72,7 +72,7 @@ class Reporter:
         )
 
     def count(self, steps: int) -> None:
-        """The round is over, and its workers here have taken so many steps."""
+        """Add the steps of this node's workers in a round that is over."""
         self._change(
             lambda snapshot: (
                 snapshot if snapshot.counted else replace(snapshot, steps=snapshot.steps + steps, counted=True)
@@ -80,29 +80,29 @@ class Reporter:
         )
 
     def notice(self, reason: str) -> None:
-        """It was told that it has to go."""
+        """Add a notice."""
         self._change(lambda snapshot: replace(snapshot, notices=(*snapshot.notices, reason)))
 
     def hung(self, killed: bool) -> None:
-        """The watchdog found a worker that hangs. From any thread."""
+        """Count a worker that the watchdog found hanging. Any thread may call this."""
         self._change(lambda snapshot: replace(snapshot, hangs=snapshot.hangs + 1, kills=snapshot.kills + int(killed)))
 
     def over(self) -> None:
-        """The main loop has ended as it should, and answers no more."""
+        """Note that the main loop has ended as intended; from now on it counts as alive."""
         with self._lock:
             self._quiet = True
             self._asked_at = None
 
     def close(self) -> None:
-        """Nobody asks any more."""
+        """Close the descriptor, after the last request."""
         self.over()
         with self._lock:
             os.close(self.fd)
 
-    # What the server asks.
+    # Called by the server.
 
     def silence(self) -> float:
-        """Ask the main loop for a sign of life, and return for how many seconds it has owed one."""
+        """Probe the main loop if its last activity is old, and return for how many seconds it has not answered."""
         with self._lock:
             now = time.monotonic()
             if self._quiet:

@@ -124,7 +124,7 @@ def test_bound_elsewhere_it_takes_the_token_and_two_jobs_share_a_node(allocate: 
             script=(str(WORKER), "ignore-term"),
             TORCHELASTIC_HEALTH_CHECK_PORT=str(port),
         )
-        agent.expect(f"health port {port} is taken on this node: a free one is used instead")
+        agent.expect(f"health port {port} is in use on this node; the agent takes a free one")
         where = target(nodes, 1)
     nodes.seen(0)
     assert where.startswith("127.0.0.1:")

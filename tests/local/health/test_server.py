@@ -107,7 +107,7 @@ def test_it_is_alive_while_there_is_progress(make: Callable[..., Port]) -> None:
     port.last_progress = lambda: time.time() - 75
     status, text = port.get("/healthz")
     assert status == 503
-    said = re.fullmatch(rb"no sign of life for (\d+) s\n", text)
+    said = re.fullmatch(rb"no activity for (\d+) s\n", text)
     assert said is not None
     assert 75 <= int(said[1]) <= 75 + PATIENCE
 

@@ -66,10 +66,10 @@ def test_what_is_no_token_is_named_and_not_shown(content: str, tmp_path: Path) -
     path = tmp_path / "token"
     path.write_text(content)
     path.chmod(0o600)
-    with pytest.raises(UsageError, match="holds no token: one line of 16") as refused:
+    with pytest.raises(UsageError, match="has no token: give one line of 16") as refused:
         health_settings(None, None, str(path), {})
     assert not content or content not in str(refused.value)
-    with pytest.raises(UsageError, match=r"^SLURM_ELASTIC_HEALTH_TOKEN holds no token"):
+    with pytest.raises(UsageError, match=r"^SLURM_ELASTIC_HEALTH_TOKEN has no token"):
         health_settings(None, None, None, {"SLURM_ELASTIC_HEALTH_TOKEN": content})
 
 
@@ -78,7 +78,7 @@ def test_a_port_that_is_taken_leads_to_a_free_one(caplog: pytest.LogCaptureFixtu
         port = other.getsockname()[1]
         with listen(HealthSettings(port=port)) as listener:
             assert listener.getsockname()[1] not in (0, port)
-    assert caplog.messages == [f"health port {port} is taken on this node: a free one is used instead"]
+    assert caplog.messages == [f"health port {port} is in use on this node; the agent takes a free one"]
 
 
 def test_a_worker_does_not_inherit_the_socket() -> None:
