@@ -59,8 +59,8 @@ def test_wrong_names_are_told(allocate: Allocate, capsys: pytest.CaptureFixture[
             ["drain", "8", "n9", "--run-dir", base],
             f"no run 8 in {base}/elastic-runs; change to the directory in which sbatch was called",
         ),
-        (["drain", "7", "--run-dir", base], "name the nodes that have to leave, or say --all"),
-        (["drain", "7", "127.0.0.1", "--all", "--run-dir", base], "name the nodes that have to leave, or say --all"),
+        (["drain", "7", "--run-dir", base], "name the nodes that have to leave, or give --all"),
+        (["drain", "7", "127.0.0.1", "--all", "--run-dir", base], "name the nodes that have to leave, or give --all"),
         (["drain", "a/b", "--all", "--run-dir", base], "run id 'a/b' is no safe file name"),
     ):
         assert main(arguments) == 2
