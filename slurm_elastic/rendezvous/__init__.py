@@ -1,1 +1,1 @@
-"""Who is in the next round, and how agents agree on it."""
+"""The rendezvous: membership of rounds, election of the leader, transport and records."""

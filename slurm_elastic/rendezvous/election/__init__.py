@@ -1,1 +1,1 @@
-"""Who leads: agents find the leader of the run, follow it, and campaign when it is lost."""
+"""The election: agents find the leader of the run, follow it, and campaign when it is lost."""

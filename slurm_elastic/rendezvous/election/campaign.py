@@ -18,7 +18,7 @@ __all__ = ["Campaign", "CampaignConfig", "CampaignRecords", "locate", "plan"]
 
 @dataclass(frozen=True, slots=True)
 class CampaignConfig:
-    """What a candidate knows of the run by itself.
+    """The knowledge of a candidate about the run.
 
     Attributes:
         scope: the incarnation of the run, by which its records are told from those of others.
@@ -41,7 +41,7 @@ class CampaignConfig:
 
 @dataclass(frozen=True, slots=True)
 class CampaignRecords:
-    """What the records showed to an agent that wants to campaign.
+    """The records that an agent has read before it campaigns.
 
     Attributes:
         newest_term: the highest term taken, 0 before the first.

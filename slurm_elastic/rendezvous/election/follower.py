@@ -113,7 +113,7 @@ class Participant:
     def greet(
         self, now: float
     ) -> tuple[Participant, tuple[Connected | Joined | Leaving | Left | WorkerFailed | Finished | Closed, ...]]:
-        """What to say first on a new connection: anything said on the one before may have been lost.
+        """Return the first messages on a new connection: those on the connection before may have been lost.
 
         `now` is own monotonic time: a deadline is nearer than when it was said first.
         """
@@ -142,7 +142,7 @@ class Participant:
         return self if restarts <= self.restarts else replace(self, restarts=restarts)
 
     def holding(self, round_: int) -> bool:
-        """Whether the workers that run here are asked for a step; not any more once they were told one."""
+        """True if the leader has asked the workers here for a step, and has not sent the stop step yet."""
         return self.running and self.last_round == round_ and self.stop is None
 
     def stopping(self, round_: int, step: int) -> Participant | None:
@@ -152,7 +152,7 @@ class Participant:
         return replace(self, stop=step)
 
     def interrupted(self, round_: int) -> bool:
-        """Whether the workers that run here belong to the round that is over."""
+        """True if the workers that run here belong to the round that is over."""
         return self.running and self.last_round is not None and round_ >= self.last_round
 
     def told_over(self) -> Participant:

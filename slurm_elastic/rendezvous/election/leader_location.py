@@ -1,4 +1,4 @@
-"""Where a run's leader may be, and what an agent was told of who leads. Pure."""
+"""The possible endpoints of a run's leader, and a follower's knowledge of it. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["LeaderLocation", "Leadership"]
 
 @dataclass(frozen=True, slots=True)
 class LeaderLocation:
-    """Where a leader may be, by the records.
+    """The possible endpoints of a leader, by the records.
 
     Attributes:
         endpoints: in the order in which to try them.
@@ -35,7 +35,7 @@ class LeaderLocation:
 
 @dataclass(frozen=True)
 class Leadership:
-    """What a follower was told of its leader, and of who may lead next.
+    """The knowledge of a follower about its leader, and about the agents that may lead next.
 
     Attributes:
         term: of the leader that gave the last assignment, 0 before the first; no earlier leader counts any more.

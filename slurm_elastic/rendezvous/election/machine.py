@@ -108,7 +108,7 @@ RECONNECT, RECONNECT_AGAIN = 1 / 10, 1 / 20
 
 @dataclass(frozen=True, slots=True)
 class ElectionConfig:
-    """What does not change while the agent runs. Times in seconds.
+    """The settings of the election, which stay the same while the agent runs. Times in seconds.
 
     Attributes:
         agent: this agent.
@@ -196,7 +196,7 @@ class LocationSeen:
 
 @dataclass(frozen=True, slots=True)
 class CampaignRecordsSeen:
-    """What a candidate has to know was read from the records."""
+    """The records that a candidate needs have been read."""
 
     number: int
     records: CampaignRecords
@@ -450,7 +450,7 @@ Action = (
 
 
 class Role(enum.Enum):
-    """What an agent does in the election."""
+    """The role of an agent in the election."""
 
     SEARCHING = "searching"
     FOLLOWING = "following"
@@ -503,7 +503,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Lookup:
-    """What the records say of the leader; a file system may be slow, so nothing waits for it.
+    """Read what the records have about the leader; a file system may be slow, so nothing waits for it.
 
     Attributes:
         location: by the last look.
@@ -586,7 +586,7 @@ class Election:
 
     @property
     def role(self) -> Role:
-        """What the agent does in the election."""
+        """The role of the agent in the election."""
         if self.over:
             return Role.STOPPED
         if isinstance(self.campaign, Leading):
@@ -841,7 +841,7 @@ class _Step:
         return self.now >= self.state.search.heard_at + self.config.leader_limit
 
     def _endpoints(self) -> tuple[Endpoint, ...]:
-        """Where to search, in order."""
+        """Return the endpoints of the search, in order."""
         state, search = self.state, self.state.search
         if isinstance(state.campaign, Campaigning | Leading):
             return self.config.endpoints[:1]
@@ -925,7 +925,7 @@ class _Step:
         return next((each.agent for each in order if (each.address, each.port) == endpoint), "")
 
     def _rivals(self) -> tuple[Endpoint, ...]:
-        """Where a leader may be, or a candidate that goes before this one."""
+        """Return the endpoints of a possible leader, or of a candidate that precedes this one."""
         known, location = self.state.known, self.state.lookup.location
         order = known.order(location)
         names = [each.agent for each in order]

@@ -54,7 +54,7 @@ class Successor:
 
 @dataclass(frozen=True, slots=True)
 class LeaderLoss:
-    """What a candidate knows of the loss of the last leader.
+    """The knowledge of a candidate about the loss of the last leader.
 
     Attributes:
         reason: why the last leader is followed.

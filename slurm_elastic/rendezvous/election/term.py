@@ -498,7 +498,7 @@ _HANDLERS: dict[type, Callable[[_Step, Any], None]] = {
 
 
 def _to_be_written(state: State, decision: Decision) -> tuple[RecordsAction, ...]:
-    """What has to be done with the records before a decision is told to any agent."""
+    """Return the writes to the records that come before the messages of a decision."""
     match decision:
         case Claim():
             # First no other leader tells an agent of a round that is not on record yet; then no round was written since

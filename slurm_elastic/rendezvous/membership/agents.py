@@ -1,4 +1,4 @@
-"""What an agent says of itself, and what the leader knows of it."""
+"""The agents of a run: their own data, and the leader's knowledge of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DIGITS = re.compile(r"(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What an agent says of itself when it joins.
+    """The data that an agent sends when it joins.
 
     Attributes:
         agent: identity, unique over the run: node, job id, restart count and pid.
@@ -80,7 +80,7 @@ class WorkerFailure:
 
 
 class Status(enum.Enum):
-    """What one agent is doing, as far as the leader knows."""
+    """The state of an agent, as far as the leader knows."""
 
     WAITING = "waiting"
     """Has joined, has no workers, waits for a place; also a member of a round that winds down that has stopped."""

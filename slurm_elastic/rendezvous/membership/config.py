@@ -1,4 +1,4 @@
-"""What does not change during a leader's term."""
+"""The settings of a leader, which stay the same during its term."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Settings"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What does not change during a leader's term. Times in seconds.
+    """The settings of a leader, which stay the same during its term. Times in seconds.
 
     Attributes:
         min_nodes, max_nodes: bounds of a round's size, in agents.

@@ -1,4 +1,4 @@
-"""What the leader has to do."""
+"""The decisions of the leader."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class Outcome(enum.Enum):
-    """How a run ended."""
+    """The outcome of a run."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"

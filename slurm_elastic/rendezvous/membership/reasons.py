@@ -1,4 +1,4 @@
-"""Why rounds are formed, and why agents go."""
+"""The reasons of rounds and of leaves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["LeaveReason", "Reason"]
 
 
 class Reason(enum.Enum):
-    """Why a round was formed; workers see it as SLURM_ELASTIC_REASON."""
+    """The reason of a round; workers see it as SLURM_ELASTIC_REASON."""
 
     START = "start"
     NODE_JOINED = "node_joined"
@@ -19,7 +19,7 @@ class Reason(enum.Enum):
 
 
 class LeaveReason(enum.Enum):
-    """Why an agent announced that it goes."""
+    """The reason of an announced leave."""
 
     PREEMPTED = "preempted"
     TIME_LIMIT = "time_limit"

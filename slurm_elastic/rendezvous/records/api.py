@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 Record = Mapping[str, Any]
-"""What JSON calls an object; everything in it can be written as JSON."""
+"""A JSON object; all of its values can be written as JSON."""
 
 _T = TypeVar("_T")
 
@@ -51,7 +51,7 @@ class RecordsInterruptedError(RecordsError):
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What somebody needs to know who looks for the run's leader.
+    """The records that an agent needs to find the run's leader.
 
     Attributes:
         endpoint: as of :meth:`Records.endpoint`.

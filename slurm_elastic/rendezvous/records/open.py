@@ -1,4 +1,4 @@
-"""Who keeps the records of a run: the run directory, or etcd where one is named."""
+"""The choice between the run directory and etcd for the records of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SELECTING = ("endpoint", "credentials")
 
 
 def is_etcd(endpoint: str) -> bool:
-    """Whether an endpoint is that of an etcd and not the place of a leader."""
+    """Return True if an endpoint is that of an etcd and not that of a leader."""
     return endpoint.strip().startswith(_SCHEMES)
 
 
