@@ -69,6 +69,11 @@ def several_leaders(number: int) -> Violation | None:
     return play_script(faults.strike(faults.script(number), rng.randint(1, 80), rng.choice(faults.STRIKES)))
 
 
+def random_faults(number: int) -> Violation | None:
+    """Play a random schedule with several possible leaders."""
+    return play_script(faults.draw(number))
+
+
 def strikes_of(script: faults.Script) -> Play:
     """All that can happen to the leader at the messages of a script, one seed after the other, for a mistake that
     rarely does harm."""
@@ -124,8 +129,12 @@ def mutation(what: str, *promises: str, among: Play = several_leaders) -> Callab
     return note
 
 
-ALONE = faults.Script(6, 3, (faults.Fault(1.15, "leave", 0, 6.0),), late=((1, 1.1), (2, 1.1)))
+ALONE = faults.Script(7, 3, (faults.Fault(1.15, "leave", 0, 6.0),), late=((1, 1.1), (2, 1.1)))
 """One agent trains alone, and is told to go when two others have just come."""
+
+
+LEADER_LEAVES = faults.script(12)
+"""The leader of four agents is told to go."""
 
 
 FAILS = faults.failing(4)
@@ -180,7 +189,11 @@ def leaves_count_at_once(patch: pytest.MonkeyPatch) -> None:
 # One leader after the other.
 
 
-@mutation("a new leader does not look at the last round after its claim", "a new leader knows every round")
+@mutation(
+    "a new leader does not look at the last round after its claim",
+    "a new leader knows every round",
+    among=strikes_of(LEADER_LEAVES),
+)
 def no_look_after_the_claim(patch: pytest.MonkeyPatch) -> None:
     without(patch, Claim, lambda actions: tuple(each for each in actions if not isinstance(each, ConfirmLastRound)))
 
@@ -193,7 +206,12 @@ def no_look_at_the_epoch(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("a leader looks at the newest epoch only before it writes", "a superseded leader publishes nothing")
 def no_second_look_at_the_epoch(patch: pytest.MonkeyPatch) -> None:
-    without(patch, Publish, lambda actions: actions[:-1])
+    def write_round(ledger: Ledger, table: Table) -> bool:
+        ledger.leads = lambda: True  # type: ignore[method-assign]
+        return original(ledger, table)
+
+    original = Ledger.write_round
+    patch.setattr(Ledger, "write_round", write_round)
 
 
 def without(
@@ -207,6 +225,15 @@ def without(
 
     original = term._to_be_written
     patch.setattr(term, "_to_be_written", to_be_written)
+
+
+@mutation(
+    "a leader that is lost before it published is taken for the one before it",
+    "of two halves one goes on",
+    among=after(100500, random_faults),
+)
+def takes_one_leader_for_another(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(election._Step, "_agent_at", lambda step, endpoint, order: step.state.known.leader)
 
 
 @mutation("epochs fence nobody, and rounds on record can be replaced", "a round is told once", "one group trains")

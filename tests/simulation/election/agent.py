@@ -139,9 +139,10 @@ class Agent:
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
         """Do something in a while, if the process still exists; after a pause if it is paused."""
-        self.world.at(self.world.now + seconds, self._do, action)
+        self.world.at(self.world.now + seconds, self.do, action)
 
-    def _do(self, action: Callable[[], None]) -> None:
+    def do(self, action: Callable[[], None]) -> None:
+        """Do something now, if the process still exists; after a pause if it is paused."""
         if self.alive and self.paused:
             self._postponed.append(action)
         elif self.alive:
@@ -159,7 +160,7 @@ class Agent:
         self.paused, self.awake_since = False, self.world.now
         postponed, self._postponed = self._postponed, []
         for action in postponed:
-            self._do(action)
+            self.do(action)
         self.world.checks.after_pause(self)
         self.world.carry_on()
 
@@ -168,6 +169,7 @@ class Agent:
         if not self.alive:
             return
         self.alive, self.workers, self.refuses = False, None, not silent
+        self.world.dead_since.setdefault(self.name, self.world.now)
         if self.leader is not None:
             self.leader.end(told=not silent)
         for wire in self.links.values():

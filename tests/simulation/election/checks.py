@@ -41,19 +41,22 @@ class Checks:
         self._world = world
         self.told: dict[int, Table] = {}
         self.failures = 0
+        self._told_by: dict[int, int] = {}
         self._led_since: dict[int, float] = {}
         self._started_at: dict[int, float] = {}
 
     def after_claim(self, leader: Leader) -> None:
-        """A leader has its epoch, and has looked at the last round."""
+        """A leader has its epoch, and has looked at the last round; another may follow it already."""
         base = leader.state.base
-        unknown = [number for number in self.told if base is None or number > base.round]
+        last = -1 if base is None else base.round
+        unknown = [number for number, epoch in self._told_by.items() if number > last and epoch < leader.epoch]
         if unknown:
             raise Violation("a new leader knows every round", f"epoch {leader.epoch} follows {base}, not {unknown}")
 
     def after_publish(self, leader: Leader, table: Table) -> None:
         """A leader tells its members of a round."""
         known = self.told.setdefault(table.round, table)
+        self._told_by.setdefault(table.round, leader.epoch)
         if known is not table:
             raise Violation("a round is told once", f"round {table.round}: {known} and {table}")
         order = self._world.records.order

@@ -15,12 +15,13 @@ __all__ = ["LEADER", "STRIKES", "Fault", "Script", "draw", "failing", "script", 
 LEADER = -1
 """Stands for the agent that leads when a fault happens."""
 
-STRIKES = ("kill", "power", "pause", "leave", "cut", "break")
+STRIKES = ("kill", "power", "pause", "leave", "cut", "break", "lose")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that happens: kill, power, pause, leave, arrive, cut, break, disk or fail, which a worker does.
+    """One thing that happens: kill, power, pause, leave, arrive, cut, break, disk, fail, which a worker does, or lose:
+    what a leader asks the records next is not answered, whether it was done or not.
 
     Attributes:
         at: virtual time in seconds.

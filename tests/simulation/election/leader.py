@@ -21,6 +21,7 @@ from slurm_elastic.rendezvous.election.term import (
     PublishEndpoint,
     RecordsAction,
     RecordsAnswered,
+    RecordsFailed,
     ReportBlocking,
     ReportClaimed,
     StepDown,
@@ -51,6 +52,7 @@ class Leader:
     Attributes:
         began_at: when it began to collect joins.
         term: state of the product's machine.
+        loses_answer: whether the next action on the records is not answered.
     """
 
     def __init__(self, world: World, agent: Agent, number: int, campaign: Campaign, scope: str) -> None:
@@ -64,7 +66,7 @@ class Leader:
         }
         self.ledger = Ledger(world.records, scope, campaign.term, endpoint, campaign.follows)
         self.term = term.initial_term(campaign.term, campaign.settings, world.now)
-        self.over = False
+        self.over = self.loses_answer = False
         self.wires: dict[str, Wire] = {}
         self._signs: dict[str, float] = {}
         self._beat_at = world.now
@@ -181,7 +183,8 @@ class Leader:
             case StepDown():
                 self.world.tell(f"leader {self.epoch} on {self.agent.name}", f"steps down {action.why}")
                 self.end()
-                self.agent.later(0.0, lambda: self.agent.handle(LeaderEnded(self.number)))
+                problem = action.why if action.failed else ""
+                self.agent.later(0.0, lambda: self.agent.handle(LeaderEnded(self.number, problem)))
             case _:
                 raise AssertionError(action)
 
@@ -201,9 +204,11 @@ class Leader:
         def happen() -> None:
             self.world.before_message(self.agent)
             if self.agent.alive:
-                allowed = operation()
+                lost, self.loses_answer = self.loses_answer, False
+                allowed = (not lost or self.agent.rng.random() < 0.5) and operation()
                 self.world.before_message(self.agent)
-                self.agent.later(self.world.disk(), lambda: self.handle(RecordsAnswered(action, allowed)))
+                answer = RecordsFailed(action, "the disk is full") if lost else RecordsAnswered(action, allowed)
+                self.agent.later(self.world.disk(), lambda: self.handle(answer))
 
         self.world.at(self.world.now + self.world.disk(), happen)
 

@@ -28,6 +28,7 @@ class World:
 
     Attributes:
         limit: the heartbeat limit.
+        dead_since: when each agent ended, or began to leave.
         slow_until: until when the records are slow.
         messages: how many have been under way so far; what is done with the records counts twice.
         story: what happened, if it is wanted.
@@ -48,7 +49,7 @@ class World:
         self.slow_until = 0.0
         self._slowness = self.rng.choice((0.002, 0.02, 0.1))
         self._disk = self.rng.choice((0.005, 0.05))
-        self._dead_since: dict[str, float] = {}
+        self.dead_since: dict[str, float] = {}
         self._nodes: dict[int, str] = {}
         self._incarnation = 0
         self._timed = [fault for fault in script.faults if not fault.message]
@@ -141,7 +142,7 @@ class World:
             else:
                 if other.paused:
                     fail_within(HANDSHAKE)
-                other.later(0.0, serve)
+                other.do(serve)
 
         def serve() -> None:
             leader = other.leader
@@ -154,7 +155,7 @@ class World:
 
         def come_back(wire: Wire | None) -> None:
             if self.connected(agent, other):
-                agent.later(0.0, lambda: answer(Answer.IDLE if wire is None else None, wire))
+                agent.do(lambda: answer(Answer.IDLE if wire is None else None, wire))
             else:
                 fail_within(HANDSHAKE)
 
@@ -169,7 +170,7 @@ class World:
 
     def slurm_knows(self, name: str) -> bool:
         """Whether Slurm knows that an agent is gone."""
-        return not self.agents[name].alive and self.now > self._dead_since[name] + 8.0
+        return not self.agents[name].alive and self.now > self.dead_since[name] + 8.0
 
     # What happens.
 
@@ -240,13 +241,12 @@ class World:
             self._silences.append((self.now, self.now + fault.seconds))
         match fault.kind:
             case "kill" | "power":
-                self._dead_since.setdefault(agent.name, self.now)
                 agent.end(silent=fault.kind == "power")
             case "pause" if agent.alive and not agent.paused:
                 agent.pause()
                 self.at(self.now + fault.seconds, self._go_on, agent)
             case "leave" if agent.alive:
-                self._dead_since.setdefault(agent.name, self.now)
+                self.dead_since.setdefault(agent.name, self.now)
                 agent.later(0.0, lambda: agent.leave(fault.seconds))
             case "arrive" if not self.agents[self._nodes[agent.position]].alive:
                 self._arrive(agent.position, trains=agent.trains)
@@ -259,6 +259,8 @@ class World:
                 agent.later(0.0, agent.fail)
             case "break" if agent.alive:
                 agent.later(0.0, agent.break_link)
+            case "lose" if agent.leader is not None:
+                agent.leader.loses_answer = True
             case "disk":
                 self.slow_until = self.now + fault.seconds
 
