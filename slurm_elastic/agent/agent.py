@@ -80,7 +80,7 @@ from slurm_elastic.agent.worker_processes import Starter, WorkerProcesses, survi
 from slurm_elastic.control import Agreement, RoundControl, WorkerProgress
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.connect import Seat
-from slurm_elastic.rendezvous.leave_requests import job_of
+from slurm_elastic.rendezvous.identity import job_of
 from slurm_elastic.rendezvous.membership import Slowest, WorkerFailure
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.transport.messages import Placed

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slurm_elastic.errors import ExitCode
-from slurm_elastic.rendezvous.leave_requests import job_of
+from slurm_elastic.rendezvous.identity import job_of, node_of
 from slurm_elastic.slurm import (
     Cause,
     Context,
@@ -174,7 +174,7 @@ def other_agents(
             the job has to be accounted for.
     """
     known = {
-        each.agent.split("/")[0]: each
+        node_of(each.agent): each
         for each in (told if members is None else members)
         if job_of(each.agent) == job_of(agent)
     }

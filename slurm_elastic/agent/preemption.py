@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from slurm_elastic.agent.signals import Notices
-from slurm_elastic.rendezvous.leave_requests import job_of
+from slurm_elastic.rendezvous.identity import job_of
 from slurm_elastic.rendezvous.membership import LeaveReason
 from slurm_elastic.rundir import RunDir, RunDirError
 from slurm_elastic.slurm import Cause, Controller, Diagnosis, NodeState, SignalDefaults, SlurmJob, classify, presume

@@ -34,6 +34,7 @@ from slurm_elastic.agent.torchrun_options import (
 from slurm_elastic.agent.watchdog import HangTimeout, hang_timeout, is_enabled
 from slurm_elastic.agent.worker_logs import RoundLogsSpecs, local_ranks, streams
 from slurm_elastic.errors import UsageError
+from slurm_elastic.rendezvous.identity import AgentIdentity
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
 from slurm_elastic.rendezvous.records.open import etcd_wanted
@@ -153,7 +154,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
         job=job,
         run_id=run_id,
         run_dir=run_dir,
-        agent=f"{node}/{job.job_id if job else 0}.{restart_count}/{os.getpid()}",
+        agent=str(AgentIdentity(node, job.job_id if job else "0", restart_count, os.getpid())),
         node=node,
         position=job.position if job else 0,
         expected_nodes=() if job and job.shape is Shape.ARRAY else nodes,

@@ -85,6 +85,7 @@ class Coordinator(ServingCommand):
 def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> CoordinatorSettings:
     from slurm_elastic.agent.coordinator import CoordinatorSettings
     from slurm_elastic.agent.option_values import base_directory, node_range, requeue_policy
+    from slurm_elastic.rendezvous.identity import AgentIdentity
     from slurm_elastic.rendezvous.options import RendezvousOptions
     from slurm_elastic.rendezvous.records.open import etcd_wanted
     from slurm_elastic.rundir import RunDir
@@ -107,7 +108,7 @@ def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> Coordi
     etcd = etcd_wanted(None, config, environ)
     return CoordinatorSettings(
         run_dir=run_dir.open(),
-        agent=f"{node}/{job.job_id if job else 0}.{restarts}/{os.getpid()}",
+        agent=str(AgentIdentity(node, job.job_id if job else "0", restarts, os.getpid())),
         node=node,
         address=address,
         min_nodes=least,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slurm_elastic.rendezvous.identity import job_of
 from slurm_elastic.rendezvous.membership import LeaveReason
 from slurm_elastic.slurm import natural_key
 
-__all__ = ["LeaveAnswer", "LeaveRequest", "LeaveRequested", "job_of", "who_is_meant"]
+__all__ = ["LeaveAnswer", "LeaveRequest", "LeaveRequested", "who_is_meant"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,6 @@ class LeaveAnswer:
 
     nodes: tuple[str, ...]
     unknown: tuple[str, ...]
-
-
-def job_of(agent: str) -> str:
-    """The job in an agent's identity, ``<job id>.<restart count>``."""
-    return agent.split("/")[-2] if agent.count("/") >= 2 else ""
 
 
 def who_is_meant(request: LeaveRequest, agents: Mapping[str, str]) -> tuple[tuple[str, ...], LeaveAnswer]:

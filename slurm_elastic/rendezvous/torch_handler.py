@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from slurm_elastic.rendezvous.connect import Seat, connect
+from slurm_elastic.rendezvous.identity import AgentIdentity
 from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import Decision, LeaveReason, Outcome
 from slurm_elastic.rendezvous.options import RendezvousOptions
@@ -214,7 +215,7 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
         run_dir=run_dir,
         records=records,
         restart_count=restart_count,
-        agent=f"{node}/{job.job_id if job else 0}.{job.restart_count if job else 0}/{os.getpid()}",
+        agent=str(AgentIdentity(node, job.job_id if job is not None else "0", restart_count, os.getpid())),
         node=node,
         position=job.position if job is not None else 0,
         address=address,

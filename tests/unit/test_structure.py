@@ -81,7 +81,8 @@ def test_the_membership_machine_imports_nothing_of_the_project_and_nothing_that_
 @pytest.mark.parametrize("name", ["lifecycle", "job_end"])
 def test_what_an_agent_decides_imports_nothing_that_acts(name: str) -> None:
     # Their values come from these packages; signal is there for the names of signals.
-    values = {f"slurm_elastic.{module}" for module in ("errors", "rendezvous.membership", "rendezvous.leave_requests")}
+    values = {"slurm_elastic.errors"}
+    values |= {f"slurm_elastic.rendezvous.{module}" for module in ("identity", "membership", "leave_requests")}
     values |= {"slurm_elastic.rendezvous", "slurm_elastic.rendezvous.transport", "slurm_elastic.slurm", "signal"}
     values |= {"slurm_elastic.rendezvous.election.policy", "slurm_elastic.rendezvous.transport.messages"}
     imported = set(imports(PACKAGE / "agent" / f"{name}.py"))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
 from slurm_elastic.rendezvous.election.policy import LeaderLoss
+from slurm_elastic.rendezvous.identity import node_of
 from slurm_elastic.rendezvous.leader.fenced_records import last_round, newest_endpoint
 from slurm_elastic.rendezvous.membership import Reason, Settings
 from slurm_elastic.rendezvous.records.api import Record, Situation
@@ -129,7 +130,7 @@ def plan(config: CampaignConfig, seen: CampaignRecords, loss: LeaderLoss) -> Cam
         expected_nodes=config.expected_nodes if base is None else (),
         first_round=0 if last is None else last.round + 1,
         first_reason=reason,
-        first_node=lost.split("/")[0] if base is not None else "",
+        first_node=node_of(lost) if base is not None else "",
         # An agent that finds no member of a run left begins it anew. An agent without workers does not know who will
         # come.
         first_restarts=last.restarts if last is not None and (survives or not config.has_workers) else 0,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
+from slurm_elastic.rendezvous.identity import AgentIdentity
 from slurm_elastic.rendezvous.transport.connect import Endpoint, reach
 from slurm_elastic.slurm import Controller, JobView, NodeState
 
@@ -43,32 +44,27 @@ def agents_gone(agents: Collection[str], controller: Controller) -> frozenset[st
 
     Blocks as long as Slurm takes. What Slurm does not say is not assumed.
     """
-    identities = {agent: _identity(agent) for agent in agents}
-    nodes = sorted({identity[0] for identity in identities.values() if identity is not None})
-    jobs = sorted({identity[1] for identity in identities.values() if identity is not None})
+    identities = {
+        agent: identity
+        for agent in agents
+        if (identity := AgentIdentity.parse(agent)) is not None and identity.in_slurm
+    }
+    nodes = sorted({identity.node for identity in identities.values()})
+    jobs = sorted({identity.job for identity in identities.values()})
     down = {node for node, state in controller.node_states(nodes).items() if state is NodeState.DOWN}
     views = {job: controller.job(job) for job in jobs}
     return frozenset(
         agent
         for agent, identity in identities.items()
-        if identity is not None and (identity[0] in down or _has_left(views[identity[1]], identity))
+        if identity.node in down or _has_left(views[identity.job], identity)
     )
 
 
-def _identity(agent: str) -> tuple[str, str, int] | None:
-    """Node, job and restart count of an agent's identity, ``node/job.restarts/pid``; None outside Slurm."""
-    parts: Sequence[str] = agent.split("/")
-    if len(parts) != 3:
-        return None
-    job, _, restarts = parts[1].partition(".")
-    return (parts[0], job, int(restarts)) if job.isdigit() and job != "0" and restarts.isdigit() else None
-
-
-def _has_left(view: JobView | None, identity: tuple[str, str, int]) -> bool:
+def _has_left(view: JobView | None, identity: AgentIdentity) -> bool:
     if view is None:
         return False
-    node, _, restarts = identity
-    return view.restarts > restarts or view.state not in _RUNNING or (bool(view.nodes) and node not in view.nodes)
+    gone = bool(view.nodes) and identity.node not in view.nodes
+    return gone or view.restarts > identity.restarts or view.state not in _RUNNING
 
 
 def known_places(agents: Iterable[str], places: Mapping[str, Endpoint]) -> dict[str, Endpoint]:

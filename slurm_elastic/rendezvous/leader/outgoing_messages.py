@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from slurm_elastic.rendezvous.election.policy import Successor
+from slurm_elastic.rendezvous.identity import node_of
 from slurm_elastic.rendezvous.leader.agent_connections import Peers
 from slurm_elastic.rendezvous.membership import (
     Decision,
@@ -118,7 +119,7 @@ def _placed(epoch: int, state: State, table: Table, rank: int, shared: _Shared) 
         restarts=table.restarts,
         epoch=epoch,
         leader=own,
-        leader_node=own.split("/")[0],
+        leader_node=node_of(own),
         successors=shared.successors if among else (*shared.successors, mine),
         members=shared.members,
     )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from slurm_elastic.rendezvous.leave_requests import LeaveAnswer, LeaveRequest, job_of, who_is_meant
+from slurm_elastic.rendezvous.identity import job_of
+from slurm_elastic.rendezvous.leave_requests import LeaveAnswer, LeaveRequest, who_is_meant
 from slurm_elastic.rendezvous.membership import LeaveReason
 
 AGENTS = {"n10/7.0/1": "n10", "n2/7.0/2": "n2", "n3/8.1/3": "n3"}
@@ -22,8 +23,3 @@ def test_some_nodes() -> None:
 def test_the_other_agents_of_a_job() -> None:
     meant, _ = who_is_meant(request(agent="n2/7.0/2", job=job_of("n2/7.0/2")), AGENTS)
     assert meant == ("n10/7.0/1",)
-
-
-def test_the_job_of_an_agent() -> None:
-    assert job_of("n2/7.0/2") == "7.0"
-    assert job_of("visitor on login1, process 7") == ""
