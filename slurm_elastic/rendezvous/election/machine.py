@@ -1058,7 +1058,7 @@ class _Step:
         self.change(campaign=None)
         if event.why != self.state.complaint:
             self.change(complaint=event.why)
-            self.do(Warn(f"cannot stand up to lead: {event.why}"))
+            self.do(Warn(f"this agent cannot campaign to lead: {event.why}"))
 
     def claimed(self, event: TermClaimed) -> None:
         campaign = self.state.campaign

@@ -124,7 +124,7 @@ def test_an_agent_whose_directory_is_not_that_of_the_run_does_not_lead(
     assert leader_of([second, third]) is third
     assert {place.nodes for place in places} == {2}
     assert not list(other.glob("elastic-runs/*/rounds/*.json"))
-    told = [record.message for record in caplog.records if "cannot stand up to lead" in record.message]
+    told = [record.message for record in caplog.records if "this agent cannot campaign to lead" in record.message]
     assert len(told) == 1
     assert "shows no round 0" in told[0]
 
