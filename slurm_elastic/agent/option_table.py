@@ -73,6 +73,13 @@ GENERAL = (
     ),
     Option("--preload", "modules that a warm start imports beside torch, such as numpy,my.data", "MODULES"),
     Option(
+        "--learn-imports",
+        "on: fork the workers of later rounds and runs with what the script has imported; off: with torch and "
+        "--preload alone (default: on)",
+        choices=("on", "off"),
+        default="on",
+    ),
+    Option(
         "--worker-signal",
         "also send this signal, such as SIGUSR1, to the workers when a planned end of their round is announced; they "
         "then have --shutdown-timeout seconds to exit by themselves",

@@ -36,6 +36,7 @@ class Agent(Command):
                 start.preload,
                 start.environment,
                 workers=start.workers,
+                imports=start.imports,
                 go_on=f"{__name__}:{go_on.__name__}",
                 arguments=arguments,
                 signals=RECORDED,
@@ -111,6 +112,8 @@ class _WarmStart:
         # Without a script the agent prints a help text or an error, and starts no workers.
         self.warm = found.value("start") in (None, "warm") and found.script is not None
         self.preload = found.names("preload")
+        learns = found.value("learn_imports") != "off"
+        self.imports = _import_lists(found.value("run_dir"), environ) if learns else None
         self.workers = _local_world_size(found.value("nproc_per_node"), environ)
         self.environment = worker_environment(environ, self.workers)
 
@@ -118,7 +121,15 @@ class _WarmStart:
         """Start the fork server."""
         from slurm_elastic.agent.forkserver import WarmProcess
 
-        return WarmProcess.start(self.program, warm=self.warm, preload=self.preload, environment=self.environment)
+        return WarmProcess.start(
+            self.program, warm=self.warm, preload=self.preload, environment=self.environment, imports=self.imports
+        )
+
+
+def _import_lists(run_dir: str | None, environ: Mapping[str, str]) -> str:
+    """Return the directory of the lists of learned imports, beside the runs."""
+    base = run_dir or environ.get("SLURM_SUBMIT_DIR") or os.getcwd()  # noqa: PTH109  pathlib takes long to import
+    return os.path.join(os.path.abspath(base), "elastic-runs", ".imports")  # noqa: PTH100, PTH118
 
 
 def _local_world_size(text: str | None, environ: Mapping[str, str]) -> int:

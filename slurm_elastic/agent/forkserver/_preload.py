@@ -12,7 +12,15 @@ from pathlib import Path
 
 from slurm_elastic.agent.forkserver._linux import children
 
-__all__ = ["LATER", "REQUIRED", "BrokenPreloadError", "import_module", "obstacle_to_forking", "script_directory"]
+__all__ = [
+    "LATER",
+    "REQUIRED",
+    "BrokenPreloadError",
+    "import_module",
+    "obstacle_to_forking",
+    "script_directory",
+    "torch_says",
+]
 
 REQUIRED = ("torch", "torch.distributed", "torch.distributed.elastic.multiprocessing.errors")
 """Imported before the first worker starts."""
@@ -59,7 +67,7 @@ def import_modules(
     """Import these modules one by one.
 
     Args:
-        names: some of `REQUIRED`, and others.
+        names: `REQUIRED`.
         about_to: told each name before.
         tried: this process was forked after those of `REQUIRED` were imported.
 
@@ -76,7 +84,7 @@ def import_modules(
         if name == "torch":
             seed = sys.modules[name].initial_seed()
         elif name not in REQUIRED[:-1]:
-            obstacle = obstacle_to_forking(tried=tried and name in REQUIRED)
+            obstacle = obstacle_to_forking(tried=tried)
             if obstacle is not None:
                 return f"after importing {name} {obstacle}", seed
     return None, seed
@@ -114,7 +122,7 @@ def obstacle_to_forking(*, tried: bool = False) -> str | None:
     # Looks at all processes of the machine, which takes a while.
     if not tried and children(os.getpid()):
         return "child processes are running"
-    if _torch_says("is_initialized"):
+    if torch_says("is_initialized"):
         return "CUDA is initialized"
     if any(target.startswith("/dev/nvidia") for target in _open_files()):
         return "a GPU device is open"
@@ -132,7 +140,7 @@ def _try_fork() -> str | None:
 
 
 def _in_bad_fork() -> int:
-    return 1 if _torch_says("_is_in_bad_fork") else 0
+    return 1 if torch_says("_is_in_bad_fork") else 0
 
 
 def _fork_trouble(code: int) -> str | None:
@@ -141,7 +149,7 @@ def _fork_trouble(code: int) -> str | None:
     return "CUDA was used, and cannot be used after a fork" if code == 1 else f"a forked process ended with {code}"
 
 
-def _torch_says(question: str) -> bool:
+def torch_says(question: str) -> bool:
     cuda = sys.modules.get("torch.cuda")
     return cuda is not None and bool(getattr(cuda, question)())
 

@@ -138,7 +138,7 @@ def _go_on(settings: dict[str, Any], before: dict[str, str], child: Successor | 
     if child is not None:
         interpreter, options, arguments = state["program"]
         program = Program(interpreter, tuple(options), tuple(arguments))
-        warm = WarmProcess.adopt(child, program, settings["preload"], state["known"])
+        warm = WarmProcess.adopt(child, program, settings["preload"], state["known"], settings["imports"])
     module, _colon, function = state["go_on"].partition(":")
     go_on: Callable[[list[str], WarmProcess | None, list[int]], int] = getattr(
         importlib.import_module(module), function

@@ -15,7 +15,7 @@ __all__ = ["spawn"]
 
 
 def spawn(
-    program: Program, environment: Mapping[str, str], preload: Sequence[str], *, warm: bool
+    program: Program, environment: Mapping[str, str], preload: Sequence[str], *, warm: bool, imports: str | None
 ) -> tuple[Channel, subprocess.Popen[bytes]]:
     """Start it; returns this end of the line to it, and the process.
 
@@ -24,6 +24,7 @@ def spawn(
         environment: what its workers' will be, as far as known.
         preload: modules to import besides torch.
         warm: whether it imports anything; otherwise it starts workers cold.
+        imports: the directory of the lists of learned imports; None if none are learned.
     """
     near_end, far_end = Channel.pair()
     # Slurm signals every process of a step. This one must live as long as a worker wants to, so that it never takes a
@@ -35,6 +36,7 @@ def spawn(
         "pythonpath": environment.get("PYTHONPATH"),
         "warm": warm,
         "preload": preload,
+        "imports": imports,
         "options": program.options,
         "signal_mask": sorted(int(number) for number in mask),
     }

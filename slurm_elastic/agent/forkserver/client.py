@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -18,10 +19,13 @@ from slurm_elastic.agent.forkserver._orphans import kill_orphans
 from slurm_elastic.agent.forkserver._protocol import Order, StartInterruptedError, State
 from slurm_elastic.agent.forkserver._replacement import Former, Successor
 from slurm_elastic.agent.forkserver._spawn import spawn
+from slurm_elastic.agent.forkserver._waiting import wait_on
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program, worker_environment
 from slurm_elastic.errors import UsageError
 
 __all__ = ["WarmProcess"]
+
+logger = logging.getLogger(__name__)
 
 _LAST_STEPS = 10.0
 """Seconds that the warm process is given to kill what is left and go, once the agent has hung up."""
@@ -37,10 +41,12 @@ class WarmProcess:
         environment: Mapping[str, str],
         *,
         warm: bool,
+        imports: str | None = None,
         found: Successor | None = None,
     ) -> None:
         self._program = program
         self._preload = tuple(preload)
+        self._imports = imports
         self._launch = Launch(dict(environment), str(Path.cwd()))
         self.exit_codes: dict[int, int] = {}
         """Exit codes, or minus signal numbers, of workers by pid; a caller takes out what it has seen."""
@@ -52,6 +58,10 @@ class WarmProcess:
         self._given_up = obstacle_to_any_warm_start(program, wanted=warm)
         self._process: subprocess.Popen[bytes] | Successor
         self._successor: Successor | None = None
+        self._prepared: dict[str, Any] | None = None
+        """What the successor has said once it had imported everything."""
+        self._awaited: float | None = None
+        """Until when the first workers wait for it; None for not at all."""
         self._former = Former()
         if found is None:
             self._channel, self._process = self._spawn()
@@ -69,6 +79,7 @@ class WarmProcess:
         preload: Sequence[str] = (),
         local_world_size: int | None = None,
         environment: Mapping[str, str] | None = None,
+        imports: str | None = None,
     ) -> WarmProcess:
         """Start it; returns at once, while it imports.
 
@@ -81,14 +92,20 @@ class WarmProcess:
             preload: Modules to import besides torch.
             local_world_size: Workers on this node; see `worker_environment`.
             environment: What the workers' environment will be, as far as known now; default: this process's.
+            imports: The directory of the lists of learned imports; None to learn none.
         """
         known = worker_environment(os.environ if environment is None else environment, local_world_size)
         become_subreaper()
-        return cls(program, preload, known, warm=warm)
+        return cls(program, preload, known, warm=warm, imports=imports)
 
     @classmethod
     def adopt(
-        cls, child: Successor, program: Program, preload: Sequence[str], environment: Mapping[str, str]
+        cls,
+        child: Successor,
+        program: Program,
+        preload: Sequence[str],
+        environment: Mapping[str, str],
+        imports: str | None,
     ) -> WarmProcess:
         """Take over one that was forked from this very process, before this became the agent.
 
@@ -97,9 +114,10 @@ class WarmProcess:
             program: see `start`.
             preload: see `start`; it was given the same.
             environment: what was in force when torch was imported.
+            imports: see `start`.
         """
         become_subreaper()
-        return cls(program, preload, environment, warm=True, found=child)
+        return cls(program, preload, environment, warm=True, imports=imports, found=child)
 
     @property
     def program(self) -> Program | None:
@@ -122,6 +140,14 @@ class WarmProcess:
         """Take in what it reported; never waits."""
         while self.state is not State.DEAD and self._channel.readable():
             self._take(self._channel.receive())
+        successor = self._successor
+        if successor is not None and self._prepared is None and successor.channel.readable():
+            received = successor.channel.receive()
+            if received is not None:
+                self._prepared = received[0]
+            else:
+                # It cannot be forked with all that it has imported. The one that can stays.
+                self._drop_successor()
 
     def wait_ready(self, timeout: float, should_stop: Callable[[], bool] | None = None) -> bool:
         """Until it has imported everything, or never will; False if that took longer.
@@ -133,7 +159,12 @@ class WarmProcess:
         Raises:
             StartInterruptedError: `should_stop` said so.
         """
-        return self._wait(lambda: self.state is not State.IMPORTING, timeout, should_stop)
+        return self._wait(self._is_ready, timeout, should_stop)
+
+    def _is_ready(self) -> bool:
+        """Return whether workers can be started, with all that is known to be imported by them if that is near."""
+        late = self._awaited is None or time.monotonic() > self._awaited
+        return self.state is not State.IMPORTING and (late or self._prepared is not None)
 
     def import_all(self, timeout: float, should_stop: Callable[[], bool] | None = None) -> None:
         """Import now what can wait too, for at most so many seconds.
@@ -143,7 +174,7 @@ class WarmProcess:
         """
         if self.wait_ready(timeout, should_stop) and self.state is State.WARM:
             self._send({"order": "import"})
-            self._wait(lambda: self._successor is not None and self._successor.channel.readable(), timeout, should_stop)
+            self._wait(lambda: self._prepared is not None, timeout, should_stop)
 
     def check_preload(self) -> None:
         """Raise what a person has to mend.
@@ -164,20 +195,32 @@ class WarmProcess:
         return obstacle_to_warm_start(self._program, self._launch, command, Launch(environment, str(Path.cwd())))
 
     def renew(self) -> None:
-        """Go over to the successor if that has imported everything, and no workers are left of a round before."""
+        """Go over to the successor if that has imported everything, and no workers are left of a round before.
+
+        If files were replaced that it has imported, begin anew: workers must not find one half of a package in memory
+        and the other half on disk.
+        """
         self.read()
-        successor = self._successor
-        if successor is None or self._sessions or self.state is not State.WARM or not successor.channel.readable():
+        if self._sessions or self.state is not State.WARM:
             return
-        self._successor = None
-        if successor.channel.receive() is None:
-            # It cannot be forked with all that it has imported. The one that can stays.
-            successor.channel.close()
-            self._former.add(successor)
+        self._take_successor()
+        changed = next((path for path, when in self._imported.items() if _changed_at(path) != when), None)
+        if changed is not None:
+            logger.warning("%s has changed since modules were imported: they are imported anew", changed)
+            self._channel.close()
+            self._drop_successor()
+            self._former.add(self._process)
+            self._channel, self._process = self._spawn()
+
+    def _take_successor(self) -> None:
+        successor, prepared = self._successor, self._prepared
+        if successor is None or prepared is None:
             return
+        self._successor, self._prepared, self._awaited = None, None, None
         self._channel.close()
         self._former.add(self._process)
         self._channel, self._process = successor.channel, successor
+        self._take((prepared, []))
         self.complete = True
 
     def revive(self) -> None:
@@ -229,12 +272,15 @@ class WarmProcess:
 
     def _spawn(self) -> tuple[Channel, subprocess.Popen[bytes]]:
         self._set_out(FUNCTION if self._program is None or self._given_up else self._program)
-        return spawn(self._launched, self._launch.environment, self._preload, warm=not self._given_up)
+        environment, warm = self._launch.environment, not self._given_up
+        return spawn(self._launched, environment, self._preload, warm=warm, imports=self._imports)
 
     def _set_out(self, program: Program) -> None:
         self._launched = program
         self._sessions: set[int] = set()
         self._module = "Python"
+        self._imported: dict[str, int] = {}
+        self._awaited = None
         self.state = State.IMPORTING
 
     def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
@@ -253,8 +299,11 @@ class WarmProcess:
                 return False
             if should_stop is not None and should_stop():
                 raise StartInterruptedError
-            if self._channel.readable(left):
-                self._take(self._channel.receive())
+            channels = [self._channel.fileno()]
+            if self._successor is not None and self._prepared is None:
+                channels.append(self._successor.channel.fileno())
+            wait_on(channels, left)
+            self.read()
         return True
 
     def _take(self, received: tuple[dict[str, Any], list[int]] | None) -> None:
@@ -268,7 +317,15 @@ class WarmProcess:
             case "warm" | "cold" | "broken" as state:
                 self.state = State(state)
                 self.reason = message.get("reason", "")
+                if "awaited" in message:
+                    self._awaited = time.monotonic() + (message["awaited"] or float("inf"))
+            case "complete":
+                self._note_imports(message)
+            case "alone":
+                self._awaited = None
+                self._note_imports(message)
             case "successor":
+                self._drop_successor()
                 self._successor = Successor(message["pid"], *descriptors)
             case "started":
                 self._pids[message["rank"]] = message["pid"]
@@ -280,6 +337,17 @@ class WarmProcess:
             case "swept":
                 self._left = message["left"]
                 self._sessions.clear()
+
+    def _note_imports(self, message: Mapping[str, Any]) -> None:
+        """Tell what every worker has to import by itself."""
+        self._imported = message.get("changed", {})
+        for note in message.get("notes", ()):
+            logger.info("%s", note)
+        left_out: Mapping[str, str] = message.get("left_out", {})
+        for reason in dict.fromkeys(left_out.values()):
+            names = [name for name in left_out if left_out[name] == reason]
+            level = logging.WARNING if {*names} & {*self._preload} else logging.INFO
+            logger.log(level, "each worker imports %s anew: %s", ", ".join(names), reason)
 
     def _bury(self) -> None:
         """It died, and by its death the kernel killed its workers; kill what those left, which is ours to reap now."""
@@ -297,4 +365,11 @@ class WarmProcess:
         if self._successor is not None:
             self._successor.channel.close()
             self._former.add(self._successor)
-            self._successor = None
+            self._successor = self._prepared = None
+
+
+def _changed_at(path: str) -> int | None:
+    try:
+        return os.stat(path).st_mtime_ns  # noqa: PTH116
+    except OSError:
+        return None

@@ -39,6 +39,7 @@ def execute_jointly(
     environment: Mapping[str, str],
     *,
     workers: int,
+    imports: str | None,
     go_on: str,
     arguments: Sequence[str],
     signals: Sequence[signal.Signals],
@@ -50,6 +51,7 @@ def execute_jointly(
         preload: modules that the warm process imports besides.
         environment: what the workers' environment will be, as far as known now.
         workers: how many are forked before the agent asks for them; it may come to ask for more or fewer.
+        imports: the directory of the lists of learned imports; None if none are learned.
         go_on: ``module:function`` that is called in the agent, with `arguments` and its WarmProcess, or None if it has
             to start one itself. It returns the exit code. The environment, sys.argv and sys.path are those of now.
         arguments: of the agent.
@@ -74,6 +76,7 @@ def execute_jointly(
         "warm": True,
         "preload": list(preload),
         "workers": workers,
+        "imports": imports,
         "options": program.options,
         "signal_mask": sorted(int(number) for number in mask),
         "joint": descriptor,

@@ -200,8 +200,9 @@ class WarmContext(PContext):
 
     def _start(self) -> None:
         self._warm.wait_ready(float("inf"), self._should_stop)
-        self._warm.check_preload()
         self._warm.renew()
+        self._warm.wait_ready(float("inf"), self._should_stop)
+        self._warm.check_preload()
         orders: list[Order] = []
         try:
             orders.extend(self._order(rank, {**os.environ, **self.envs[rank]}) for rank in range(self.nprocs))

@@ -92,8 +92,8 @@ def test_broken_preload_is_named(workplace: Make) -> None:
 def test_preload_that_kills_the_process_is_named(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:
     place = workplace(preload=["deadly"], modules={"deadly": "import os\nos.kill(os.getpid(), 9)\n"})
     place.script.write_text(FORKED)
-    assert place.run_warm().stdout == "False\n"
-    assert caplog.messages == ["workers start cold: the warm process died (SIGKILL) while it imported deadly"]
+    assert place.run_warm().stdout == "True\n"
+    assert caplog.messages == ["each worker imports deadly anew: importing deadly ends the process (SIGKILL)"]
 
 
 @pytest.mark.parametrize(
@@ -101,25 +101,32 @@ def test_preload_that_kills_the_process_is_named(workplace: Make, caplog: pytest
     [
         (
             "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
-            "threads are running",
+            "starts a thread (python)",
         ),
-        ("import subprocess; child = subprocess.Popen(['sleep', '1000'])", "child processes are running"),
+        ("import subprocess; child = subprocess.Popen(['sleep', '1000'])", "starts a process"),
         # As where there is a GPU.
-        ("import torch; torch.cuda._initialized = True", "CUDA is initialized"),
-        (
-            "import os, torch; me = os.getpid(); torch.cuda._is_in_bad_fork = lambda: os.getpid() != me",
-            "CUDA was used, and cannot be used after a fork",
-        ),
+        ("import torch; torch.cuda._initialized = True", "initializes CUDA"),
     ],
 )
-def test_preload_after_which_a_fork_is_no_fresh_start(
+def test_preload_after_which_a_fork_is_no_fresh_start_is_left_out(
     workplace: Make, caplog: pytest.LogCaptureFixture, line: str, reason: str
 ) -> None:
-    place = workplace(preload=["lively"], modules={"lively": line + "\n"})
-    place.script.write_text(FORKED)
-    assert place.run_warm().stdout == "False\n"
-    assert reason in caplog.text
-    assert "lively" in caplog.text
+    modules = {"lively": line + "\n", "outer": "import calm, lively\n", "calm": "", "last": ""}
+    place = workplace(preload=["outer", "last"], modules=modules)
+    place.script.write_text(f"{FORKED}print([name for name in {[*modules]} if name in sys.modules])\n")
+    assert place.run_warm().stdout == "True\n['calm', 'last']\n"
+    assert caplog.messages == [f"each worker imports lively, outer anew: importing lively {reason}"]
+
+
+def test_preload_after_which_forked_processes_do_not_work_is_found(
+    workplace: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = "import os, torch; me = os.getpid(); torch.cuda._is_in_bad_fork = lambda: os.getpid() != me"
+    modules = {"first": "", "second": "", "bad": line, "last": ""}
+    place = workplace(preload=[*modules], modules=modules)
+    place.script.write_text(f"{FORKED}print([name for name in {[*modules]} if name in sys.modules])\n")
+    assert place.run_warm().stdout == "True\n['first', 'second', 'last']\n"
+    assert caplog.messages == ["each worker imports bad anew: CUDA was used, and cannot be used after a fork"]
 
 
 def test_thread_pool_that_knows_about_fork_is_no_obstacle(workplace: Make) -> None:

@@ -1,0 +1,184 @@
+"""The list of what a script imports, kept beside the runs for the next one.
+
+A list is used only by who has written it: the file has to be the user's own, closed to others, and bears a keyed digest
+(BLAKE2b) under a key in the user's home directory. It is valid for one script, interpreter, sys.path and set of
+installed packages, all of which are in its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import stat
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from slurm_elastic.agent.forkserver._import_plan import ImportPlan, from_json, to_json
+
+__all__ = ["Directories", "ListError", "StoredList", "list_path", "package_directories", "read_list", "write_list"]
+
+_KEPT = 90 * 24 * 3600.0
+"""Seconds after which a list that was not written again is removed."""
+_LARGEST = 4 << 20
+
+Directories = Mapping[str, int]
+"""The time of the last change (st_mtime_ns), by directory."""
+
+
+class ListError(Exception):
+    """A list is there and cannot be trusted. The message is one line."""
+
+
+class StoredList(NamedTuple):
+    """The content of a list."""
+
+    plan: ImportPlan
+    seconds: float
+    """How long the imports took."""
+    effects: Mapping[str, str]
+    """Fingerprints of the script's own files, see `_source_effects.fingerprint`."""
+
+
+def package_directories(path: Sequence[str]) -> list[str]:
+    """Return the directories of `path` that packages are installed to."""
+    return [entry for entry in path if os.path.basename(entry) in ("site-packages", "dist-packages")]  # noqa: PTH119
+
+
+def list_path(directory: str, options: Sequence[str], path: Sequence[str]) -> str:
+    """Name the list of a script; empty for a function, which is not known yet.
+
+    Args:
+        directory: where the lists are.
+        options: what stands between the interpreter and the script's own arguments.
+        path: sys.path before the script's directory is put in front.
+    """
+    if not options or "-c" in options:
+        return ""
+    script = [os.getcwd(), options[-1]] if "-m" in options else [os.path.abspath(options[-1])]  # noqa: PTH100, PTH109
+    packages = []
+    for entry in package_directories(path):
+        with contextlib.suppress(OSError):
+            # Wheels record name and version in the name of this directory (packaging.python.org, recording installs).
+            packages.extend(sorted(name for name in os.listdir(entry) if name.endswith((".dist-info", ".egg-info"))))  # noqa: PTH208
+    subject = [sys.version, sys.executable, sys.prefix, script, [*path], packages]
+    digest = hashlib.sha256(json.dumps(subject).encode()).hexdigest()[:32]
+    stem = os.path.basename(options[-1]).partition(".")[0]  # noqa: PTH119
+    safe = "".join(letter for letter in stem if letter.isascii() and (letter.isalnum() or letter in "_-"))[:40]
+    return os.path.join(directory, f"{safe or 'script'}-{digest}.json")  # noqa: PTH118
+
+
+def read_list(path: str) -> StoredList | None:
+    """Read a list; None if there is none.
+
+    Raises:
+        ListError: it belongs to somebody else, others may write it, or its digest is wrong.
+        OSError: it cannot be read.
+    """
+    try:
+        content = _read_private(path)
+    except FileNotFoundError:
+        return None
+    line, _newline, rest = content.partition(b"\n")
+    if not secrets.compare_digest(line, _digest(path, rest, _key()).encode()):
+        raise ListError(f"{path} is damaged or was not written by this user; remove it")
+    try:
+        document = json.loads(rest)
+        effects = {str(name): str(value) for name, value in document["effects"].items()}
+        return StoredList(from_json(document["plan"]), float(document["seconds"]), effects)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ListError(f"{path} was written by another version of slurm_elastic; remove it") from None
+
+
+def write_list(path: str, stored: StoredList) -> None:
+    """Put a list in place, and remove lists beside it that nobody has used for long.
+
+    Raises:
+        ListError, OSError: it cannot be written.
+    """
+    document = {"plan": to_json(stored.plan), "seconds": stored.seconds, "effects": dict(stored.effects)}
+    rest = json.dumps(document).encode()
+    directory = os.path.dirname(path)  # noqa: PTH120
+    _make_private(directory)
+    temporary = f"{path}.{secrets.token_hex(8)}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "wb") as file:  # noqa: PTH123
+            file.write(_digest(path, rest, _key()).encode() + b"\n" + rest)
+        os.replace(temporary, path)  # noqa: PTH105
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)  # noqa: PTH108
+        raise
+    _remove_old(directory)
+
+
+def _remove_old(directory: str) -> None:
+    with contextlib.suppress(OSError):
+        # The times are the file server's and this node's: three months leave room for the difference.
+        for entry in os.scandir(directory):
+            if time.time() - entry.stat(follow_symlinks=False).st_mtime > _KEPT:
+                os.unlink(entry.path)  # noqa: PTH108
+
+
+def _digest(path: str, content: bytes, key: bytes) -> str:
+    # With its name: a list put in the place of another script's is none.
+    name = os.path.basename(path).encode()  # noqa: PTH119
+    return hashlib.blake2b(name + b"\n" + content, key=key, digest_size=32, person=b"import list").hexdigest()
+
+
+def _key() -> bytes:
+    """Return the user's key; whoever comes first draws it."""
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111
+    directory = os.path.join(home, "slurm_elastic")  # noqa: PTH118
+    path = os.path.join(directory, "imports.key")  # noqa: PTH118
+    try:
+        key = _read_private(path)
+    except FileNotFoundError:
+        _make_private(directory)
+        temporary = f"{path}.{secrets.token_hex(8)}"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with open(descriptor, "wb") as file:  # noqa: PTH123
+                file.write(secrets.token_bytes(32))
+            # Exclusive, also on NFS (open(2), on O_EXCL).
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, path)
+        finally:
+            os.unlink(temporary)  # noqa: PTH108
+        key = _read_private(path)
+    if len(key) != 32:
+        raise ListError(f"{path} is not a key; remove it")
+    return key
+
+
+def _make_private(directory: str) -> None:
+    os.makedirs(os.path.dirname(directory), exist_ok=True)  # noqa: PTH103, PTH120
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(directory, 0o700)  # noqa: PTH102
+    status = os.lstat(directory)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise ListError(f"{directory} is not a directory that only this user can write to; remove it")
+
+
+def _read_private(path: str) -> bytes:
+    """Return the content of a file of this user that nobody else may write.
+
+    Raises:
+        ListError: it is another one.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ListError(f"{path} cannot be opened: {error.strerror}; remove it") from None
+    with open(descriptor, "rb") as file:  # noqa: PTH123
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise ListError(f"{path} is not a file of this user's own with mode 0600; remove it")
+        return file.read(_LARGEST)

@@ -1,0 +1,178 @@
+"""What the fork server imports for its workers, decided from what workers have recorded.
+
+Pure: records and sources in, a plan out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from slurm_elastic.agent.forkserver._source_effects import Effect, patch_before
+
+__all__ = [
+    "Bisection",
+    "ImportPlan",
+    "ImportStep",
+    "RecordedImport",
+    "WorkerImports",
+    "from_json",
+    "merge",
+    "parse_record",
+    "plan_imports",
+    "to_json",
+]
+
+_DIFFERENT_STATE = "the workers of a node import it under different environments"
+_SOME_RANKS = "some workers import it and others do not"
+
+
+@dataclass(frozen=True, slots=True)
+class ImportStep:
+    """One module to import."""
+
+    module: str
+    state: str = "{}"
+    """What is changed meanwhile: a JSON object, see `_import_recorder`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedImport:
+    """A line of a worker's record."""
+
+    step: ImportStep
+    file: str
+    line: int
+    function: str
+    own_files: tuple[str, ...]
+    """The script's own modules that were imported before."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerImports:
+    """What one worker imported, in this order."""
+
+    imports: tuple[RecordedImport, ...]
+    own_files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportPlan:
+    """What to import, and what not, with the reason."""
+
+    steps: tuple[ImportStep, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+def parse_record(text: str) -> WorkerImports:
+    """Read a worker's record; a line that makes no sense is passed over."""
+    state, own, found = "{}", [], {}
+    for line in text.splitlines():
+        kind, _blank, rest = line.partition(" ")
+        if kind == "O":
+            own.append(rest)
+        elif kind == "S":
+            state = rest
+        elif kind == "I":
+            module, file, number, function = (*rest.split("\t"), "", "", "")[:4]
+            if module not in found and number.isdecimal():
+                found[module] = RecordedImport(ImportStep(module, state), file, int(number), function, tuple(own))
+    files = dict.fromkeys(entry.file for entry in found.values() if entry.file)
+    return WorkerImports(tuple(found.values()), tuple(dict.fromkeys((*files, *own))))
+
+
+def plan_imports(
+    workers: Sequence[WorkerImports],
+    sources: Mapping[str, tuple[tuple[Effect, ...], int | None]],
+    known: ImportPlan = ImportPlan(),
+) -> ImportPlan:
+    """Decide what later workers are forked with.
+
+    Args:
+        workers: the records of the workers of one node.
+        sources: see `patch_before`.
+        known: what was decided before, here or on another node.
+    """
+    recorded = [worker for worker in workers if worker.imports]
+    if not recorded:
+        return known
+    left_out = dict(known.left_out)
+    steps = {step.module: step for step in known.steps if step.module not in left_out}
+    longest = max(recorded, key=lambda worker: len(worker.imports))
+    entries = {id(worker): {entry.step.module: entry for entry in worker.imports} for worker in recorded}
+    position = {entry.step.module: index for index, entry in enumerate(longest.imports)}
+    reached = {
+        id(worker): max((position.get(module, -1) for module in entries[id(worker)]), default=-1) for worker in recorded
+    }
+    for worker in recorded:
+        for module in entries[id(worker)].keys() - position.keys():
+            # Those that the others have not come to yet are in the longest record, or will be.
+            left_out.setdefault(module, _SOME_RANKS)
+    for index, entry in enumerate(longest.imports):
+        module = entry.step.module
+        if module in left_out or module in steps:
+            continue
+        others = [entries[id(worker)].get(module) for worker in recorded]
+        patch = patch_before(sources, entry.own_files, entry.file, entry.line, entry.function)
+        if patch is not None:
+            left_out[module] = f"it is imported after {patch}"
+        elif any(other is None and reached[id(worker)] > index for worker, other in zip(recorded, others, strict=True)):
+            left_out[module] = _SOME_RANKS
+        elif any(other is not None and other.step != entry.step for other in others):
+            left_out[module] = _DIFFERENT_STATE
+        elif all(other is not None for other in others):
+            steps[module] = entry.step
+    return ImportPlan(tuple(step for step in steps.values() if step.module not in left_out), left_out)
+
+
+def merge(mine: ImportPlan, theirs: ImportPlan) -> ImportPlan:
+    """Return what two nodes found together: the modules of both, without those that either leaves out."""
+    left_out = {**theirs.left_out, **mine.left_out}
+    steps = {step.module: step for step in (*mine.steps, *theirs.steps)}
+    return ImportPlan(tuple(step for step in steps.values() if step.module not in left_out), left_out)
+
+
+@dataclass(frozen=True, slots=True)
+class Bisection:
+    """The search for the step after which forked processes do not work, in processes that import more and more."""
+
+    plan: ImportPlan
+    reason: str
+    works: int = 0
+    """So many steps do no harm ..."""
+    fails: int = 0
+    """... and so many do."""
+
+    def attempt(self) -> ImportPlan:
+        """Return what to import next."""
+        return ImportPlan(self.plan.steps[: (self.works + self.fails) // 2], self.plan.left_out)
+
+    def after(self, *, fails: bool) -> Bisection | ImportPlan:
+        """Return the search after this attempt; the plan without the step that was found, when one was."""
+        tried = (self.works + self.fails) // 2
+        search = Bisection(self.plan, self.reason, self.works if fails else tried, tried if fails else self.fails)
+        if search.fails - search.works > 1:
+            return search
+        culprit = self.plan.steps[search.works].module
+        steps = tuple(step for step in self.plan.steps if step.module != culprit)
+        return ImportPlan(steps, {**self.plan.left_out, culprit: self.reason})
+
+
+def to_json(plan: ImportPlan) -> str:
+    """Return the plan as text, see `from_json`."""
+    return json.dumps({"steps": [[step.module, step.state] for step in plan.steps], "left_out": dict(plan.left_out)})
+
+
+def from_json(text: str) -> ImportPlan:
+    """Read a plan.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        content = json.loads(text)
+        steps = tuple(ImportStep(str(module), str(state)) for module, state in content["steps"])
+        return ImportPlan(steps, {str(name): str(reason) for name, reason in content["left_out"].items()})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no plan: {error}") from None

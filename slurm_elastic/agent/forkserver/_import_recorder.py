@@ -1,0 +1,170 @@
+"""A worker's record of what its script imports, written into memory that the fork server reads.
+
+The record has one line for each import that the script itself causes, of a module that is not its own: the imports of
+such a module in turn follow by themselves when it is imported again. Before a line stands what the script had changed
+by then, if that differs from the line before. The record is complete up to the moment in which a worker is killed.
+
+CPython's import system asks `importlib._bootstrap._find_spec` for every module that is not in `sys.modules` (3.10 to
+3.14), so a function in its place sees every import, and is on no stack while a module runs. `sys.meta_path` would show
+a finder to the script, and an audit hook (sys.addaudithook) would be called for every `open`, `exec` and `id`.
+"""
+
+from __future__ import annotations
+
+import _thread
+import json
+import mmap
+import os
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["ImportRecord", "current_state", "is_own_file", "observe"]
+
+_SIZE = 1 << 20
+_LENGTH, _COUNT = struct.Struct("=Q"), struct.Struct("=Q")
+_START = _LENGTH.size + _COUNT.size
+_FIND_SPEC = "_find_spec"
+_NOT_LEARNED = "slurm_elastic"
+
+
+class ImportRecord:
+    """Memory that a worker appends lines to; shared with whoever has forked it. A full one takes no more."""
+
+    def __init__(self) -> None:
+        # Pages that nobody writes to are not allocated.
+        self._memory = mmap.mmap(-1, _SIZE)
+
+    def append(self, line: str) -> None:
+        """Add one line. The length is written last, so that a worker killed meanwhile leaves whole lines."""
+        data = line.encode("utf-8", "surrogateescape") + b"\n"
+        (length,) = _LENGTH.unpack_from(self._memory)
+        end = _START + length
+        if end + len(data) <= _SIZE:
+            self._memory[end : end + len(data)] = data
+            _LENGTH.pack_into(self._memory, 0, length + len(data))
+
+    def __len__(self) -> int:
+        """The bytes written so far."""
+        length: int = _LENGTH.unpack_from(self._memory)[0]
+        return length
+
+    def count(self) -> None:
+        """Note that a module is imported."""
+        _COUNT.pack_into(self._memory, _LENGTH.size, self.modules() + 1)
+
+    def modules(self) -> int:
+        """How many modules were imported so far, also such as have no line."""
+        number: int = _COUNT.unpack_from(self._memory, _LENGTH.size)[0]
+        return number
+
+    def text(self) -> str:
+        """Every line written so far."""
+        return self._memory[_START : _START + len(self)].decode("utf-8", "surrogateescape")
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._memory.close()
+
+
+def is_own_file(path: str, directories: Sequence[str]) -> bool:
+    """Return whether a file belongs to the script: it lies in the script's directory, and is not installed there."""
+    return any(path.startswith(directory + os.sep) for directory in directories) and not (
+        f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
+    )
+
+
+def observe(record: ImportRecord, directories: Sequence[str]) -> None:
+    """Record the imports of this process from now on; processes that it forks record nothing.
+
+    Args:
+        record: takes the lines: ``O file`` for a module of the script's own, ``S json`` for a changed state, and
+            ``I module <tab> file <tab> line <tab> function`` for an import, with the place in the script's own files.
+        directories: what Python puts in front of sys.path for the script.
+    """
+    bootstrap = sys.modules["_frozen_importlib"]
+    find: Callable[..., Any] = getattr(bootstrap, _FIND_SPEC)
+    before = current_state([*directories, *sys.path])
+    last = before
+    me = os.getpid()
+    importing: dict[int, list[Any]] = {}
+
+    def note(name: str, spec: Any) -> None:
+        nonlocal last
+        origin = spec.origin
+        if os.getpid() != me:
+            return
+        record.count()
+        if origin in ("built-in", "frozen"):
+            return
+        if isinstance(origin, str) and is_own_file(origin, directories):
+            record.append(f"O {origin}")
+            return
+        stack = importing.setdefault(_thread.get_ident(), [])
+        # importlib sets this attribute while a module's code runs (importlib._bootstrap, _load_unlocked).
+        while stack and not stack[-1]._initializing:
+            stack.pop()
+        if not stack and name.partition(".")[0] != _NOT_LEARNED:
+            state = current_state(sys.path)
+            if state != last:
+                record.append(f"S {json.dumps(_difference(before, state), sort_keys=True)}")
+                last = state
+            record.append("\t".join((f"I {name}", *_place(directories))))
+        stack.append(spec)
+
+    def find_spec(name: str, path: Any, target: Any = None) -> Any:
+        spec = find(name, path, target)
+        if spec is not None and target is None:
+            try:
+                note(name, spec)
+            except Exception:
+                # A record that lacks a line costs time; an import must not fail because of it.
+                return spec
+        return spec
+
+    # Python leaves frames of this file out of tracebacks (Python/import.c, remove_importlib_frames, 3.11).
+    find_spec.__code__ = find_spec.__code__.replace(co_filename=find.__code__.co_filename, co_name=_FIND_SPEC)
+    find_spec.__name__ = find_spec.__qualname__ = _FIND_SPEC
+    find_spec.__module__ = bootstrap.__name__
+    setattr(bootstrap, _FIND_SPEC, find_spec)
+
+
+def current_state(path: Sequence[str]) -> dict[str, Any]:
+    """Return what a module could find changed when it is imported: environment, sys.path, and torch's defaults."""
+    state: dict[str, Any] = {
+        "environment": dict(os.environ),
+        "path": [entry for entry in path if entry],
+        "directory": os.getcwd(),  # noqa: PTH109
+    }
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        state["dtype"] = str(torch.get_default_dtype())
+        state["torch"] = [
+            torch.is_grad_enabled(),
+            torch.are_deterministic_algorithms_enabled(),
+            str(getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None) is not None),
+        ]
+    return state
+
+
+def _difference(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    difference = {name: now[name] for name in now if name != "environment" and now[name] != before.get(name)}
+    names = {*before["environment"], *now["environment"]}
+    environment = {
+        name: now["environment"].get(name)
+        for name in names
+        if before["environment"].get(name) != now["environment"].get(name)
+    }
+    return {**difference, "environment": environment} if environment else difference
+
+
+def _place(directories: Sequence[str]) -> tuple[str, str, str]:
+    """Return the innermost place in the script's own files that is being executed."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if is_own_file(os.path.abspath(code.co_filename), directories):  # noqa: PTH100
+            return os.path.abspath(code.co_filename), str(frame.f_lineno), code.co_name  # noqa: PTH100
+        frame = frame.f_back
+    return "", "0", "<module>"

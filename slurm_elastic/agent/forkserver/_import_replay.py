@@ -1,0 +1,408 @@
+"""Imports what workers imported, in a process that later ones are forked from, and looks at what that leaves behind.
+
+Each module is imported under the changes that the script had made before it did. What an import leaves that workers
+cannot share is found after every module, also those that it imports itself, so that the smallest part is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib
+import json
+import os
+import resource
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from slurm_elastic.agent.forkserver._import_plan import ImportPlan, ImportStep
+from slurm_elastic.agent.forkserver._preload import BrokenPreloadError, import_module, torch_says
+from slurm_elastic.agent.forkserver._thread_origins import count_threads, unknown_threads
+
+__all__ = ["ImportReplay", "SpoiledError", "renew_ranks"]
+
+_WORKER_VARIABLES = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "WORLD_SIZE"),
+        *("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    }
+)
+"""What is different in each worker (torch/distributed/elastic/agent/server/local_elastic_agent.py, 2.13)."""
+_READ_BY_RANK = frozenset(
+    {"lightning.fabric.utilities.rank_zero", "lightning_fabric.utilities.rank_zero", "torchmetrics.utilities.prints"}
+)
+"""Modules that keep the rank of their process when they are imported; see `renew_ranks`."""
+_ASK_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
+_LONGEST_PAUSE = 0.5
+_PAUSES = 4
+"""How much CPU time is given up to others, compared with the time that this process had to wait for it."""
+_SHARE_OF_MEMORY = 0.5
+"""Of what is free: the rest belongs to workers."""
+
+
+class SpoiledError(Exception):
+    """This process cannot be used any more: workers forked from it would share what they must not."""
+
+    def __init__(self, plan: ImportPlan) -> None:
+        super().__init__()
+        self.plan = plan
+        """To begin again with, in another process."""
+
+
+class ImportReplay:
+    """Imports a plan.
+
+    Args:
+        plan: what to import.
+        before: the state that differences in the plan are based on, see `_import_recorder.current_state`.
+        about_to: told each step's number, so that it is known what killed this process.
+        gently: whether others go first; then this process takes little of a processor that they want, too.
+    """
+
+    def __init__(
+        self, plan: ImportPlan, before: Mapping[str, Any], about_to: Callable[[int], None], *, gently: bool
+    ) -> None:
+        self._plan, self._before, self._about_to = plan, before, about_to
+        self._tree: list[_Node] = []
+        self._trouble: tuple[list[_Node], str] | None = None
+        self._threads = count_threads()
+        self._open: list[str] = []
+        self._descriptors = _descriptors()
+        self._waited, self._gently = _run_delay(), gently
+        self._reads: set[str] = set()
+        self._temporary = False
+        self.broken: dict[str, str] = {}
+        """Why modules could not be imported, which may be as in a worker."""
+
+    def run(self) -> None:
+        """Import everything; a module that cannot be imported is as it would be in a worker.
+
+        Raises:
+            SpoiledError: something was left that workers cannot share.
+        """
+        with self._watched(), _limited_memory():
+            for number, step in enumerate(self._plan.steps):
+                self._about_to(number)
+                self._import(step)
+
+    def _import(self, step: ImportStep) -> None:
+        root = _Node(step.module)
+        self._tree = [root]
+        random = _random_states()
+        with _changed(self._before, json.loads(step.state)):
+            path = [*sys.path]
+            try:
+                import_module(step.module)
+            except BrokenPreloadError as error:
+                self.broken[step.module] = str(error)
+            changed_path = path != sys.path
+        if self._trouble is None and (reason := _shared_changes(random, changed_path=changed_path)) is not None:
+            self._trouble = [root], reason
+        if self._trouble is not None:
+            raise SpoiledError(_without(self._plan, step, root, *self._trouble))
+
+    # What is seen of every module.
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        bootstrap, tempfile = sys.modules["_frozen_importlib"], importlib.import_module("tempfile")
+        load, parameters = vars(bootstrap)["_load_unlocked"], vars(tempfile)["_sanitize_params"]
+
+        def watched_load(spec: Any) -> Any:
+            node = _Node(spec.name)
+            if self._tree:
+                self._tree[-1].children.append(node)
+            self._tree.append(node)
+            self._yield()
+            reads, temporary = set(self._reads), self._temporary
+            self._temporary = False
+            self._reads.clear()
+            try:
+                return load(spec)
+            finally:
+                self._judge(node)
+                self._reads.clear()
+                self._reads.update(reads)
+                self._temporary = temporary
+                self._tree.pop()
+
+        def watched_parameters(*arguments: Any, **options: Any) -> Any:
+            self._temporary = True
+            return parameters(*arguments, **options)
+
+        main, script = vars(sys.modules["__main__"]), _script_file()
+        variables = vars(os.environ)["_data"]
+        vars(bootstrap)["_load_unlocked"] = watched_load
+        vars(tempfile)["_sanitize_params"] = watched_parameters
+        vars(os.environ)["_data"] = _WatchedVariables(variables, self._reads)
+        # torch asks the driver then, and not CUDA, which cannot be used after a fork (torch/cuda/__init__.py, 2.13).
+        given = os.environ.get(_ASK_DRIVER)
+        os.environ[_ASK_DRIVER] = "1"
+        if script is not None:
+            main["__file__"] = script
+        try:
+            yield
+        finally:
+            vars(bootstrap)["_load_unlocked"], vars(tempfile)["_sanitize_params"] = load, parameters
+            if script is not None:
+                main.pop("__file__", None)
+            watched = vars(os.environ)["_data"]
+            variables.clear()
+            variables.update(watched)
+            vars(os.environ)["_data"] = variables
+            _set_variable(_ASK_DRIVER, given)
+            self._forget_devices()
+
+    def _forget_devices(self) -> None:
+        # Workers may be given other devices than this process sees (torch/cuda/__init__.py, device_count, 2.13).
+        cuda = sys.modules.get("torch.cuda")
+        if cuda is not None and getattr(cuda, "_cached_device_count", None) is not None:
+            vars(cuda)["_cached_device_count"] = None
+
+    def _judge(self, node: _Node) -> None:
+        if self._trouble is None:
+            reason = self._left_behind(node)
+            if reason is not None:
+                self._trouble = [*self._tree], reason
+
+    def _left_behind(self, node: _Node) -> str | None:
+        """Return what the import of a module has left that workers cannot share."""
+        threads, before = count_threads(), self._threads
+        self._threads = threads
+        if threads > before and (names := unknown_threads()):
+            return f"starts a thread ({', '.join(names)})"
+        if self._temporary:
+            return "makes a temporary file"
+        if self._reads and node.name not in _READ_BY_RANK:
+            return f"reads {', '.join(sorted(self._reads))}, which differs from worker to worker"
+        numbers = os.listdir("/proc/self/fd")  # noqa: PTH208
+        if numbers != self._open:
+            self._open = numbers
+            opened = sorted(_descriptors() - self._descriptors)
+            if opened:
+                return f"leaves open {', '.join(opened)}"
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            return "starts a process"
+        if torch_says("is_initialized") or torch_says("_is_in_bad_fork"):
+            return "initializes CUDA"
+        return None
+
+    def _yield(self) -> None:
+        """Let others have the processor, if they want it: the time that this process waited for it says so."""
+        if self._gently:
+            delay = _run_delay()
+            if delay - self._waited > 0.002:
+                time.sleep(min(_LONGEST_PAUSE, _PAUSES * (delay - self._waited)))
+                delay = _run_delay()
+            self._waited = delay
+
+
+class _Node:
+    """A module, and the modules that its import has imported."""
+
+    __slots__ = ("children", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.children: list[_Node] = []
+
+
+def _without(plan: ImportPlan, step: ImportStep, root: _Node, tree: Sequence[_Node], reason: str) -> ImportPlan:
+    """Return the plan without a module and all that import it, but with what else those import."""
+    culprit = tree[-1].name
+    ancestors = {node.name: f"importing {culprit} {reason}" for node in reversed(tree)}
+    left_out = {**plan.left_out, **ancestors}
+    kept: list[str] = []
+
+    def keep(node: _Node) -> None:
+        for child in node.children:
+            inside = any(child.name == name or child.name.startswith(f"{name}.") for name in ancestors)
+            if child.name in ancestors or inside:
+                keep(child)
+            else:
+                kept.append(child.name)
+
+    keep(root)
+    steps: list[ImportStep] = []
+    for other in plan.steps:
+        if other is step:
+            steps.extend(ImportStep(name, step.state) for name in dict.fromkeys(kept) if name not in left_out)
+        elif other.module not in left_out and not any(other.module.startswith(f"{name}.") for name in ancestors):
+            steps.append(other)
+        else:
+            left_out.setdefault(other.module, ancestors[culprit])
+    return ImportPlan(tuple(steps), left_out)
+
+
+class _WatchedVariables(dict[bytes, bytes]):
+    """The content of os.environ; it notes who asks for what differs in each worker."""
+
+    def __init__(self, content: Mapping[bytes, bytes], reads: set[str]) -> None:
+        super().__init__(content)
+        self._asked = reads
+
+    def __getitem__(self, key: bytes) -> bytes:
+        name = os.fsdecode(key)
+        if name in _WORKER_VARIABLES:
+            self._asked.add(name)
+        return super().__getitem__(key)
+
+
+@contextlib.contextmanager
+def _changed(before: Mapping[str, Any], change: Mapping[str, Any]) -> Iterator[None]:
+    """Put this process into the state in which a worker has imported, and back.
+
+    What the import itself changes stays, as it stays in the worker.
+    """
+    torch: Any = sys.modules.get("torch")
+    wanted: Mapping[str, str | None] = change.get("environment", {})
+    variables = {name: os.environ.get(name) for name in wanted}
+    path, directory = [*sys.path], os.getcwd()  # noqa: PTH109
+    dtype = torch.get_default_dtype() if torch is not None else None
+    for name, value in wanted.items():
+        _set_variable(name, value)
+    sys.path[:] = change.get("path", before["path"])
+    if "directory" in change:
+        os.chdir(change["directory"])
+    if torch is not None and "dtype" in change:
+        torch.set_default_dtype(getattr(torch, change["dtype"].rpartition(".")[2]))
+    try:
+        yield
+    finally:
+        for name, value in variables.items():
+            _set_variable(name, value)
+        sys.path[:] = path
+        os.chdir(directory)
+        if torch is not None:
+            torch.set_default_dtype(dtype)
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+def renew_ranks() -> None:
+    """In a worker: give modules that were imported without a rank that of this process, as their import would have."""
+    for name in _READ_BY_RANK & sys.modules.keys():
+        module: Any = sys.modules[name]
+        if hasattr(module, "_get_rank"):
+            # lightning 2.6, fabric/utilities/rank_zero.py
+            module.rank_zero_only.rank = module._get_rank() or 0
+        elif hasattr(module, "rank_zero_only"):
+            # torchmetrics 1.9, utilities/prints.py
+            module.rank_zero_only.rank = int(os.environ.get("LOCAL_RANK", 0))
+
+
+def _shared_changes(random: Mapping[str, Any], *, changed_path: bool) -> str | None:
+    """Return what an import has changed that is the script's: its random numbers or its path."""
+    if any(state != random.get(name, state) for name, state in _random_states().items()):
+        return "draws random numbers"
+    return "changes sys.path" if changed_path else None
+
+
+def _descriptors() -> set[str]:
+    """Return what is open that workers cannot share, in words."""
+    found = set()
+    for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with contextlib.suppress(OSError):
+            mode = os.fstat(int(descriptor)).st_mode
+            if stat.S_ISREG(mode):
+                flags = fcntl.fcntl(int(descriptor), fcntl.F_GETFL)
+                shared = flags & os.O_ACCMODE == os.O_RDONLY
+            else:
+                # Of devices only terminals have a position or a peer.
+                shared = stat.S_ISDIR(mode) or (stat.S_ISCHR(mode) and not os.isatty(int(descriptor)))
+            if not shared:
+                found.add(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115
+    return found
+
+
+def _random_states() -> dict[str, Any]:
+    """Return the states of the generators that modules share."""
+    states: dict[str, Any] = {}
+    if "random" in sys.modules:
+        states["random"] = sys.modules["random"].getstate()
+    if "numpy.random" in sys.modules and hasattr(sys.modules["numpy.random"], "get_state"):
+        name, keys, *rest = sys.modules["numpy.random"].get_state()
+        states["numpy.random"] = name, keys.tobytes(), *rest
+    if "torch" in sys.modules and hasattr(sys.modules["torch"], "get_rng_state"):
+        states["torch"] = sys.modules["torch"].get_rng_state().numpy().tobytes()
+    return states
+
+
+def _script_file() -> str | None:
+    """Return what __file__ of the script will be: modules that find none take their process for an interactive one."""
+    if len(sys.orig_argv) > 1 and sys.argv and sys.argv[0] not in ("", "-c", "-m"):
+        return sys.argv[0]
+    return None
+
+
+def _run_delay() -> float:
+    """Return the seconds that this process has waited for a processor (/proc/<pid>/schedstat, the second field)."""
+    try:
+        with open("/proc/self/schedstat", "rb") as file:  # noqa: PTH123
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+@contextlib.contextmanager
+def _limited_memory() -> Iterator[None]:
+    """Let imports take a share of the free memory only; beyond, allocations fail here and not in a worker."""
+    free = _free_memory()
+    kept = resource.getrlimit(resource.RLIMIT_DATA)
+    if free is not None:
+        # What is limited is data (getrlimit(2), RLIMIT_DATA, since Linux 4.7), in pages in statm(5).
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123
+            data = int(file.read().split()[5]) * resource.getpagesize()
+        limit = data + int(free * _SHARE_OF_MEMORY)
+        soft = limit if kept[1] == resource.RLIM_INFINITY else min(limit, kept[1])
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, kept[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, kept)
+
+
+def _free_memory() -> int | None:
+    """Return the bytes that the machine has available, or the cgroup of this job, if that is less."""
+    found = []
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        with open("/proc/meminfo", "rb") as file:  # noqa: PTH123
+            line = next(line for line in file if line.startswith(b"MemAvailable:"))
+        found.append(int(line.split()[1]) * 1024)
+    with contextlib.suppress(OSError, ValueError):
+        with open("/proc/self/cgroup") as file:  # noqa: PTH123
+            groups = [line.rstrip("\n").split(":", 2) for line in file]
+        for _number, controllers, group in groups:
+            names = controllers.split(",")
+            root, limit, used, cache = (
+                ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
+                if controllers == ""
+                else ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            )
+            if controllers == "" or "memory" in names:
+                # Limits of the groups above hold, too (Slurm sets them for the job, the step and the task).
+                while group not in ("", "/"):
+                    with contextlib.suppress(OSError, ValueError):
+                        free = _number_in(f"{root}{group}/{limit}") - _number_in(f"{root}{group}/{used}")
+                        found.append(free + _statistic(f"{root}{group}/memory.stat", cache))
+                    group = group.rpartition("/")[0]
+    return max(0, min(found)) if found else None
+
+
+def _number_in(path: str) -> int:
+    with open(path) as file:  # noqa: PTH123
+        return int(file.read())
+
+
+def _statistic(path: str, name: str) -> int:
+    with open(path) as file:  # noqa: PTH123
+        return next((int(value) for key, value in map(str.split, file) if key == name), 0)

@@ -1,0 +1,118 @@
+"""Threads that a module has started when it was imported, and whether a worker can be forked all the same.
+
+A forked process has only the thread that forked it. Some libraries know about that and start their threads again where
+they are needed; what makes a thread is seen from its stack, on which the addresses of the library lie that it runs in
+(`/proc/self/task/<id>/syscall` has the stack pointer of a thread that waits, proc_pid_syscall(5)).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import struct
+import time
+from typing import NamedTuple
+
+__all__ = ["count_threads", "unknown_threads"]
+
+_STACK = 64 << 10
+"""Bytes of a stack that are looked at."""
+_SETTLED = 0.3
+"""Seconds in which a pool of threads has nothing to do any more."""
+
+
+class _Origin(NamedTuple):
+    library: re.Pattern[str]
+    """Of the path of a library on the thread's stack."""
+    name: re.Pattern[str]
+    """Of the thread's own name."""
+
+
+_SAFE = (
+    # jemalloc starts its background thread again in a forked process, see background_thread_postfork_child in
+    # src/background_thread.c of jemalloc 5.3; Arrow has it built in (cpp/src/arrow/memory_pool_jemalloc.cc) under
+    # pyarrow.
+    _Origin(re.compile(r"/(libarrow|libjemalloc)[^/]*\.so"), re.compile(r"jemalloc_bg_thd")),
+    # OpenBLAS ends its threads before a fork and starts them again when they are needed, on both sides
+    # (openblas_fork_handler in driver/others/memory.c, pthread_atfork, 0.3.30); numpy and scipy each have their own.
+    _Origin(re.compile(r"/lib(scipy_)?openblas[^/]*\.so"), re.compile(r".*")),
+)
+
+
+def count_threads() -> int:
+    """Return how many threads this process has."""
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208
+
+
+def unknown_threads() -> list[str]:
+    """Return the names of the threads, beside the first, of which it is not known that they come again after a fork.
+
+    Forks once if there are any: pools that know about fork may end their threads at that moment.
+    """
+    if not _unknown():
+        return []
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    end = time.monotonic() + _SETTLED
+    while (names := _unknown()) and time.monotonic() < end:
+        # A thread that runs shows no stack; pools spin for a moment before they wait.
+        time.sleep(0.01)
+    return names
+
+
+def _unknown() -> list[str]:
+    mappings = _mappings()
+    names = []
+    for task in os.listdir("/proc/self/task"):  # noqa: PTH208
+        if int(task) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            name = _text(f"/proc/self/task/{task}/comm").strip()
+            libraries = _libraries_on_stack(task, mappings)
+            if not any(
+                origin.name.fullmatch(name) and any(origin.library.search(library) for library in libraries)
+                for origin in _SAFE
+            ):
+                names.append(name)
+    return sorted(names)
+
+
+class _Mapping(NamedTuple):
+    start: int
+    end: int
+    library: str
+    """The file that the code is from, if it is one of the table's."""
+
+
+def _libraries_on_stack(task: str, mappings: list[_Mapping]) -> set[str]:
+    fields = _text(f"/proc/self/task/{task}/syscall").split()
+    if len(fields) < 3:
+        # It runs right now.
+        return set()
+    stack, counter = int(fields[-2], 16), int(fields[-1], 16)
+    # Beyond the end of this mapping lies the stack of another thread.
+    length = next((mapping.end - stack for mapping in mappings if mapping.start <= stack < mapping.end), 0)
+    with open("/proc/self/mem", "rb", buffering=0) as memory:  # noqa: PTH123
+        data = os.pread(memory.fileno(), min(length, _STACK), stack)
+    words = [counter, *struct.unpack(f"={len(data) // 8}Q", data[: len(data) // 8 * 8])]
+    code = [mapping for mapping in mappings if mapping.library]
+    return {mapping.library for word in words for mapping in code if mapping.start <= word < mapping.end}
+
+
+def _mappings() -> list[_Mapping]:
+    found = []
+    for line in _text("/proc/self/maps").splitlines():
+        fields = line.split(None, 5)
+        library = fields[5] if len(fields) == 6 and "x" in fields[1] else ""
+        known = library if any(origin.library.search(library) for origin in _SAFE) else ""
+        start, _dash, end = fields[0].partition("-")
+        found.append(_Mapping(int(start, 16), int(end, 16), known))
+    return found
+
+
+def _text(path: str) -> str:
+    with open(path, errors="replace") as file:  # noqa: PTH123
+        return file.read()

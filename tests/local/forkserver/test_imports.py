@@ -1,0 +1,307 @@
+"""What a script imports is learned in its first round, and there when the workers of later ones are forked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.local.forkserver.workplace import HANG, Ended, Workplace, comparable
+
+PACKAGES = {
+    "plain": "import plain_part\nIMPORTED = 1\n",
+    "plain_part": "",
+    "before": "import os\nSEEN = os.environ.get('CHOICE')\n",
+    "after": "import os\nSEEN = os.environ.get('CHOICE')\n",
+    "uses": "import torch\nCLASS = torch.nn.Linear.__name__\n",
+    "typed": "import torch\nONE = torch.tensor(1.0).dtype\n",
+    "draws": "import torch\nNUMBER = torch.rand(1).item()\n",
+    "keeps": "import atexit, os, shutil, tempfile\nDIRECTORY = tempfile.mkdtemp()\n"
+    "atexit.register(shutil.rmtree, DIRECTORY)\nOWNER = os.getpid()\n",
+    "says": "import atexit\natexit.register(print, 'goodbye')\n",
+    "ranked": "import os\nRANK = os.environ.get('RANK')\n",
+    "counts": "import torch\nTHERE = torch.cuda.is_available(), torch.cuda.device_count()\n",
+    "stack": "import sys\nSTACK = []\nframe = sys._getframe(1)\n"
+    "while frame:\n    STACK.append(frame.f_code.co_filename)\n    frame = frame.f_back\n",
+    "raises": "1 / 0\n",
+    "threaded": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+    "outer": "import plain, threaded\n",
+}
+AT_START = "import sys\nthere = [name for name in {names!r} if name in sys.modules]\n"
+
+
+class Site:
+    """A directory of installed packages, and a script that uses them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.packages = directory / "site-packages"
+        self.packages.mkdir()
+        for name, source in PACKAGES.items():
+            (self.packages / f"{name}.py").write_text(source)
+        self.home, self.lists, self.directory = directory / "state", directory / "runs" / ".imports", directory
+        self.environment = {**os.environ, "PYTHONPATH": str(self.packages), "XDG_STATE_HOME": str(self.home)}
+        self.script = directory / "place" / "train.py"
+        self.script.parent.mkdir()
+        self.place: Workplace | None = None
+
+    def start(self, script: str = "") -> Workplace:
+        if self.place is not None:
+            self.place.close()
+        if script:
+            self.script.write_text(script)
+        self.place = Workplace(self.script.parent, imports=str(self.lists), environment=self.environment)
+        return self.place
+
+    def worker_environment(self, environment: Mapping[str, str] | None = None) -> dict[str, str]:
+        variables = {name: self.environment[name] for name in ("PYTHONPATH", "XDG_STATE_HOME")}
+        return {**variables, **(environment or {})}
+
+    def run(self, environment: Mapping[str, str] | None = None) -> Ended:
+        assert self.place is not None
+        ended = self.place.run_warm(environment=self.worker_environment(environment))
+        assert ended.code == 0, ended.stderr
+        return ended
+
+    def run_plain(self, environment: Mapping[str, str] | None = None) -> Ended:
+        assert self.place is not None
+        return self.place.run_plain(environment=self.worker_environment(environment))
+
+    def learn(self, script: str, *, workers: int = 1) -> str:
+        """Run the script and wait until what it has imported is there for the next round; return its output."""
+        place = self.start(script)
+        context = place.context(environment=self.worker_environment(), workers=workers)
+        try:
+            result = context.wait(HANG)
+            assert result is not None
+            assert not result.failures, Path(context.stderrs[0]).read_text()
+            end = time.monotonic() + HANG
+            while place.warm._prepared is None:
+                assert time.monotonic() < end
+                time.sleep(0.05)
+                place.warm.read()
+        finally:
+            context.close()
+        return Path(context.stdouts[0]).read_text()
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    made = Site(tmp_path)
+    for name in ("PYTHONPATH", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, made.environment[name])
+    yield made
+    if made.place is not None:
+        made.place.close()
+
+
+def asking(*names: str) -> str:
+    return AT_START.format(names=names)
+
+
+def test_imports_are_there_in_the_next_round_and_in_the_next_run(site: Site) -> None:
+    script = asking("plain", "plain_part") + "import plain\nprint(there)\n"
+    assert site.learn(script) == "[]\n"
+    assert site.run().stdout == "['plain', 'plain_part']\n"
+    site.start()
+    assert site.run().stdout == "['plain', 'plain_part']\n"
+    assert [file.stat().st_mode & 0o777 for file in site.lists.iterdir()] == [0o600]
+
+
+ROWS = """\
+import os, sys, torch, traceback
+import after
+os.environ['CHOICE'] = 'mine'
+import before
+print('environment', after.SEEN, before.SEEN)
+torch.set_default_dtype(torch.float64)
+import typed
+torch.set_default_dtype(torch.float32)
+print('default dtype', typed.ONE)
+torch.manual_seed(3)
+import draws
+print('random numbers', draws.NUMBER, torch.rand(2))
+import keeps
+print('temporary directory', os.path.isdir(keeps.DIRECTORY), keeps.OWNER == os.getpid())
+import says
+import ranked
+print('rank', ranked.RANK)
+import counts
+print('devices', counts.THERE, torch.cuda.device_count())
+sys.path.insert(0, {more!r})
+import elsewhere
+print('path', elsewhere.__file__, sys.path)
+try:
+    import raises
+except ZeroDivisionError:
+    print('failing import', traceback.format_exc())
+import importlib._bootstrap as bootstrap
+print('import system', sys.meta_path, sys.path_hooks, bootstrap._find_spec, bootstrap._find_spec.__code__.co_filename)
+class Mine: pass
+torch.nn.Linear = Mine
+import uses
+print('patch', uses.CLASS)
+"""
+LEARNED = ["after", "before", "typed", "says", "counts", "elsewhere"]
+NOT_LEARNED = ["draws", "keeps", "ranked", "raises", "uses"]
+
+
+def test_script_finds_what_a_cold_start_finds(site: Site) -> None:
+    """In the round that learns, in the next one, and in the next run."""
+    more = site.directory / "more"
+    more.mkdir()
+    (more / "elsewhere.py").write_text("")
+    shown = asking(*LEARNED, *NOT_LEARNED) + "sys.stderr.write(str(there))\n"
+    first = site.learn(shown + ROWS.replace("{more!r}", repr(str(more))))
+    second, plain = site.run(), site.run_plain()
+    site.start()
+    third = site.run()
+    assert second.stderr == third.stderr == str(LEARNED)
+    for output in (first, second.stdout, third.stdout):
+        shown = comparable(Ended(0, output, "", None)).stdout
+        assert shown.splitlines() == comparable(plain).stdout.splitlines()
+    assert "\ngoodbye" in plain.stdout
+
+
+def test_nothing_of_ours_is_on_the_stack_of_an_import(site: Site) -> None:
+    site.start("import stack\nprint(stack.STACK)\n")
+    assert site.run() == site.run_plain()
+
+
+def test_what_one_rank_imports_is_left_to_it(site: Site) -> None:
+    script = asking("plain", "says") + "import os\nif os.environ['RANK'] == '0':\n    import says\nimport plain\n"
+    site.learn(script + "print(there)\n", workers=2)
+    assert site.run().stdout == "['plain']\ngoodbye\n"
+
+
+def test_what_cannot_be_shared_is_left_out_with_what_imports_it(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "slurm_elastic")
+    site.learn(asking("outer", "plain", "threaded", "after") + "import outer, after\nprint(there)\n")
+    assert site.run().stdout == "['plain', 'after']\n"
+    assert "each worker imports threaded, outer anew: importing threaded starts a thread (python)" in caplog.messages
+    caplog.clear()
+    site.start()
+    assert site.run().stdout == "['plain', 'after']\n"
+    assert not caplog.messages
+
+
+def test_package_that_is_replaced_between_rounds(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    site.learn("import plain\nprint(plain.IMPORTED)\n")
+    assert site.run().stdout == "1\n"
+    new = site.packages / "new.py"
+    new.write_text("IMPORTED = 22\n")
+    new.replace(site.packages / "plain.py")
+    assert site.run().stdout == "22\n"
+    changed = f"{site.packages} has changed since modules were imported: they are imported anew"
+    assert [message for message in caplog.messages if "changed" in message] == [changed]
+
+
+def _tear(site: Site, file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-20])
+
+
+def _open_to_others(site: Site, file: Path) -> None:
+    file.chmod(0o644)
+
+
+def _give_away(site: Site, file: Path) -> None:
+    os.chown(file, 1, 1)
+
+
+def _another_key(site: Site, file: Path) -> None:
+    shutil.rmtree(site.home)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (_tear, "is damaged or was not written by this user; remove it"),
+        (_open_to_others, "is not a file of this user's own with mode 0600; remove it"),
+        pytest.param(
+            _give_away,
+            "is not a file of this user's own with mode 0600; remove it",
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away"),
+        ),
+        (_another_key, "is damaged or was not written by this user; remove it"),
+    ],
+)
+def test_list_that_cannot_be_trusted(site: Site, spoil: Callable[[Site, Path], None], reason: str) -> None:
+    from slurm_elastic.agent.forkserver._import_list import ListError, StoredList, read_list, write_list
+    from slurm_elastic.agent.forkserver._import_plan import ImportPlan, ImportStep
+
+    file = site.lists / "train-0.json"
+    stored = StoredList(ImportPlan((ImportStep("plain"),), {}), 1.0, {})
+    file.parent.parent.mkdir()
+    write_list(str(file), stored)
+    assert read_list(str(file)) == stored
+    assert read_list(str(site.lists / "none.json")) is None
+    other = site.lists / "other-0.json"
+    other.write_bytes(file.read_bytes())
+    other.chmod(0o600)
+    with pytest.raises(ListError, match="damaged"):
+        read_list(str(other))
+    spoil(site, file)
+    with pytest.raises(ListError, match=reason):
+        read_list(str(file))
+
+
+def test_torn_list_is_told_and_written_anew(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "slurm_elastic")
+    script = asking("plain") + "import plain\nprint(there)\n"
+    site.learn(script)
+    (file,) = site.lists.iterdir()
+    _tear(site, file)
+    site.learn(script)
+    assert site.run().stdout == "['plain']\n"
+    assert f"learned imports are not used: {file} is damaged or was not written by this user; remove it" in caplog.text
+
+
+def test_a_killed_worker_has_reported(site: Site) -> None:
+    script = asking("plain") + "import plain, os\nprint(there)\nos.path.exists('/tmp') and None\n"
+    place = site.start(script + "if not there:\n    import time\n    time.sleep(1000)\n")
+    context = place.context(environment=site.worker_environment())
+    end = time.monotonic() + HANG
+    while "[]" not in Path(context.stdouts[0]).read_text():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    os.kill(context.pids()[0], signal.SIGKILL)
+    assert context.wait(HANG) is not None
+    while place.warm._prepared is None:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+        place.warm.read()
+    context.close()
+    assert site.run().stdout == "['plain']\n"
+
+
+def test_nothing_is_learned_where_that_is_switched_off(site: Site) -> None:
+    site.script.write_text(asking("plain") + "import plain\nprint(there)\n")
+    site.place = Workplace(site.script.parent, environment=site.environment)
+    assert site.run().stdout == "[]\n"
+    site.place.warm.import_all(HANG)
+    assert site.run().stdout == "[]\n"
+    assert not site.lists.exists()
+
+
+def test_a_thread_is_known_by_its_maker() -> None:
+    code = (
+        "import sys, threading, time, numpy\n"
+        "from slurm_elastic.agent.forkserver._thread_origins import count_threads, unknown_threads\n"
+        "print(unknown_threads())\n"
+        "threading.Thread(target=time.sleep, args=(5,), daemon=True).start()\n"
+        "open(f'/proc/self/task/{max(map(int, __import__(\"os\").listdir(\"/proc/self/task\")))}/comm', 'w')"
+        ".write('jemalloc_bg_thd')\n"
+        "print(unknown_threads())\n"
+    )
+    root = Path(__file__).parents[3]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OPENBLAS_NUM_THREADS": "2"}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=HANG, check=False
+    )
+    assert ended.stdout == "[]\n['jemalloc_bg_thd']\n", ended.stderr
