@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from slurm_elastic.agent.forkserver import WarmProcess
 from slurm_elastic.agent.health import Place, Reporter, Stage, WorkerPlace
 from slurm_elastic.agent.lifecycle import (
     AnnounceLeave,
@@ -24,7 +27,12 @@ from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rendezvous.transport.messages import Placed
 
-__all__ = ["Feature", "HealthFeature", "RunningRound", "WatchdogFeature", "hang_event"]
+__all__ = ["Feature", "HealthFeature", "LearnedImportsFeature", "RunningRound", "WatchdogFeature", "hang_event"]
+
+_EARLY = 120.0
+"""Seconds in which a worker that reports no steps is taken not to have made its first one."""
+_FAULTS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
+"""What a process gets for what it does itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +193,38 @@ class WatchdogFeature(Feature):
     def run_ended(self) -> None:
         """See base class."""
         self._watchdog.stop()
+
+
+class LearnedImportsFeature(Feature):
+    """Starts workers without learned imports after one that died of them, as it seems; once, and uncharged.
+
+    Args:
+        fork_server: forks the workers.
+        now: monotonic time in seconds.
+    """
+
+    def __init__(self, fork_server: WarmProcess, now: Callable[[], float] = time.monotonic) -> None:
+        self._fork_server, self._now = fork_server, now
+        self._running: RunningRound | None = None
+        self._since = 0.0
+
+    def workers_started(self, running: RunningRound) -> None:
+        """See base class."""
+        self._running, self._since = running, self._now()
+
+    def attribute(self, failure: WorkerFailure, pid: int) -> WorkerFailure:
+        """See base class."""
+        early = self._now() - self._since < _EARLY and not any(worker.boundary for worker in self._progress())
+        if not (failure.hung or -failure.exit_code in _FAULTS) or not early or not self._fork_server.has_learned:
+            return failure
+        how = "hangs" if failure.hung else f"died by {signal.Signals(-failure.exit_code).name}"
+        reason = f"a worker {how} before its first step"
+        self._fork_server.distrust_learned(reason)
+        message = f"{failure.message}; {reason} and starts again without learned imports".removeprefix("; ")
+        return replace(failure, message=message, uncharged=True)
+
+    def _progress(self) -> Sequence[WorkerProgress]:
+        return self._running.progress() if self._running is not None else ()
 
 
 def _watched(running: RunningRound) -> list[Watched]:

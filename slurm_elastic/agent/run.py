@@ -14,7 +14,7 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from slurm_elastic.agent.agent import Agent
 from slurm_elastic.agent.event_log import EventLog
-from slurm_elastic.agent.features import Feature, HealthFeature, WatchdogFeature, hang_event
+from slurm_elastic.agent.features import Feature, HealthFeature, LearnedImportsFeature, WatchdogFeature, hang_event
 from slurm_elastic.agent.forkserver import StartInterruptedError, WarmProcess
 from slurm_elastic.agent.health import Health, Snapshot, health_port
 from slurm_elastic.agent.job_end import AgentEnd, notice_record, represents_job
@@ -103,6 +103,8 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess | No
     watchdog = _watchdog(settings, events, health)
     if watchdog is not None:
         features.insert(0, WatchdogFeature(watchdog))
+    # It has to know which workers hung.
+    features.append(LearnedImportsFeature(warm))
     diagnosis = _signal_diagnosis(settings, lambda: agent.last_checkpoint())
     assert config.logs_specs is not None
     agent = Agent(

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from slurm_elastic.agent.forkserver._fork_probe import probe_forks
 from slurm_elastic.agent.forkserver._import_list import (
+    EVERYTHING,
     ListError,
     StoredList,
     list_path,
@@ -46,6 +47,8 @@ _MOST_ATTEMPTS = 12
 """Processes that are forked to import one plan, each with less than the one before."""
 _MOST_FILES = 200
 """That are looked at before a round."""
+_UNKNOWN_SECONDS = 30.0
+"""That imports are taken to need, where they were only recorded."""
 _PROBE_TIMEOUT = 20.0
 _NUMBER = struct.Struct("=q")
 
@@ -127,10 +130,14 @@ class ImportLearner:
         path = [entry for entry in sys.path if entry not in self._script_directory]
         self._path = list_path(self._directory, self._options, path)
         stored = self._stored() if self._path else None
-        if stored is not None and self._is_valid(stored):
+        if stored is not None and EVERYTHING in stored.plan.left_out:
+            self._notes.append(f"nothing is learned of this script's imports: {stored.plan.left_out[EVERYTHING]}")
+            self._directory = None
+        elif stored is not None and self._is_valid(stored):
             self.plan = ImportPlan((), stored.plan.left_out)
-            self.wanted = self._verified = ImportPlan((*self._preload, *stored.plan.steps), stored.plan.left_out)
-            self.seconds = stored.seconds
+            self.wanted = ImportPlan((*self._preload, *stored.plan.steps), stored.plan.left_out)
+            self._verified = self.wanted if stored.verified else None
+            self.seconds = stored.seconds if stored.verified else _UNKNOWN_SECONDS
 
     def _stored(self) -> StoredList | None:
         try:
@@ -261,6 +268,23 @@ class ImportLearner:
         except (ListError, OSError) as error:
             self._notes.append(f"learned imports are not kept for the next run: {error}")
 
+    def save_unverified(self) -> None:
+        """At the end of the agent: keep for the next run what workers recorded, where there was no time to try it."""
+        texts = [record.text() for record in self._records.values()] or self._texts
+        if not self._path or not any(texts):
+            return
+        self._texts = texts
+        plan = self.planned(())
+        own = {step.module for step in self._preload}
+        keep = ImportPlan(tuple(step for step in plan.steps if step.module not in own), plan.left_out)
+        workers = [parse_record(text) for text in texts]
+        files = dict.fromkeys(file for worker in workers for file in worker.own_files)
+        prints = {file: fingerprint(_effects_of(file)[0]) for file in files}
+        with contextlib.suppress(ListError, OSError):
+            stored = read_list(self._path)
+            if stored is None or (EVERYTHING not in stored.plan.left_out and not {*keep.steps} <= {*stored.plan.steps}):
+                write_list(self._path, StoredList(keep, 0.0, prints, verified=False))
+
     def _is_verified(self, plan: ImportPlan) -> bool:
         """Return whether another process has tried this plan before."""
         return self._verified is not None and plan.steps == self._verified.steps
@@ -313,6 +337,8 @@ class ImportLearner:
         return {
             "left_out": {name: reason for name, reason in new.items() if name not in verified},
             "notes": notes,
+            "learned": self.learns and bool(self.plan.steps),
+            "list": self._path,
             "changed": _changed_times(sys.modules.keys() - self._before),
         }
 

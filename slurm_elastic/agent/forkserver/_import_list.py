@@ -20,11 +20,23 @@ from typing import NamedTuple
 
 from slurm_elastic.agent.forkserver._import_plan import ImportPlan, from_json, to_json
 
-__all__ = ["Directories", "ListError", "StoredList", "list_path", "package_directories", "read_list", "write_list"]
+__all__ = [
+    "Directories",
+    "EVERYTHING",
+    "ListError",
+    "forget_list",
+    "StoredList",
+    "list_path",
+    "package_directories",
+    "read_list",
+    "write_list",
+]
 
 _KEPT = 90 * 24 * 3600.0
 """Seconds after which a list that was not written again is removed."""
 _LARGEST = 4 << 20
+EVERYTHING = "*"
+"""Left out where workers die of what was learned."""
 
 Directories = Mapping[str, int]
 """The time of the last change (st_mtime_ns), by directory."""
@@ -42,6 +54,8 @@ class StoredList(NamedTuple):
     """How long the imports took."""
     effects: Mapping[str, str]
     """Fingerprints of the script's own files, see `_source_effects.fingerprint`."""
+    verified: bool = True
+    """Whether workers were forked, or could have been, from a process that had imported it."""
 
 
 def package_directories(path: Sequence[str]) -> list[str]:
@@ -89,7 +103,7 @@ def read_list(path: str) -> StoredList | None:
     try:
         document = json.loads(rest)
         effects = {str(name): str(value) for name, value in document["effects"].items()}
-        return StoredList(from_json(document["plan"]), float(document["seconds"]), effects)
+        return StoredList(from_json(document["plan"]), float(document["seconds"]), effects, document["verified"])
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ListError(f"{path} was written by another version of slurm_elastic; remove it") from None
 
@@ -100,7 +114,12 @@ def write_list(path: str, stored: StoredList) -> None:
     Raises:
         ListError, OSError: it cannot be written.
     """
-    document = {"plan": to_json(stored.plan), "seconds": stored.seconds, "effects": dict(stored.effects)}
+    document: dict[str, object] = {
+        "plan": to_json(stored.plan),
+        "seconds": stored.seconds,
+        "effects": dict(stored.effects),
+    }
+    document["verified"] = stored.verified
     rest = json.dumps(document).encode()
     directory = os.path.dirname(path)  # noqa: PTH120
     _make_private(directory)
@@ -115,6 +134,12 @@ def write_list(path: str, stored: StoredList) -> None:
             os.unlink(temporary)  # noqa: PTH108
         raise
     _remove_old(directory)
+
+
+def forget_list(path: str, reason: str) -> None:
+    """Have nothing imported by a list any more, as long as script and packages stay the same."""
+    with contextlib.suppress(ListError, OSError):
+        write_list(path, StoredList(ImportPlan((), {EVERYTHING: reason}), 0.0, {}))
 
 
 def _remove_old(directory: str) -> None:

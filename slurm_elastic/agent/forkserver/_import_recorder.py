@@ -164,7 +164,9 @@ def _place(directories: Sequence[str]) -> tuple[str, str, str]:
     frame: Any = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
-        if is_own_file(os.path.abspath(code.co_filename), directories):  # noqa: PTH100
-            return os.path.abspath(code.co_filename), str(frame.f_lineno), code.co_name  # noqa: PTH100
+        file = os.path.abspath(code.co_filename)  # noqa: PTH100
+        # Frozen modules and compiled strings have no file: "<frozen importlib._bootstrap>".
+        if not code.co_filename.startswith("<") and is_own_file(file, directories):
+            return file, str(frame.f_lineno), code.co_name
         frame = frame.f_back
     return "", "0", "<module>"

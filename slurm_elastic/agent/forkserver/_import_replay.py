@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from slurm_elastic.agent.forkserver._import_plan import ImportPlan, ImportStep
-from slurm_elastic.agent.forkserver._preload import BrokenPreloadError, import_module, torch_says
+from slurm_elastic.agent.forkserver._preload import LATER, BrokenPreloadError, import_module, torch_says
 from slurm_elastic.agent.forkserver._thread_origins import count_threads, unknown_threads
 
 __all__ = ["ImportReplay", "SpoiledError", "renew_ranks"]
@@ -37,7 +37,7 @@ _READ_BY_RANK = frozenset(
 """Modules that keep the rank of their process when they are imported; see `renew_ranks`."""
 _ASK_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _LONGEST_PAUSE = 0.5
-_PAUSES = 4
+_PAUSES = 1
 """How much CPU time is given up to others, compared with the time that this process had to wait for it."""
 _SHARE_OF_MEMORY = 0.5
 """Of what is free: the rest belongs to workers."""
@@ -71,7 +71,7 @@ class ImportReplay:
         self._threads = count_threads()
         self._open: list[str] = []
         self._descriptors = _descriptors()
-        self._waited, self._gently = _run_delay(), gently
+        self._waited, self._gently, self._yields = _run_delay(), gently, False
         self._reads: set[str] = set()
         self._temporary = False
         self.broken: dict[str, str] = {}
@@ -86,6 +86,8 @@ class ImportReplay:
         with self._watched(), _limited_memory():
             for number, step in enumerate(self._plan.steps):
                 self._about_to(number)
+                # What torch imports by itself is needed by every script, and soon.
+                self._yields = self._gently and step.module not in LATER
                 self._import(step)
 
     def _import(self, step: ImportStep) -> None:
@@ -193,7 +195,7 @@ class ImportReplay:
 
     def _yield(self) -> None:
         """Let others have the processor, if they want it: the time that this process waited for it says so."""
-        if self._gently:
+        if self._yields:
             delay = _run_delay()
             if delay - self._waited > 0.002:
                 time.sleep(min(_LONGEST_PAUSE, _PAUSES * (delay - self._waited)))

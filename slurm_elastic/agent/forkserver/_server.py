@@ -418,6 +418,7 @@ class Zygote:
         """The agent is gone: so go its workers, and this process."""
         with contextlib.suppress(OSError):
             self._sweep(_SWEEP_AFTER_AGENT)
+            self._learner.save_unverified()
         os._exit(0)
 
     def _tell(self, **message: Any) -> None:

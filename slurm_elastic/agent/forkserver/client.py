@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from slurm_elastic.agent.forkserver._channel import Channel
 from slurm_elastic.agent.forkserver._fork_eligibility import Launch, obstacle_to_any_warm_start, obstacle_to_warm_start
+from slurm_elastic.agent.forkserver._import_list import forget_list
 from slurm_elastic.agent.forkserver._linux import become_subreaper
 from slurm_elastic.agent.forkserver._orphans import kill_orphans
 from slurm_elastic.agent.forkserver._protocol import Order, StartInterruptedError, State
@@ -47,6 +49,7 @@ class WarmProcess:
         self._program = program
         self._preload = tuple(preload)
         self._imports = imports
+        self._distrusted = False
         self._launch = Launch(dict(environment), str(Path.cwd()))
         self.exit_codes: dict[int, int] = {}
         """Exit codes, or minus signal numbers, of workers by pid; a caller takes out what it has seen."""
@@ -207,10 +210,28 @@ class WarmProcess:
         changed = next((path for path, when in self._imported.items() if _changed_at(path) != when), None)
         if changed is not None:
             logger.warning("%s has changed since modules were imported: they are imported anew", changed)
+        if changed is not None or self._distrusted:
+            self._distrusted = False
             self._channel.close()
             self._drop_successor()
             self._former.add(self._process)
             self._channel, self._process = self._spawn()
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether workers are forked with imports that were learned."""
+        return self._has_learned
+
+    def distrust_learned(self, reason: str) -> None:
+        """Learn nothing from now on, here and in later runs of this script, and fork no more workers with it.
+
+        Args:
+            reason: what the list says from now on, for people.
+        """
+        self._distrusted, self._imports = True, None
+        if self._list:
+            # A network file system may take long to answer.
+            threading.Thread(target=forget_list, args=(self._list, reason), name="import list", daemon=True).start()
 
     def _take_successor(self) -> None:
         successor, prepared = self._successor, self._prepared
@@ -280,6 +301,7 @@ class WarmProcess:
         self._sessions: set[int] = set()
         self._module = "Python"
         self._imported: dict[str, int] = {}
+        self._has_learned, self._list = False, ""
         self._awaited = None
         self.state = State.IMPORTING
 
@@ -341,6 +363,7 @@ class WarmProcess:
     def _note_imports(self, message: Mapping[str, Any]) -> None:
         """Tell what every worker has to import by itself."""
         self._imported = message.get("changed", {})
+        self._has_learned, self._list = message.get("learned", False), message.get("list", "")
         for note in message.get("notes", ()):
             logger.info("%s", note)
         left_out: Mapping[str, str] = message.get("left_out", {})

@@ -155,9 +155,10 @@ def _charge(state: State, now: float) -> Result:
     behind = who_is_behind(judgement.slowest) if failure.hung else ""
     if behind:
         failure = replace(failure, message=f"{failure.message}; {behind}")
-    if state.restarts >= state.settings.max_restarts:
-        return transitions.finish(state, Outcome.FAILED, failure)
-    state = replace(state, restarts=state.restarts + 1)
+    if not failure.uncharged:
+        if state.restarts >= state.settings.max_restarts:
+            return transitions.finish(state, Outcome.FAILED, failure)
+        state = replace(state, restarts=state.restarts + 1)
     detail = f"rank {failure.rank}: {failure.summary}"
     return transitions.start_forming(state, Reason.WORKER_FAILED, failure.node, now, detail)
 

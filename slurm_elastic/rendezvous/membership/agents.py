@@ -61,6 +61,7 @@ class WorkerFailure:
         message: its last words.
         error_file, log: where the rest is.
         hung: whether it did not end by itself, but was killed because it did not go on.
+        uncharged: whether its agent starts workers in another way from now on, so that the failure costs no restart.
     """
 
     agent: str
@@ -71,6 +72,7 @@ class WorkerFailure:
     error_file: str = ""
     log: str = ""
     hung: bool = False
+    uncharged: bool = False
 
     @property
     def summary(self) -> str:

@@ -122,8 +122,9 @@ def _worker_failed(state: State, event: WorkerFailed, now: float) -> Result:
     if table is None or table.round != event.round or not state.is_member(known):
         return state, ()
     if (judgement := state.judgement) is not None:
-        if event.failure.hung and not judgement.failure.hung:
-            # Its end by the watchdog is what made the other one fail, whoever told first.
+        known_cause = judgement.failure.hung or judgement.failure.uncharged
+        if event.failure.uncharged or (event.failure.hung and not known_cause):
+            # Its end by the watchdog, or before its first step, is what made the other one fail, whoever told first.
             state = replace(state, judgement=replace(judgement, failure=event.failure))
         return state, ()
     # A dead node makes the workers of its peers fail: ask everybody before anybody is blamed. The one that told is

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from slurm_elastic.rendezvous.membership import (
@@ -37,6 +39,20 @@ def run() -> Scenario:
 def answer(run: Scenario, *names: str) -> None:
     for name in names:
         run.on(Ponged(name, run.state.probe))
+
+
+@pytest.mark.parametrize("first", ["n0", "n1"])
+def test_a_failure_that_is_not_charged_is_the_cause_of_the_others(first: str) -> None:
+    """As of an agent that starts its workers in another way from now on."""
+    run = Scenario(min_nodes=2, max_restarts=0, settle_time=0.1)
+    run.join("n0", "n1")
+    own, peer = failed("n0"), failed("n1")
+    own = replace(own, failure=replace(own.failure, message="starts again", uncharged=True))
+    for event in (own, peer) if first == "n0" else (peer, own):
+        run.on(event)
+    answer(run, "n0", "n1")
+    (interrupt,) = only(Interrupt, run.wait(0.2))
+    assert (interrupt.node, interrupt.detail, run.state.restarts) == ("n0", "rank 3: starts again", 0)
 
 
 def test_everybody_is_asked_before_anybody_is_blamed(run: Scenario) -> None:

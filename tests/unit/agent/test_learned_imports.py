@@ -1,0 +1,66 @@
+"""A worker that dies of what it was forked with, as it seems, costs no restart, once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from slurm_elastic.agent.features import LearnedImportsFeature, RunningRound
+from slurm_elastic.agent.forkserver import WarmProcess
+from slurm_elastic.control import WorkerProgress
+from slurm_elastic.rendezvous.membership import WorkerFailure
+from slurm_elastic.rendezvous.transport.messages import Placed
+
+
+class ForkServer:
+    def __init__(self, *, learned: bool) -> None:
+        self.has_learned = learned
+        self.reasons: list[str] = []
+
+    def distrust_learned(self, reason: str) -> None:
+        self.reasons.append(reason)
+        self.has_learned = False
+
+
+def feature(server: ForkServer, *, steps: int = 0) -> tuple[LearnedImportsFeature, list[float]]:
+    now = [0.0]
+    made = LearnedImportsFeature(cast(WarmProcess, server), lambda: now[0])
+    progress: Callable[[], list[WorkerProgress]] = lambda: [WorkerProgress(0, True, steps, None, None, None, False)]  # noqa: E731
+    made.workers_started(RunningRound(cast(Placed, None), {0: 5}, {}, progress))
+    return made, now
+
+
+def failure(exit_code: int, *, hung: bool = False) -> WorkerFailure:
+    return WorkerFailure("n0/1.0/7", "n0", 3, exit_code, "last words", hung=hung)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "hung", "how"),
+    [(-signal.SIGSEGV, False, "died by SIGSEGV"), (-signal.SIGABRT, False, "died by SIGABRT"), (-9, True, "hangs")],
+)
+def test_the_first_one_is_not_charged(exit_code: int, hung: bool, how: str) -> None:
+    server = ForkServer(learned=True)
+    made, _now = feature(server)
+    described = made.attribute(failure(exit_code, hung=hung), 5)
+    assert described.uncharged
+    assert (
+        described.summary
+        == f"last words; a worker {how} before its first step and starts again without learned imports"
+    )
+    assert server.reasons == [f"a worker {how} before its first step"]
+    assert made.attribute(failure(exit_code, hung=hung), 5) == failure(exit_code, hung=hung)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "learned", "steps", "later"),
+    [(1, True, 0, 0), (-9, True, 0, 0), (-11, False, 0, 0), (-11, True, 1, 0), (-11, True, 0, 200)],
+)
+def test_every_other_one_is(exit_code: int, learned: bool, steps: int, later: float) -> None:
+    server = ForkServer(learned=learned)
+    made, now = feature(server, steps=steps)
+    now[0] += later
+    assert not made.attribute(failure(exit_code), 5).uncharged
+    assert not server.reasons
