@@ -43,7 +43,7 @@ __all__ = ["ImportLearner", "Outcome"]
 _QUIET = 2.0
 """Seconds without a new import after which a script is taken to have imported what it needs for now."""
 _LONGEST_INTERVAL = 60.0
-_MOST_ATTEMPTS = 12
+_MOST_ATTEMPTS = 8
 """Processes that are forked to import one plan, each with less than the one before."""
 _MOST_FILES = 200
 """That are looked at before a round."""

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slurm_elastic.agent.forkserver._source_effects import Effect, patch_before
+from slurm_elastic.agent.forkserver._source_effects import PATCH, SEED, Effect, effect_before
 
 __all__ = [
     "Bisection",
@@ -91,7 +91,7 @@ def plan_imports(
 
     Args:
         workers: the records of the workers of one node.
-        sources: see `patch_before`.
+        sources: see `effect_before`.
         known: what was decided before, here or on another node.
     """
     recorded = [worker for worker in workers if worker.imports]
@@ -114,7 +114,8 @@ def plan_imports(
         if module in left_out or module in steps:
             continue
         others = [entries[id(worker)].get(module) for worker in recorded]
-        patch = patch_before(sources, entry.own_files, entry.file, entry.line, entry.function)
+        place = entry.own_files, entry.file, entry.line, entry.function
+        patch = effect_before(PATCH, sources, *place)
         if patch is not None:
             left_out[module] = f"it is imported after {patch}"
         elif any(other is None and reached[id(worker)] > index for worker, other in zip(recorded, others, strict=True)):
@@ -122,8 +123,13 @@ def plan_imports(
         elif any(other is not None and other.step != entry.step for other in others):
             left_out[module] = _DIFFERENT_STATE
         elif all(other is not None for other in others):
-            steps[module] = entry.step
+            seeded = effect_before(SEED, sources, *place) is not None
+            steps[module] = ImportStep(module, _seeded(entry.step.state)) if seeded else entry.step
     return ImportPlan(tuple(step for step in steps.values() if step.module not in left_out), left_out)
+
+
+def _seeded(state: str) -> str:
+    return json.dumps({**json.loads(state), "seeded": True}, sort_keys=True)
 
 
 def merge(mine: ImportPlan, theirs: ImportPlan) -> ImportPlan:

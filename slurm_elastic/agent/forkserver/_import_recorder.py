@@ -26,6 +26,7 @@ _SIZE = 1 << 20
 _LENGTH, _COUNT = struct.Struct("=Q"), struct.Struct("=Q")
 _START = _LENGTH.size + _COUNT.size
 _FIND_SPEC = "_find_spec"
+_APART = ("environment", "seed")
 _NOT_LEARNED = "slurm_elastic"
 
 
@@ -139,6 +140,7 @@ def current_state(path: Sequence[str]) -> dict[str, Any]:
     }
     torch: Any = sys.modules.get("torch")
     if torch is not None:
+        state["seed"] = torch.initial_seed()
         state["dtype"] = str(torch.get_default_dtype())
         state["torch"] = [
             torch.is_grad_enabled(),
@@ -149,7 +151,10 @@ def current_state(path: Sequence[str]) -> dict[str, Any]:
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    difference = {name: now[name] for name in now if name != "environment" and now[name] != before.get(name)}
+    difference = {name: now[name] for name in now if name not in _APART and now[name] != before.get(name)}
+    if now.get("seed") != before.get("seed"):
+        # Ranks may have different ones.
+        difference["seeded"] = True
     names = {*before["environment"], *now["environment"]}
     environment = {
         name: now["environment"].get(name)

@@ -94,15 +94,19 @@ class ImportReplay:
         root = _Node(step.module)
         self._tree = [root]
         random = _random_states()
-        with _changed(self._before, json.loads(step.state)):
+        change = json.loads(step.state)
+        with _changed(self._before, change):
             path = [*sys.path]
             try:
                 import_module(step.module)
             except BrokenPreloadError as error:
                 self.broken[step.module] = str(error)
             changed_path = path != sys.path
-        if self._trouble is None and (reason := _shared_changes(random, changed_path=changed_path)) is not None:
-            self._trouble = [root], reason
+        # Without a seed of the script's, every process draws other numbers anyway.
+        if self._trouble is None and change.get("seeded") and _random_states() != {**_random_states(), **random}:
+            self._trouble = [root], "draws random numbers"
+        if self._trouble is None and changed_path:
+            self._trouble = [root], "changes sys.path"
         if self._trouble is not None:
             raise SpoiledError(_without(self._plan, step, root, *self._trouble))
 
@@ -300,13 +304,6 @@ def renew_ranks() -> None:
         elif hasattr(module, "rank_zero_only"):
             # torchmetrics 1.9, utilities/prints.py
             module.rank_zero_only.rank = int(os.environ.get("LOCAL_RANK", 0))
-
-
-def _shared_changes(random: Mapping[str, Any], *, changed_path: bool) -> str | None:
-    """Return what an import has changed that is the script's: its random numbers or its path."""
-    if any(state != random.get(name, state) for name, state in _random_states().items()):
-        return "draws random numbers"
-    return "changes sys.path" if changed_path else None
 
 
 def _descriptors() -> set[str]:

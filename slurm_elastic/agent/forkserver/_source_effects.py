@@ -12,7 +12,9 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["Effect", "effects", "fingerprint", "patch_before"]
+__all__ = ["PATCH", "SEED", "STATE", "Effect", "effect_before", "effects", "fingerprint"]
+
+PATCH, SEED, STATE = "patch", "seed", "state"
 
 _STATE_CALLS = frozenset(
     {
@@ -20,6 +22,7 @@ _STATE_CALLS = frozenset(
         *("set_grad_enabled", "putenv", "unsetenv", "chdir", "addsitedir"),
     }
 )
+_SEED_CALLS = frozenset({"seed", "manual_seed", "manual_seed_all", "set_seed", "seed_everything", "seed_all"})
 _PATCH_CALLS = frozenset({"setattr", "delattr", "patch"})
 _SETTINGS = ("torch.backends.", "os.environ", "sys.path", "sys.argv", "sys.stdout", "sys.stderr", "warnings.")
 """Assignments that are no patches: environment and path are observed when a module is imported, and modules read the
@@ -33,8 +36,9 @@ class Effect(NamedTuple):
     function: bool
     """Whether it stands in a function, and is executed when that is called."""
     text: str
-    patch: bool
-    """Whether it puts something into a module or class; if not, the recorded state shows its effect."""
+    kind: str
+    """`PATCH`: it puts something into a module or class; `SEED`: it seeds random numbers; `STATE`: the recorded state
+    shows its effect."""
 
 
 def effects(source: str) -> tuple[tuple[Effect, ...], int | None]:
@@ -58,9 +62,9 @@ def effects(source: str) -> tuple[tuple[Effect, ...], int | None]:
     for node, function in _statements(tree, function=False):
         if isinstance(node, ast.Call) and not function and _root(node.func) in defined:
             calls.append(node.lineno)
-        patch = _is_patch(node, imported)
-        if patch is not None:
-            found.append(Effect(getattr(node, "lineno", 0), function, ast.unparse(node)[:200], patch))
+        kind = _kind(node, imported)
+        if kind is not None:
+            found.append(Effect(getattr(node, "lineno", 0), function, ast.unparse(node)[:200], kind))
     return tuple(found), min(calls, default=None)
 
 
@@ -69,16 +73,18 @@ def fingerprint(found: Sequence[Effect]) -> str:
     return hashlib.sha256("\n".join(f"{effect.function} {effect.text}" for effect in found).encode()).hexdigest()[:16]
 
 
-def patch_before(
+def effect_before(
+    kind: str,
     files: Mapping[str, tuple[tuple[Effect, ...], int | None]],
     executed: Sequence[str],
     file: str,
     line: int,
     function: str,
 ) -> str | None:
-    """Return the patch that may have been executed before an import; None if there is none.
+    """Return the statement that may have been executed before an import; None if there is none.
 
     Args:
+        kind: of the statement.
         files: the effects of the script's own files, and their first calls.
         executed: those of them that were imported before.
         file: where the import is.
@@ -88,7 +94,7 @@ def patch_before(
     for name in dict.fromkeys((*executed, file)):
         found, first_call = files.get(name, ((), None))
         for effect in found:
-            if not effect.patch:
+            if effect.kind != kind:
                 continue
             if name != file:
                 before = True
@@ -108,8 +114,8 @@ def _statements(node: ast.AST, *, function: bool) -> Iterator[tuple[ast.AST, boo
         yield from _statements(child, function=inside)
 
 
-def _is_patch(node: ast.AST, imported: set[str]) -> bool | None:
-    """Return whether a node is a patch, or only changes a state that is recorded; None if it does neither."""
+def _kind(node: ast.AST, imported: set[str]) -> str | None:
+    """Return the kind of effect that a node has; None if it has none."""
     targets: list[ast.expr] = []
     if isinstance(node, ast.Assign):
         targets = [element for target in node.targets for element in _elements(target)]
@@ -121,14 +127,16 @@ def _is_patch(node: ast.AST, imported: set[str]) -> bool | None:
         target for target in targets if isinstance(target, ast.Attribute | ast.Subscript) and _root(target) in imported
     ]
     if changed:
-        return not all(ast.unparse(target).startswith(_SETTINGS) for target in changed)
+        return STATE if all(ast.unparse(target).startswith(_SETTINGS) for target in changed) else PATCH
     if isinstance(node, ast.Call):
         called = ast.unparse(node.func)
         last = called.rpartition(".")[2]
         if last in _PATCH_CALLS and (called != last or (node.args and _root(node.args[0]) in {*imported, "patch"})):
-            return True
+            return PATCH
+        if last in _SEED_CALLS:
+            return SEED
         if called.startswith(("os.environ.", "sys.path.")) or last in _STATE_CALLS:
-            return False
+            return STATE
     return None
 
 

@@ -98,6 +98,12 @@ def test_what_is_imported_after_a_patch_is_left_out(source: str, left_out: bool)
     assert all(reason.startswith("it is imported after /s/train.py:") for reason in plan.left_out.values())
 
 
+def test_what_is_imported_after_a_seed_must_draw_no_random_numbers() -> None:
+    source = "import torch\nimport a\ntorch.manual_seed(3)\nimport b\n"
+    plan = planned(record(imported("a", 2), imported("b", 4)), source=source)
+    assert plan.steps == (ImportStep("a"), ImportStep("b", '{"seeded": true}'))
+
+
 def test_fingerprint_is_that_of_effects_alone() -> None:
     def of(source: str) -> str:
         return fingerprint(effects(source)[0])
