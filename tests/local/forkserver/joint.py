@@ -50,6 +50,7 @@ if __name__ == "__main__":
         ["numpy.random"],
         os.environ,
         workers=2,
+        imports=None,
         go_on="tests.local.forkserver.joint:go_on",
         arguments=[str(directory)],
         signals=[signal.SIGTERM],
