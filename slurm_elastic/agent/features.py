@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurm_elastic.agent.forkserver import WarmProcess
+from slurm_elastic.agent.forkserver import ForkServer
 from slurm_elastic.agent.health import Place, Reporter, Stage, WorkerPlace
 from slurm_elastic.agent.lifecycle import (
     AnnounceLeave,
@@ -203,7 +203,7 @@ class LearnedImportsFeature(Feature):
         now: monotonic time in seconds.
     """
 
-    def __init__(self, fork_server: WarmProcess, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, fork_server: ForkServer, now: Callable[[], float] = time.monotonic) -> None:
         self._fork_server, self._now = fork_server, now
         self._running: RunningRound | None = None
         self._since = 0.0

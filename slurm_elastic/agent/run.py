@@ -15,7 +15,7 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from slurm_elastic.agent.agent import Agent
 from slurm_elastic.agent.event_log import EventLog
 from slurm_elastic.agent.features import Feature, HealthFeature, LearnedImportsFeature, WatchdogFeature, hang_event
-from slurm_elastic.agent.forkserver import StartInterruptedError, WarmProcess
+from slurm_elastic.agent.forkserver import ForkServer, StartInterruptedError
 from slurm_elastic.agent.health import Health, Snapshot, health_port
 from slurm_elastic.agent.job_end import AgentEnd, notice_record, represents_job
 from slurm_elastic.agent.job_end_effects import JobAtEnd, is_known_done
@@ -47,7 +47,7 @@ _GET_READY = 15.0
 """Seconds that a node which joins a living run may take for imports before it does."""
 
 
-def launch(settings: AgentSettings, warm: WarmProcess | None) -> ExitCode:
+def launch(settings: AgentSettings, warm: ForkServer | None) -> ExitCode:
     """Take part in the run until it ends or this agent has to leave.
 
     Args:
@@ -73,7 +73,7 @@ def launch(settings: AgentSettings, warm: WarmProcess | None) -> ExitCode:
         return ExitCode.LEFT
 
 
-def _take_part(settings: AgentSettings, warm: WarmProcess | None, records: Records) -> ExitCode:
+def _take_part(settings: AgentSettings, warm: ForkServer | None, records: Records) -> ExitCode:
     if records.is_done():
         logger.info("run %s is finished already: nothing to do", settings.run_id)
         return ExitCode.FINISHED
@@ -81,7 +81,7 @@ def _take_part(settings: AgentSettings, warm: WarmProcess | None, records: Recor
         return _supervise(settings, records, warm, health)
 
 
-def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess | None, health: Health) -> ExitCode:
+def _supervise(settings: AgentSettings, records: Records, warm: ForkServer | None, health: Health) -> ExitCode:
     config = settings.launch_config
     seat = _seat(settings, records)
     events = EventLog(settings.run_dir, settings.node, config.event_log_handler)
@@ -103,8 +103,9 @@ def _supervise(settings: AgentSettings, records: Records, warm: WarmProcess | No
     watchdog = _watchdog(settings, events, health)
     if watchdog is not None:
         features.insert(0, WatchdogFeature(watchdog))
-    # It has to know which workers hung.
-    features.append(LearnedImportsFeature(warm))
+    if warm is not None:
+        # It has to know which workers hung.
+        features.append(LearnedImportsFeature(warm))
     diagnosis = _signal_diagnosis(settings, lambda: agent.last_checkpoint())
     assert config.logs_specs is not None
     agent = Agent(
@@ -188,7 +189,7 @@ def _job_at_end(settings: AgentSettings, job: SlurmJob, seat: Seat, coordination
     )
 
 
-def _get_ready(settings: AgentSettings, warm: WarmProcess | None, coordination: Coordination) -> None:
+def _get_ready(settings: AgentSettings, warm: ForkServer | None, coordination: Coordination) -> None:
     """Import what can be imported before this node joins a run whose workers train, and stand still when it does."""
     if warm is not None and settings.shared and settings.run_dir.last_round() is not None:
         with contextlib.suppress(StartInterruptedError):

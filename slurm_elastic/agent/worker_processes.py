@@ -12,7 +12,7 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import LogsSpecs, RunProcsResult
 from torch.distributed.elastic.utils.api import macros
 
-from slurm_elastic.agent.forkserver import WarmProcess
+from slurm_elastic.agent.forkserver import ForkServer
 from slurm_elastic.agent.watchdog import process_state
 
 __all__ = ["Starter", "WorkerProcesses", "survivors", "worker_starter"]
@@ -54,7 +54,7 @@ Starter = Callable[[WorkerSpec, Mapping[int, dict[str, str]], Callable[[], bool]
 while that takes long and returns True if the start is to be given up."""
 
 
-def worker_starter(warm: WarmProcess | None, logs_specs: LogsSpecs, prefix_template: str | None) -> Starter:
+def worker_starter(warm: ForkServer | None, logs_specs: LogsSpecs, prefix_template: str | None) -> Starter:
     """Return what starts workers: the fork server of this node, or torch itself.
 
     Args:
@@ -70,9 +70,9 @@ def worker_starter(warm: WarmProcess | None, logs_specs: LogsSpecs, prefix_templ
         started_by = TorchProcesses
     else:
         # Touches more of torch than the agent does.
-        from slurm_elastic.agent.forkserver.torch_context import start_warm_processes
+        from slurm_elastic.agent.forkserver.torch_context import start_workers
 
-        started_by = functools.partial(start_warm_processes, warm=warm)
+        started_by = functools.partial(start_workers, warm=warm)
 
     def start(spec: WorkerSpec, envs: Mapping[int, dict[str, str]], should_stop: Callable[[], bool]) -> WorkerProcesses:
         assert spec.entrypoint is not None

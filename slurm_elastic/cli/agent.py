@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from slurm_elastic.cli._command import Command, with_one_line_errors
 
 if TYPE_CHECKING:
-    from slurm_elastic.agent.forkserver import WarmProcess
+    from slurm_elastic.agent.forkserver import ForkServer
 
 __all__ = ["Agent", "go_on"]
 
@@ -47,7 +47,7 @@ class Agent(Command):
         return _run(arguments, None)
 
 
-def go_on(arguments: Sequence[str], warm: WarmProcess | None, mask: Sequence[int]) -> int:
+def go_on(arguments: Sequence[str], warm: ForkServer | None, mask: Sequence[int]) -> int:
     """Run the agent in a process that `Agent.execute` has made, after the import of torch.
 
     Args:
@@ -65,7 +65,7 @@ def go_on(arguments: Sequence[str], warm: WarmProcess | None, mask: Sequence[int
     return with_one_line_errors(lambda: _run(arguments, warm))
 
 
-def _run(arguments: Sequence[str], warm: WarmProcess | None) -> int:
+def _run(arguments: Sequence[str], warm: ForkServer | None) -> int:
     from slurm_elastic.agent.signals import record_signals
 
     # First of all: until then a signal from Slurm has its default action and ends the process.
@@ -117,11 +117,11 @@ class _WarmStart:
         self.workers = _local_world_size(found.value("nproc_per_node"), environ)
         self.environment = worker_environment(environ, self.workers)
 
-    def process(self) -> WarmProcess:
+    def process(self) -> ForkServer:
         """Start the fork server."""
-        from slurm_elastic.agent.forkserver import WarmProcess
+        from slurm_elastic.agent.forkserver import ForkServer
 
-        return WarmProcess.start(
+        return ForkServer.start(
             self.program, warm=self.warm, preload=self.preload, environment=self.environment, imports=self.imports
         )
 

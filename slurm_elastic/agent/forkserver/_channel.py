@@ -1,4 +1,4 @@
-"""The private line between the agent and its warm process.
+"""The private line between the agent and its fork server.
 
 A pair of Unix sockets without a name: nobody else can reach it. Messages are small JSON objects that keep their
 boundaries (SOCK_SEQPACKET); what may be large (a worker's environment, a pickled call) travels as a memory file

@@ -1,4 +1,4 @@
-"""The workers of a round as children of the warm process, and the processes that they leave behind."""
+"""The workers of a round as children of the fork server, and the processes that they leave behind."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 from slurm_elastic.agent.forkserver._linux import children
 
-__all__ = ["Family"]
+__all__ = ["ChildReaper"]
 
 _BETWEEN_SCANS = 1.0
 """Seconds between two looks through /proc for zombies of descendants that lost their parent."""
 
 
-class Family:
+class ChildReaper:
     """All descendants of this process.
 
     A worker that ended stays a zombie until its round is swept: so its pid, which is also the id of its process group,
@@ -26,7 +26,7 @@ class Family:
 
     def __init__(self) -> None:
         self.workers: set[int] = set()
-        self.successor: int | None = None
+        self.replacement: int | None = None
         """A child that is none of the workers', and not killed with what they leave."""
         self._ended: set[int] = set()
         self._unreported: list[tuple[int, int]] = []
@@ -115,7 +115,7 @@ class Family:
                 if pid in self.workers - self._ended:
                     self._unreported.append((pid, os.waitstatus_to_exitcode(status)))
                 self._forget_child(pid)
-            living = [pid for pid in children(os.getpid()) if pid != self.successor]
+            living = [pid for pid in children(os.getpid()) if pid != self.replacement]
             for pid in living:
                 with contextlib.suppress(PermissionError, ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -151,8 +151,8 @@ class Family:
     def _forget_child(self, pid: int) -> None:
         self.workers.discard(pid)
         self._ended.discard(pid)
-        if pid == self.successor:
-            self.successor = None
+        if pid == self.replacement:
+            self.replacement = None
 
     def _drain(self) -> bool:
         try:

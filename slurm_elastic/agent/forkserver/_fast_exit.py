@@ -1,4 +1,4 @@
-"""The end of a worker: what it got from the warm process is not taken down piece by piece.
+"""The end of a worker: what it got from the fork server is not taken down piece by piece.
 
 Python ends by clearing the modules of a program one by one (Python/pylifecycle.c, Py_FinalizeEx, and Python/import.c,
 finalize_modules, 3.11). For the two thousand modules of torch and what it imports that takes about a second, which the
@@ -19,7 +19,7 @@ from typing import Any
 
 from slurm_elastic.agent.forkserver._linux import silence_c_stderr, spare_exit_handlers
 
-__all__ = ["Finalization"]
+__all__ = ["FastExit"]
 
 _OF_THE_INTERPRETER = frozenset({"builtins", "sys"})
 """Modules that Python itself takes down last."""
@@ -37,7 +37,7 @@ for _function in (_keep_for_ever, _untrack, _track):
     _function.argtypes, _function.restype = (ctypes.py_object,), None
 
 
-class Finalization:
+class FastExit:
     """Spares the modules that are there when a worker is forked.
 
     To be made before anything is imported that registers a function of its own with `atexit`: those may still import,
@@ -50,7 +50,7 @@ class Finalization:
         atexit.register(self._spare)
 
     def note_modules(self) -> None:
-        """In the warm process, when it has imported all that workers are to inherit."""
+        """In the fork server, when it has imported all that workers are to inherit."""
         main = sys.modules["__main__"]
         self._inherited = {
             name: module
@@ -60,7 +60,7 @@ class Finalization:
         }
 
     def inherit(self) -> None:
-        """From now on this process is a worker: the modules that were noted came from the warm process."""
+        """From now on this process is a worker: the modules that were noted came from the fork server."""
         self._worker = True
         main = sys.modules["__main__"]
         # Everything imported so far is frozen, so that collections leave its memory shared (gc.freeze). But a frozen
@@ -74,7 +74,7 @@ class Finalization:
         if not self._worker:
             return
         # Finalizers of the script's objects that nothing refers to may import: they run while all modules are there.
-        # What came from the warm process is frozen and not looked at.
+        # What came from the fork server is frozen and not looked at.
         gc.collect()
         for name, module in self._inherited.items():
             if sys.modules.get(name) is module:

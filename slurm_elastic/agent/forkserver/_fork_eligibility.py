@@ -1,4 +1,4 @@
-"""Whether a worker may be forked from the warm process, or has to start cold."""
+"""Whether a worker may be forked from the fork server, or has to start cold."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def obstacle_to_warm_start(program: Program, warm: Launch, command: Sequence[str
     """Why this command cannot be forked from a process that was started so; None if it can."""
     if program.arguments_of(command) is None:
         wanted_start = "a function" if _is_function(command) else repr(" ".join(command[: 1 + len(program.options)]))
-        return f"the entry point is {wanted_start}, the warm process was started for {_start(program)}"
+        return f"the entry point is {wanted_start}, the fork server was started for {_start(program)}"
     if wanted.directory != warm.directory:
-        return f"the working directory is {wanted.directory}, that of the warm process {warm.directory}"
+        return f"the working directory is {wanted.directory}, that of the fork server {warm.directory}"
     for name in sorted({*warm.environment, *wanted.environment}):
         if is_read_at_import(name) and warm.environment.get(name) != wanted.environment.get(name):
-            return f"{name} is {_shown(wanted, name)} for the worker, and was {_shown(warm, name)} for the warm process"
+            return f"{name} is {_shown(wanted, name)} for the worker, and was {_shown(warm, name)} for the fork server"
     return None
 
 

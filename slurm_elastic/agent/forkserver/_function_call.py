@@ -1,6 +1,6 @@
 """A function as entry point: how its call reaches the worker, and its result the agent.
 
-Both lie in memory files that only the agent, the warm process and this one worker can open. The function has to be
+Both lie in memory files that only the agent, the fork server and this one worker can open. The function has to be
 importable, as with multiprocessing's spawn, which is torch elastic's default for functions.
 """
 

@@ -128,7 +128,7 @@ def _load() -> None:
 
 
 def forget_agent() -> None:
-    """Leave nothing in the warm process that neither Python nor torch brought: a script may have modules so named."""
+    """Leave nothing in the fork server that neither Python nor torch brought: a script may have modules so named."""
     for name in [name for name in sys.modules if name.partition(".")[0] in AGENT_PACKAGES]:
         # Not taken down: that would take as long as a fork.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(sys.modules.pop(name)))

@@ -1,4 +1,4 @@
-"""What a killed warm process leaves to the agent, which inherits it (PR_SET_CHILD_SUBREAPER)."""
+"""What a killed fork server leaves to the agent, which inherits it (PR_SET_CHILD_SUBREAPER)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slurm_elastic.agent.forkserver._linux import children, session_of
 __all__ = ["kill_orphans"]
 
 _MARKS = ("SLURM_ELASTIC_WARM", "SLURM_ELASTIC_ROUND")
-"""Variables that a process has only if it was forked from the warm process, or executed by a worker."""
+"""Variables that a process has only if it was forked from the fork server, or executed by a worker."""
 
 
 def kill_orphans(sessions: Collection[int], timeout: float) -> dict[int, int]:

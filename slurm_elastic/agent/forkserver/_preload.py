@@ -1,4 +1,4 @@
-"""Imports in the warm process, and whether it may still be forked after them."""
+"""Imports in the fork server, and whether it may still be forked after them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ LATER = (
     "torch._dynamo",
     "torch.distributed.checkpoint",
 )
-"""Imported when there is nothing else to do, by the successor of the warm process: what torch 2.13 imports by itself in
-a worker that makes an optimizer or a DistributedDataParallel (800 modules, longer than `import torch` itself)."""
+"""Imported when there is nothing else to do, by the replacement of the fork server: what torch 2.13 imports by itself
+in a worker that makes an optimizer or a DistributedDataParallel (800 modules, longer than `import torch` itself)."""
 
 
 class BrokenPreloadError(Exception):

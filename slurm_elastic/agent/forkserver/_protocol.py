@@ -1,4 +1,4 @@
-"""What the agent asks of its warm process, and what that answers."""
+"""What the agent asks of its fork server, and what that answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Order", "StartInterruptedError", "State"]
 
 
 class State(enum.Enum):
-    """What the warm process can do."""
+    """What the fork server can do."""
 
     IMPORTING = "importing"
     WARM = "warm"
@@ -51,7 +51,7 @@ class Order:
 
     @contextlib.contextmanager
     def described(self, how: str) -> Iterator[int]:
-        """Give a memory file with what the warm process has to know of it; `how` is fork or exec."""
+        """Give a memory file with what the fork server has to know of it; `how` is fork or exec."""
         details = {
             "how": how,
             "streams": list(self.descriptors),

@@ -1,4 +1,4 @@
-"""The agent's handle of a process that its warm process has forked to take its place."""
+"""The agent's handle of a process that its fork server has forked to take its place."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import subprocess
 
 from slurm_elastic.agent.forkserver._channel import Channel
 
-__all__ = ["Former", "Successor"]
+__all__ = ["FormerServers", "Replacement"]
 
 
-class Successor:
-    """A child of the warm process, and of this process once that has ended; to be waited for like a Popen."""
+class Replacement:
+    """A child of the fork server, and of this process once that has ended; to be waited for like a Popen."""
 
     def __init__(self, pid: int, channel: int, handle: int) -> None:
         self.pid = pid
@@ -31,12 +31,12 @@ class Successor:
             waiting = select.poll()
             waiting.register(self._handle, select.POLLIN)
             if not waiting.poll(None if timeout is None else timeout * 1000):
-                raise subprocess.TimeoutExpired("successor of the warm process", timeout or 0.0)
+                raise subprocess.TimeoutExpired("replacement of the fork server", timeout or 0.0)
             os.close(self._handle)
             try:
                 self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             except ChildProcessError:
-                # The warm process was still its parent, and took the code.
+                # The fork server was still its parent, and took the code.
                 self._code = -signal.SIGKILL
         return self._code
 
@@ -46,13 +46,13 @@ class Successor:
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 
 
-class Former:
-    """Warm processes that were told to end, and have to be waited for."""
+class FormerServers:
+    """Fork serveres that were told to end, and have to be waited for."""
 
     def __init__(self) -> None:
-        self._processes: list[subprocess.Popen[bytes] | Successor] = []
+        self._processes: list[subprocess.Popen[bytes] | Replacement] = []
 
-    def add(self, process: subprocess.Popen[bytes] | Successor) -> None:
+    def add(self, process: subprocess.Popen[bytes] | Replacement) -> None:
         """Wait for this one, too, and before the others."""
         self._processes.insert(0, process)
 

@@ -1,4 +1,4 @@
-"""The warm process: imports, then forks workers on the agent's order, and watches over all its descendants."""
+"""The fork server: imports, then forks workers on the agent's order, and watches over all its descendants."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from slurm_elastic.agent.forkserver import _preload as preload
 from slurm_elastic.agent.forkserver import _worker_setup as worker
 from slurm_elastic.agent.forkserver._channel import Channel
-from slurm_elastic.agent.forkserver._child_reaper import Family
-from slurm_elastic.agent.forkserver._fast_exit import Finalization
+from slurm_elastic.agent.forkserver._child_reaper import ChildReaper
+from slurm_elastic.agent.forkserver._fast_exit import FastExit
 from slurm_elastic.agent.forkserver._import_learner import ImportLearner, Outcome
 from slurm_elastic.agent.forkserver._import_plan import ImportPlan
 from slurm_elastic.agent.forkserver._import_recorder import ImportRecord
@@ -31,9 +31,9 @@ from slurm_elastic.agent.forkserver._linux import (
     set_task_name,
 )
 from slurm_elastic.agent.forkserver._memfd import read_memory_file
-from slurm_elastic.agent.forkserver._standby_pool import Reserve
+from slurm_elastic.agent.forkserver._standby_pool import StandbyPool
 
-__all__ = ["Zygote"]
+__all__ = ["ServerProcess"]
 
 _IDLE_BEFORE_LATER_IMPORTS = 2.0
 """Seconds without an order before imports that can wait: the moments around a start belong to the workers."""
@@ -73,10 +73,10 @@ def _silent() -> Iterator[None]:
             os.close(copy)
 
 
-class Zygote:
-    """One warm process. `serve` returns only in a worker."""
+class ServerProcess:
+    """One fork server. `serve` returns only in a worker."""
 
-    def __init__(self, settings: Mapping[str, Any], finalization: Finalization) -> None:
+    def __init__(self, settings: Mapping[str, Any], finalization: FastExit) -> None:
         # While the imports run nobody looks whether the agent lives.
         set_parent_death_signal(signal.SIGKILL)
         if os.getppid() != settings["agent"]:
@@ -85,12 +85,12 @@ class Zygote:
         self._channel = Channel.inherited(settings["channel"])
         self._agent = os.pidfd_open(settings["agent"])
         self._task_name = Path("/proc/self/comm").read_bytes().strip()
-        self._family = Family()
+        self._family = ChildReaper()
         self._finalization = finalization
         self._torch_seed: int | None = None
         self._unconfirmed: list[tuple[int, int, int]] = []
         self._later: list[str] = []
-        self._reserve = Reserve(0)
+        self._reserve = StandbyPool(0)
         self._idle = _IDLE_BEFORE_LATER_IMPORTS
         self._environment_before: Mapping[str, str] = {}
         self._environment_by_imports: worker.Changes = {}
@@ -111,7 +111,7 @@ class Zygote:
             self._import_plan()
 
     def _work(self) -> bool:
-        """Return in forked processes only: True in a worker, False in the successor."""
+        """Return in forked processes only: True in a worker, False in the replacement."""
         self._family.watch()
         # From here on the agent's end is seen at once, and there is something to do about it before going.
         set_parent_death_signal(0)
@@ -208,7 +208,7 @@ class Zygote:
                 # A preload is waited for however long it takes.
                 state["awaited"] = None if self._settings["preload"] else longest
             else:
-                self._reserve = Reserve(self._settings.get("workers", 0))
+                self._reserve = StandbyPool(self._settings.get("workers", 0))
         self._task_name = Path("/proc/self/comm").read_bytes().strip()
         flush_c_streams()
         self._keep_imports()
@@ -221,7 +221,7 @@ class Zygote:
         importlib.invalidate_caches()
         gc.freeze()
 
-    # The successor
+    # The replacement
 
     def _bear(self) -> bool:
         """Fork the process that will start the workers of later rounds, while this one keeps those that run.
@@ -252,17 +252,17 @@ class Zygote:
                 os._exit(0)
             become_subreaper()
             self._family.forget()
-            self._family = Family()
+            self._family = ChildReaper()
             self._channel.close()
             near_end.close()
             os.close(answers)
             self._channel, self._attempt = far_end, _Attempt(plan, os.getpid(), answer)
             return True
-        self._family.successor = pid
+        self._family.replacement = pid
         self._attempt = _Attempt(plan, pid, answers)
         handle = os.pidfd_open(pid)
         with contextlib.suppress(OSError):
-            self._channel.send({"state": "successor", "pid": pid}, [near_end.fileno(), handle])
+            self._channel.send({"state": "replacement", "pid": pid}, [near_end.fileno(), handle])
         os.close(handle)
         os.close(answer)
         near_end.close()
@@ -303,7 +303,7 @@ class Zygote:
             answer = file.read()
         outcome = Outcome.unpacked(answer)
         if outcome is None or not outcome.complete or self._learner.searches:
-            self._family.successor = None
+            self._family.replacement = None
             code = -signal.SIGKILL
             with contextlib.suppress(ChildProcessError):
                 code = os.waitstatus_to_exitcode(os.waitpid(attempt.pid, 0)[1])

@@ -1,4 +1,4 @@
-"""Where the agent and the warm process part, if torch is imported once for both (see `joint`)."""
+"""Where the agent and the fork server part, if torch is imported once for both (see `joint`)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from slurm_elastic.agent.forkserver._channel import Channel
 from slurm_elastic.agent.forkserver._linux import flush_c_streams, set_task_name
 from slurm_elastic.agent.forkserver._memfd import read_memory_file
 from slurm_elastic.agent.forkserver._proc_title import set_title
-from slurm_elastic.agent.forkserver._replacement import Successor
-from slurm_elastic.agent.forkserver.client import WarmProcess
+from slurm_elastic.agent.forkserver._replacement import Replacement
+from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.worker_command import Program
 
 __all__ = ["part"]
@@ -33,7 +33,7 @@ _THREADS_END = 0.1
 
 
 def part(settings: dict[str, Any], there: set[str], read_ahead: ReadAhead) -> dict[str, Any]:
-    """Return the settings of the warm process, in the warm process. The agent never returns.
+    """Return the settings of the fork server, in the fork server. The agent never returns.
 
     Args:
         settings: those that `joint` gave.
@@ -63,7 +63,7 @@ def _import_required(settings: dict[str, Any], there: set[str], read_ahead: Read
     """Import what both need.
 
     Returns:
-        False if the warm process has to be started on its own: torch cannot be imported, or workers would find one of
+        False if the fork server has to be started on its own: torch cannot be imported, or workers would find one of
         these modules beside their script.
     """
     try:
@@ -81,11 +81,11 @@ def _import_required(settings: dict[str, Any], there: set[str], read_ahead: Read
 
 
 def _fork(settings: dict[str, Any]) -> tuple[int, tuple[Channel, Channel] | None]:
-    """What os.fork returns, -1 if it failed, and both ends of the line between agent and warm process."""
+    """What os.fork returns, -1 if it failed, and both ends of the line between agent and fork server."""
     ends = Channel.pair()
     gc.freeze()
     flush_c_streams()
-    # The warm process never takes a signal, see WarmProcess.
+    # The fork server never takes a signal, see ForkServer.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     settings["agent"] = os.getpid()
     try:
@@ -109,10 +109,10 @@ def _warm_settings(
     return {**settings, "channel": far_end.detach(), "environment": before}
 
 
-def _child(pid: int, near_end: Channel, far_end: Channel) -> Successor | None:
-    """The warm process; None if threads were running, which are missing there."""
+def _child(pid: int, near_end: Channel, far_end: Channel) -> Replacement | None:
+    """The fork server; None if threads were running, which are missing there."""
     far_end.close()
-    child = Successor(pid, near_end.detach(), os.pidfd_open(pid))
+    child = Replacement(pid, near_end.detach(), os.pidfd_open(pid))
     # Pools that know about fork end their threads at that moment.
     end = time.monotonic() + _THREADS_END
     while len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
@@ -125,7 +125,7 @@ def _child(pid: int, near_end: Channel, far_end: Channel) -> Successor | None:
     return child
 
 
-def _go_on(settings: dict[str, Any], before: dict[str, str], child: Successor | None) -> int:
+def _go_on(settings: dict[str, Any], before: dict[str, str], child: Replacement | None) -> int:
     """Be the agent, in the circumstances that it was started in; returns its exit code."""
     state = json.loads(read_memory_file(settings["joint"]))
     by_imports = {name: value for name, value in os.environ.items() if before.get(name) != value}
@@ -138,11 +138,9 @@ def _go_on(settings: dict[str, Any], before: dict[str, str], child: Successor | 
     if child is not None:
         interpreter, options, arguments = state["program"]
         program = Program(interpreter, tuple(options), tuple(arguments))
-        warm = WarmProcess.adopt(child, program, settings["preload"], state["known"], settings["imports"])
+        warm = ForkServer.adopt(child, program, settings["preload"], state["known"], settings["imports"])
     module, _colon, function = state["go_on"].partition(":")
-    go_on: Callable[[list[str], WarmProcess | None, list[int]], int] = getattr(
-        importlib.import_module(module), function
-    )
+    go_on: Callable[[list[str], ForkServer | None, list[int]], int] = getattr(importlib.import_module(module), function)
     return go_on(state["arguments"], warm, settings["signal_mask"])
 
 

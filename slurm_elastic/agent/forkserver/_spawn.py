@@ -1,4 +1,4 @@
-"""Starting a warm process on its own, where it is not forked from what becomes the agent (see `joint`)."""
+"""Starting a fork server on its own, where it is not forked from what becomes the agent (see `joint`)."""
 
 from __future__ import annotations
 

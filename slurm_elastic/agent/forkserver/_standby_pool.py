@@ -1,4 +1,4 @@
-"""Workers that the warm process forks before it is told to, while the agent still looks for its peers."""
+"""Workers that the fork server forks before it is told to, while the agent still looks for its peers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 from slurm_elastic.agent.forkserver._channel import Channel
 
-__all__ = ["Reserve"]
+__all__ = ["StandbyPool"]
 
 
-class Reserve:
+class StandbyPool:
     """Forked processes that wait for an order, each at the other end of a channel. They end when that is closed."""
 
     def __init__(self, wanted: int) -> None:

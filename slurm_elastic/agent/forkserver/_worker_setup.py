@@ -53,11 +53,11 @@ def change(environment: dict[str, str], by: Changes) -> None:
             environment.pop(name, None)
 
 
-def enter_own_session(warm_process: int) -> None:
-    """Take an own session and process group, and die with the warm process."""
+def enter_own_session(fork_server: int) -> None:
+    """Take an own session and process group, and die with the fork server."""
     os.setsid()
     set_parent_death_signal(signal.SIGKILL)
-    if os.getppid() != warm_process:
+    if os.getppid() != fork_server:
         # It died before the kernel was asked to tell.
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -89,9 +89,9 @@ def become_fresh_interpreter(
     task_name: bytes,
     torch_seed: int | None,
 ) -> None:
-    """Make this copy of the warm process what a fresh interpreter would be after the same imports.
+    """Make this copy of the fork server what a fresh interpreter would be after the same imports.
 
-    Python's hashes stay those of the warm process: every worker forked from it has the same.
+    Python's hashes stay those of the fork server: every worker forked from it has the same.
     """
     set_task_name(task_name)
     for name, stream in (("stdout", sys.__stdout__), ("stderr", sys.__stderr__)):

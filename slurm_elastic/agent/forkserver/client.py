@@ -1,4 +1,4 @@
-"""The agent's handle of its warm process. Needs no torch."""
+"""The agent's handle of its fork server. Needs no torch."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from slurm_elastic.agent.forkserver._import_list import forget_list
 from slurm_elastic.agent.forkserver._linux import become_subreaper
 from slurm_elastic.agent.forkserver._orphans import kill_orphans
 from slurm_elastic.agent.forkserver._protocol import Order, StartInterruptedError, State
-from slurm_elastic.agent.forkserver._replacement import Former, Successor
+from slurm_elastic.agent.forkserver._replacement import FormerServers, Replacement
 from slurm_elastic.agent.forkserver._spawn import spawn
 from slurm_elastic.agent.forkserver._waiting import wait_on
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program, worker_environment
 from slurm_elastic.errors import UsageError
 
-__all__ = ["WarmProcess"]
+__all__ = ["ForkServer"]
 
 logger = logging.getLogger(__name__)
 
 _LAST_STEPS = 10.0
-"""Seconds that the warm process is given to kill what is left and go, once the agent has hung up."""
+"""Seconds that the fork server is given to kill what is left and go, once the agent has hung up."""
 
 
-class WarmProcess:
+class ForkServer:
     """One process that starts all workers of this node. To be used from one thread, the main thread."""
 
     def __init__(
@@ -44,7 +44,7 @@ class WarmProcess:
         *,
         warm: bool,
         imports: str | None = None,
-        found: Successor | None = None,
+        found: Replacement | None = None,
     ) -> None:
         self._program = program
         self._preload = tuple(preload)
@@ -59,13 +59,13 @@ class WarmProcess:
         """Why the state is what it is, where that is not plain."""
         self.state = State.IMPORTING
         self._given_up = obstacle_to_any_warm_start(program, wanted=warm)
-        self._process: subprocess.Popen[bytes] | Successor
-        self._successor: Successor | None = None
+        self._process: subprocess.Popen[bytes] | Replacement
+        self._replacement: Replacement | None = None
         self._prepared: dict[str, Any] | None = None
-        """What the successor has said once it had imported everything."""
+        """What the replacement has said once it had imported everything."""
         self._awaited: float | None = None
         """Until when the first workers wait for it; None for not at all."""
-        self._former = Former()
+        self._former = FormerServers()
         if found is None:
             self._channel, self._process = self._spawn()
         else:
@@ -83,11 +83,11 @@ class WarmProcess:
         local_world_size: int | None = None,
         environment: Mapping[str, str] | None = None,
         imports: str | None = None,
-    ) -> WarmProcess:
+    ) -> ForkServer:
         """Start it; returns at once, while it imports.
 
         Call this as early as possible, from the main thread, which has to live as long as workers shall.
-        This process becomes a subreaper (prctl(2)): what the warm process leaves when it is killed stays in reach.
+        This process becomes a subreaper (prctl(2)): what the fork server leaves when it is killed stays in reach.
 
         Args:
             program: What the workers will run; None if that is not a Python script.
@@ -104,12 +104,12 @@ class WarmProcess:
     @classmethod
     def adopt(
         cls,
-        child: Successor,
+        child: Replacement,
         program: Program,
         preload: Sequence[str],
         environment: Mapping[str, str],
         imports: str | None,
-    ) -> WarmProcess:
+    ) -> ForkServer:
         """Take over one that was forked from this very process, before this became the agent.
 
         Args:
@@ -143,14 +143,14 @@ class WarmProcess:
         """Take in what it reported; never waits."""
         while self.state is not State.DEAD and self._channel.readable():
             self._take(self._channel.receive())
-        successor = self._successor
-        if successor is not None and self._prepared is None and successor.channel.readable():
-            received = successor.channel.receive()
+        replacement = self._replacement
+        if replacement is not None and self._prepared is None and replacement.channel.readable():
+            received = replacement.channel.receive()
             if received is not None:
                 self._prepared = received[0]
             else:
                 # It cannot be forked with all that it has imported. The one that can stays.
-                self._drop_successor()
+                self._drop_replacement()
 
     def wait_ready(self, timeout: float, should_stop: Callable[[], bool] | None = None) -> bool:
         """Until it has imported everything, or never will; False if that took longer.
@@ -194,11 +194,11 @@ class WarmProcess:
         if self._given_up or self._program is None:
             return self._given_up
         if self.state is not State.WARM:
-            return self.reason or "the warm process is not ready"
+            return self.reason or "the fork server is not ready"
         return obstacle_to_warm_start(self._program, self._launch, command, Launch(environment, str(Path.cwd())))
 
     def renew(self) -> None:
-        """Go over to the successor if that has imported everything, and no workers are left of a round before.
+        """Go over to the replacement if that has imported everything, and no workers are left of a round before.
 
         If files were replaced that it has imported, begin anew: workers must not find one half of a package in memory
         and the other half on disk.
@@ -206,14 +206,14 @@ class WarmProcess:
         self.read()
         if self._sessions or self.state is not State.WARM:
             return
-        self._take_successor()
+        self._take_replacement()
         changed = next((path for path, when in self._imported.items() if _changed_at(path) != when), None)
         if changed is not None:
             logger.warning("%s has changed since modules were imported: they are imported anew", changed)
         if changed is not None or self._distrusted:
             self._distrusted = False
             self._channel.close()
-            self._drop_successor()
+            self._drop_replacement()
             self._former.add(self._process)
             self._channel, self._process = self._spawn()
 
@@ -233,14 +233,14 @@ class WarmProcess:
             # A network file system may take long to answer.
             threading.Thread(target=forget_list, args=(self._list, reason), name="import list", daemon=True).start()
 
-    def _take_successor(self) -> None:
-        successor, prepared = self._successor, self._prepared
-        if successor is None or prepared is None:
+    def _take_replacement(self) -> None:
+        replacement, prepared = self._replacement, self._prepared
+        if replacement is None or prepared is None:
             return
-        self._successor, self._prepared, self._awaited = None, None, None
+        self._replacement, self._prepared, self._awaited = None, None, None
         self._channel.close()
         self._former.add(self._process)
-        self._channel, self._process = successor.channel, successor
+        self._channel, self._process = replacement.channel, replacement
         self._take((prepared, []))
         self.complete = True
 
@@ -286,7 +286,7 @@ class WarmProcess:
     def close(self) -> None:
         """End it with everything that it started."""
         self._channel.close()
-        self._drop_successor()
+        self._drop_replacement()
         self._former.add(self._process)
         self._former.reap(_LAST_STEPS)
         self.state = State.DEAD
@@ -322,8 +322,8 @@ class WarmProcess:
             if should_stop is not None and should_stop():
                 raise StartInterruptedError
             channels = [self._channel.fileno()]
-            if self._successor is not None and self._prepared is None:
-                channels.append(self._successor.channel.fileno())
+            if self._replacement is not None and self._prepared is None:
+                channels.append(self._replacement.channel.fileno())
             wait_on(channels, left)
             self.read()
         return True
@@ -346,9 +346,9 @@ class WarmProcess:
             case "alone":
                 self._awaited = None
                 self._note_imports(message)
-            case "successor":
-                self._drop_successor()
-                self._successor = Successor(message["pid"], *descriptors)
+            case "replacement":
+                self._drop_replacement()
+                self._replacement = Replacement(message["pid"], *descriptors)
             case "started":
                 self._pids[message["rank"]] = message["pid"]
                 self._sessions.add(message["pid"])
@@ -374,21 +374,21 @@ class WarmProcess:
 
     def _bury(self) -> None:
         """It died, and by its death the kernel killed its workers; kill what those left, which is ours to reap now."""
-        self._drop_successor()
+        self._drop_replacement()
         code = self._process.wait()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         while_importing = f" while it imported {self._module}" if self.state is State.IMPORTING else ""
         self.state = State.DEAD
-        self.reason = f"the warm process died ({how}){while_importing}"
+        self.reason = f"the fork server died ({how}){while_importing}"
         codes = kill_orphans(self._sessions, _LAST_STEPS)
         for pid in self._sessions:
             self.exit_codes[pid] = codes.get(pid, self.exit_codes.get(pid, -signal.SIGKILL))
 
-    def _drop_successor(self) -> None:
-        if self._successor is not None:
-            self._successor.channel.close()
-            self._former.add(self._successor)
-            self._successor = self._prepared = None
+    def _drop_replacement(self) -> None:
+        if self._replacement is not None:
+            self._replacement.channel.close()
+            self._former.add(self._replacement)
+            self._replacement = self._prepared = None
 
 
 def _changed_at(path: str) -> int | None:

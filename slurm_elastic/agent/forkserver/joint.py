@@ -1,8 +1,8 @@
-"""One import of torch for the agent and its warm process, before either of them is there.
+"""One import of torch for the agent and its fork server, before either of them is there.
 
 Side by side, two imports of torch take each other's processor cores and memory bandwidth, and workers wait for both.
-So the process that is to become the agent first executes the command of a worker, is stopped as a warm process is (see
-`_boot`), imports torch, and forks the warm process. Only then does it import what an agent needs and become the agent:
+So the process that is to become the agent first executes the command of a worker, is stopped as a fork server is (see
+`_boot`), imports torch, and forks the fork server. Only then does it import what an agent needs and become the agent:
 the process that Slurm started, with its process id, its environment and its signals.
 """
 
@@ -48,11 +48,11 @@ def execute_jointly(
 
     Args:
         program: what the workers will run; see `can_be_joint`.
-        preload: modules that the warm process imports besides.
+        preload: modules that the fork server imports besides.
         environment: what the workers' environment will be, as far as known now.
         workers: how many are forked before the agent asks for them; it may come to ask for more or fewer.
         imports: the directory of the lists of learned imports; None if none are learned.
-        go_on: ``module:function`` that is called in the agent, with `arguments` and its WarmProcess, or None if it has
+        go_on: ``module:function`` that is called in the agent, with `arguments` and its ForkServer, or None if it has
             to start one itself. It returns the exit code. The environment, sys.argv and sys.path are those of now.
         arguments: of the agent.
         signals: blocked from now on; `go_on` unblocks them, once it has handlers for them.

@@ -26,11 +26,11 @@ from slurm_elastic.agent.forkserver._memfd import memory_file, read_memory_file
 from slurm_elastic.agent.forkserver._numa import bound_cpus
 from slurm_elastic.agent.forkserver._protocol import Order, State
 from slurm_elastic.agent.forkserver._waiting import wait_on
-from slurm_elastic.agent.forkserver.client import WarmProcess
+from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION
 from slurm_elastic.agent.log_tail import Followed, Tail
 
-__all__ = ["WarmContext", "start_warm_processes"]
+__all__ = ["ForkServerContext", "start_workers"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ _KILLED_WITHIN = 5.0
 """Seconds after SIGKILL in which a process has to be gone, unless the kernel holds it."""
 
 
-def start_warm_processes(
+def start_workers(
     name: str,
     entrypoint: Callable[..., Any] | str,
     args: dict[int, tuple[Any, ...]],
@@ -52,9 +52,9 @@ def start_warm_processes(
     duplicate_stdout_filters: list[str] | None = None,
     duplicate_stderr_filters: list[str] | None = None,
     *,
-    warm: WarmProcess,
+    warm: ForkServer,
     should_stop: Callable[[], bool] | None = None,
-) -> WarmContext:
+) -> ForkServerContext:
     """Start one worker per local rank, warm if possible; otherwise cold, with one line in the log that says why.
 
     The arguments up to `duplicate_stderr_filters` are those of torch's start_processes. `start_method` is not used:
@@ -72,14 +72,14 @@ def start_warm_processes(
         duplicate_stdout_filters: See torch.
         duplicate_stderr_filters: See torch.
         warm: The process that starts them.
-        should_stop: Asked every 0.1 s while the warm process still imports.
+        should_stop: Asked every 0.1 s while the fork server still imports.
 
     Raises:
         UsageError: a preload cannot be imported.
         StartInterruptedError: `should_stop` said so.
         OSError: a worker could not be started.
     """
-    context = WarmContext(
+    context = ForkServerContext(
         name,
         entrypoint,
         args,
@@ -100,8 +100,8 @@ def start_warm_processes(
     return context
 
 
-class WarmContext(PContext):
-    """The workers that one call of `start_warm_processes` started, warm or cold."""
+class ForkServerContext(PContext):
+    """The workers that one call of `start_workers` started, warm or cold."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class WarmContext(PContext):
         duplicate_stdout_filters: list[str] | None,
         duplicate_stderr_filters: list[str] | None,
         *,
-        warm: WarmProcess,
+        warm: ForkServer,
         should_stop: Callable[[], bool] | None,
     ) -> None:
         filters = (duplicate_stdout_filters, duplicate_stderr_filters)
@@ -158,7 +158,7 @@ class WarmContext(PContext):
     def running_fds(self) -> list[int]:
         """Descriptors of the workers that still run; each becomes readable when its worker has ended.
 
-        Unlike `exits` this does not wait for the warm process, which may be busy importing for up to a second.
+        Unlike `exits` this does not wait for the fork server, which may be busy importing for up to a second.
         """
         ended = wait_on(self._ends.values(), 0)
         return [descriptor for descriptor in self._ends.values() if descriptor not in ended]
@@ -168,7 +168,7 @@ class WarmContext(PContext):
         if self._warm.state is State.DEAD:
             return
         for pid in self._pids.values():
-            # Until the round is swept the warm process keeps even the dead as zombies, so the group is still theirs.
+            # Until the round is swept the fork server keeps even the dead as zombies, so the group is still theirs.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, number)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from slurm_elastic.agent.forkserver import Program, WarmProcess
+from slurm_elastic.agent.forkserver import ForkServer, Program
 
 directory, start = Path(sys.argv[1]), sys.argv[2]
 program = Program.script(str(directory / "train.py"))
-warm = WarmProcess.start(program, warm=start != "cold", preload=["slow"] if start == "slow" else [])
+warm = ForkServer.start(program, warm=start != "cold", preload=["slow"] if start == "slow" else [])
 if start != "slow":
     from tests.local.forkserver.workplace import Workplace
 

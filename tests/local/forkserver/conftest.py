@@ -18,7 +18,7 @@ def _subreaper_only_here() -> Iterator[None]:
 
 @pytest.fixture
 def workplace(tmp_path: Path) -> Iterator[Callable[..., Workplace]]:
-    """Makes workplaces, and ends their warm processes."""
+    """Makes workplaces, and ends their fork serveres."""
     made: list[Workplace] = []
 
     def make(**options: Any) -> Workplace:

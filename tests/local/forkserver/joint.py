@@ -1,4 +1,4 @@
-"""An agent that has imported torch together with its warm process, and runs scripts by that and plainly."""
+"""An agent that has imported torch together with its fork server, and runs scripts by that and plainly."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT))
 
-from slurm_elastic.agent.forkserver import Program, WarmProcess  # noqa: E402
+from slurm_elastic.agent.forkserver import ForkServer, Program  # noqa: E402
 from slurm_elastic.agent.forkserver.joint import can_be_joint, execute_jointly  # noqa: E402
 
 ARGUMENTS = ["--lr", "1e-3", ""]
 
 
-def go_on(arguments: Sequence[str], warm: WarmProcess | None, mask: Sequence[int]) -> int:
+def go_on(arguments: Sequence[str], warm: ForkServer | None, mask: Sequence[int]) -> int:
     """Write to results.json what became of each script that the directory `scripts` holds."""
     from tests.local.forkserver.workplace import Workplace, comparable
 

@@ -139,12 +139,12 @@ def test_nothing_outlives_the_agent(tmp_path: Path, pids: Pids, start: str) -> N
     assert family
 
 
-def test_workers_die_when_agent_and_warm_process_are_killed_at_once(tmp_path: Path, pids: Pids) -> None:
+def test_workers_die_when_agent_and_fork_server_are_killed_at_once(tmp_path: Path, pids: Pids) -> None:
     (tmp_path / "train.py").write_text(WAIT)
     agent = subprocess.Popen([sys.executable, str(Path(__file__).with_name("agent.py")), str(tmp_path), "warm"])
     try:
         family = pids.wait(families=2)
-        # Two for the moment in which a successor takes over.
+        # Two for the moment in which a replacement takes over.
         warm = children(agent.pid)
         for pid in warm:
             os.kill(pid, signal.SIGSTOP)
@@ -157,7 +157,7 @@ def test_workers_die_when_agent_and_warm_process_are_killed_at_once(tmp_path: Pa
     assert_gone(*warm, family["worker"])
 
 
-def test_warm_process_that_imports_dies_with_the_agent(tmp_path: Path) -> None:
+def test_fork_server_that_imports_dies_with_the_agent(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(f"import time\nopen({str(tmp_path / 'here')!r}, 'w')\ntime.sleep(1000)\n")
     (tmp_path / "train.py").touch()
     agent = subprocess.Popen([sys.executable, str(Path(__file__).with_name("agent.py")), str(tmp_path), "slow"])
@@ -173,7 +173,7 @@ def test_warm_process_that_imports_dies_with_the_agent(tmp_path: Path) -> None:
     assert_gone(*found)
 
 
-def test_workers_die_with_the_warm_process_and_start_cold_then(
+def test_workers_die_with_the_fork_server_and_start_cold_then(
     workplace: Make, pids: Pids, caplog: pytest.LogCaptureFixture
 ) -> None:
     place = workplace()
@@ -193,20 +193,20 @@ def test_workers_die_with_the_warm_process_and_start_cold_then(
     place.script.write_text("import sys\nprint('torch' in sys.modules)\n")
     for _round in range(2):
         assert place.run_warm().stdout == "False\n"
-    assert caplog.messages == ["workers start cold: the warm process died (SIGKILL)"] * 2
+    assert caplog.messages == ["workers start cold: the fork server died (SIGKILL)"] * 2
     assert place.warm.pid != dead
 
 
-def test_warm_process_that_dies_between_rounds(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_fork_server_that_dies_between_rounds(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:
     place = workplace()
     place.script.write_text("print('here')\n")
     assert place.run_warm().stdout == "here\n"
     os.kill(place.warm.pid, signal.SIGKILL)
     assert place.run_warm().stdout == "here\n"
-    assert "the warm process died (SIGKILL)" in caplog.text
+    assert "the fork server died (SIGKILL)" in caplog.text
 
 
-def test_signals_of_slurm_do_not_end_the_warm_process(workplace: Make) -> None:
+def test_signals_of_slurm_do_not_end_the_fork_server(workplace: Make) -> None:
     """slurmstepd signals every process of a step (scancel(1))."""
     place = workplace()
     place.script.write_text("import sys\nprint('torch' in sys.modules)\n")
@@ -330,7 +330,7 @@ def function():
 """
 
 
-def test_a_worker_ends_its_own_modules_and_not_those_of_the_warm_process(workplace: Make, tmp_path: Path) -> None:
+def test_a_worker_ends_its_own_modules_and_not_those_of_the_fork_server(workplace: Make, tmp_path: Path) -> None:
     place = workplace()
     place.script.write_text(ENDING)
     place.script.with_name("helper.py").write_text(HELPER)
@@ -375,7 +375,7 @@ sys.exit(7)
 """
 
 
-def test_a_worker_runs_its_own_exit_handlers_and_not_those_of_the_warm_process(
+def test_a_worker_runs_its_own_exit_handlers_and_not_those_of_the_fork_server(
     workplace: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "registering.py").write_text(REGISTERING)

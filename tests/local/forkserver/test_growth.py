@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from slurm_elastic.agent.forkserver import WarmProcess
+from slurm_elastic.agent.forkserver import ForkServer
 from slurm_elastic.agent.forkserver._linux import children
 from tests.local.forkserver.workplace import HANG, Workplace
 
@@ -18,7 +18,7 @@ COME_AND_GO = 5
 """Descriptors, threads and processes of each kind that may be there at the moment of one look and not of another."""
 
 
-def size(warm: WarmProcess) -> dict[str, int]:
+def size(warm: ForkServer) -> dict[str, int]:
     process = Path("/proc", str(warm.pid))
     memory = re.search(r"VmData:\s+(\d+) kB", (process / "status").read_text())
     assert memory is not None

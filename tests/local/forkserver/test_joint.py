@@ -1,4 +1,4 @@
-"""Torch is imported once for the agent and its warm process: neither notices it, nor do workers."""
+"""Torch is imported once for the agent and its fork server: neither notices it, nor do workers."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.forkserver import FUNCTION, Program, StartInterruptedError, State, WarmProcess, torch_context
+from slurm_elastic.agent.forkserver import FUNCTION, ForkServer, Program, StartInterruptedError, State, torch_context
 from slurm_elastic.control import RoundControl
 from slurm_elastic.errors import UsageError
 from tests.local.forkserver.workplace import HANG, Workplace
@@ -31,7 +31,7 @@ def test_cold_start_on_demand(workplace: Make, caplog: pytest.LogCaptureFixture)
 def test_program_that_is_not_python(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:
     place = workplace(program=None, entrypoint="/bin/echo")
     place.warm.close()
-    place.warm = WarmProcess.start(None)
+    place.warm = ForkServer.start(None)
     place.program = Program("/bin/echo", ())
     assert place.run_warm(["a", "b"]).stdout == "a b\n"
     assert caplog.messages == ["workers start cold: the entry point is not a Python script"]
@@ -132,7 +132,7 @@ def test_preload_after_which_forked_processes_do_not_work_is_found(
 def test_thread_pool_that_knows_about_fork_is_no_obstacle(workplace: Make) -> None:
     """OpenBLAS starts one thread per further core when numpy is imported."""
     environment = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS",)}
-    warm = WarmProcess.start(FUNCTION, preload=["numpy"], environment=environment)
+    warm = ForkServer.start(FUNCTION, preload=["numpy"], environment=environment)
     try:
         assert warm.wait_ready(HANG)
         assert warm.state is State.WARM, warm.reason

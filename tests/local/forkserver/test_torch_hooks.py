@@ -20,14 +20,14 @@ from torch.numa import binding
 from slurm_elastic.agent import option_table
 from slurm_elastic.agent.forkserver import torch_context
 from slurm_elastic.agent.forkserver._numa import bound_cpus
-from slurm_elastic.agent.forkserver.torch_context import WarmContext, start_warm_processes
+from slurm_elastic.agent.forkserver.torch_context import ForkServerContext, start_workers
 from slurm_elastic.agent.forkserver.torch_processes import signal_handlers_kept
 from tests.local.forkserver.workplace import HANG
 
 
 def test_context_has_the_methods_that_torch_asks_for() -> None:
     assert api.PContext.__abstractmethods__ == {"_start", "_poll", "pids", "_close"}
-    assert not WarmContext.__abstractmethods__
+    assert not ForkServerContext.__abstractmethods__
 
 
 class _Context(api.PContext):
@@ -54,7 +54,7 @@ class _Context(api.PContext):
 
 
 def test_start_is_what_we_replace(tmp_path: Path) -> None:
-    """PContext.start does what WarmContext.start does, and replaces signal handlers, which that one does not."""
+    """PContext.start does what ForkServerContext.start does, and replaces signal handlers, which that one does not."""
     kept = [
         (number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     ]
@@ -79,7 +79,7 @@ def test_a_tail_log_knows_what_it_follows(tmp_path: Path) -> None:
 
 def test_start_takes_what_torch_passes() -> None:
     torchs = list(inspect.signature(elastic.start_processes).parameters.values())
-    ours = list(inspect.signature(start_warm_processes).parameters.values())
+    ours = list(inspect.signature(start_workers).parameters.values())
     assert [parameter.name for parameter in ours[:10]] == [
         "name",
         "entrypoint",

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, RunProcsResult, Std, start_processes
 
-from slurm_elastic.agent.forkserver import Program, WarmProcess
+from slurm_elastic.agent.forkserver import ForkServer, Program
 from slurm_elastic.agent.forkserver._linux import children
-from slurm_elastic.agent.forkserver.torch_context import WarmContext, start_warm_processes
+from slurm_elastic.agent.forkserver.torch_context import ForkServerContext, start_workers
 from slurm_elastic.agent.forkserver.torch_processes import signal_handlers_kept
 
 HANG = 120.0
@@ -33,7 +33,7 @@ class Ended:
 
 
 class Workplace:
-    """A directory with a script, modules beside it, a warm process for it, and the logs of its workers."""
+    """A directory with a script, modules beside it, a fork server for it, and the logs of its workers."""
 
     def __init__(
         self,
@@ -52,22 +52,22 @@ class Workplace:
             (directory / f"{name}.py").write_text(source)
         self.entrypoint = entrypoint
         self.program = program or Program.script(str(self.script), arguments)
-        self.warm = WarmProcess.start(self.program, **options)
+        self.warm = ForkServer.start(self.program, **options)
 
     def close(self) -> None:
         self.warm.close()
 
     def left(self) -> list[int]:
-        """The children of the warm process, without the one that is to take its place."""
+        """The children of the fork server, without the one that is to take its place."""
         found = children(self.warm.pid)
         self.warm.read()
-        successor = self.warm._successor
-        return [pid for pid in found if successor is None or pid != successor.pid]
+        replacement = self.warm._replacement
+        return [pid for pid in found if replacement is None or pid != replacement.pid]
 
     def context(
         self, arguments: Sequence[Any] = (), environment: Mapping[str, str] | None = None, workers: int = 1
-    ) -> WarmContext:
-        return start_warm_processes(*self.call(arguments, environment, workers), warm=self.warm)
+    ) -> ForkServerContext:
+        return start_workers(*self.call(arguments, environment, workers), warm=self.warm)
 
     def call(self, arguments: Sequence[Any], environment: Mapping[str, str] | None, workers: int) -> tuple[Any, ...]:
         args = (*self.program.options, *arguments) if isinstance(self.entrypoint, str) else tuple(arguments)

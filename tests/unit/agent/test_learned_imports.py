@@ -9,13 +9,13 @@ from typing import cast
 import pytest
 
 from slurm_elastic.agent.features import LearnedImportsFeature, RunningRound
-from slurm_elastic.agent.forkserver import WarmProcess
+from slurm_elastic.agent.forkserver import ForkServer
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rendezvous.transport.messages import Placed
 
 
-class ForkServer:
+class Server:
     def __init__(self, *, learned: bool) -> None:
         self.has_learned = learned
         self.reasons: list[str] = []
@@ -25,9 +25,9 @@ class ForkServer:
         self.has_learned = False
 
 
-def feature(server: ForkServer, *, steps: int = 0) -> tuple[LearnedImportsFeature, list[float]]:
+def feature(server: Server, *, steps: int = 0) -> tuple[LearnedImportsFeature, list[float]]:
     now = [0.0]
-    made = LearnedImportsFeature(cast(WarmProcess, server), lambda: now[0])
+    made = LearnedImportsFeature(cast(ForkServer, server), lambda: now[0])
     progress: Callable[[], list[WorkerProgress]] = lambda: [WorkerProgress(0, True, steps, None, None, None, False)]  # noqa: E731
     made.workers_started(RunningRound(cast(Placed, None), {0: 5}, {}, progress))
     return made, now
@@ -42,7 +42,7 @@ def failure(exit_code: int, *, hung: bool = False) -> WorkerFailure:
     [(-signal.SIGSEGV, False, "died by SIGSEGV"), (-signal.SIGABRT, False, "died by SIGABRT"), (-9, True, "hangs")],
 )
 def test_the_first_one_is_not_charged(exit_code: int, hung: bool, how: str) -> None:
-    server = ForkServer(learned=True)
+    server = Server(learned=True)
     made, _now = feature(server)
     described = made.attribute(failure(exit_code, hung=hung), 5)
     assert described.uncharged
@@ -59,7 +59,7 @@ def test_the_first_one_is_not_charged(exit_code: int, hung: bool, how: str) -> N
     [(1, True, 0, 0), (-9, True, 0, 0), (-11, False, 0, 0), (-11, True, 1, 0), (-11, True, 0, 200)],
 )
 def test_every_other_one_is(exit_code: int, learned: bool, steps: int, later: float) -> None:
-    server = ForkServer(learned=learned)
+    server = Server(learned=learned)
     made, now = feature(server, steps=steps)
     now[0] += later
     assert not made.attribute(failure(exit_code), 5).uncharged

@@ -43,7 +43,7 @@ from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
 import slurm_elastic
 from slurm_elastic.agent.agent import Agent
-from slurm_elastic.agent.forkserver.torch_context import WarmContext
+from slurm_elastic.agent.forkserver.torch_context import ForkServerContext
 from slurm_elastic.agent.forkserver.torch_processes import signal_handlers_kept
 from slurm_elastic.agent.health import HealthServer
 from slurm_elastic.agent.torch_agent import TorchAgent
@@ -140,7 +140,7 @@ def test_the_agent_of_ours_overrides_what_is_there() -> None:
         assert name in vars(TorchAgent)
         assert hasattr(LocalElasticAgent, name)
     for name in ("start", "_start", "_poll", "_close", "pids", "wait"):
-        assert name in vars(WarmContext)
+        assert name in vars(ForkServerContext)
     # Names of ours that would hide one of torch's.
     hidden = {name for name in vars(TorchAgent) if not name.startswith("__")} & set(dir(LocalElasticAgent))
     assert hidden <= {"_invoke_run", "_shutdown", "_abc_impl"}

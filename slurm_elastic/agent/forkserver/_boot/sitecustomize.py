@@ -1,4 +1,4 @@
-"""The first code of a warm process: Python imports it in the middle of its own start.
+"""The first code of a fork server: Python imports it in the middle of its own start.
 
 `site` imports a module of this name before the interpreter looks at its script (docs.python.org, site). The warm
 process is started exactly as a worker is, `python -u train.py ...`, with this directory in front of PYTHONPATH; here it
@@ -48,12 +48,12 @@ def _wait_for_work(settings: dict[str, object], root: str) -> None:
     """Serve the agent; return only in a worker. Leaves no trace of our package among the worker's modules."""
     before = set(sys.modules)
     sys.path.insert(0, root)
-    from slurm_elastic.agent.forkserver._fast_exit import Finalization
+    from slurm_elastic.agent.forkserver._fast_exit import FastExit
     from slurm_elastic.agent.forkserver._import_overlap import load_libraries
 
-    finalization = Finalization()
+    finalization = FastExit()
     read_ahead = load_libraries() if "joint" in settings else None
-    from slurm_elastic.agent.forkserver._server import Zygote
+    from slurm_elastic.agent.forkserver._server import ServerProcess
     from slurm_elastic.agent.forkserver._shared_import import part
 
     sys.path.remove(root)
@@ -62,7 +62,7 @@ def _wait_for_work(settings: dict[str, object], root: str) -> None:
     for name in set(sys.modules) - before:
         if name.partition(".")[0] == "slurm_elastic":
             del sys.modules[name]
-    Zygote(settings, finalization).serve()
+    ServerProcess(settings, finalization).serve()
 
 
 def _main() -> None:

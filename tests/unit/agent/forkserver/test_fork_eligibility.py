@@ -30,11 +30,11 @@ def test_what_an_agent_gives_its_workers_is_no_obstacle() -> None:
 @pytest.mark.parametrize(
     ("command", "environment", "directory", "reason"),
     [
-        (["/bin/echo", "x"], WARM.environment, "/home/run", "the entry point is '/bin/echo x', the warm process was"),
+        (["/bin/echo", "x"], WARM.environment, "/home/run", "the entry point is '/bin/echo x', the fork server was"),
         (["/python", "-u", "-m", "train"], WARM.environment, "/home/run", "started for '/python -u train.py'"),
         (FUNCTION.command(), WARM.environment, "/home/run", "the entry point is a function"),
-        (COMMAND, WARM.environment, "/other", "the working directory is /other, that of the warm process /home/run"),
-        (COMMAND, {"HOME": "/home"}, "/home/run", "OMP_NUM_THREADS is unset for the worker, and was '1' for the warm"),
+        (COMMAND, WARM.environment, "/other", "the working directory is /other, that of the fork server /home/run"),
+        (COMMAND, {"HOME": "/home"}, "/home/run", "OMP_NUM_THREADS is unset for the worker, and was '1' for the fork"),
         (
             COMMAND,
             {**WARM.environment, "LD_PRELOAD": "x"},

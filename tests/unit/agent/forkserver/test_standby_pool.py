@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 from slurm_elastic.agent.forkserver._channel import Channel
-from slurm_elastic.agent.forkserver._standby_pool import Reserve
+from slurm_elastic.agent.forkserver._standby_pool import StandbyPool
 
 
 def test_order_goes_to_the_first_that_still_waits() -> None:
-    reserve = Reserve(5)
+    reserve = StandbyPool(5)
     (first, gone), (second, waits) = Channel.pair(), Channel.pair()
     reserve.add(101, first)
     reserve.add(102, second)
@@ -33,7 +33,7 @@ def test_order_goes_to_the_first_that_still_waits() -> None:
 
 
 def test_those_who_are_not_needed_are_sent_home() -> None:
-    reserve = Reserve(2)
+    reserve = StandbyPool(2)
     near_end, far_end = Channel.pair()
     reserve.add(101, near_end)
     reserve.dismiss()

@@ -1,4 +1,4 @@
-"""The process that takes the place of the warm process once it has imported more."""
+"""The process that takes the place of the fork server once it has imported more."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_it_starts_the_workers_of_later_rounds(workplace: Make, caplog: pytest.L
     assert not caplog.messages
     os.kill(place.warm.pid, signal.SIGKILL)
     assert place.run_warm().stdout == "False\n"
-    assert caplog.messages == ["workers start cold: the warm process died (SIGKILL)"]
+    assert caplog.messages == ["workers start cold: the fork server died (SIGKILL)"]
 
 
 def test_the_first_workers_have_everything_where_that_is_waited_for(workplace: Make) -> None:
@@ -61,16 +61,16 @@ def test_the_first_workers_have_everything_where_that_is_waited_for(workplace: M
     assert place.run_warm().stdout == "True\n"
 
 
-def test_it_ends_with_a_warm_process_that_is_killed(workplace: Make) -> None:
+def test_it_ends_with_a_fork_server_that_is_killed(workplace: Make) -> None:
     place = workplace()
     place.script.write_text("import sys\nprint('torch' in sys.modules)\n")
     assert place.run_warm().stdout == "True\n"
     end = time.monotonic() + HANG
-    while place.warm._successor is None:
+    while place.warm._replacement is None:
         assert time.monotonic() < end
         time.sleep(0.05)
         place.warm.read()
-    successor = place.warm._successor.pid
+    replacement = place.warm._replacement.pid
     os.kill(place.warm.pid, signal.SIGKILL)
     assert place.run_warm().stdout == "False\n"
-    assert_gone(successor)
+    assert_gone(replacement)
