@@ -32,9 +32,9 @@ command and environment as torchrun's, so that what holds for the ends of worker
   executed with an environment that was emptied first is out of reach then, and only then.
 
 What a script can notice: its parent is the fork server; hash randomization is that of the fork server (one seed for
-all workers and rounds, as with PYTHONHASHSEED); modules imported in the fork server stay as they were then, though
-files change; seeds that a preload sets at import for `random` and numpy are replaced by seeds from the system; warnings
-printed by those imports appear once, on the agent's standard error.
+all workers and rounds, as with PYTHONHASHSEED); modules that were imported there are in sys.modules from the start, see
+docs/howto/learned-imports.md; seeds that a preload sets at import for `random` and numpy are replaced by seeds from the
+system; what preloads and learned modules print at import is dropped.
 """
 
 from __future__ import annotations
