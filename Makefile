@@ -48,6 +48,7 @@ bench: setup ## the benchmarks behind docs/benchmarks.md
 	-@$(PYTHON) -m benchmarks.recovery --json build/recovery.json
 	-@$(PYTHON) -m benchmarks.failover --json build/failover.json
 	-@$(PYTHON) -m benchmarks.launch --json build/launch.json
+	-@$(PYTHON) -m benchmarks.frameworks --json build/frameworks.json
 	-@$(PYTHON) -m benchmarks.store_names --json build/store_names.json
 	-@$(PYTHON) -m benchmarks.trainer --json build/trainer.json
 	-@$(PYTHON) -m benchmarks.submission --json build/submission.json
