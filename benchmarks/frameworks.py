@@ -40,8 +40,10 @@ _LAUNCHERS = (Launcher.TUNED, Launcher.OURS)
 _WORKERS = 8
 _LIMIT = 240.0
 """Seconds after which something counts as never."""
-_SETTLE = 15.0
+_SETTLE = 30.0
 """Seconds of training before the kill: the state that a long training is in."""
+_LONG = 400
+"""Steps, of 50 ms and more, of a first run: imports are learned by its end."""
 
 
 def main() -> int:
@@ -194,7 +196,7 @@ def _first_steps(
         job = _submit(cluster, launcher, package, directory, framework, str(begun))
         taken.append(_first_step(directory, begun, 0.0))
         # Some checkpoints, and time for what a launcher does beside the training.
-        wait(lambda: sum(len(worker.steps) >= 60 for worker in read(directory / "steps")) >= 4, _LIMIT)
+        wait(lambda: sum(len(worker.steps) >= _LONG for worker in read(directory / "steps")) >= 4, _LIMIT)
         if len(taken) < 2:
             cluster.cancel_all()
     (directory / "begun").unlink()
@@ -248,7 +250,7 @@ def _node(results: Results, package: Path, options: argparse.Namespace) -> None:
         with _shared_directory(framework) as directory:
             for kind in ("first run", "second run"):
                 with _launched(launcher, package, directory, framework) as process:
-                    taken = _trained(directory, process, steps=1 if kind == "second run" else 40)
+                    taken = _trained(directory, process, steps=1 if kind == "second run" else _LONG)
                 found[framework, kind, launcher].append(taken)
                 print(f"{number + 1}: {framework}, {launcher.value}, {kind}: {seconds(taken)}", flush=True)
     table = Table(
@@ -272,7 +274,7 @@ def _memory(results: Results, package: Path, options: argparse.Namespace) -> Non
         with _shared_directory(framework) as directory:
             for second in (False, True):
                 with _launched(launcher, package, directory, framework) as process:
-                    taken = _trained(directory, process, steps=40)
+                    taken = _trained(directory, process, steps=40 if second else _LONG)
                     if second:
                         found[framework, launcher].append(None if taken is None else memory(process.pid))
     table = Table(
@@ -302,9 +304,9 @@ def _files(results: Results, package: Path, options: argparse.Namespace) -> None
             with _shared_directory("transformers") as directory:
                 if framework == "torch":
                     (directory / _TRAININGS["transformers"]).write_text(_TORCH_ONLY)
+                with _launched(launcher, package, directory, framework, "--steps", str(_LONG)) as process:
+                    process.wait(_LIMIT)
                 for name in ("steps", "out"):
-                    with _launched(launcher, package, directory, framework, "--steps", "1") as process:
-                        process.wait(_LIMIT)
                     shutil.rmtree(directory / name, ignore_errors=True)
                 trace = directory / "trace"
                 with _launched(launcher, package, directory, framework, "--steps", "1", trace=trace) as process:

@@ -287,3 +287,18 @@ def test_workers_that_use_torch_find_a_fresh_store_and_do_not_wait_for_the_dead(
     assert nodes.rounds() == 2
     record = json.loads((nodes.run_dir / "rounds" / "000001.json").read_text())
     assert (record["reason"], record["restarts"]) == ("node_lost", 0)
+
+
+def test_rounds_have_a_multiple_of_the_node_unit_and_the_others_are_spares(allocate: Allocate) -> None:
+    nodes = allocate(3)
+    agents = nodes.start_all("--node-unit=2")
+    members = nodes.nodes_of(0)
+    (spare,) = [agent for agent in agents if agent.node not in members]
+    spare.expect("waits as a spare")
+    victim = next(agent for agent in agents if agent.node in members and agent.node != nodes.leader())
+    victim.signal(signal.SIGTERM)
+    after = nodes.nodes_of(1)
+    assert len(members) == len(after) == 2
+    assert set(after) - set(members) == {spare.node}
+    nodes.touch("finish")
+    assert [agent.wait() for agent in agents if agent is not victim] == [0, 0]
