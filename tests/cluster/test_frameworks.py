@@ -81,12 +81,12 @@ def test_a_sharded_model_is_resharded_from_four_nodes_to_three_and_back_without_
     def trains(*worlds: int) -> bool:
         return tuple(world for _, world in begun())[-len(worlds) :] == worlds and len(job.tables()[-1]) == worlds[-1]
 
-    jobs.cluster.wait_until("four do not train", lambda: trains(4))
+    jobs.cluster.wait_until("four do not train", lambda: trains(4), START)
     victim = next(node for node in reversed(job.tables()[-1]) if node != job.leader())
     high = jobs.take(victim)
-    jobs.cluster.wait_until("three do not go on", lambda: trains(4, 3))
+    jobs.cluster.wait_until("three do not go on", lambda: trains(4, 3), START)
     high.cancel()
-    jobs.cluster.wait_until("the fourth does not come back", lambda: trains(4, 3, 4))
+    jobs.cluster.wait_until("the fourth does not come back", lambda: trains(4, 3, 4), START)
     job.cancel()
     jobs.wait_until_all_ended()
 
