@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import multiprocessing
+import resource
 import socket
 import tempfile
 from multiprocessing.connection import Connection
@@ -12,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from benchmarks.sandbox import raise_descriptor_limit
 from benchmarks.usage import Usage, usage
+from slurm_elastic.descriptors import raise_limit
 from slurm_elastic.rendezvous.leader.fenced_records import Ledger
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.membership import Settings
@@ -22,9 +23,11 @@ from slurm_elastic.rendezvous.records.open import open_records
 from slurm_elastic.rendezvous.transport.server_connection import AcceptedConnection
 from slurm_elastic.rundir import RunDir
 
-__all__ = ["RUN", "SECRET", "LeaderProcess"]
+__all__ = ["GIVEN_LIMITS", "RUN", "SECRET", "LeaderProcess"]
 
 RUN = "benchmark.0"
+GIVEN_LIMITS = (1024, 20000)
+"""Soft and hard limit on open files with which the leader's process begins."""
 SECRET = b"0123456789abcdef0123456789abcdef"
 
 
@@ -89,7 +92,9 @@ class _CountingLeader(Leader):
 
 def _main(pipe: Connection, nodes: int, min_nodes: int, run_dir: RunDir, etcd: str) -> None:
     logging.basicConfig(level=logging.WARNING, format="leader: %(message)s")
-    raise_descriptor_limit()
+    # What most login shells hand to Slurm; the rest is the product's own doing.
+    resource.setrlimit(resource.RLIMIT_NOFILE, GIVEN_LIMITS)
+    raise_limit()
     asyncio.run(_live(pipe, nodes, min_nodes, run_dir, etcd))
 
 

@@ -142,7 +142,7 @@ class Agent:
         self._agreement = Agreement(())
         self._processes: WorkerProcesses | None = None
         self._placed: Placed | None = None
-        self._ports = FreshPorts()
+        self._ports = FreshPorts(seat.address)
         self._reserved: ReservedPort | None = None
         self._result = RunResult(state=WorkerState.HEALTHY)
         self._end: End | None = None

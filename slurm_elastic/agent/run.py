@@ -16,7 +16,7 @@ from slurm_elastic.agent.agent import Agent
 from slurm_elastic.agent.event_log import EventLog
 from slurm_elastic.agent.features import Feature, HealthFeature, LearnedImportsFeature, WatchdogFeature, hang_event
 from slurm_elastic.agent.forkserver import ForkServer, StartInterruptedError
-from slurm_elastic.agent.health import Health, Snapshot, health_port
+from slurm_elastic.agent.health import Health, Snapshot, health_port, withdraw_lost
 from slurm_elastic.agent.job_end import AgentEnd, notice_record, represents_job
 from slurm_elastic.agent.job_end_effects import JobAtEnd, is_known_done
 from slurm_elastic.agent.lifecycle import AgentOutcome
@@ -29,7 +29,7 @@ from slurm_elastic.agent.watchdog import Hang, Watchdog, make_pipe
 from slurm_elastic.agent.worker_processes import worker_starter
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.connect import Seat, connect
-from slurm_elastic.rendezvous.membership import Decision
+from slurm_elastic.rendezvous.membership import Decision, Drop
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import Records, RecordsInterruptedError
 from slurm_elastic.rendezvous.records.open import open_records
@@ -90,6 +90,8 @@ def _supervise(settings: AgentSettings, records: Records, warm: ForkServer | Non
         entry = describe(decision)
         if entry is not None:
             events.add(entry)
+        if isinstance(decision, Drop):
+            withdraw_lost(settings.run_dir, decision.agent)
 
     coordination = connect(seat, journal, can_hold=True)
     health.pages.leadership = lambda: (

@@ -10,7 +10,6 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events import record as record_event
@@ -19,6 +18,7 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext
 
 from slurm_elastic.agent.worker_processes import WorkerProcesses
 from slurm_elastic.rendezvous.transport.messages import Placed
+from slurm_elastic.rendezvous.worker_store import ServedStore
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.timer.file_based_local_timer import FileTimerRequest
@@ -48,6 +48,7 @@ class TorchAgent(LocalElasticAgent):
     ) -> None:
         super().__init__(spec, logs_specs, shutdown_timeout=shutdown_timeout)
         self._main_loop, self._clean_up = main_loop, clean_up
+        self._served: ServedStore | None = None
 
     @property
     def spec(self) -> WorkerSpec:
@@ -59,13 +60,14 @@ class TorchAgent(LocalElasticAgent):
         """The workers of the newest round on this node, by local rank."""
         return self._worker_group.workers
 
-    def serve_store(self, store: TCPStore | None) -> None:
+    def serve_store(self, store: ServedStore | None) -> None:
         """Serve the worker store of a round; with None, stop serving that of the last one.
 
-        With the last reference the server ends. Clients that wait in it then come back from C++ code, so that they can
-        handle a signal.
+        Clients that wait in it then come back from C++ code, so that they can handle a signal.
         """
-        self._group.store = store
+        if self._served is not None:
+            self._served.close()
+        self._served = store
 
     def describe_round(self, placed: Placed) -> None:
         """Describe the round that begins, and its workers on this node."""

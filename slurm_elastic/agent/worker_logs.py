@@ -9,6 +9,7 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std, to_map
 
 from slurm_elastic.errors import UsageError
+from slurm_elastic.ownership import NEW_DIRECTORY, require_own
 from slurm_elastic.rundir import RunDir, RunDirError
 
 __all__ = ["RoundLogsSpecs", "local_ranks", "streams"]
@@ -119,7 +120,10 @@ class RoundLogsSpecs(LogsSpecs):
             int(env["SLURM_ELASTIC_ROUND"]), env["SLURM_ELASTIC_NODE"], int(env["RANK"]), int(env["WORLD_SIZE"])
         )
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            for made in (directory.parent.parent, directory.parent, directory):
+                # Not by its own means: Path.mkdir gives parents a mode that follows the umask.
+                made.mkdir(NEW_DIRECTORY, parents=True, exist_ok=True)
+                require_own(made)
         except OSError as error:
             raise RunDirError(
                 f"no directory for logs, {directory}: {error.strerror}; mend it or give --log-dir"

@@ -80,6 +80,10 @@ def _run(arguments: Sequence[str], warm: ForkServer | None) -> int:
     private = take_private(os.environ)
     # The fork server imports torch while the agent does its own imports.
     warm = warm or _WarmStart(arguments, os.environ).process()
+    from slurm_elastic.descriptors import raise_limit, require
+
+    # Workers are children of the process that was started before, and keep the limit that this one was given.
+    raise_limit()
     try:
         with _quick_imports():
             # These import torch.
@@ -93,6 +97,8 @@ def _run(arguments: Sequence[str], warm: ForkServer | None) -> int:
         if not can_fork:
             warm.close()
         settings = resolve(agent_parser().parse_args(arguments), {**os.environ, **private})
+        # Any agent may have to lead, and a run that lost its leader should not find out that none can.
+        require(max(len(settings.expected_nodes), settings.launch_config.min_nodes))
         settings.run_dir.open()
         with claim(settings.run_dir.secret(), settings.node, settings.job):
             return int(launch(settings, warm if can_fork else None))

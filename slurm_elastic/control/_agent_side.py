@@ -31,6 +31,8 @@ from slurm_elastic.control._shared_page import (
     write_text,
 )
 from slurm_elastic.control._worker_side import VARIABLE
+from slurm_elastic.errors import UsageError
+from slurm_elastic.ownership import require_own
 
 __all__ = ["Agreement", "RoundControl", "WorkerProgress"]
 
@@ -182,6 +184,8 @@ class RoundControl(Agreement):
         try:
             # The last logout of the user may have emptied /dev/shm (RemoveIPC, logind.conf(5)).
             directory.mkdir(mode=0o700, exist_ok=True)
+            # Then anybody may have made another one.
+            require_own(directory)
             for local_rank in range(local_world_size):
                 descriptor, path = tempfile.mkstemp(prefix=f"{round:04d}.{local_rank}.", dir=directory)
                 self._paths.append(Path(path))
@@ -189,7 +193,7 @@ class RoundControl(Agreement):
                     pages.append(new_page(descriptor))
                 finally:
                     os.close(descriptor)
-        except OSError as error:
+        except (OSError, UsageError) as error:
             logger.warning(
                 "workers will be stopped without notice: cannot make a control page in %s: %s", directory, error
             )

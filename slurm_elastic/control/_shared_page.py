@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 import sys
 from typing import Protocol
 
@@ -114,8 +115,12 @@ def map_page(path: str) -> Fields:
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        if os.fstat(descriptor).st_size != SIZE:
+        status = os.fstat(descriptor)
+        if status.st_size != SIZE or not stat.S_ISREG(status.st_mode):
             raise PageError(f"{path} is no control page")
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            # Its agent makes it for this user alone.
+            raise PageError(f"{path} belongs to another user, or is open to others")
         fields = _map(descriptor)
     finally:
         os.close(descriptor)

@@ -232,14 +232,17 @@ def _listen(seat: Seat, *, founder: bool) -> socket.socket:
     """Listen on one of the run's ports; for an agent that may never lead any other will do as well.
 
     Raises:
-        UsageError: no port is free, for the leader that others expect here.
+        UsageError: the one that a person has chosen is not free, for the leader that others expect here.
     """
     alone = seat.expected_nodes == (seat.node,) and seat.leader_host == _LOOPBACK
     dual = not alone and socket.has_dualstack_ipv6()
     # A port that nobody had before: whoever listens where a lost agent did would be taken for it. Unless a person has
     # chosen one.
-    others = (*seat.ports, 0) if len(seat.ports) == 1 else (0,)
-    for port in seat.ports if founder else others:
+    chosen = len(seat.ports) == 1
+    others = (*seat.ports, 0) if chosen else (0,)
+    # Where the first leader listens is on record as well, so no other user keeps it out by taking all ports of the run.
+    first = seat.ports if chosen else (*seat.ports, 0)
+    for port in first if founder else others:
         try:
             return socket.create_server(
                 (_LOOPBACK if alone else "", port),

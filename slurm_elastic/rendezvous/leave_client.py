@@ -44,7 +44,7 @@ def ask(
     try:
         with closing(socket.create_connection((address, port), timeout)) as connection:
             for message in _converse(
-                connection, Session(Role.AGENT, secret, scope, agent=request.agent), request, deadline
+                connection, Session(Role.AGENT, secret, scope, agent=request.agent, port=port), request, deadline
             ):
                 if isinstance(message, LeaveAnswer):
                     return message

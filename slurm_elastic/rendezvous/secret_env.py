@@ -6,7 +6,7 @@ from collections.abc import MutableMapping
 
 __all__ = ["PRIVATE", "take_private"]
 
-PRIVATE = ("SLURM_ELASTIC_ETCD_PASSWORD",)
+PRIVATE = ("SLURM_ELASTIC_ETCD_PASSWORD", "SLURM_ELASTIC_HEALTH_TOKEN")
 """What no worker may inherit."""
 
 

@@ -34,6 +34,7 @@ from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, RecordsLost
 from slurm_elastic.rendezvous.membership import Candidate, LeaveReason, Slowest, WorkerFailure
 from slurm_elastic.rendezvous.records.api import RecordsError
+from slurm_elastic.rendezvous.transport.session import Role, Session
 
 __all__ = ["Coordination", "RecordsLost"]
 
@@ -60,7 +61,12 @@ class Coordination:
         release: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
-        self._host = LeaderHost(listener, make_leader, founder)
+        self._host = LeaderHost(
+            listener,
+            make_leader,
+            founder,
+            lambda: Session(Role.LEADER, config.secret, config.run, idle=config.agent),
+        )
         self._release = release
         self._standby_port = self._host.port
         self._words: queue.SimpleQueue[LeaderEvent | RecordsLost] = queue.SimpleQueue()

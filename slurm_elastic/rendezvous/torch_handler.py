@@ -36,7 +36,7 @@ from slurm_elastic.rendezvous.run_events import describe
 from slurm_elastic.rendezvous.secret_env import take_private
 from slurm_elastic.rendezvous.thread import Coordination, RecordsLost
 from slurm_elastic.rendezvous.transport.messages import Ended, Interrupted, Placed, Waiting
-from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, open_worker_store
+from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, ServedStore, open_worker_store
 from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import (
     AddressPreference,
@@ -58,6 +58,12 @@ _SIGNAL_LATENCY = 0.2
 _STORE_TIMEOUT = timedelta(seconds=60)
 
 
+class _RoundStore(TCPStore):
+    """A client of a round's store; while it is kept, the store that this agent serves for it is, too."""
+
+    served: ServedStore | None = None
+
+
 class SlurmRendezvousHandler(RendezvousHandler):
     """torch's rendezvous interface over the project's membership.
 
@@ -70,7 +76,8 @@ class SlurmRendezvousHandler(RendezvousHandler):
         self._seat = seat
         self._coordination = coordination
         self._store: Store | None = None
-        self._ports = FreshPorts()
+        self._ports = FreshPorts(seat.address)
+        self._served: ServedStore | None = None
         self._reserved: ReservedPort | None = None
         self._interrupted = False
         self._end: RendezvousError | None = None
@@ -92,7 +99,7 @@ class SlurmRendezvousHandler(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Join and wait for a place; see torch's RendezvousHandler for the errors."""
         self._raise_if_over()
-        self._store = None
+        self._store = self._served = None
         self._reserved = self._ports.reserve()
         self._coordination.join(self._seat.candidate(self._reserved.port))
         while True:
@@ -134,15 +141,18 @@ class SlurmRendezvousHandler(RendezvousHandler):
         self._coordination.left(LeaveReason.FINISHED)
         self._coordination.stop()
         self._seat.records.close()
+        self._served = None
         return True
 
     def _placed(self, placed: Placed) -> RendezvousInfo:
         assert self._reserved is not None
         # Whatever ended before concerns earlier rounds.
         self._interrupted = False
-        self._store = open_worker_store(placed, self._reserved) or TCPStore(
+        served = open_worker_store(placed, self._reserved)
+        self._store = _RoundStore(
             placed.store_address, placed.store_port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT
         )
+        self._store.served = self._served = served
         address = RendezvousStoreInfo(placed.store_address, placed.store_port)
         return RendezvousInfo(self._store, placed.place.rank, placed.nodes, address)
 

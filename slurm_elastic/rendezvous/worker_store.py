@@ -1,15 +1,27 @@
-"""The store through which the workers of one round find each other: fresh each round, on rank 0's node."""
+"""The store through which the workers of one round find each other: fresh each round, on rank 0's node.
+
+torch's TCPStore authenticates nobody: who reaches its port reads and writes its keys. So it listens where the workers
+of the round need it and nowhere else, on the loopback if all of them are on this node. And it is served by a process of
+its own: whoever connects takes that process's descriptors, and none of the agent's.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import socket
+import warnings
 from datetime import timedelta
 
 from torch._C._distributed_c10d import TCPStore
 
 from slurm_elastic.rendezvous.transport.messages import Placed
+from slurm_elastic.slurm.address import resolve
 
-__all__ = ["FreshPorts", "ReservedPort", "open_worker_store"]
+__all__ = ["FreshPorts", "ReservedPort", "ServedStore", "open_worker_store"]
+
+_LOOPBACK = "127.0.0.1"
 
 _TIMEOUT = timedelta(seconds=300)
 _REMEMBERED = 256
@@ -21,11 +33,33 @@ class ReservedPort:
     IPv4 only: TCPStore's server (torch 2.13, TCPStoreLibUvBackend.cpp) looks up the name of every peer while nobody
     else is served, and for a peer on a dual-stack socket, ``::ffff:10.0.0.1``, /etc/hosts is of no help; with a name
     server that is slow every connection would cost seconds.
+
+    Args:
+        address: on which other nodes reach this one; empty for all. One that is not this node's own, such as that of a
+            gateway, is no address to listen on, and counts for all.
     """
 
-    def __init__(self) -> None:
-        self._socket: socket.socket | None = socket.create_server(("", 0), backlog=4096)
+    def __init__(self, address: str = "") -> None:
+        self.address = address
+        try:
+            self._socket: socket.socket | None = socket.create_server((address, 0), backlog=4096)
+        except OSError:
+            if not address:
+                raise
+            self.address = ""
+            self._socket = socket.create_server(("", 0), backlog=4096)
         self.port: int = self._socket.getsockname()[1]
+
+    def withdraw(self) -> None:
+        """Listen on the loopback in place of the address that was announced, on the same port."""
+        if self._socket is None or self.address == _LOOPBACK:
+            return
+        if not self.address:
+            # The kernel gives one address of a port that is bound on all to nobody, not even to its holder.
+            self._socket.close()
+        loopback = socket.create_server((_LOOPBACK, self.port), backlog=4096)
+        self._socket.close()
+        self._socket, self.address = loopback, _LOOPBACK
 
     def take(self) -> int:
         """The listening socket's descriptor; whoever takes it closes it."""
@@ -47,16 +81,24 @@ class FreshPorts:
 
     The kernel gives a port that was closed to whoever asks next. A worker of an earlier round that still looks for its
     store would find that of another round there.
+
+    Args:
+        address: name or address at which other nodes reach this agent; empty to listen on all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "") -> None:
+        self._name = address
         self._given: dict[int, None] = {}
 
     def reserve(self) -> ReservedPort:
         """Reserve one more."""
         old: list[ReservedPort] = []
+        address = resolve(self._name) if self._name else None
+        if address is None or ":" in address or address.startswith("127."):
+            # Nothing that other nodes reach by IPv4; a run of this node alone withdraws to the loopback.
+            address = ""
         try:
-            while (fresh := ReservedPort()).port in self._given:
+            while (fresh := ReservedPort(address)).port in self._given:
                 # Kept until another one is found, so that it is not given again.
                 old.append(fresh)
         finally:
@@ -68,16 +110,64 @@ class FreshPorts:
         return fresh
 
 
-def open_worker_store(placed: Placed, reserved: ReservedPort) -> TCPStore | None:
+class ServedStore:
+    """A store that a process of its own serves, until it is closed or forgotten, or this process ends."""
+
+    def __init__(self, pid: int, lifeline: int) -> None:
+        self.pid = pid
+        self._lifeline: int | None = lifeline
+
+    def close(self) -> None:
+        """End it. Clients that wait in it come back from C++ code, so that they can handle a signal."""
+        if self._lifeline is None:
+            return
+        os.close(self._lifeline)
+        self._lifeline = None
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+    def __del__(self) -> None:
+        """See :meth:`close`."""
+        with contextlib.suppress(Exception):
+            self.close()
+
+
+def open_worker_store(placed: Placed, reserved: ReservedPort) -> ServedStore | None:
     """On rank 0's agent, serve the store of this round on the port that was announced; None elsewhere."""
     if placed.place.rank != 0:
         reserved.close()
         return None
-    return TCPStore(
-        "127.0.0.1",
-        reserved.port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=_TIMEOUT,
-        master_listen_fd=reserved.take(),
-    )
+    if placed.nodes == 1:
+        with contextlib.suppress(OSError):
+            reserved.withdraw()
+    address, descriptor = reserved.address or _LOOPBACK, reserved.take()
+    hears, lifeline = os.pipe()
+    with warnings.catch_warnings():
+        # Python (3.12) warns of a fork where there are threads. The child uses none of their locks: it calls one
+        # constructor, and the kernel.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        _serve(address, reserved.port, descriptor, hears)
+    os.close(descriptor)
+    os.close(hears)
+    return ServedStore(pid, lifeline)
+
+
+def _serve(address: str, port: int, descriptor: int, hears: int) -> None:
+    """Be the process that serves a store; never returns."""
+    code = 1
+    try:
+        # Slurm signals every process of a step, and this one is needed as long as its agent says.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        first, second = sorted((descriptor, hears))
+        os.closerange(3, first)
+        os.closerange(first + 1, second)
+        os.closerange(second + 1, os.sysconf("SC_OPEN_MAX"))
+        _store = TCPStore(
+            address, port, is_master=True, wait_for_workers=False, timeout=_TIMEOUT, master_listen_fd=descriptor
+        )
+        os.read(hears, 1)
+        code = 0
+    finally:
+        os._exit(code)

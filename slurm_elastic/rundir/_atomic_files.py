@@ -11,19 +11,24 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from slurm_elastic.ownership import NEW_DIRECTORY, NEW_FILE, open_own, write_own
 
 __all__ = ["append", "claim", "exists", "list_names", "make_directory", "publish", "read", "written"]
 
 _STALE_ATTEMPTS = 5
+_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+"""Seconds between attempts to open a file while there are no descriptors."""
 
 
 @contextlib.contextmanager
-def written(target: Path, content: bytes, mode: int = 0o666) -> Iterator[Path]:
+def written(target: Path, content: bytes, mode: int = NEW_FILE) -> Iterator[Path]:
     """Write a complete, durable file with a unique name beside ``target``, and remove it after the with block."""
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    descriptor = _patiently(lambda: os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
     try:
         try:
             _write_all(descriptor, content)
@@ -37,14 +42,14 @@ def written(target: Path, content: bytes, mode: int = 0o666) -> Iterator[Path]:
             temporary.unlink()
 
 
-def publish(target: Path, content: bytes, mode: int = 0o666) -> None:
+def publish(target: Path, content: bytes, mode: int = NEW_FILE) -> None:
     """Create or replace a file."""
     with written(target, content, mode=mode) as temporary:
         temporary.replace(target)
     _sync_directory(target.parent)
 
 
-def claim(target: Path, content: bytes, mode: int = 0o666) -> bool:
+def claim(target: Path, content: bytes, mode: int = NEW_FILE) -> bool:
     """Create a file with its content, exclusively.
 
     Returns:
@@ -68,7 +73,8 @@ def read(path: Path) -> bytes | None:
     """Return the content of a file; None if there is no such file."""
     for attempt in range(_STALE_ATTEMPTS):
         try:
-            return path.read_bytes()
+            with os.fdopen(_patiently(lambda: open_own(path, os.O_RDONLY)), "rb") as file:
+                return file.read()
         except FileNotFoundError:
             if attempt:
                 return None
@@ -102,7 +108,7 @@ def append(path: Path, line: bytes) -> None:
     O_APPEND is atomic among the processes of one node, but not among the clients of an NFS server (open(2)):
     each node appends to files of its own.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    descriptor = write_own(path, append=True)
     try:
         if os.write(descriptor, line) != len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -113,12 +119,28 @@ def append(path: Path, line: bytes) -> None:
 def make_directory(path: Path) -> None:
     """Make a directory unless it exists; its parent has to exist."""
     try:
-        path.mkdir()
+        path.mkdir(NEW_DIRECTORY)
     except FileExistsError:
         if not path.is_dir():
             _forget_absence(path.parent)
             if not path.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
+
+
+def _patiently(open_: Callable[[], int]) -> int:
+    """Open a file; where this process or the node has no descriptor left, wait for one for a while.
+
+    A record that is not written ends the run, and descriptors come back within moments: those of connections that are
+    given up, and of files that others close.
+    """
+    for pause in _PAUSES:
+        try:
+            return open_()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        time.sleep(pause)
+    return open_()
 
 
 def _write_all(descriptor: int, content: bytes) -> None:

@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from slurm_elastic.errors import UsageError
+from slurm_elastic.ownership import require_own, require_safe_parent
 from slurm_elastic.rundir import _atomic_files
 from slurm_elastic.rundir._errors import explain
 
 __all__ = ["make_fit"]
 
 _PROBE_BYTES = 65536
+_MEND = "give a run directory of your own by --run-dir"
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # link(2)
 
 
@@ -32,15 +34,23 @@ def make_fit(base: Path, path: Path, subdirectories: Iterable[str]) -> None:
         exists = base.is_dir()
     if not exists:
         raise UsageError(f"{base} is no directory on this node; give a run directory that all nodes share by --run-dir")
+    subdirectories = tuple(subdirectories)
     for directory in (path.parent, path, *(path / name for name in subdirectories)):
         with _unfit(directory):
             _atomic_files.make_directory(directory)
     with _unfit(path):
-        _probe(path)
+        owner = _probe(path)
+        require_safe_parent(path.parent, (owner,), mend=_MEND)
+        for directory in (path, *(path / name for name in subdirectories)):
+            require_own(directory, (owner,), mend=_MEND)
 
 
-def _probe(path: Path) -> None:
-    """Write a file and link it: mode bits do not show read-only mounts, quotas or missing hard links."""
+def _probe(path: Path) -> int:
+    """Write a file and link it: mode bits do not show read-only mounts, quotas or missing hard links.
+
+    Returns:
+        The user id that the file server takes this process for.
+    """
     with _atomic_files.written(path / "probe", bytes(_PROBE_BYTES)) as temporary:
         link = temporary.with_name(f"{temporary.name}.link")
         try:
@@ -52,6 +62,7 @@ def _probe(path: Path) -> None:
                 f"{path}: the file system has no hard links; give a run directory on another by --run-dir"
             ) from None
         link.unlink()
+        return temporary.stat().st_uid
 
 
 @contextlib.contextmanager

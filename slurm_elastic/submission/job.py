@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from submitit.local import local
 from submitit.slurm import slurm
 
 from slurm_elastic.agent.root_cause import recorded, root_cause
+from slurm_elastic.ownership import open_own
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.submission.job_states import is_final, state_of_array
@@ -118,6 +121,9 @@ class _Run(core.Job[Any]):
     def _value(self) -> Any:
         if script_file(self.paths).exists():
             return None
+        # It is unpickled, so it has to be this user's own.
+        with suppress(FileNotFoundError):
+            os.close(open_own(self.paths.result_pickle, os.O_RDONLY))
         outcome, value = self._get_outcome_and_result()
         if outcome != "success":
             raise utils.UncompletedJobError(f"{self.paths.result_pickle} holds no result of this run")

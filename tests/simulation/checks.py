@@ -231,7 +231,7 @@ class Checks:
             case NodesSeen(down):
                 self._known_nodes |= down
             case Gone(agents):
-                self._ended |= agents
+                self._ended.update(agents)
 
     def _check_books(self, state: State) -> None:
         """What the machine counts is what there is."""

@@ -15,7 +15,8 @@ import slurm_elastic
 
 PACKAGE = Path(slurm_elastic.__file__).parent
 ARCHITECTURE = Path(__file__).parents[2] / "docs" / "architecture.md"
-PURE = {"__future__", "bisect", "collections", "dataclasses", "enum", "itertools", "math", "re", "types", "typing"}
+PURE = {"__future__", "bisect", "collections", "dataclasses", "enum", "functools", "itertools", "math", "re", "types"}
+PURE |= {"typing", "zlib"}
 """Modules of the standard library that neither act nor look at anything."""
 
 

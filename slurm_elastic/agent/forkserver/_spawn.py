@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -10,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from slurm_elastic.agent.forkserver._bootstrap_env import boot_environment
 from slurm_elastic.agent.forkserver._channel import Channel
 from slurm_elastic.agent.forkserver.worker_command import Program
+from slurm_elastic.descriptors import given_limit
 
 __all__ = ["spawn"]
 
@@ -50,4 +53,7 @@ def spawn(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         far_end.close()
+    with contextlib.suppress(ProcessLookupError):
+        # One that replaces another is started by an agent that has raised its own.
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, given_limit())
     return near_end, process

@@ -29,6 +29,7 @@ from slurm_elastic.agent.forkserver._waiting import wait_on
 from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION
 from slurm_elastic.agent.log_tail import Followed, Tail
+from slurm_elastic.ownership import write_own
 
 __all__ = ["ForkServerContext", "start_workers"]
 
@@ -241,7 +242,7 @@ class ForkServerContext(PContext):
         descriptors = {}
         for stream, path in (("stdout", self.stdouts[rank]), ("stderr", self.stderrs[rank])):
             if path:
-                descriptors[stream] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+                descriptors[stream] = _opened(path)
         if not isinstance(self.entrypoint, str):
             descriptors["call"] = memory_file(packed_call(self.name, self.entrypoint, self.args[rank]))
             descriptors["result"] = self._results[rank] = memory_file()
@@ -297,3 +298,10 @@ def _files_of(tail: Any) -> list[Followed]:
         Followed(path, prefixes.get(rank, f"[{tail._name}{rank}]:"), tail._dst, tail._log_line_filter)
         for rank, path in tail._log_files.items()
     ]
+
+
+def _opened(path: str) -> int:
+    """A stream's file, or the console or /dev/null, which torch names by their paths."""
+    if path.startswith("/dev/"):
+        return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    return write_own(path)

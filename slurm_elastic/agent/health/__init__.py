@@ -14,7 +14,7 @@ from slurm_elastic._lazy import lazy
 if TYPE_CHECKING:
     from slurm_elastic.agent.health._config import HealthSettings, health_settings
     from slurm_elastic.agent.health._server import HealthServer
-    from slurm_elastic.agent.health._service import Health, health_port
+    from slurm_elastic.agent.health._service import Health, health_port, withdraw_lost
     from slurm_elastic.agent.health._state import Place, Snapshot, Stage, WorkerPlace
     from slurm_elastic.agent.health._status_reporter import Reporter
 else:
@@ -32,6 +32,7 @@ else:
             "WorkerPlace": "_state",
             "health_port": "_service",
             "health_settings": "_config",
+            "withdraw_lost": "_service",
         },
     )
 
@@ -46,4 +47,5 @@ __all__ = [
     "WorkerPlace",
     "health_port",
     "health_settings",
+    "withdraw_lost",
 ]

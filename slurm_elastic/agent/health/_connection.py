@@ -22,7 +22,8 @@ class Limits:
 
     Attributes:
         connections: Open connections of all clients; for one more, the server closes the one that was silent longest.
-        requests_per_second: Requests of one client; a client that sends more waits, so that the training does not.
+        requests_per_second: Requests of all clients, as a client that connects again is another one; more have to wait,
+            so that the training does not.
         request_seconds: Seconds from the first byte of a request, or from the connection's beginning, to its end.
         idle_seconds: Seconds between two requests.
         answer_seconds: Seconds in which the client has to read an answer, and to close after the last one.
@@ -49,6 +50,12 @@ class Server(Protocol):
     def served(self, connection: Connection) -> None:
         """Note a complete request of a client."""
 
+    def count_request(self) -> None:
+        """One more request."""
+
+    def full_until(self) -> float | None:
+        """The loop's time until which no more requests are answered; None if one more is now."""
+
     def answer(self, request: Request) -> Response | Slow:
         """Answer a request."""
 
@@ -66,7 +73,6 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._by = float("inf")
         self._full = self._said_all = self._ending = False
-        self._second, self._asked = 0.0, 0
         self.busy = False
         """True while an answer is made or read, or the client has to wait."""
         self.waits = False
@@ -133,7 +139,7 @@ class Connection(asyncio.Protocol):
                 elif not self._received:
                     self._expect(self._server.limits.idle_seconds)
                 return
-            self._asked += 1
+            self._server.count_request()
             self._server.served(self)
             self._expect(self._server.limits.request_seconds)
             answer = self._server.answer(request)
@@ -146,15 +152,13 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._resume)
 
     def _too_many(self) -> bool:
-        now = self._loop.time()
-        if now >= self._second + 1.0:
-            self._second, self._asked = now, 0
-        if self._asked < self._server.limits.requests_per_second:
+        again_at = self._server.full_until()
+        if again_at is None:
             return False
         self._pause()
         self._expect(None)
         self.waits = True
-        self._loop.call_at(self._second + 1.0, self._resume)
+        self._loop.call_at(again_at, self._resume)
         return True
 
     def _wait_for(self, answer: Slow, request: Request) -> None:

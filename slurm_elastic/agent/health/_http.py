@@ -37,12 +37,14 @@ class Request:
         path: Path without the query.
         authorization: The header of that name; empty for none.
         keep_open: True if the client may send more requests on this connection.
+        host: Name or address by which the client has found this server, without the port; empty if it sends none.
     """
 
     method: str
     path: str
     authorization: str
     keep_open: bool
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,4 +115,5 @@ def next_request(received: bytearray) -> Request | None:
         path=line_found[2].decode().partition("?")[0],
         authorization=headers.get("authorization", ""),
         keep_open="close" not in connection and (line_found[3] == b"1" or "keep-alive" in connection),
+        host=re.sub(r":[0-9]*$", "", headers.get("host", "")).strip("[]").lower(),
     )

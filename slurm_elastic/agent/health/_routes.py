@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -65,6 +66,9 @@ def find(
         token: Token that clients have to send.
         protected: True if all pages but `OPEN_PAGES` require the token; the stacks always require it.
     """
+    if not protected and not _is_local(request.host):
+        # A web page that has its own name resolve to the loopback would read what its visitor can (DNS rebinding).
+        return Response(HTTPStatus.FORBIDDEN, b"ask by localhost or by an address\n")
     if request.path not in (*OPEN_PAGES, "/status", "/metrics", "/stacks"):
         # Also for clients without the token: the names of pages are no secret.
         return Response(HTTPStatus.NOT_FOUND, b"there are /healthz, /readyz, /status, /metrics and /stacks\n")
@@ -85,13 +89,24 @@ def find(
     return Slow(lambda: Response(HTTPStatus.OK, pages.stacks()))
 
 
+def _is_local(host: str) -> bool:
+    if host in ("", "localhost"):
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def _liveness(positive: bool, text: str) -> Response:
     return Response(HTTPStatus.OK if positive else HTTPStatus.SERVICE_UNAVAILABLE, f"{text}\n".encode())
 
 
 def _refusal(authorization: str, token: str | Refused) -> Response | None:
     if isinstance(token, Refused):
-        return Response(HTTPStatus.FORBIDDEN, f"there is no token: {token.why}\n".encode())
+        # Why is in the agent's log: it names files.
+        return Response(HTTPStatus.FORBIDDEN, b"there is no token; the agent's log says why\n")
     scheme, _, shown = authorization.partition(" ")
     if scheme.lower() == "bearer" and hmac.compare_digest(shown.strip().encode(), token.encode()):
         return None

@@ -60,6 +60,7 @@ class HealthServer(HealthCheckServer):
         self._connections: dict[Connection, None] = {}
         self._working: threading.Thread | None = None
         self._complained = False
+        self._second, self._asked = 0.0, 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._main, name="slurm-elastic-health", daemon=True)
 
@@ -101,6 +102,17 @@ class HealthServer(HealthCheckServer):
         """Make a connection the last one to be closed for others, after a complete request."""
         if self._connections.pop(connection, False) is None:
             self._connections[connection] = None
+
+    def count_request(self) -> None:
+        """One more request."""
+        self._asked += 1
+
+    def full_until(self) -> float | None:
+        """The loop's time until which no more requests are answered; None if one more is now."""
+        now = self._loop.time()
+        if now >= self._second + 1.0:
+            self._second, self._asked = now, 0
+        return None if self._asked < self.limits.requests_per_second else self._second + 1.0
 
     def answer(self, request: Request) -> Response | Slow:
         """Answer a request."""

@@ -19,7 +19,7 @@ from slurm_elastic.agent.health._status_reporter import Reporter
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rundir import RunDir
 
-__all__ = ["Health", "health_port"]
+__all__ = ["Health", "health_port", "withdraw_lost"]
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -77,6 +77,26 @@ def health_port(settings: HealthSettings | None, run_dir: RunDir, snapshot: Snap
         health.reporter.close()
 
 
+def withdraw_lost(run_dir: RunDir, agent: str) -> None:
+    """Withdraw what a lost agent has published; returns at once.
+
+    Its port may be anybody's by now, and Prometheus would show it the token of the run.
+
+    Args:
+        run_dir: of the run.
+        agent: identity of the agent, ``node/job.restarts/pid``.
+    """
+
+    def withdraw() -> None:
+        node, job, _ = agent.split("/")
+        try:
+            run_dir.withdraw_health(node, job.partition(".")[0])
+        except SlurmElasticError as error:
+            logger.warning("where the health port of %s was is still published: %s", node, error)
+
+    threading.Thread(target=withdraw, name="slurm-elastic-health-file", daemon=True).start()
+
+
 class _Publication:
     def __init__(self, settings: HealthSettings, run_dir: RunDir, snapshot: Snapshot, server: HealthServer) -> None:
         self._settings, self._run_dir, self._snapshot, self._server = settings, run_dir, snapshot, server
@@ -97,6 +117,7 @@ class _Publication:
             self._server.token = token if token is not None else self._run_dir.health_token()
         except SlurmElasticError as error:
             self._server.token = Refused(str(error))
+            logger.warning("the health pages that take a token are closed: %s", error)
         try:
             self._run_dir.publish_health(node, job, json.dumps([group]).encode() + b"\n")
             self._over.wait()

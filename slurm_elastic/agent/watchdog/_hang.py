@@ -8,6 +8,7 @@ import signal
 from dataclasses import dataclass
 
 from slurm_elastic.agent.watchdog._proc import Watched
+from slurm_elastic.ownership import write_own
 
 __all__ = ["Hang", "kill", "write_stacks"]
 
@@ -63,7 +64,7 @@ def write_stacks(worker: Watched, text: str) -> str:
         return ""
     path = worker.logs / "stacks.txt"
     try:
-        with path.open("a") as file:
+        with os.fdopen(write_own(path, append=True), "a") as file:
             file.write(text + "\n")
     except OSError as error:
         logger.warning("the stacks of rank %s are not kept: %s: %s", worker.rank, path, error.strerror)

@@ -23,7 +23,7 @@ class Answer(enum.Enum):
     ENDED = "nobody listens"
     """Its kernel refuses the connection: the process that listened there has ended."""
     IDLE = "leads nobody"
-    """An agent listens there, and closes the connection."""
+    """An agent of the run listens there, as it has proved."""
     TWIN = "leads by another directory"
     """An agent there says that it leads this run, and has another secret."""
     VERSION = "another version"

@@ -1,7 +1,7 @@
 """The socket on which an agent leads, if it ever does, and the leader that runs on it.
 
-The socket listens as long as the agent lives. While no leader runs here a connection is closed at once, which tells the
-other side that this agent is alive and does not lead; a refused connection says that its process has ended.
+The socket listens as long as the agent lives. While no leader runs here, a member of the run that connects is told so
+by proof of the run's secret, and is closed. A refused connection says that the agent's process has ended.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from slurm_elastic.rendezvous.election.machine import FOUNDER, CampaignBlocked, 
 from slurm_elastic.rendezvous.election.term import ReportBlocking, ReportClaimed
 from slurm_elastic.rendezvous.leader.leader import FencedError, Leader
 from slurm_elastic.rendezvous.transport.listener import Door
+from slurm_elastic.rendezvous.transport.session import Session
 
 __all__ = ["LeaderHost"]
 
@@ -30,12 +31,17 @@ class LeaderHost:
         listener: bound and listening.
         make: makes the leader of a term.
         founder: the leader of the run's first term, if this agent has claimed that.
+        greet: makes the listening end of a session that says that no leader runs here.
     """
 
     def __init__(
-        self, listener: socket.socket, make: Callable[[Campaign], Leader], founder: Leader | None = None
+        self,
+        listener: socket.socket,
+        make: Callable[[Campaign], Leader],
+        founder: Leader | None = None,
+        greet: Callable[[], Session] | None = None,
     ) -> None:
-        self._listener, self._make, self._founder = listener, make, founder
+        self._listener, self._make, self._founder, self._greet = listener, make, founder, greet
         self._idle: Door | None = None
         self._serving: asyncio.Task[None] | None = None
         self._ended: Callable[[Event], None] = lambda event: None
@@ -64,7 +70,7 @@ class LeaderHost:
         """
         self._report = report
         if self._founder is None:
-            self._idle = Door(self._listener, None)
+            self._idle = Door(self._listener, self._greet)
         else:
             self._serve(FOUNDER, self._founder)
             # From here on the leader listens.
@@ -125,5 +131,5 @@ class LeaderHost:
             if self.leader is leader:
                 self.leader = None
             if self._idle is None and self._listener.fileno() >= 0:
-                self._idle = Door(self._listener, None)
+                self._idle = Door(self._listener, self._greet)
         self._report(LeaderEnded(number, problem))

@@ -45,7 +45,7 @@ from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.leader_events import LeaderEvent
 from slurm_elastic.rendezvous.membership import Ponged, Slowest
 from slurm_elastic.rendezvous.run_in_thread import aside
-from slurm_elastic.rendezvous.transport.client_connection import ClosedError, Link, open_link
+from slurm_elastic.rendezvous.transport.client_connection import BusyError, ClosedError, Link, open_link
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 from slurm_elastic.rendezvous.transport.messages import LeaderMessage
 from slurm_elastic.rendezvous.transport.session import (
@@ -298,6 +298,8 @@ def _failed(number: int, endpoint: Endpoint, error: Exception) -> LinkFailed:
             return LinkFailed(number, Answer.VERSION, str(error))
         case ConnectionRefusedError():
             return LinkFailed(number, Answer.ENDED, "nobody listens")
+        case BusyError(seconds=seconds):
+            return LinkFailed(number, Answer.SILENT, f"{where} is {error}", seconds)
         case ClosedError():
             return LinkFailed(number, Answer.IDLE, f"{where} is {error}")
         case TwinError():

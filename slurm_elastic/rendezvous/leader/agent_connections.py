@@ -1,14 +1,18 @@
-"""Who is connected to a leader, and what is said to them."""
+"""The connections of a leader's agents, and what is sent on them."""
 
 from __future__ import annotations
 
 import logging
-import resource
+import random
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
+from slurm_elastic.descriptors import connections_at_most
 from slurm_elastic.rendezvous.leader.heartbeat_schedule import Beats
 from slurm_elastic.rendezvous.leave_requests import LeaveAnswer
+from slurm_elastic.rendezvous.membership import Table
+from slurm_elastic.rendezvous.transport.drop_log import DropLog
 from slurm_elastic.rendezvous.transport.messages import Beat, LeaderMessage, encode
 from slurm_elastic.rendezvous.transport.server_connection import AcceptedConnection
 
@@ -24,31 +28,45 @@ class Peers:
 
     Attributes:
         rejected: how many records were dropped, by the address that they came from.
+        told: the newest round of which agents were told, and what all of them were told alike.
     """
 
     def __init__(self, beats: Beats) -> None:
-        self.rejected: Counter[str] = Counter()
+        self._drops = DropLog(logger)
+        self.rejected: Counter[str] = self._drops.counts
+        self.told: tuple[Table, Any] | None = None
         self._beats = beats
         self._connections: dict[str, AcceptedConnection] = {}
-        self._anonymous: dict[AcceptedConnection, None] = {}
-        self._room = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+        self._on_their_way: set[AcceptedConnection] = set()
+        self._most = connections_at_most()
 
     def __len__(self) -> int:
         return len(self._connections)
 
+    def room(self) -> int:
+        """Connections for which there is room beside those of members."""
+        return self._most - len(self._connections) - len(self._on_their_way)
+
+    def busy(self, agent: str) -> float | None:
+        """Seconds after which an agent that is not here yet is to come again; None if there is room for it now.
+
+        An agent whose connection broke takes the place of that connection, so there is always room for it.
+        """
+        if agent in self._connections or self.room() > 0:
+            return None
+        self.reject(
+            "all addresses", f"an agent for now, as {self._most} connections are what the limit on open files allows"
+        )
+        # At different times, so that they do not all come together again.
+        return random.uniform(1.0, 3.0)
+
     def opened(self, connection: AcceptedConnection) -> None:
-        """A connection was made by somebody who has proved nothing yet."""
-        self._anonymous[connection] = None
-        if len(self._anonymous) > self._room:
-            # The process needs descriptors for itself and its workers, whoever holds how many connections open.
-            oldest = next(iter(self._anonymous))
-            self.reject(oldest, "one of too many connections of nobody known")
-            del self._anonymous[oldest]
-            oldest.close()
+        """A member of the run has connected, and has not proved yet which one it is."""
+        self._on_their_way.add(connection)
 
     def authenticated(self, connection: AcceptedConnection) -> None:
         """A connection has proved whose it is; an older one of the same agent is of no more use."""
-        self._anonymous.pop(connection, None)
+        self._on_their_way.discard(connection)
         older = self._connections.get(connection.agent)
         self._connections[connection.agent] = connection
         if older is not None:
@@ -56,21 +74,23 @@ class Peers:
 
     def closed(self, connection: AcceptedConnection) -> bool:
         """A connection has ended. Returns whether that was the one of its agent."""
-        self._anonymous.pop(connection, None)
+        self._on_their_way.discard(connection)
         if not self.current(connection):
             return False
         del self._connections[connection.agent]
         return True
 
+    def has(self, agent: str) -> bool:
+        """Whether this agent is connected, or on its way."""
+        return agent in self._connections or any(each.named == agent for each in self._on_their_way)
+
     def current(self, connection: AcceptedConnection) -> bool:
         """Whether this is the one connection of its agent."""
         return self._connections.get(connection.agent) is connection
 
-    def reject(self, connection: AcceptedConnection, why: str) -> None:
-        """Count what was dropped; log each kind once per peer."""
-        self.rejected[connection.peer] += 1
-        if self.rejected[connection.peer] == 1:
-            logger.warning("dropped %s from %s (logged once)", why, connection.peer)
+    def reject(self, peer: str, why: str) -> None:
+        """Count what was dropped, and log it within bounds."""
+        self._drops.add(peer, why)
 
     def send(self, agents: Sequence[str], message: LeaderMessage | LeaveAnswer) -> None:
         """Say this to those of the agents that are connected."""
@@ -96,5 +116,5 @@ class Peers:
 
     def close(self) -> None:
         """End all connections."""
-        for connection in [*self._connections.values(), *self._anonymous]:
+        for connection in [*self._connections.values(), *self._on_their_way]:
             connection.close()

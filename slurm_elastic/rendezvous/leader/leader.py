@@ -43,13 +43,24 @@ from slurm_elastic.rendezvous.leader.heartbeat_schedule import Beats
 from slurm_elastic.rendezvous.leader.outgoing_messages import tell
 from slurm_elastic.rendezvous.leader.releases import Releases
 from slurm_elastic.rendezvous.leave_requests import LeaveRequest, LeaveRequested, who_is_meant
-from slurm_elastic.rendezvous.membership import Decision, Disconnected, Heard, Joined, Phase, Settings, State, Tick
+from slurm_elastic.rendezvous.membership import (
+    Decision,
+    Disconnected,
+    Heard,
+    Joined,
+    Phase,
+    Returning,
+    Settings,
+    State,
+    Tick,
+)
 from slurm_elastic.rendezvous.records.api import RecordsError
 from slurm_elastic.rendezvous.run_in_thread import aside
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 from slurm_elastic.rendezvous.transport.listener import Door
 from slurm_elastic.rendezvous.transport.messages import Beat, MessageError, decode_agent_message
 from slurm_elastic.rendezvous.transport.server_connection import AcceptedConnection
+from slurm_elastic.rendezvous.transport.session import Role, Session
 
 __all__ = ["FencedError", "Leader"]
 
@@ -106,6 +117,7 @@ class Leader:
         self._tasks: set[asyncio.Task[None]] = set()
         self.report: Callable[[ReportClaimed | ReportBlocking], None] = lambda action: None
         """Told when the epoch is claimed, and when this candidate begins or ends to block others."""
+        self._door: Door | None = None
         # Its times begin when it serves.
         self._term = term.initial_term(epoch, settings, 0.0)
 
@@ -129,7 +141,14 @@ class Leader:
         if self._state.claimed:
             self.claimed.set()
         listener.listen(_BACKLOG)
-        door = Door(listener, lambda: AcceptedConnection(self, self.secret, self.run, self.epoch), _AT_ONCE)
+        door = self._door = Door(
+            listener,
+            self._greet,
+            lambda visitor: AcceptedConnection(self, visitor),
+            self.reject,
+            self._peers.room,
+            _AT_ONCE,
+        )
         self._schedule()
         try:
             # A leader that has nobody to wait for asks for its epoch at once.
@@ -152,22 +171,28 @@ class Leader:
 
     # What the connections report.
 
+    def _greet(self) -> Session:
+        return Session(Role.LEADER, self.secret, self.run, epoch=self.epoch, busy=self._peers.busy)
+
     def opened(self, connection: AcceptedConnection) -> None:
         """See :class:`~.connection.Host`."""
         self._peers.opened(connection)
+        if connection.named in self._state.broken:
+            self._handle(Returning(connection.named))
 
     def authenticated(self, connection: AcceptedConnection) -> None:
         """See :class:`~.connection.Host`."""
         self._peers.authenticated(connection)
 
-    def reject(self, connection: AcceptedConnection, why: str) -> None:
+    def reject(self, peer: str, why: str) -> None:
         """See :class:`~.connection.Host`."""
-        self._peers.reject(connection, why)
+        self._peers.reject(peer, why)
 
     def closed(self, connection: AcceptedConnection) -> None:
         """See :class:`~.connection.Host`."""
-        if self._peers.closed(connection):
-            self._handle(Disconnected(connection.agent))
+        if self._peers.closed(connection) or (not connection.agent and not self._peers.has(connection.named)):
+            # The latter was on its way back, and has not come.
+            self._handle(Disconnected(connection.named))
 
     def received(self, connection: AcceptedConnection, content: dict[str, object]) -> None:
         """See :class:`~.connection.Host`."""
@@ -177,7 +202,7 @@ class Leader:
         try:
             message = decode_agent_message(content, connection.agent)
         except MessageError as error:
-            self._peers.reject(connection, str(error))
+            self._peers.reject(connection.peer, str(error))
             return
         if isinstance(message, Joined):
             candidate = message.candidate
@@ -220,6 +245,9 @@ class Leader:
 
     def _tick(self) -> None:
         self._timer = None
+        if self._state.broken and self._door is not None:
+            # They may wait behind strangers.
+            self._door.admit_waiting()
         self._take_in_signs()
         self._handle(Wake())
         self._peers.beat(self._loop.time())

@@ -38,6 +38,7 @@ from slurm_elastic.slurm import compress
 
 __all__ = ["tell"]
 
+_LOOPBACK = "127.0.0.1"
 _SUCCESSORS = 8
 """How many of those that may follow a leader each member is told."""
 
@@ -53,12 +54,12 @@ def tell(peers: Peers, epoch: int, state: State, decision: Decision) -> None:
     """
     match decision:
         case Publish(table):
-            shared = _shared(state, table)
+            shared = _shared(peers, state, table)
             for rank, place in enumerate(table.places):
                 peers.send((place.agent,), _placed(epoch, state, table, rank, shared))
         case Resend(agent, table):
             ranks = [place.rank for place in table.places if place.agent == agent]
-            peers.send((agent,), _placed(epoch, state, table, ranks[0], _shared(state, table)))
+            peers.send((agent,), _placed(epoch, state, table, ranks[0], _shared(peers, state, table)))
         case Resign(agents):
             gone = tuple(sorted(state.gone - state.lingering))
             peers.send((*agents, *peers.others(agents)), Resigned(state.settings.agent, gone))
@@ -88,19 +89,23 @@ def _leaving(state: State) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What all members of a round are told alike; made once, since they are many."""
+    """What all members of a round are told alike; made once, since they are many.
+
+    It is kept for those who have to be told again.
+    """
 
     members: str
     successors: tuple[Successor, ...]
 
 
-def _shared(state: State, table: Table) -> _Shared:
-    # Whoever finds none of these alive reads the others from the records.
-    others = (place for place in table.places if place.agent != state.settings.agent)
-    return _Shared(
-        members=compress(place.node for place in table.places),
-        successors=tuple(_successor(place) for place in islice(others, _SUCCESSORS)),
-    )
+def _shared(peers: Peers, state: State, table: Table) -> _Shared:
+    if peers.told is None or peers.told[0] is not table:
+        # Whoever finds none of these alive reads the others from the records.
+        others = (place for place in table.places if place.agent != state.settings.agent)
+        members = compress(place.node for place in table.places)
+        peers.told = table, _Shared(members, tuple(_successor(place) for place in islice(others, _SUCCESSORS)))
+    shared: _Shared = peers.told[1]
+    return shared
 
 
 def _placed(epoch: int, state: State, table: Table, rank: int, shared: _Shared) -> Placed:
@@ -114,7 +119,8 @@ def _placed(epoch: int, state: State, table: Table, rank: int, shared: _Shared) 
         reason=table.reason,
         nodes=len(table.places),
         world_size=table.world_size,
-        store_address=table.store_address,
+        # Workers of one node need no other; see `worker_store`.
+        store_address=_LOOPBACK if len(table.places) == 1 else table.store_address,
         store_port=table.store_port,
         restarts=table.restarts,
         epoch=epoch,

@@ -40,6 +40,7 @@ from slurm_elastic.rendezvous.membership.events import (
     Left,
     NodesSeen,
     Ponged,
+    Returning,
     Tick,
     WorkerFailed,
 )
@@ -85,6 +86,7 @@ __all__ = [
     "Resend",
     "Resign",
     "Retire",
+    "Returning",
     "Settings",
     "Slowest",
     "Spare",

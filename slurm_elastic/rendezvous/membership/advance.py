@@ -75,14 +75,12 @@ def _verdict_due(state: State) -> float | None:
 
 def _admission_due(state: State) -> float | None:
     """When the running round is to end for new agents; None while it is better not."""
-    gathered, table = pending_joins.gathered_at(state), state.table
-    if gathered is None or table is None or state.judgement is not None or state.broken:
+    if state.newcomer_first is None or state.table is None or state.judgement is not None or state.broken:
         return None
-    if state.winding is not None:
+    if state.winding is not None or state.finished:
         return None
-    if any(state.agents[place.agent].status is Status.FINISHED for place in table.places):
-        return None
-    return max(gathered, state.published_at + state.settings.min_round_time)
+    gathered = pending_joins.gathered_at(state)
+    return None if gathered is None else max(gathered, state.published_at + state.settings.min_round_time)
 
 
 def _last_call_due(state: State) -> float | None:
@@ -127,8 +125,8 @@ def _running(state: State, now: float, ticked: bool) -> Result:
     table = state.table
     if table is None:
         raise ValueError("a running round has a table")
-    members = (state.agents.get(place.agent) for place in table.places)
-    if all(agent is not None and agent.status is Status.FINISHED for agent in members):
+    # A member that finished stays until the end of the round, whatever becomes of its agent.
+    if state.finished == len(table.places):
         return transitions.finish(state, Outcome.SUCCEEDED)
     others = state.settings.agent not in state.agents and state.winding is None and state.judgement is None
     if state.resigning and others:
@@ -175,6 +173,7 @@ def _forming(state: State, now: float, ticked: bool) -> Result:
     if state.resigning:
         return leader_change.resign(state)
     quorum = leader_change.has_quorum(state)
+    state = replace(state, quorate=quorum)
     if quorum and not state.claimed and not state.claiming:
         return leader_change.claim(state)
     waiting = len(state.agents) - state.blocking
@@ -208,12 +207,11 @@ def _may_become_larger(state: State, waiting: int) -> bool:
     """
     expected, round_size = state.settings.expected_nodes, state.settings.round_size
     if not expected and leader_change.begins_anew(state):
-        missing = pending_joins.missing_of_cohorts(state, state.agents.values())
+        missing = pending_joins.missing_of_cohorts(state)
         return round_size(waiting + missing) > round_size(waiting)
     missing = len(expected) - len(state.agents) - len(state.gone_nodes)
     if missing > 0 and round_size(waiting + missing) > round_size(waiting):
         # Counting is enough to know that some are missing, and spares the walk while thousands join.
         return True
-    present = {agent.candidate.node for agent in state.agents.values()}
-    missing = sum(node not in present and node not in state.gone_nodes for node in expected)
+    missing = sum(node not in state.on_node and node not in state.gone_nodes for node in expected)
     return round_size(waiting + missing) > round_size(waiting)

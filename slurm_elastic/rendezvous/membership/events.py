@@ -23,6 +23,7 @@ __all__ = [
     "Left",
     "NodesSeen",
     "Ponged",
+    "Returning",
     "Tick",
     "WorkerFailed",
 ]
@@ -67,6 +68,13 @@ class Connected:
 @dataclass(frozen=True, slots=True)
 class Disconnected:
     """An agent's connection broke. Not for one that has been replaced by a newer one, or that the leader closed."""
+
+    agent: str
+
+
+@dataclass(frozen=True, slots=True)
+class Returning:
+    """An agent whose connection broke has greeted on another one, and has still to prove who it is."""
 
     agent: str
 
@@ -190,6 +198,7 @@ Event = (
     Joined
     | Connected
     | Disconnected
+    | Returning
     | Heard
     | Held
     | Ponged

@@ -6,11 +6,11 @@ from slurm_elastic.rendezvous.membership import leader_change, pending_joins, pl
 from slurm_elastic.rendezvous.membership._replace import replace
 from slurm_elastic.rendezvous.membership.agents import Agent, Status
 from slurm_elastic.rendezvous.membership.decisions import Decision, Interrupt, Probe, Resend, Spare
-from slurm_elastic.rendezvous.membership.events import Connected, Disconnected, Joined, Leaving, Left
+from slurm_elastic.rendezvous.membership.events import Connected, Disconnected, Joined, Leaving, Left, Returning
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State, alive, with_agent
 
-__all__ = ["connected", "disconnected", "joined", "leaving", "left"]
+__all__ = ["connected", "disconnected", "joined", "leaving", "left", "returning"]
 
 
 def joined(state: State, event: Joined, now: float) -> Result:
@@ -121,6 +121,18 @@ def disconnected(state: State, event: Disconnected, now: float) -> Result:
     return replace(state, broken=state.broken | {event.agent}), ()
 
 
+def returning(state: State, event: Returning, now: float) -> Result:
+    """An agent whose connection broke is on its way with another one, and only waits for its turn.
+
+    It has not proved who it is. So this is no sign of life: it may be silent for as long as any other agent.
+    """
+    known = state.agents.get(event.agent)
+    if known is None or event.agent not in state.broken:
+        return state, ()
+    state = with_agent(state, replace(known, disconnected_at=None))
+    return replace(state, broken=state.broken - {event.agent}), ()
+
+
 def leaving(state: State, event: Leaving, now: float) -> Result:
     """An agent announces that it goes."""
     state = pending_joins.withdraw(state, event.agent)
@@ -153,7 +165,7 @@ def leaving(state: State, event: Leaving, now: float) -> Result:
 def left(state: State, event: Left, now: float) -> Result:
     """An agent says farewell."""
     state = pending_joins.withdraw(state, event.agent)
-    if state.base is not None and event.agent in state.base.members:
+    if state.base is not None and event.agent in state.base.node_of:
         state = replace(state, ended=state.ended | {event.agent})
     known = state.agents.get(event.agent)
     if known is None or known.departed or state.phase is Phase.CLOSED:

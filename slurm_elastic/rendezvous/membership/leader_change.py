@@ -8,6 +8,7 @@ for the members that it has not heard of.
 from __future__ import annotations
 
 from slurm_elastic.rendezvous.membership import quorum, transitions
+from slurm_elastic.rendezvous.membership._persistent import NameSet
 from slurm_elastic.rendezvous.membership._replace import replace
 from slurm_elastic.rendezvous.membership.agents import Agent, Candidate, Status
 from slurm_elastic.rendezvous.membership.decisions import Claim, Decision, Resign
@@ -32,17 +33,20 @@ __all__ = [
 ]
 
 
-def _present(state: State) -> frozenset[str]:
-    """Who is here without workers."""
-    return frozenset(name for name, agent in state.agents.items() if agent.status is Status.WAITING)
-
-
 def has_quorum(state: State) -> bool:
-    """Whether those that wait may form the next round."""
-    settings = state.settings
-    return quorum.has_quorum(
-        state.base, _present(state), state.gone, settings.agent, settings.on_tie, lingering=state.lingering
-    )
+    """Whether those that wait may form the next round.
+
+    Asked after every event. A quorum is lost only with one of those that wait, and fewer agents than a half of those
+    that may live are none, so nearly always nobody has to be counted.
+    """
+    base, settings = state.base, state.settings
+    if base is None or state.quorate:
+        return True
+    waiting = len(state.agents) - state.blocking
+    if 2 * waiting < len(base.members) - len(state.gone):
+        return False
+    present = frozenset(name for name, agent in state.agents.items() if agent.status is Status.WAITING)
+    return quorum.has_quorum(base, present, state.gone, settings.agent, settings.on_tie, lingering=state.lingering)
 
 
 def begins_anew(state: State) -> bool:
@@ -76,7 +80,7 @@ def gone(state: State, event: Gone, now: float) -> Result:
     base = state.base
     if base is None:
         return state, ()
-    ended = event.agents.intersection(base.members)
+    ended = event.agents & base.node_of.keys()
     decisions: tuple[Decision, ...] = ()
     for name in sorted(ended & state.agents.keys()):
         if not state.agents[name].departed:
@@ -111,14 +115,14 @@ def nodes_down(state: State, down: frozenset[str]) -> State:
 def farewell(state: State, event: Leaving | Left) -> State:
     """A member of the last round that this leader has given up, or never known, goes, and will join nobody."""
     name = event.agent
-    if state.base is None or name not in state.base.members or name in state.agents:
+    if state.base is None or name not in state.base.node_of or name in state.agents:
         return state
     if isinstance(event, Leaving) and name in state.ended:
         # Said before its end and come after it, by a connection that was replaced.
         return state
     # Its workers run until it says farewell.
     lingering = state.lingering | {name} if isinstance(event, Leaving) else state.lingering - {name}
-    return replace(state, gone=state.gone | {name}, lingering=lingering, awaited=state.awaited - {name})
+    return replace(state, gone=state.gone | {name}, lingering=lingering, awaited=state.awaited - {name}, quorate=False)
 
 
 def meet(state: State, name: str, now: float) -> State:
@@ -126,7 +130,7 @@ def meet(state: State, name: str, now: float) -> State:
     base = state.base
     if base is None:
         raise ValueError("nobody is awaited without a last round")
-    node = base.nodes[base.members.index(name)]
+    node = base.node_of[name]
     # What it says of itself comes with its join.
     unknown = Candidate(name, node, position=0, local_world_size=0, role="", address="", store_port=0)
     met = Agent(unknown, attempt=0, status=Status.STOPPING, last_heard=now, round=base.round)
@@ -146,7 +150,7 @@ def lose_patience(state: State, now: float) -> State:
     if base is None or due is None or now < due:
         return state
     nodes = {node for agent, node in zip(base.members, base.nodes, strict=True) if agent in state.awaited}
-    return replace(state, awaited=frozenset(), gone_nodes=state.gone_nodes | nodes)
+    return replace(state, awaited=NameSet(), gone_nodes=state.gone_nodes | nodes)
 
 
 def claim(state: State) -> Result:
@@ -174,4 +178,4 @@ def resign(state: State) -> Result:
     own = state.settings.agent
     if state.blocking or own in state.agents or own in state.lingering:
         return state, ()
-    return replace(state, phase=Phase.CLOSED, broken=frozenset()), (Resign(tuple(state.agents)),)
+    return replace(state, phase=Phase.CLOSED, broken=NameSet()), (Resign(tuple(state.agents)),)

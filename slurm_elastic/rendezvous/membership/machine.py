@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slurm_elastic.rendezvous.membership import join_leave, leader_change, planned_stop, transitions
+from slurm_elastic.rendezvous.membership._persistent import NamedMap, NameSet
 from slurm_elastic.rendezvous.membership._replace import replace
 from slurm_elastic.rendezvous.membership.advance import advance
 from slurm_elastic.rendezvous.membership.agents import Status
@@ -25,6 +26,7 @@ from slurm_elastic.rendezvous.membership.events import (
     Left,
     NodesSeen,
     Ponged,
+    Returning,
     Tick,
     WorkerFailed,
 )
@@ -72,12 +74,15 @@ def _forgive_own_pause(state: State, now: float) -> State:
     judgement, winding_down = state.judgement, state.winding
     return replace(
         state,
-        agents={
-            name: replace(
-                agent, last_heard=max(agent.last_heard + gap, latest), disconnected_at=later(agent.disconnected_at)
+        agents=NamedMap(
+            (
+                name,
+                replace(
+                    agent, last_heard=max(agent.last_heard + gap, latest), disconnected_at=later(agent.disconnected_at)
+                ),
             )
             for name, agent in state.agents.items()
-        },
+        ),
         judgement=None if judgement is None else replace(judgement, since=judgement.since + gap),
         forming_since=state.forming_since + gap,
         complete_since=later(state.complete_since),
@@ -90,12 +95,12 @@ def _forgive_own_pause(state: State, now: float) -> State:
 
 
 def _heard(state: State, event: Heard, now: float) -> Result:
-    agents = dict(state.agents)
+    heard = {}
     for name, moment in event.signs:
-        known = agents.get(name)
+        known = state.agents.get(name)
         if known is not None and moment > known.last_heard:
-            agents[name] = replace(known, last_heard=moment)
-    return replace(state, agents=agents), ()
+            heard[name] = replace(known, last_heard=moment)
+    return (replace(state, agents=state.agents.update(heard)) if heard else state), ()
 
 
 def _ponged(state: State, event: Ponged, now: float) -> Result:
@@ -134,7 +139,7 @@ def _worker_failed(state: State, event: WorkerFailed, now: float) -> Result:
         for place in table.places
         if (member := state.agents.get(place.agent)) is not None and not member.departed
     )
-    judgement = Judgement(event.failure, now, state.probe + 1, frozenset(asked))
+    judgement = Judgement(event.failure, now, state.probe + 1, NameSet(asked))
     return replace(state, judgement=judgement, probe=state.probe + 1), (Probe(asked, judgement.probe),)
 
 
@@ -183,9 +188,9 @@ def _tick(state: State, event: Tick, now: float) -> Result:
     overdue = now - state.settings.heartbeat_limit
     if state.calm and any(agent.last_heard < overdue for agent in state.agents.values()):
         # Nobody was missed at the last look, so it was the leader that was away; whoever lives is heard by the next.
-        agents = {
-            name: replace(agent, last_heard=max(agent.last_heard, overdue)) for name, agent in state.agents.items()
-        }
+        agents = NamedMap(
+            (name, replace(agent, last_heard=max(agent.last_heard, overdue))) for name, agent in state.agents.items()
+        )
         state = replace(state, agents=agents)
     missed = now - state.settings.heartbeat_limit / 2
     # The signs of very many come in turns.
@@ -207,6 +212,7 @@ _HANDLERS: dict[type, Callable[[State, Any, float], Result]] = {
     Left: join_leave.left,
     NodesSeen: _nodes_seen,
     Ponged: _ponged,
+    Returning: join_leave.returning,
     Tick: _tick,
     WorkerFailed: _worker_failed,
 }

@@ -7,10 +7,8 @@ need; and one srun starts a known number of agents, its cohort, which join as fa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from slurm_elastic.rendezvous.membership._replace import replace
-from slurm_elastic.rendezvous.membership.agents import Agent, Candidate, Status
+from slurm_elastic.rendezvous.membership.agents import Candidate
 from slurm_elastic.rendezvous.membership.state import State
 
 __all__ = ["announce", "gathered_at", "hear_of", "makes_larger", "missing_of_cohorts", "settle", "withdraw"]
@@ -42,14 +40,16 @@ def settle(state: State) -> State:
 
     To be called when a round is published.
     """
-    cohorts = {agent.candidate.cohort for agent in state.agents.values() if agent.candidate.cohort in state.unheard}
+    cohorts = [cohort for cohort in state.cohorts if cohort in state.unheard]
     return replace(state, unheard={**state.unheard, **dict.fromkeys(cohorts, 0)}) if cohorts else state
 
 
-def missing_of_cohorts(state: State, agents: Iterable[Agent]) -> int:
-    """Return how many agents are still to come that were started together with one of these."""
-    cohorts = {agent.candidate.cohort for agent in agents}
-    return sum(max(0, state.unheard.get(cohort, 0)) for cohort in cohorts)
+def missing_of_cohorts(state: State) -> int:
+    """Return how many agents are still to come that were started together with one of those that are here.
+
+    While a round runs these are newcomers: nobody is missing of a cohort that was here when it was published.
+    """
+    return sum(max(0, state.unheard.get(cohort, 0)) for cohort in state.cohorts)
 
 
 def makes_larger(state: State) -> bool:
@@ -69,6 +69,5 @@ def gathered_at(state: State) -> float | None:
 
 def _more_to_come(state: State) -> bool:
     """Whether agents are known to be on their way that make the next round larger."""
-    agents = [agent for agent in state.agents.values() if not state.is_member(agent) and agent.status is Status.WAITING]
-    here, more = len(state.agents), len(state.coming) + missing_of_cohorts(state, agents)
+    here, more = len(state.agents), len(state.coming) + missing_of_cohorts(state)
     return state.settings.round_size(here + more) > state.settings.round_size(here)

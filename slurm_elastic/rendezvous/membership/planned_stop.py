@@ -90,7 +90,7 @@ def answer(state: State, event: Held, now: float) -> Result:
         return (state, ()) if _verdict_first(state, winding) else end(state, now)
     if winding.stop is not None:
         return state, ()
-    answers = {**winding.answers, event.agent: event.step}
+    answers = winding.answers.set(event.agent, event.step)
     return replace(state, winding=replace(winding, answers=answers)), ()
 
 
@@ -126,9 +126,11 @@ def advance(state: State, now: float) -> Result:
     winding, table = state.winding, state.table
     if winding is None or table is None or state.judgement is not None:
         return state, ()
-    if not any(_running(state)):
+    if not state.running:
         return end(state, now)
-    if winding.stop is not None or not all(name in winding.answers for name in _running(state)):
+    if winding.stop is not None or len(winding.answers) < state.running:
+        return state, ()
+    if not all(name in winding.answers for name in _running(state)):
         return state, ()
     stop = max(winding.answers.values())
     winding = replace(winding, stop=stop)
@@ -150,7 +152,7 @@ def end(state: State, now: float) -> Result:
     winding = state.winding
     if winding is None:
         raise ValueError("the round that runs is not about to end")
-    stop = None if any(_running(state)) else winding.stop
+    stop = None if state.running else winding.stop
     node = newcomers(state) or winding.node if winding.reason is Reason.NODE_JOINED else winding.node
     return transitions.start_forming(state, winding.reason, node, now, winding.detail, step=stop)
 
@@ -176,7 +178,7 @@ def _differs(one: float | None, other: float | None) -> bool:
 
 
 def _running(state: State) -> Iterator[str]:
-    """The members that have not stopped yet. Whoever asks after every event looks at the first few only."""
+    """The members that have not stopped yet; `State.running` counts them."""
     for place in state.table.places if state.table is not None else ():
         agent = state.agents.get(place.agent)
         if agent is not None and agent.status is Status.RUNNING:

@@ -7,6 +7,8 @@ sides would have to share a member, and an agent is on one side only.
 from __future__ import annotations
 
 import enum
+import functools
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -22,7 +24,7 @@ class OnTie(enum.Enum):
     """Neither, before the cut is healed or more members are known to be gone."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Base:
     """The last published round, as far as it decides who may follow it.
 
@@ -37,6 +39,11 @@ class Base:
     members: tuple[str, ...]
     nodes: tuple[str, ...]
     leader: str
+
+    @functools.cached_property
+    def node_of(self) -> Mapping[str, str]:
+        """The node of each member."""
+        return dict(zip(self.members, self.nodes, strict=True))
 
 
 def has_quorum(

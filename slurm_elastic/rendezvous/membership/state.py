@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
+from slurm_elastic.rendezvous.membership._persistent import NamedMap, NameSet
 from slurm_elastic.rendezvous.membership._replace import replace
 from slurm_elastic.rendezvous.membership.agents import Agent, Status, WorkerFailure
 from slurm_elastic.rendezvous.membership.assignment import Table
@@ -47,7 +50,7 @@ class Judgement:
     failure: WorkerFailure
     since: float
     probe: int
-    unanswered: frozenset[str]
+    unanswered: AbstractSet[str]
     slowest: tuple[Slowest, ...] = ()
 
 
@@ -71,7 +74,7 @@ class Winding:
     detail: str
     since: float
     deadline: float | None = None
-    answers: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    answers: NamedMap[int] = field(default_factory=NamedMap)
     stop: int | None = None
     gone: tuple[str, ...] = ()
 
@@ -83,7 +86,9 @@ class State:
     Attributes:
         agents: by identity; absent are agents that left, were lost, or never joined.
         blocking: how many of `agents` may have workers; a round cannot close before it is 0. Kept beside `agents` so
-            that a join costs no walk over all of them.
+            that a join costs no walk over all of them; so are `running` and `finished`, which count agents of that
+            status, and `on_node` and `cohorts`, which count them by their nodes and cohorts.
+        quorate: whether those that wait were found to be a quorum, and none of them has gone since.
         broken: agents whose connection is broken.
         reason: why the round that is being formed is formed.
         forming_since, complete_since: when forming began; since when the minimum is there.
@@ -119,27 +124,32 @@ class State:
     seen_until: float
     ticked_at: float
     calm: bool = False
-    agents: Mapping[str, Agent] = field(default_factory=lambda: MappingProxyType({}))
+    agents: NamedMap[Agent] = field(default_factory=NamedMap)
     blocking: int = 0
-    broken: frozenset[str] = frozenset()
+    running: int = 0
+    finished: int = 0
+    quorate: bool = False
+    on_node: NamedMap[int] = field(default_factory=NamedMap)
+    cohorts: NamedMap[int] = field(default_factory=NamedMap)
+    broken: AbstractSet[str] = field(default_factory=NameSet)
     table: Table | None = None
     complete_since: float | None = None
     published_at: float = 0.0
     restarts: int = 0
     judgement: Judgement | None = None
-    gone_nodes: frozenset[str] = frozenset()
-    gone_agents: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    gone_nodes: AbstractSet[str] = field(default_factory=NameSet)
+    gone_agents: NamedMap[int] = field(default_factory=NamedMap)
     unheard: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     newcomer_first: float | None = None
     newcomer_last: float | None = None
-    coming: frozenset[str] = frozenset()
+    coming: AbstractSet[str] = field(default_factory=NameSet)
     winding: Winding | None = None
     probe: int = 0
     base: Base | None = None
-    gone: frozenset[str] = frozenset()
-    lingering: frozenset[str] = frozenset()
-    ended: frozenset[str] = frozenset()
-    awaited: frozenset[str] = frozenset()
+    gone: AbstractSet[str] = field(default_factory=NameSet)
+    lingering: AbstractSet[str] = field(default_factory=NameSet)
+    ended: AbstractSet[str] = field(default_factory=NameSet)
+    awaited: AbstractSet[str] = field(default_factory=NameSet)
     claimed: bool = True
     claiming: bool = False
     resigning: bool = False
@@ -160,7 +170,7 @@ _BLOCKING = frozenset({Status.RUNNING, Status.FINISHED, Status.STOPPING, Status.
 def initial_state(settings: Settings, now: float) -> State:
     """The state of a leader that has just begun its term; `round` is the one that will be published next."""
     members = settings.base.members if settings.base is not None else ()
-    awaited = frozenset(members) - settings.gone - settings.silent
+    awaited = NameSet(members) - settings.gone - settings.silent
     return State(
         settings=settings,
         phase=Phase.FORMING,
@@ -171,18 +181,46 @@ def initial_state(settings: Settings, now: float) -> State:
         ticked_at=now,
         restarts=settings.first_restarts,
         base=settings.base,
-        gone=settings.gone,
+        gone=NameSet(settings.gone),
         awaited=awaited,
         claimed=settings.claimed,
     )
 
 
 def with_agent(state: State, agent: Agent) -> State:
-    """Add or replace one agent and keep `blocking` right."""
+    """Add or replace one agent and keep what is counted right."""
     name = agent.candidate.agent
     before = state.agents.get(name)
-    blocking = state.blocking + (agent.status in _BLOCKING) - (before is not None and before.status in _BLOCKING)
-    return replace(state, agents={**state.agents, name: agent}, blocking=blocking)
+    changes: dict[str, Any] = {"agents": state.agents.set(name, agent)}
+    if before is None or before.status is not agent.status:
+        changes |= _counted(state, before, agent)
+    if before is None or before.candidate is not agent.candidate:
+        changes |= _located(state, before, agent)
+    return replace(state, **changes)
+
+
+def _counted(state: State, before: Agent | None, after: Agent | None) -> dict[str, Any]:
+    old, new = (agent.status if agent is not None else None for agent in (before, after))
+    return {
+        "blocking": state.blocking + (new in _BLOCKING) - (old in _BLOCKING),
+        "running": state.running + (new is Status.RUNNING) - (old is Status.RUNNING),
+        "finished": state.finished + (new is Status.FINISHED) - (old is Status.FINISHED),
+        "quorate": state.quorate and old is not Status.WAITING,
+    }
+
+
+def _located(state: State, before: Agent | None, after: Agent | None) -> dict[str, Any]:
+    nodes, cohorts = state.on_node, state.cohorts
+    for agent, change in ((before, -1), (after, 1)):
+        if agent is not None:
+            nodes = _added(nodes, agent.candidate.node, change)
+            cohorts = _added(cohorts, agent.candidate.cohort, change)
+    return {"on_node": nodes, "cohorts": cohorts}
+
+
+def _added(counts: NamedMap[int], name: str, change: int) -> NamedMap[int]:
+    count = counts.get(name, 0) + change
+    return counts.set(name, count) if count else counts.remove(name)
 
 
 def alive(state: State, known: Agent, now: float) -> State:
@@ -195,14 +233,13 @@ def alive(state: State, known: Agent, now: float) -> State:
 def without_agent(state: State, name: str) -> State:
     """Forget an agent that is not coming back, and note its node as gone unless another agent is there."""
     before = state.agents[name]
-    node = before.candidate.node
-    agents = {key: value for key, value in state.agents.items() if key != name}
-    shared = any(other.candidate.node == node for other in agents.values())
+    node, located = before.candidate.node, _located(state, before, None)
     return replace(
         state,
-        agents=agents,
-        blocking=state.blocking - (before.status in _BLOCKING),
+        **_counted(state, before, None),
+        **located,
+        agents=state.agents.remove(name),
         broken=state.broken - {name},
-        gone_nodes=state.gone_nodes if shared else state.gone_nodes | {node},
-        gone_agents={**state.gone_agents, name: before.attempt},
+        gone_nodes=state.gone_nodes if node in located["on_node"] else state.gone_nodes | {node},
+        gone_agents=state.gone_agents.set(name, before.attempt),
     )

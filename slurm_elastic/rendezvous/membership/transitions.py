@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slurm_elastic.rendezvous.membership import pending_joins
+from slurm_elastic.rendezvous.membership._persistent import NameSet
 from slurm_elastic.rendezvous.membership._replace import replace
 from slurm_elastic.rendezvous.membership.agents import Agent, Status, WorkerFailure
 from slurm_elastic.rendezvous.membership.assignment import build_table
@@ -38,7 +39,8 @@ def retire(state: State, name: str, reason: LeaveReason, now: float, *, lingers:
     """
     decision = Retire(name, state.agents[name].candidate.node, reason)
     # Whoever has announced that it goes joins nobody any more: no other side can count on it.
-    state = replace(state, gone=state.gone | {name}, lingering=state.lingering | {name} if lingers else state.lingering)
+    lingering = state.lingering | {name} if lingers else state.lingering
+    state = replace(state, gone=state.gone | {name}, lingering=lingering, quorate=False)
     return _remove(state, name, decision, Reason.NODE_LEFT, reason.value, now)
 
 
@@ -76,20 +78,24 @@ def start_forming(
     if table is None:
         raise ValueError("no round is running")
     interrupted = list(state.winding.gone) if state.winding is not None else []
+    ending: dict[str, Agent] = {}
     for place in table.places:
         agent = state.agents.get(place.agent)
         if agent is None:
             continue
         if agent.departed:
             state = without_agent(state, place.agent)
-        elif agent.status is Status.FINISHED and agent.leave_reason is not None:
-            state = with_agent(state, replace(agent, status=Status.LEAVING))
         elif agent.status in (Status.RUNNING, Status.FINISHED):
+            if agent.status is Status.RUNNING or agent.leave_reason is None:
+                interrupted.append(place.agent)
             status = Status.STOPPING if agent.leave_reason is None else Status.LEAVING
-            state = with_agent(state, replace(agent, status=status))
-            interrupted.append(place.agent)
+            ending[place.agent] = replace(agent, status=status)
     state = replace(
         state,
+        # These block the next round as they did: see `with_agent`.
+        agents=state.agents.update(ending),
+        running=0,
+        finished=0,
         phase=Phase.FORMING,
         round=table.round + 1,
         reason=reason,
@@ -114,10 +120,13 @@ def publish(state: State, now: float) -> Result:
     waiting = [agent.candidate for agent in state.agents.values() if agent.status is Status.WAITING]
     waiting.sort(key=lambda candidate: (candidate.agent not in members, candidate.order))
     table = build_table(state.round, state.reason, waiting[: settings.round_size(len(waiting))], state.restarts)
-    agents = dict(state.agents)
-    for place in table.places:
-        agents[place.agent] = replace(agents[place.agent], status=Status.RUNNING, round=table.round)
-    present = {agent.candidate.node for agent in agents.values()}
+    agents = state.agents.update(
+        {
+            place.agent: replace(state.agents[place.agent], status=Status.RUNNING, round=table.round)
+            for place in table.places
+        }
+    )
+    absent = [node for node in settings.expected_nodes if node not in state.on_node]
     spares = tuple(
         Spare(name, agent.candidate.node) for name, agent in agents.items() if agent.status is Status.WAITING
     )
@@ -125,22 +134,25 @@ def publish(state: State, now: float) -> Result:
         pending_joins.settle(state),
         agents=agents,
         blocking=len(table.places),
+        running=len(table.places),
+        finished=0,
+        quorate=False,
         phase=Phase.RUNNING,
         table=table,
         complete_since=None,
         published_at=now,
         # Whoever has not come by now is not waited for again.
-        gone_nodes=state.gone_nodes | (frozenset(settings.expected_nodes) - present),
+        gone_nodes=state.gone_nodes | NameSet(absent),
         base=Base(
             table.round,
             tuple(place.agent for place in table.places),
             tuple(place.node for place in table.places),
             settings.agent,
         ),
-        gone=frozenset(),
-        lingering=frozenset(),
-        ended=frozenset(),
-        awaited=frozenset(),
+        gone=NameSet(),
+        lingering=NameSet(),
+        ended=NameSet(),
+        awaited=NameSet(),
     )
     return state, (Publish(table, now - state.forming_since), *spares)
 
@@ -159,6 +171,6 @@ def finish(state: State, outcome: Outcome, failure: WorkerFailure | None = None,
         newcomer_first=None,
         newcomer_last=None,
         winding=None,
-        broken=frozenset(),
+        broken=NameSet(),
     )
     return state, (decision,)

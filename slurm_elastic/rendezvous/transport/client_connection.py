@@ -17,17 +17,15 @@ from slurm_elastic.rendezvous.transport.messages import (
     decode_leader_message,
     encode,
 )
-from slurm_elastic.rendezvous.transport.session import ForeignError, Session, SessionError
+from slurm_elastic.rendezvous.transport.session import BusyError, ClosedError, ForeignError, Session, SessionError
 
-__all__ = ["ClosedError", "Link", "open_link"]
+__all__ = ["BusyError", "ClosedError", "Link", "open_link"]
 
 logger = logging.getLogger(__name__)
 
-_HANDSHAKE_TIMEOUT = 3.0
-
-
-class ClosedError(ForeignError):
-    """The other side closed the connection without a word, as an agent does that leads nobody."""
+_HANDSHAKE_TIMEOUT = 10.0
+"""Seconds. A leader that many come to at once answers them in turn; whoever gave up and came again would only make the
+others wait longer, and itself."""
 
 
 class Link(asyncio.Protocol):
@@ -63,6 +61,8 @@ class Link(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         stream = transport.get_extra_info("socket")
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # The other side has to prove that it listens there, and does not pass on what another one says.
+        self._session.port = int(transport.get_extra_info("peername")[1])
         self._transport.write(self._session.start())
 
     def data_received(self, data: bytes) -> None:
@@ -85,7 +85,8 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
-        self._fail(ClosedError("something that closes the connection"))
+        # It has proved nothing: a leader without room may do so, or another program on the port of an agent that ended.
+        self._fail(ForeignError("something that closes the connection"))
         if not self.closed.done():
             self.closed.set_result(None)
 
@@ -161,7 +162,9 @@ async def open_link(
         epoch: a leader of an earlier one does not count.
 
     Raises:
-        ForeignError: it leads nobody, or not this run, or not any more.
+        ClosedError: an agent of this run that leads nobody.
+        ForeignError: it does not lead this run, or not any more.
+        BusyError: it leads this run, and has no room now.
         VersionError: it speaks another protocol.
         OSError: nobody listens, or nobody answers.
         TimeoutError: it takes too long.

@@ -35,13 +35,32 @@ async def reach(make: Callable[[], _Protocol], endpoint: Endpoint) -> tuple[_Pro
     errors: list[Exception] = []
     for address in await _addresses(endpoint):
         try:
-            connecting = loop.create_connection(make, address, endpoint[1])
-            transport, protocol = await asyncio.wait_for(connecting, _TIMEOUT)
+            stream = await _connected(address, endpoint[1])
+            transport, protocol = await loop.create_connection(make, sock=stream)
         except (OSError, asyncio.TimeoutError) as error:
             errors.append(error)
         else:
             return protocol, transport, (address, endpoint[1])
     raise next((error for error in errors if not isinstance(error, ConnectionRefusedError)), errors[0])
+
+
+async def _connected(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    stream = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        try:
+            await asyncio.wait_for(asyncio.get_running_loop().sock_connect(stream, (address, port)), _TIMEOUT)
+        except asyncio.TimeoutError:
+            # The kernel may have connected it while this process waited for a processor. To begin anew would take as
+            # long once more, for both sides.
+            try:
+                stream.getpeername()
+            except OSError:
+                raise asyncio.TimeoutError from None
+    except BaseException:
+        stream.close()
+        raise
+    return stream
 
 
 async def _addresses(endpoint: Endpoint) -> list[str]:

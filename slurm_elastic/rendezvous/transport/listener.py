@@ -1,16 +1,59 @@
-"""Accepts connections, or turns them away, on a socket that listens as long as its agent lives."""
+"""Admits members of the run to a socket that listens as long as its agent lives, and keeps strangers few.
+
+A connection goes through three states. One that has sent nothing yet, or only part of a greeting, is a stranger's: no
+more than a socket is kept for it. Strangers get the descriptors that members of the run leave, at least `STRANGERS`;
+a further one takes the place of the oldest. A greeting with a valid tag proves membership of the run
+(:mod:`.session`): this connection is on its way, and is never dropped for another one. Once it has proved which agent
+it belongs to, it is that agent's connection.
+
+An agent greets as soon as it is connected, so its greeting is often there when the kernel hands its connection out, and
+comes soon after where an agent has to wait for a processor. The answers of those on their way are served before more
+are accepted; the rest waits in the kernel's backlog, which does not refuse: Linux drops the last packet of a connection
+that finds it full, and the other side repeats it after a second (tcp(7); tcp_abort_on_overflow is 0 unless an
+administrator has changed it).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 
-__all__ = ["Door"]
+from slurm_elastic.descriptors import STRANGERS
+from slurm_elastic.rendezvous.transport.session import RefusedError, Session, SessionError
 
+__all__ = ["Door", "Visitor"]
+
+_HANDSHAKE_TIMEOUT = 10.0
+"""Seconds that a stranger may take for its greeting."""
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_ROOM_AGAIN = 1.0
+_ROOM_AGAIN = 0.2
+_GREETING = 16384
+"""Bytes read at once from a stranger; a greeting has a few hundred."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """A connection whose greeting has proved membership of the run, and was answered.
+
+    Attributes:
+        session: the listening end, which waits for the proof of identity.
+        peer: address of the other side, for people.
+    """
+
+    session: Session
+    peer: str
+
+
+@dataclass(eq=False, slots=True)
+class _Stranger:
+    connection: socket.socket
+    peer: str
+    since: float
+    session: Session | None = None
 
 
 class Door:
@@ -21,50 +64,161 @@ class Door:
 
     Args:
         listener: bound and listening; stays open.
-        make: makes what serves a connection. None to close each one at once.
+        greet: makes the listening end of a session. None to close each connection at once.
+        serve: makes what serves a connection that was admitted. None where `greet` admits nobody.
+        reject: told the address and the words for each connection that was dropped.
+        room: how many strangers there may be now.
         at_once: connections that are accepted together, before anybody hears of one of them.
     """
 
-    def __init__(self, listener: socket.socket, make: Callable[[], asyncio.Protocol] | None, at_once: int = 16) -> None:
-        self._listener, self._make, self._at_once = listener, make, at_once
+    def __init__(
+        self,
+        listener: socket.socket,
+        greet: Callable[[], Session] | None = None,
+        serve: Callable[[Visitor], asyncio.Protocol] | None = None,
+        reject: Callable[[str, str], None] = lambda peer, why: None,
+        room: Callable[[], int] = lambda: STRANGERS,
+        at_once: int = 16,
+    ) -> None:
+        self._listener, self._greet, self._serve, self._reject = listener, greet, serve, reject
+        self._room, self._at_once = room, at_once
+        self._port: int = listener.getsockname()[1]
         self._loop = asyncio.get_running_loop()
+        self._strangers: dict[_Stranger, None] = {}
         self._coming: dict[asyncio.Task[object], socket.socket] = {}
         self._later: asyncio.TimerHandle | None = None
+        self._expiry: asyncio.TimerHandle | None = None
         listener.setblocking(False)
         self._open()
 
     def close(self) -> None:
         """Accept no more; whoever was accepted and not served yet is turned away."""
         self._loop.remove_reader(self._listener)
-        if self._later is not None:
-            self._later.cancel()
+        for timer in (self._later, self._expiry):
+            if timer is not None:
+                timer.cancel()
+        for stranger in [*self._strangers]:
+            self._dismiss(stranger)
         for task in [*self._coming]:
             task.cancel()
+
+    def admit_waiting(self, most: int = 1024) -> None:
+        """Accept now what waits in the kernel, and read what those have said."""
+        for _ in range(most):
+            if not self._accept_one():
+                return
 
     def _open(self) -> None:
         self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
         for _ in range(self._at_once):
-            try:
-                connection, _ = self._listener.accept()
-            except OSError as error:
-                if error.errno in _NO_ROOM:
-                    # It would be readable all the time.
-                    self._loop.remove_reader(self._listener)
-                    self._later = self._loop.call_later(_ROOM_AGAIN, self._open)
-                # Nobody is there (any more), or the one that was has gone (accept(2)).
+            if not self._accept_one():
                 return
-            if self._make is None:
-                connection.close()
-                continue
-            connection.setblocking(False)
-            task: asyncio.Task[object] = self._loop.create_task(self._serve(self._make, connection))
-            self._coming[task] = connection
-            task.add_done_callback(self._served)
 
-    async def _serve(self, make: Callable[[], asyncio.Protocol], connection: socket.socket) -> object:
-        return await self._loop.connect_accepted_socket(make, connection)
+    def _accept_one(self) -> bool:
+        try:
+            connection, address = self._listener.accept()
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                self._make_room()
+            # Nobody is there (any more), or the one that was has gone (accept(2)).
+            return False
+        if self._greet is None:
+            connection.close()
+            return True
+        connection.setblocking(False)
+        self._hear(_Stranger(connection, str(address[0]), self._loop.time()), self._greet)
+        return True
+
+    def _make_room(self) -> None:
+        """There is no descriptor for one more; the listener would be readable all the time."""
+        if self._strangers:
+            self._drop(next(iter(self._strangers)), "one of too many connections")
+            return
+        self._loop.remove_reader(self._listener)
+        self._later = self._loop.call_later(_ROOM_AGAIN, self._open)
+
+    def _hear(self, stranger: _Stranger, greet: Callable[[], Session]) -> None:
+        try:
+            data = stranger.connection.recv(_GREETING)
+        except BlockingIOError:
+            self._wait_for(stranger, greet)
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._dismiss(stranger)
+            return
+        session = stranger.session
+        if session is None:
+            session = stranger.session = greet()
+            session.port = self._port
+        try:
+            _, answer = session.receive(data)
+        except SessionError as error:
+            with contextlib.suppress(OSError):
+                stranger.connection.send(error.answer)
+            if not isinstance(error, RefusedError):
+                self._reject(stranger.peer, str(error))
+            self._dismiss(stranger)
+            return
+        if session.admitted:
+            self._admit(stranger, session, answer)
+        else:
+            self._wait_for(stranger, greet)
+
+    def _wait_for(self, stranger: _Stranger, greet: Callable[[], Session]) -> None:
+        if stranger in self._strangers:
+            return
+        self._strangers[stranger] = None
+        self._loop.add_reader(stranger.connection, self._hear, stranger, greet)
+        if len(self._strangers) > STRANGERS and len(self._strangers) > self._room():
+            self._drop(next(iter(self._strangers)), "one of too many connections that have said nothing")
+        if self._expiry is None:
+            self._expiry = self._loop.call_later(_HANDSHAKE_TIMEOUT, self._expire)
+
+    def _expire(self) -> None:
+        self._expiry = None
+        now = self._loop.time()
+        for stranger in [*self._strangers]:
+            due = stranger.since + _HANDSHAKE_TIMEOUT
+            if due > now:
+                self._expiry = self._loop.call_at(due, self._expire)
+                return
+            self._drop(stranger, "a handshake that was never completed")
+
+    def _drop(self, stranger: _Stranger, why: str) -> None:
+        self._reject(stranger.peer, why)
+        self._dismiss(stranger)
+
+    def _forget(self, stranger: _Stranger) -> None:
+        if stranger in self._strangers:
+            del self._strangers[stranger]
+            self._loop.remove_reader(stranger.connection)
+
+    def _dismiss(self, stranger: _Stranger) -> None:
+        self._forget(stranger)
+        stranger.connection.close()
+
+    def _admit(self, stranger: _Stranger, session: Session, answer: bytes) -> None:
+        self._forget(stranger)
+        connection, serve = stranger.connection, self._serve
+        try:
+            # The first bytes on a connection always find room.
+            whole = connection.send(answer) == len(answer)
+        except OSError:
+            whole = False
+        if not whole or serve is None:
+            connection.close()
+            return
+        protocol = serve(Visitor(session, stranger.peer))
+        task: asyncio.Task[object] = self._loop.create_task(self._hand_over(protocol, connection))
+        self._coming[task] = connection
+        task.add_done_callback(self._served)
+
+    async def _hand_over(self, protocol: asyncio.Protocol, connection: socket.socket) -> object:
+        return await self._loop.connect_accepted_socket(lambda: protocol, connection)
 
     def _served(self, task: asyncio.Task[object]) -> None:
         connection = self._coming.pop(task)

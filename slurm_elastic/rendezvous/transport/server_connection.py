@@ -6,11 +6,13 @@ import asyncio
 import socket
 from typing import Any, Protocol, cast
 
-from slurm_elastic.rendezvous.transport.session import Role, Session, SessionError, VersionError
+from slurm_elastic.rendezvous.transport.listener import Visitor
+from slurm_elastic.rendezvous.transport.session import SessionError
 
 __all__ = ["AcceptedConnection", "Host"]
 
-_HANDSHAKE_TIMEOUT = 10.0
+_HANDSHAKE_TIMEOUT = 20.0
+"""Seconds that a member of the run may take to prove who it is; longer than it waits itself."""
 _MAX_UNSENT = 8 << 20
 """Bytes that may wait for one agent that does not read."""
 
@@ -19,7 +21,7 @@ class Host(Protocol):
     """Who is told what happens on a connection."""
 
     def opened(self, connection: AcceptedConnection) -> None:
-        """A connection was made by somebody who has proved nothing yet."""
+        """A connection was made by a member of the run, which has not proved yet which one it is."""
 
     def authenticated(self, connection: AcceptedConnection) -> None:
         """A connection has proved which agent it belongs to."""
@@ -27,26 +29,32 @@ class Host(Protocol):
     def received(self, connection: AcceptedConnection, content: dict[str, Any]) -> None:
         """An agent said something."""
 
-    def reject(self, connection: AcceptedConnection, why: str) -> None:
-        """Something was dropped."""
+    def reject(self, peer: str, why: str) -> None:
+        """Something from this address was dropped."""
 
     def closed(self, connection: AcceptedConnection) -> None:
         """The connection has ended."""
 
 
 class AcceptedConnection(asyncio.Protocol):
-    """One accepted connection, of a stranger until it has proved to be an agent of this run."""
+    """One connection of a member of the run.
 
-    def __init__(self, host: Host, secret: bytes, run: str, epoch: int) -> None:
+    Attributes:
+        named: the agent that it says it belongs to.
+        agent: the agent that it has proved to belong to, empty before.
+        peer: address of the other side, for people.
+    """
+
+    def __init__(self, host: Host, visitor: Visitor) -> None:
         self._host = host
-        self._session = Session(Role.LEADER, secret, run, epoch=epoch)
+        self._session = visitor.session
+        self.named = visitor.session.agent
         self.agent = ""
-        self.peer = "?"
+        self.peer = visitor.peer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         self._transport = cast(asyncio.Transport, transport)
-        self.peer = str((transport.get_extra_info("peername") or ("?",))[0])
         stream = transport.get_extra_info("socket")
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._deadline = asyncio.get_running_loop().call_later(_HANDSHAKE_TIMEOUT, self._too_slow)
@@ -55,15 +63,11 @@ class AcceptedConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         try:
-            messages, answer = self._session.receive(data)
+            messages, _ = self._session.receive(data)
         except SessionError as error:
-            self._host.reject(self, str(error))
-            if isinstance(error, VersionError):
-                self._transport.write(error.answer)
+            self._host.reject(self.peer, str(error))
             self.close()
             return
-        if answer:
-            self._transport.write(answer)
         if not self.agent and self._session.established:
             self._deadline.cancel()
             self.agent = self._session.agent
@@ -90,5 +94,5 @@ class AcceptedConnection(asyncio.Protocol):
         self._transport.close()
 
     def _too_slow(self) -> None:
-        self._host.reject(self, "a handshake that was never completed")
+        self._host.reject(self.peer, "a handshake that was never completed")
         self._transport.abort()

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import ClassVar
 
 import pytest
 
+from slurm_elastic.rendezvous.transport import listener as listener_module
+from slurm_elastic.rendezvous.transport.client_connection import open_link
 from slurm_elastic.rendezvous.transport.listener import Door
+from slurm_elastic.rendezvous.transport.session import ClosedError, Role, Session, SessionError
+
+SECRET = bytes(range(32))
 
 
 class Served(asyncio.Protocol):
@@ -27,7 +34,8 @@ def test_whoever_comes_while_it_closes_is_turned_away(turns: int) -> None:
             socket.create_server(("127.0.0.1", 0)) as listener,
             socket.create_connection(listener.getsockname()) as visitor,
         ):
-            door = Door(listener, Served)
+            door = Door(listener, lambda: Session(Role.LEADER, SECRET, "7.0"), lambda visitor: Served())
+            visitor.sendall(Session(Role.AGENT, SECRET, "7.0", agent="node1/7.0/1").start())
             # In so many turns of the loop it is accepted, or served even.
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -38,12 +46,80 @@ def test_whoever_comes_while_it_closes_is_turned_away(turns: int) -> None:
             last = Door(listener, None)
             visitor.setblocking(False)
             try:
-                return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(visitor, 1), 10)
+                # A greeting may have been answered; after that there is nobody.
+                while await asyncio.wait_for(_received(visitor), 10):
+                    pass
+                return b""
             finally:
                 last.close()
 
     Served.made.clear()
     assert asyncio.run(come()) == b""
+
+
+async def _received(visitor: socket.socket) -> bytes:
+    try:
+        return await asyncio.get_running_loop().sock_recv(visitor, 4096)
+    except ConnectionResetError:
+        return b""
+
+
+def test_a_member_on_its_way_is_never_dropped_for_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener_module, "STRANGERS", 8)
+    dropped: list[str] = []
+
+    async def come() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
+            address = listener.getsockname()
+
+            def connected() -> socket.socket:
+                return stack.enter_context(socket.create_connection(address))
+
+            session = Session(Role.LEADER, SECRET, "7.0")
+            door = Door(
+                listener,
+                lambda: session,
+                lambda visitor: Served(),
+                lambda peer, why: dropped.append(why),
+                room=lambda: 8,
+            )
+            member = connected()
+            member.sendall(Session(Role.AGENT, SECRET, "7.0", agent="node1/7.0/1").start())
+            for _ in range(40):
+                connected()
+                await asyncio.sleep(0)
+            while len(dropped) < 32:
+                await asyncio.sleep(0.01)
+            assert len(Served.made) == 1
+            assert not Served.made[0].is_closing()
+            door.close()
+            Served.made[0].close()
+
+    Served.made.clear()
+    asyncio.run(asyncio.wait_for(come(), 10))
+    assert set(dropped) == {"one of too many connections that have said nothing"}
+    assert len(dropped) == 32
+
+
+def test_an_idle_agent_is_told_from_a_program_that_took_its_port() -> None:
+    async def come(greet: Callable[[], Session] | None) -> Exception:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            door = Door(listener, greet)
+            try:
+                agent = Session(Role.AGENT, SECRET, "7.0", agent="node1/7.0/1")
+                await open_link(listener.getsockname(), agent, lambda link, message: None, 0)
+            except SessionError as error:
+                return error
+            finally:
+                door.close()
+            raise AssertionError("it leads")
+
+    told = asyncio.run(come(lambda: Session(Role.LEADER, SECRET, "7.0", idle="node2/7.0/1")))
+    assert isinstance(told, ClosedError)
+    assert told.agent == "node2/7.0/1"
+    assert not isinstance(asyncio.run(come(None)), ClosedError)
+    another = asyncio.run(come(lambda: Session(Role.LEADER, bytes(32), "7.0", idle="node2/7.0/1")))
+    assert not isinstance(another, ClosedError)
 
 
 def test_a_process_without_descriptors_serves_again_when_it_has_some() -> None:

@@ -46,15 +46,25 @@ def test_a_port_in_use_leads_to_the_next(start_run: StartRun, taken: Callable[..
     form([party, run.party(1)])
 
 
-def test_no_port_left_is_said_with_the_mend(start_run: StartRun, taken: Callable[..., int]) -> None:
+def test_whoever_takes_all_ports_of_a_run_keeps_its_leader_out_of_none(
+    start_run: StartRun, taken: Callable[..., int]
+) -> None:
     ports = (taken(), taken())
-    run = start_run(ports=ports)
+    run = start_run(ports=ports, expected_nodes=("node1", "node2"))
+    party = run.party(0)
+    assert endpoint(run)["port"] not in ports
+    # The others expect it on a port that somebody else has, and read where it is.
+    form([party, run.party(1)])
+
+
+def test_a_chosen_port_that_is_in_use_is_said_with_the_mend(start_run: StartRun, taken: Callable[..., int]) -> None:
+    port = taken()
+    run = start_run(ports=(port,))
     with pytest.raises(UsageError) as error:
         run.party(0)
-    listed = ", ".join(map(str, ports))
     assert str(error.value) == (
-        f"every rendezvous port of this run is in use on node1 ({listed}); "
-        "give another by --rdzv-endpoint HOST:PORT, or reserve some by srun --resv-ports"
+        f"every rendezvous port of this run is in use on node1 ({port}); "
+        "give another one by --rdzv-endpoint HOST:PORT, or reserve ports by srun --resv-ports"
     )
     # Nobody leads yet, so another that may can.
     assert run.run_dir.newest_epoch("run.0") is None

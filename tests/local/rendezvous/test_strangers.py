@@ -103,7 +103,7 @@ def test_idle_connections_do_not_keep_agents_out(start_run: StartRun) -> None:
 def test_a_handshake_that_is_never_completed_is_cut_off(
     start_run: StartRun, leaders: list[Leader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slurm_elastic.rendezvous.transport.server_connection._HANDSHAKE_TIMEOUT", 0.1)
+    monkeypatch.setattr("slurm_elastic.rendezvous.transport.listener._HANDSHAKE_TIMEOUT", 0.1)
     party = start_run().party(0)
     form([party])
     connections = leaders[0]._peers._connections
@@ -163,6 +163,7 @@ def _record_a_session(run: Run, party: Party) -> bytes:
     """What an agent of this run sends from its greeting on, up to the word that it leaves."""
     agent = Session(Role.AGENT, run.run_dir.secret(), "run.0", agent="node2/7.0/9")
     with connect_to(party) as stream:
+        agent.port = stream.getpeername()[1]
         recorded = agent.start()
         stream.sendall(recorded)
         while not agent.established:
@@ -180,6 +181,7 @@ def test_an_agent_that_speaks_for_another_is_not_heard(start_run: StartRun, lead
     form(parties)
     agent = Session(Role.AGENT, run.run_dir.secret(), "run.0", agent="node9/7.0/9")
     with connect_to(parties[0]) as stream:
+        agent.port = stream.getpeername()[1]
         stream.sendall(agent.start())
         while not agent.established:
             stream.sendall(agent.receive(stream.recv(4096))[1])

@@ -293,8 +293,8 @@ def test_no_directory_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_etcd_endpoint_is_not_the_place_of_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = settle("--rdzv-endpoint=etcd://one:1,two:2 --rdzv-conf=user=me train.py", STEP | {PASSWORD: "secret"})
-    assert settings.etcd == EtcdConfig((Endpoint("one", 1), Endpoint("two", 2)), user="me", password="secret")
+    settings = settle("--rdzv-endpoint=etcds://one:1,two:2 --rdzv-conf=user=me train.py", STEP | {PASSWORD: "secret"})
+    assert settings.etcd == EtcdConfig((Endpoint("one", 1), Endpoint("two", 2)), tls=True, user="me", password="secret")
     assert (settings.endpoint_host, settings.ports) == (None, ports("7"))
     assert "secret" not in repr(settings)
     monkeypatch.setenv("PET_RDZV_ENDPOINT", "etcd://three")

@@ -48,6 +48,9 @@ from slurm_elastic.agent.forkserver.torch_processes import signal_handlers_kept
 from slurm_elastic.agent.health import HealthServer
 from slurm_elastic.agent.torch_agent import TorchAgent
 from slurm_elastic.agent.worker_logs import RoundLogsSpecs
+from slurm_elastic.rendezvous.membership import Place, Reason
+from slurm_elastic.rendezvous.transport.messages import Placed
+from slurm_elastic.rendezvous.worker_store import FreshPorts, open_worker_store
 
 _RELEASE = tuple(int(number) for number in re.findall(r"\d+", torch.__version__)[:2])
 
@@ -318,10 +321,16 @@ def test_a_store_takes_a_socket_that_listens_already() -> None:
     assert TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False).get("key") == b"value"
 
 
-def test_whoever_waits_in_a_store_comes_back_when_its_last_reference_goes() -> None:
+def test_whoever_waits_in_a_store_comes_back_when_it_is_not_served_any_more() -> None:
     agent = TorchAgent(_agent()._worker_group.spec, _Specs(), lambda: RunResult(state=WorkerState.HEALTHY), print)
-    agent.serve_store(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
-    client = TCPStore("127.0.0.1", agent._worker_group.store.port, is_master=False, wait_for_workers=False)
+    reserved = FreshPorts().reserve()
+    place = Place("n1/1.0/1", "n1", 0, 1, 0, "default", 0, 1)
+    placed = Placed(1, place, 0, Reason.START, 1, 1, "127.0.0.1", reserved.port, 0)
+    served = open_worker_store(placed, reserved)
+    agent.serve_store(served)
+    # Workers of one node find it on the loopback, and nobody finds it elsewhere.
+    assert reserved.address == "127.0.0.1"
+    client = TCPStore("127.0.0.1", reserved.port, is_master=False, wait_for_workers=False)
     ended = threading.Event()
 
     def wait() -> None:

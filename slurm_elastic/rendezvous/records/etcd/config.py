@@ -8,6 +8,7 @@ readable by its owner alone. Paths in it are relative to its own directory.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import stat
@@ -152,7 +153,7 @@ def load_config(
         return Path(text) if text else None
 
     scheme, endpoints = _parse_endpoints(endpoint or value("endpoint") or "")
-    return EtcdConfig(
+    config = EtcdConfig(
         endpoints=endpoints,
         tls=scheme == "etcds" or (scheme == "" and any(value(name) for name in _PATHS)),
         ca_cert=path("ca_cert"),
@@ -162,6 +163,20 @@ def load_config(
         password=from_environment("password") or file.get("password"),
         prefix=value("key_prefix") or DEFAULT_PREFIX,
     )
+    exposed = [end.host for end in config.endpoints if not _is_loopback(end.host)]
+    if config.password is not None and not config.tls and exposed and not from_environment("plain_password"):
+        raise UsageError(
+            f"etcd's password would go to {exposed[0]} unencrypted, for everybody on the way to read; write etcds://, "
+            f"or set {ENVIRONMENT_PREFIX}PLAIN_PASSWORD=1 to send it all the same"
+        )
+    return config
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _with_own_names(options: Mapping[str, object]) -> dict[str, object]:

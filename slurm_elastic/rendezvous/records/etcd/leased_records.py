@@ -23,6 +23,7 @@ from slurm_elastic.rendezvous.records.etcd.errors import (
 )
 from slurm_elastic.rendezvous.records.etcd.signed_values import open_record, seal_record
 from slurm_elastic.rendezvous.records.etcd.transactions import Compare, Get, KeyValue, Put, TransactionResult
+from slurm_elastic.text import printable
 
 __all__ = ["LEASE_SECONDS", "Cabinet"]
 
@@ -35,6 +36,15 @@ _HURRIED_SECONDS = 2.0
 _LOOKS_PER_LEASE = 9
 
 _T = TypeVar("_T")
+
+
+_FOREIGN_KEYS = 16
+"""Keys of others that are named in the log."""
+
+
+def _name(found: KeyValue) -> str:
+    """A key as text; one that is no UTF-8, and so not of this project, in a form that can be shown."""
+    return found.key.decode(errors="backslashreplace")
 
 
 class Cabinet:
@@ -170,14 +180,15 @@ class Cabinet:
 
     def _opened(self, found: Iterable[KeyValue]) -> dict[str, dict[str, Any]]:
         start = len(self.prefix)
-        return {kv.key.decode()[start:]: record for kv in found if (record := self._open(kv)) is not None}
+        return {_name(kv)[start:]: record for kv in found if (record := self._open(kv)) is not None}
 
     def _open(self, found: KeyValue) -> dict[str, Any] | None:
-        key = found.key.decode()
+        key = _name(found)
         record = open_record(self._secret, key, found.value)
-        if record is None and key not in self._foreign:
+        if record is None and key not in self._foreign and len(self._foreign) < _FOREIGN_KEYS:
             self._foreign.add(key)
-            logger.warning("dropped the etcd key %s: it was not written by this run", key)
+            more = "; more are dropped without a word" if len(self._foreign) == _FOREIGN_KEYS else ""
+            logger.warning("dropped the etcd key %s: it was not written by this run%s", printable(key), more)
         return record
 
     def _under_lease(self, call: Callable[[EtcdClient], _T], *, patient: bool = True) -> _T:

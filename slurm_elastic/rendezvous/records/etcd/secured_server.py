@@ -7,6 +7,7 @@ import secrets
 import shutil
 from pathlib import Path
 
+from slurm_elastic.ownership import require_own
 from slurm_elastic.rendezvous.records.etcd.auth_setup import enable_authentication
 from slurm_elastic.rendezvous.records.etcd.certificates import create_authority
 from slurm_elastic.rendezvous.records.etcd.config import DEFAULT_PREFIX, ENVIRONMENT_PREFIX
@@ -42,6 +43,7 @@ class PrivateServer:
         self.directory = directory
         self.credentials = directory / CREDENTIALS
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        require_own(directory, mend="give a directory of your own")
         directory.chmod(0o700)
         self.credentials.unlink(missing_ok=True)
         data = data_dir or directory / "server"

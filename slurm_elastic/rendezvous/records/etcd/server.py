@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from slurm_elastic.ownership import require_own
 from slurm_elastic.rendezvous.records.etcd.certificates import Certificate
 from slurm_elastic.rendezvous.records.etcd.config import Endpoint, EtcdConfig
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdServerError
@@ -183,6 +184,7 @@ class EtcdServer:
     def launch(self) -> None:
         """Start it without waiting, as the members of a cluster, who wait for each other, need it."""
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        require_own(self.data_dir, mend="give a directory of your own by --data-dir")
         self.client_port, self.peer_port = (port or free_port(self.host) for port in self._wanted_ports)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
         belongings = self.data_dir if self._temporary else None

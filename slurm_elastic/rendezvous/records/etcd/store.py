@@ -141,7 +141,7 @@ class EtcdStore(Store):
     def list_keys(self) -> list[str]:
         """Return the names of all keys."""
         found, _ = self._call(lambda client: client.get_prefix(self._keys))
-        return [one.key[len(self._keys) :].decode() for one in found]
+        return [one.key[len(self._keys) :].decode(errors="backslashreplace") for one in found]
 
     def has_extended_api(self) -> bool:
         """Return True: there are append, multi_get and multi_set."""

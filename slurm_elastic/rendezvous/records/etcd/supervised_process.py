@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from slurm_elastic.ownership import write_own
 
 __all__ = ["GuardedProgram"]
 
@@ -43,7 +46,7 @@ class GuardedProgram:
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], log: Path, belongings: Path | None
     ) -> None:
-        with log.open("wb") as output:
+        with os.fdopen(write_own(log), "wb") as output:
             # In a session of its own, so that a Ctrl-C for us does not end it before we are done with it.
             self._program = subprocess.Popen(
                 command,

@@ -69,8 +69,9 @@ def test_on_the_loopback_only_the_stacks_take_it() -> None:
 
 
 def test_without_a_token_nobody_gets_in() -> None:
-    refused = ask("/stacks", authorization="Bearer ", token=Refused("chmod 600 it"))
-    assert (refused.status, refused.body) == (HTTPStatus.FORBIDDEN, b"there is no token: chmod 600 it\n")
+    refused = ask("/stacks", authorization="Bearer ", token=Refused("chmod 600 /home/me/token"))
+    # Nothing that tells a stranger where the run's files are.
+    assert (refused.status, refused.body) == (HTTPStatus.FORBIDDEN, b"there is no token; the agent's log says why\n")
 
 
 def test_other_pages_and_methods() -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from slurm_elastic.rendezvous.transport import session
 from slurm_elastic.rendezvous.transport.session import (
+    BusyError,
+    ClosedError,
     ForeignError,
     Role,
     Session,
@@ -39,6 +41,14 @@ def shake_hands(one: Session, other: Session) -> tuple[list[bytes], list[bytes]]
         sent[turn].append(message)
         turn = 1 - turn
     return sent
+
+
+def answer_to(greeting: bytes, other: Session) -> bytes:
+    """What the listening end answers to a greeting, also where it closes the connection afterwards."""
+    try:
+        return other.receive(greeting)[1]
+    except SessionError as error:
+        return error.answer
 
 
 def connected() -> tuple[Session, Session]:
@@ -103,7 +113,7 @@ def test_the_handshake_and_the_first_message_may_come_at_once() -> None:
     ],
 )
 def test_a_leader_that_cannot_prove_to_lead_this_run_is_foreign(one: Session, other: Session) -> None:
-    _, answer = other.receive(one.start())
+    answer = answer_to(one.start(), other)
     with pytest.raises(ForeignError, match="another run, or another secret"):
         one.receive(answer)
     assert not one.established
@@ -111,7 +121,7 @@ def test_a_leader_that_cannot_prove_to_lead_this_run_is_foreign(one: Session, ot
 
 def test_a_leader_of_this_run_with_another_secret_is_told_from_others() -> None:
     one, other = agent(secret=bytes(32)), leader()
-    _, answer = other.receive(one.start())
+    answer = answer_to(one.start(), other)
     with pytest.raises(TwinError, match="another run directory"):
         one.receive(answer)
     assert not one.established
@@ -119,12 +129,74 @@ def test_a_leader_of_this_run_with_another_secret_is_told_from_others() -> None:
 
 def test_an_agent_that_cannot_prove_to_be_of_this_run_is_foreign() -> None:
     other = leader()
-    other.receive(greeting())
+    other.receive(agent().start())
+    assert other.admitted
     claim = {"agent": AGENT, "proof": "0" * 64}
     with pytest.raises(ForeignError, match="another run, or another secret"):
         other.receive(frame(json.dumps(claim).encode()))
     assert not other.established
-    assert other.agent == ""
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        pytest.param(greeting(), id="without a tag"),
+        pytest.param(greeting(agent=AGENT, tag="0" * 64), id="with a wrong tag"),
+        pytest.param(greeting(agent=AGENT, tag="\udfff"), id="with a tag that is not ASCII"),
+        pytest.param(greeting(agent=[AGENT], tag="0" * 64), id="of no agent"),
+        pytest.param(Session(Role.AGENT, bytes(32), "7.0", agent=AGENT).start(), id="with another secret"),
+    ],
+)
+def test_a_greeting_that_proves_no_membership_admits_nobody(hello: bytes) -> None:
+    other = leader()
+    with pytest.raises(ForeignError, match="another run, or another secret"):
+        other.receive(hello)
+    assert not other.admitted
+
+
+def test_a_greeting_counts_for_the_agent_that_it_names() -> None:
+    hello = json.loads(agent().start()[4:])
+    with pytest.raises(ForeignError):
+        leader().receive(frame(json.dumps({**hello, "agent": "node2/7.0/1"}).encode()))
+
+
+def test_a_leader_proves_the_port_that_it_listens_on() -> None:
+    one, other = agent(), leader()
+    # Somebody listens on another port, and passes on what both say.
+    one.port, other.port = 20001, 20000
+    with pytest.raises(ForeignError):
+        one.receive(other.receive(one.start())[1])
+    one, other = agent(), leader()
+    one.port = other.port = 20000
+    shake_hands(one, other)
+    assert one.established
+
+
+def test_an_agent_that_leads_nobody_proves_to_be_of_the_run() -> None:
+    one = agent()
+    idle = Session(Role.LEADER, SECRET, "7.0", idle="node2/7.0/9")
+    with pytest.raises(ClosedError) as told:
+        one.receive(answer_to(one.start(), idle))
+    assert told.value.agent == "node2/7.0/9"
+    assert not idle.admitted
+    # It says nothing to others, and nobody says it in its place.
+    stranger = agent(secret=bytes(32))
+    assert answer_to(stranger.start(), Session(Role.LEADER, SECRET, "7.0", idle="node2/7.0/9")) == b""
+    one = agent()
+    with pytest.raises(ForeignError, match="wrong proof"):
+        one.receive(greeting(idle="node2/7.0/9", proof="0" * 64))
+
+
+def test_a_leader_without_room_says_when_to_come_again() -> None:
+    one = agent()
+    busy = Session(Role.LEADER, SECRET, "7.0", epoch=5, busy=lambda name: 1.25 if name == AGENT else None)
+    with pytest.raises(BusyError) as told:
+        one.receive(answer_to(one.start(), busy))
+    assert told.value.seconds == 1.25
+    assert not busy.admitted
+    one = agent()
+    with pytest.raises(ForeignError, match="wrong proof"):
+        one.receive(greeting(busy=60.0, proof="0" * 64))
 
 
 def test_an_agent_proves_its_own_name_only() -> None:

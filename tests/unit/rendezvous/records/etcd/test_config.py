@@ -126,11 +126,20 @@ def test_tls_by_certificates_alone(credentials: Path) -> None:
 
 
 def test_password_is_in_no_text() -> None:
-    made = config("a", {"SLURM_ELASTIC_ETCD_PASSWORD": "secret"}, user="me")
+    made = config("etcds://a", {"SLURM_ELASTIC_ETCD_PASSWORD": "secret"}, user="me")
     assert made.password == "secret"
     assert "secret" not in repr(made) + str(made)
     with pytest.raises(dataclasses.FrozenInstanceError):
         made.password = ""  # type: ignore[misc]
+
+
+def test_a_password_leaves_this_machine_encrypted_unless_asked_otherwise() -> None:
+    password = {"SLURM_ELASTIC_ETCD_PASSWORD": "secret"}
+    with pytest.raises(UsageError, match=r"password would go to 10\.0\.0\.1 unencrypted.*write etcds://"):
+        config("etcd://localhost,10.0.0.1", password, user="me")
+    assert config("etcd://localhost,127.0.0.2", password, user="me").password == "secret"
+    asked = {**password, "SLURM_ELASTIC_ETCD_PLAIN_PASSWORD": "1"}
+    assert config("etcd://10.0.0.1", asked, user="me").password == "secret"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,64 @@
+"""How many file descriptors a process has, and how many of them connections of agents may take.
+
+Linux gives a process a soft limit that it may raise itself up to the hard one (getrlimit(2)). Slurm passes on the
+limits of the shell that submitted the job (PropagateResourceLimits, slurm.conf(5)), in which the soft one is 1,024 as a
+rule, because select(2) counts no further. An agent uses no select and raises it; workers keep what they were given.
+"""
+
+from __future__ import annotations
+
+import resource
+
+from slurm_elastic.errors import UsageError
+
+__all__ = ["STRANGERS", "connections_at_most", "given_limit", "needed", "raise_limit", "require"]
+
+STRANGERS = 128
+"""Connections of strangers for which there is always room."""
+_RESERVE = 256
+"""Descriptors of a leader beside connections: records, logs, pipes to workers, questions to Slurm."""
+
+_given: tuple[int, int] | None = None
+
+
+def raise_limit() -> None:
+    """Raise the soft limit of this process to the hard one."""
+    global _given
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _given = _given or (soft, hard)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def given_limit() -> tuple[int, int]:
+    """The limits that this process was started with: what its workers get."""
+    return _given or resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def needed(agents: int) -> int:
+    """Descriptors that the leader of so many agents needs."""
+    return agents + STRANGERS + _RESERVE
+
+
+def connections_at_most(limit: int | None = None) -> int:
+    """Connections of agents for which there is room; half of the descriptors where these are very few.
+
+    Strangers take what agents leave, and `STRANGERS` beside.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if limit is None else limit
+    return max(limit - STRANGERS - _RESERVE, limit // 2)
+
+
+def require(agents: int) -> None:
+    """Make sure that this process can lead so many agents.
+
+    Raises:
+        UsageError: the hard limit is too low.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if agents > connections_at_most(limit):
+        raise UsageError(
+            f"the limit on open files is {limit} here (ulimit -Hn), and an agent that leads {agents} agents needs "
+            f"{needed(agents)}; raise the hard limit of the shell that submits the job, or of slurmd (LimitNOFILE), "
+            "or take fewer nodes"
+        )

@@ -1,0 +1,115 @@
+"""Whether files and directories belong to this user, so that no other one can have put something there.
+
+A directory that others may write to lets them put, rename and remove what they like, whatever the modes of the files in
+it. With the sticky bit they may only touch what is theirs (inode(7)), as in /tmp.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection
+from pathlib import Path
+
+from slurm_elastic.errors import UsageError
+
+__all__ = ["NEW_DIRECTORY", "NEW_FILE", "open_own", "require_own", "require_safe_parent", "write_own"]
+
+NEW_DIRECTORY = 0o755
+NEW_FILE = 0o644
+"""Modes of what is made: never open to others for writing, whatever the umask, which can take more away."""
+
+_WRITABLE = 0o022
+
+
+def require_own(path: Path, owners: Collection[int] = (), *, mend: str = "remove it, or take another place") -> None:
+    """Make sure that a directory belongs to this user, and that no other may write to it.
+
+    One of this user's that others may write to, as an umask of 002 makes it, is closed to them.
+
+    Args:
+        path: of the directory.
+        owners: user ids that count as this user's beside its own, as a file server with root_squash changes it
+            (exports(5)).
+        mend: what a person can do.
+
+    Raises:
+        UsageError: it does not, or they may.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if status.st_uid not in (os.geteuid(), *owners):
+            raise UsageError(f"{path} belongs to another user (uid {status.st_uid}); {mend}")
+        if status.st_mode & _WRITABLE:
+            try:
+                os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~_WRITABLE)
+            except OSError as error:
+                mode = stat.S_IMODE(status.st_mode)
+                raise UsageError(
+                    f"{path} is open to others for writing (mode {mode:04o}), and that cannot be changed: "
+                    f"{error.strerror}; chmod go-w it, or take a file system that keeps permissions"
+                ) from None
+    finally:
+        os.close(descriptor)
+
+
+def require_safe_parent(path: Path, owners: Collection[int] = (), *, mend: str) -> None:
+    """Make sure that no other user can replace what this one makes in a directory.
+
+    It may belong to somebody else and be open to a group or to all, if it has the sticky bit.
+
+    Args:
+        path: of the directory.
+        owners: see `require_own`.
+        mend: what a person can do.
+
+    Raises:
+        UsageError: others can.
+    """
+    status = path.stat()
+    if not status.st_mode & _WRITABLE or status.st_mode & stat.S_ISVTX:
+        return
+    if status.st_uid in (os.geteuid(), *owners):
+        require_own(path, owners, mend=mend)
+        return
+    raise UsageError(
+        f"{path} belongs to another user (uid {status.st_uid}) and is open to others for writing (mode "
+        f"{stat.S_IMODE(status.st_mode):04o}), who could replace what is in it; chmod +t it, or {mend}"
+    )
+
+
+def open_own(path: Path | str, flags: int, mode: int = NEW_FILE) -> int:
+    """Open a regular file of this user, and follow no link to it.
+
+    Raises:
+        PermissionError: it belongs to another user.
+        OSError: it cannot be opened, or is no regular file.
+    """
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, mode)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise PermissionError(1, "not a regular file", str(path))
+        directory = Path(path).parent.stat()
+        # A file server may give what this user makes to another id; then the directory belongs to that one, too.
+        if status.st_uid not in (os.geteuid(), directory.st_uid):
+            raise PermissionError(1, f"belongs to another user (uid {status.st_uid})", str(path))
+        os.set_blocking(descriptor, True)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def write_own(path: Path | str, *, append: bool = False) -> int:
+    """Open a file of this user for writing, made if it is not there; see `open_own`. It is emptied unless `append`.
+
+    Raises:
+        OSError: see `open_own`.
+    """
+    descriptor = open_own(path, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0))
+    if not append:
+        # Not by O_TRUNC, which would empty another user's file before its owner is known.
+        os.ftruncate(descriptor, 0)
+    return descriptor

@@ -1,0 +1,153 @@
+"""Maps and sets that are never changed, of which a copy with one difference is cheap also where they are large.
+
+A state of the machine shares nearly everything with the one before it. A dict that is copied for each of n events costs
+n times n steps; these keep their entries in buckets, as many as there are entries in one of them, and copy one bucket.
+Order depends on the keys and on how they came alone, never on the process: simulations repeat what they did.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any, TypeVar, cast
+
+__all__ = ["NameSet", "NamedMap"]
+
+_V = TypeVar("_V")
+_W = TypeVar("_W")
+
+_SMALL = 64
+"""Entries that one bucket holds before there are more."""
+
+
+def _bucket(name: str, buckets: int) -> int:
+    return zlib.crc32(name.encode(errors="surrogatepass")) % buckets if buckets > 1 else 0
+
+
+class NamedMap(Mapping[str, _V]):
+    """Values by name."""
+
+    __slots__ = ("_buckets", "_size")
+
+    def __init__(self, content: Mapping[str, _V] | Iterable[tuple[str, _V]] = ()) -> None:
+        entries = dict(content)
+        self._size = len(entries)
+        # Room to grow, or nearly every entry would have them laid out anew.
+        count = 1 if self._size <= _SMALL else 2 * math.isqrt(self._size)
+        self._buckets: tuple[dict[str, _V], ...] = (entries,)
+        if count > 1:
+            self._buckets = tuple({} for _ in range(count))
+            for name, value in entries.items():
+                self._buckets[_bucket(name, count)][name] = value
+
+    def __getitem__(self, name: str) -> _V:
+        """See Mapping."""
+        return self._buckets[_bucket(name, len(self._buckets))][name]
+
+    def __contains__(self, name: object) -> bool:
+        """See Mapping."""
+        return isinstance(name, str) and name in self._buckets[_bucket(name, len(self._buckets))]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """See Mapping."""
+        return self._buckets[_bucket(name, len(self._buckets))].get(name, default)
+
+    def __iter__(self) -> Iterator[str]:
+        """See Mapping."""
+        for bucket in self._buckets:
+            yield from bucket
+
+    def __len__(self) -> int:
+        """See Mapping."""
+        return self._size
+
+    def __repr__(self) -> str:
+        """As of a dict."""
+        return repr(dict(self))
+
+    def set(self, name: str, value: _V) -> NamedMap[_V]:
+        """This map with one value more, or another one."""
+        number = _bucket(name, len(self._buckets))
+        bucket = self._buckets[number]
+        size = self._size + (name not in bucket)
+        if size > _SMALL and size > 4 * len(self._buckets) ** 2:
+            return NamedMap({**dict(self), name: value})
+        return self._with(number, {**bucket, name: value}, size)
+
+    def remove(self, name: str) -> NamedMap[_V]:
+        """This map without a name that is in it."""
+        number = _bucket(name, len(self._buckets))
+        bucket = dict(self._buckets[number])
+        del bucket[name]
+        return self._with(number, bucket, self._size - 1)
+
+    def update(self, changes: Mapping[str, _V]) -> NamedMap[_V]:
+        """This map with other values for some names."""
+        if len(changes) == 1:
+            return self.set(*next(iter(changes.items())))
+        return NamedMap({**dict(self.items()), **changes})
+
+    def _with(self, number: int, bucket: dict[str, _V], size: int) -> NamedMap[_V]:
+        changed: NamedMap[_V] = object.__new__(NamedMap)
+        changed._size = size
+        changed._buckets = (*self._buckets[:number], bucket, *self._buckets[number + 1 :])
+        return changed
+
+
+class NameSet(AbstractSet[str]):
+    """Names; with another set it makes a `NameSet`, at the price of the smaller one where that is possible."""
+
+    __slots__ = ("_names",)
+
+    def __init__(self, names: Iterable[str] | NamedMap[None] = ()) -> None:
+        self._names = names if isinstance(names, NamedMap) else NamedMap(dict.fromkeys(names))
+
+    def __contains__(self, name: object) -> bool:
+        """See Set."""
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        """See Set."""
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        """See Set."""
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        """As of a set."""
+        return f"NameSet({list(self)})"
+
+    def __hash__(self) -> int:
+        """Equal to that of a frozenset."""
+        return hash(frozenset(self))
+
+    def __or__(self, other: AbstractSet[_W]) -> NameSet:
+        """See Set."""
+        added = [name for name in cast(AbstractSet[str], other) if name not in self._names]
+        if len(added) > _SMALL:
+            return NameSet([*self, *added])
+        names = self._names
+        for name in added:
+            names = names.set(name, None)
+        return NameSet(names) if added else self
+
+    def __sub__(self, other: AbstractSet[Any]) -> NameSet:
+        """See Set."""
+        if len(other) > _SMALL:
+            return NameSet(name for name in self if name not in other)
+        names = self._names
+        for name in other:
+            if name in names:
+                names = names.remove(name)
+        return self if names is self._names else NameSet(names)
+
+    def __and__(self, other: AbstractSet[Any]) -> NameSet:
+        """See Set."""
+        return NameSet(name for name in self if name in other)
+
+    def isdisjoint(self, other: Iterable[Any]) -> bool:
+        """See Set."""
+        return not any(name in self._names for name in other)

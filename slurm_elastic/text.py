@@ -1,0 +1,16 @@
+"""Text from others, made fit for a terminal and for one line of a log."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["printable"]
+
+_UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters (C0, C1), line separators, marks that turn the direction of writing, lone surrogates."""
+
+
+def printable(text: object, most: int = 300) -> str:
+    """Return text of foreign origin as one line, with each unfit character as a question mark, cut to `most`."""
+    fit = _UNFIT.sub("?", str(text))
+    return fit if len(fit) <= most else f"{fit[:most]}..."
