@@ -64,7 +64,7 @@ def _ours(results: Results, sizes: list[int], repetitions: int, many: int) -> di
         "Time until all agents hold their rank (s)",
         ["agents", "from connecting", "longest", "from joining", "longest", "leader resident MiB", "share MiB"],
         note="From connecting: every agent starts to connect at once. From joining: all were connected before. "
-        f"Medians of {repetitions}; {many} agents once. The leader begins with a limit of {GIVEN_LIMITS[0]} open files, "
+        f"Medians of {repetitions}; {many} agents once. The leader begins with a limit of {GIVEN_LIMITS[0]} open files "
         f"and raises it itself to {GIVEN_LIMITS[1]}; the process that plays all agents is given all that there are.",
     )
     whole: dict[int, float | None] = {}

@@ -102,6 +102,9 @@ class NameSet(AbstractSet[str]):
     __slots__ = ("_names",)
 
     def __init__(self, names: Iterable[str] | NamedMap[None] = ()) -> None:
+        if isinstance(names, set | frozenset):
+            # Their order differs from process to process.
+            names = sorted(names)
         self._names = names if isinstance(names, NamedMap) else NamedMap(dict.fromkeys(names))
 
     def __contains__(self, name: object) -> bool:
@@ -118,7 +121,7 @@ class NameSet(AbstractSet[str]):
 
     def __repr__(self) -> str:
         """As of a set."""
-        return f"NameSet({list(self)})"
+        return f"NameSet({sorted(self)})"
 
     def __hash__(self) -> int:
         """Equal to that of a frozenset."""

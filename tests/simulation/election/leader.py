@@ -51,6 +51,7 @@ class Leader:
 
     Attributes:
         began_at: when it began to collect joins.
+        told: as of :class:`~slurm_elastic.rendezvous.leader.agent_connections.Peers`.
         term: state of the product's machine.
         loses_answer: whether the next action on the records is not answered.
     """
@@ -67,6 +68,7 @@ class Leader:
         self.ledger = Ledger(world.records, scope, campaign.term, endpoint, campaign.follows)
         self.term = term.initial_term(campaign.term, campaign.settings, world.now)
         self.over = self.loses_answer = False
+        self.told: object = None
         self.wires: dict[str, Wire] = {}
         self._signs: dict[str, float] = {}
         self._beat_at = world.now
