@@ -75,4 +75,4 @@ def test_a_run_that_was_never_led(tmp_path_factory: pytest.TempPathFactory, caps
     base = tmp_path_factory.mktemp("base")
     RunDir.for_run(base, "7").open()
     assert main(["requeue", "7", "--run-dir", str(base)]) == 2
-    assert "run 7 is not running: no leader has ever been there" in capsys.readouterr().err
+    assert "run 7 is not running: no leader has published an endpoint" in capsys.readouterr().err
