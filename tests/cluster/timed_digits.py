@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -34,12 +33,11 @@ class Diary:
         self._file.write(json.dumps({"what": what, "at": at or time.monotonic(), **fields}) + "\n")
 
 
-class UntilEnough(argparse.Namespace):
-    """Arguments whose number of epochs becomes known while they are used."""
+class Enough:
+    """The number of epochs, as the file has it whenever the training compares it with the epochs behind it."""
 
-    @property
-    def epochs(self) -> int:
-        return int(EPOCHS.read_text()) if EPOCHS.exists() else sys.maxsize
+    def __gt__(self, epoch: int) -> bool:
+        return not EPOCHS.exists() or int(EPOCHS.read_text()) > epoch
 
 
 def main() -> None:
@@ -51,7 +49,8 @@ def main() -> None:
 
     def parse_arguments() -> argparse.Namespace:
         arguments = parse()
-        return UntilEnough(**{name: value for name, value in vars(arguments).items() if name != "epochs"})
+        arguments.epochs = Enough()
+        return arguments
 
     def join_group() -> Any:
         device = join()
