@@ -23,9 +23,12 @@ from slurm_elastic.errors import UsageError
 __all__ = ["Rpc", "load_rpc"]
 
 _IMPLEMENTATION = "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
-_QUIET = {
+_SETTINGS = {
     # gRPC's core writes to stderr by itself, for example at each failed TLS handshake. We report each failure, once.
     "GRPC_VERBOSITY": "NONE",
+    # Otherwise gRPC (1.85) starts its threads anew in every forked child. The process that serves the workers' store
+    # closes the descriptors that those threads wait on, and gRPC aborts it. No child of an agent calls etcd.
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
 }
 
 
@@ -61,7 +64,7 @@ def load_rpc() -> Rpc:
             f"set {_IMPLEMENTATION}=python in the environment of this program, or connect to etcd before anything "
             "else imports protobuf"
         )
-    defaults = {name: os.environ.get(name, value) for name, value in _QUIET.items()}
+    defaults = {name: os.environ.get(name, value) for name, value in _SETTINGS.items()}
     try:
         with _environment({_IMPLEMENTATION: "python", **defaults}), warnings.catch_warnings():
             # The age of the generated code again; one warning for each field of each message.

@@ -175,7 +175,7 @@ class Connection:
             lost = outcome is Retry.OTHER_MEMBER
             if lost and code == "DEADLINE_EXCEEDED":
                 # Either it hangs, or it waits like us for a new leader, or it has lost the request.
-                leader = member.leader(_PROBE_SECONDS, limits.check)
+                leader = member.has_leader(_PROBE_SECONDS, limits.check)
                 lost = leader is None
                 member.unanswered += 1
                 if leader and member.unanswered < _PATIENCE:

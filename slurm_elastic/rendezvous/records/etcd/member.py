@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
 from slurm_elastic.rendezvous.records.etcd.config import Endpoint, EtcdConfig
@@ -12,6 +13,9 @@ __all__ = ["INTERRUPT_SECONDS", "Member"]
 
 INTERRUPT_SECONDS = 0.1
 """How often a wait looks at its interrupt hook; well inside the 0.2 s that a signal may take."""
+
+_REFUSED = ("INVALID_ARGUMENT", "PERMISSION_DENIED", "UNAUTHENTICATED")
+"""Codes of etcd for a client without a user, without the right, or with a token that it does not know."""
 
 _CHANNEL_OPTIONS = (
     # Sites set http_proxy for the world outside; etcd is inside, and gRPC would send it through the proxy.
@@ -63,22 +67,41 @@ class Member:
         """Return what goes along with most calls: our token, and no answers from a member without a leader."""
         return (*self.credentials, ("hasleader", "true"))
 
-    def leader(self, timeout: float, check: Callable[[], None] = lambda: None) -> int | None:
-        """Return the id of the leader that the member knows, 0 for none, None if it does not answer.
+    def has_leader(self, timeout: float, check: Callable[[], None] = lambda: None) -> bool | None:
+        """Return whether the member knows a leader, None if it does not answer.
+
+        With authentication, etcd 3.5.30 shows its status to root alone; 3.4.23 and 3.5.16 show it to every client. A
+        member that refuses is asked to read a key instead, for which it needs a leader before it looks at permissions.
 
         Args:
-            timeout: Seconds.
+            timeout: Seconds for each question.
             check: Called every 0.1 s while the answer takes its time; may raise.
         """
         rpc = load_rpc()
         try:
-            stub = self.stubs["Maintenance"].Status
-            call = stub.future(rpc.etcd.StatusRequest(), timeout=timeout, metadata=self.credentials)
-            while True:
-                try:
-                    return int(call.result(INTERRUPT_SECONDS).leader)
-                except rpc.grpc.FutureTimeoutError:
-                    check()
-        except (rpc.grpc.RpcError, rpc.grpc.FutureCancelledError, ValueError):
+            status = self.stubs["Maintenance"].Status
+            return bool(self._wait(status.future(rpc.etcd.StatusRequest(), **self._question(timeout)), check).leader)
+        except rpc.grpc.RpcError as error:
+            if error.code().name not in _REFUSED:
+                return None
+        except (rpc.grpc.FutureCancelledError, ValueError):
             # ValueError: another thread has closed the channel.
             return None
+        try:
+            read = self.stubs["KV"].Range
+            self._wait(read.future(rpc.etcd.RangeRequest(key=b"\0"), **self._question(timeout)), check)
+        except rpc.grpc.RpcError as error:
+            return error.code().name in _REFUSED
+        except (rpc.grpc.FutureCancelledError, ValueError):
+            return None
+        return True
+
+    def _question(self, timeout: float) -> dict[str, Any]:
+        return {"timeout": timeout, "metadata": self.credentials}
+
+    def _wait(self, call: Any, check: Callable[[], None]) -> Any:
+        while True:
+            try:
+                return call.result(INTERRUPT_SECONDS)
+            except load_rpc().grpc.FutureTimeoutError:
+                check()

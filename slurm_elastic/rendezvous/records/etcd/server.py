@@ -230,7 +230,7 @@ class EtcdServer:
     def _has_leader(self) -> bool:
         member = Member(self.config.endpoints[0], self.config)
         try:
-            return bool(member.leader(_READY_SECONDS))
+            return bool(member.has_leader(_READY_SECONDS))
         finally:
             member.channel.close()
 
