@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.usage import Usage, usage
 from slurm_elastic.descriptors import raise_limit
-from slurm_elastic.rendezvous.leader.fenced_records import Ledger
+from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.membership import Settings
 from slurm_elastic.rendezvous.records.etcd import load_config
@@ -107,9 +107,11 @@ async def _live(pipe: Connection, nodes: int, min_nodes: int, run_dir: RunDir, e
     records = open_records(run_dir, RUN, load_config(etcd) if etcd else None, limit=60.0)
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     port = listener.getsockname()[1]
-    ledger = Ledger(records, RUN, 1, {"agent": "leader", "address": "127.0.0.1", "port": port, "epoch": 1}, None)
-    ledger.claim()
-    leader = _CountingLeader(RUN, SECRET, 1, settings, ledger, lambda decision: None)
+    fenced_records = FencedRecords(
+        records, RUN, 1, {"agent": "leader", "address": "127.0.0.1", "port": port, "epoch": 1}, None
+    )
+    fenced_records.claim()
+    leader = _CountingLeader(RUN, SECRET, 1, settings, fenced_records, lambda decision: None)
     serving = asyncio.create_task(leader.serve(listener))
     serving.add_done_callback(lambda task: task.result())
     pipe.send(port)

@@ -57,14 +57,14 @@ def request_leave(run_dir: RunDir, nodes: tuple[str, ...], reason: str) -> Leave
     """
     # These import msgspec.
     from slurm_elastic.rendezvous.leader.fenced_records import newest_endpoint
-    from slurm_elastic.rendezvous.leave_client import VisitError, ask, visitor_name
+    from slurm_elastic.rendezvous.leave_client import VisitError, ask, client_name
     from slurm_elastic.rendezvous.leave_requests import LeaveRequest
     from slurm_elastic.rendezvous.membership import LeaveReason
     from slurm_elastic.rendezvous.records.api import RunDirRecords
 
     secret = run_dir.secret()
     request = LeaveRequest(
-        agent=visitor_name(),
+        agent=client_name(),
         nodes=nodes,
         job="",
         reason=LeaveReason(reason),

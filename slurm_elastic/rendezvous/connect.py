@@ -13,7 +13,7 @@ from slurm_elastic.rendezvous.election.campaign import Campaign, CampaignConfig,
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
 from slurm_elastic.rendezvous.election.runner import FollowerConfig
 from slurm_elastic.rendezvous.leader.absent_agents import agents_gone
-from slurm_elastic.rendezvous.leader.fenced_records import Ledger
+from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.leader.releases import own_releases
 from slurm_elastic.rendezvous.membership import Candidate, Decision, Reason, Settings
@@ -175,7 +175,7 @@ def _found(seat: Seat, secret: bytes, listener: socket.socket, journal: Callable
         first_reason=Reason.REQUEUED if seat.restart_count else Reason.START,
     )
     campaign = Campaign(1, settings, last)
-    if not _ledger(seat, listener, campaign).claim():
+    if not _fenced_records(seat, listener, campaign).claim():
         return None
     return _leader(seat, secret, listener, campaign, journal)
 
@@ -197,10 +197,10 @@ def _settings(seat: Seat) -> Settings:
     )
 
 
-def _ledger(seat: Seat, listener: socket.socket, campaign: Campaign) -> Ledger:
+def _fenced_records(seat: Seat, listener: socket.socket, campaign: Campaign) -> FencedRecords:
     port = listener.getsockname()[1]
     endpoint = {"address": seat.address, "port": port, "epoch": campaign.term, "agent": seat.agent}
-    return Ledger(seat.records, seat.incarnation, campaign.term, endpoint, campaign.follows)
+    return FencedRecords(seat.records, seat.incarnation, campaign.term, endpoint, campaign.follows)
 
 
 def _leader(
@@ -220,7 +220,7 @@ def _leader(
         secret,
         campaign.term,
         campaign.settings,
-        _ledger(seat, listener, campaign),
+        _fenced_records(seat, listener, campaign),
         journal,
         nodes_down,
         gone,

@@ -13,14 +13,14 @@ from slurm_elastic.rendezvous.leave_requests import LeaveAnswer, LeaveRequest
 from slurm_elastic.rendezvous.transport.messages import MessageError, decode_leader_message, encode
 from slurm_elastic.rendezvous.transport.session import Role, Session, SessionError
 
-__all__ = ["VisitError", "ask", "visitor_name"]
+__all__ = ["VisitError", "ask", "client_name"]
 
 
 class VisitError(SlurmElasticError):
     """Nobody who leads the run answers."""
 
 
-def visitor_name() -> str:
+def client_name() -> str:
     """An identity that no agent has."""
     return f"visitor on {socket.gethostname()}, process {os.getpid()}"
 

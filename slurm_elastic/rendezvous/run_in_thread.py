@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["aside"]
+__all__ = ["run_in_thread"]
 
 _T = TypeVar("_T")
 
 
-async def aside(call: Callable[[], _T]) -> _T:
+async def run_in_thread(call: Callable[[], _T]) -> _T:
     """Make a call in a thread of its own, and return or raise what it does.
 
     asyncio.to_thread has few threads, and Python waits at its end for each of them (concurrent/futures/thread.py,
@@ -23,7 +23,7 @@ async def aside(call: Callable[[], _T]) -> _T:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
 
-    def tell(result: _T | None, error: BaseException | None) -> None:
+    def settle(result: _T | None, error: BaseException | None) -> None:
         if done.cancelled():
             return
         if error is not None:
@@ -40,7 +40,7 @@ async def aside(call: Callable[[], _T]) -> _T:
             error = raised
         # Nobody waits for it any more if the loop is closed.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(tell, result, error)
+            loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=work, name="slurm-elastic-aside", daemon=True).start()
+    threading.Thread(target=work, name="slurm-elastic-call", daemon=True).start()
     return await done

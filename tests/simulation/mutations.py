@@ -20,7 +20,7 @@ from slurm_elastic.rendezvous.election import leader_location, term
 from slurm_elastic.rendezvous.election import machine as election
 from slurm_elastic.rendezvous.election.follower import Participant
 from slurm_elastic.rendezvous.election.term import CheckTerm, ConfirmLastRound, RecordsAction
-from slurm_elastic.rendezvous.leader.fenced_records import Ledger
+from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.membership import (
     Claim,
     Decision,
@@ -201,17 +201,17 @@ def no_look_after_the_claim(patch: pytest.MonkeyPatch) -> None:
 @mutation("a leader publishes without a look at the newest epoch", "a superseded leader publishes nothing")
 def no_look_at_the_epoch(patch: pytest.MonkeyPatch) -> None:
     without(patch, Publish, lambda actions: tuple(each for each in actions if not isinstance(each, CheckTerm)))
-    patch.setattr(Ledger, "leads", lambda ledger: True)
+    patch.setattr(FencedRecords, "leads", lambda ledger: True)
 
 
 @mutation("a leader looks at the newest epoch only before it writes", "a superseded leader publishes nothing")
 def no_second_look_at_the_epoch(patch: pytest.MonkeyPatch) -> None:
-    def write_round(ledger: Ledger, table: Table) -> bool:
+    def write_round(ledger: FencedRecords, table: Table) -> bool:
         ledger.leads = lambda: True  # type: ignore[method-assign]
         return original(ledger, table)
 
-    original = Ledger.write_round
-    patch.setattr(Ledger, "write_round", write_round)
+    original = FencedRecords.write_round
+    patch.setattr(FencedRecords, "write_round", write_round)
 
 
 def without(

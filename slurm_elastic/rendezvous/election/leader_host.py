@@ -16,7 +16,7 @@ from slurm_elastic.rendezvous.election.campaign import Campaign
 from slurm_elastic.rendezvous.election.machine import FOUNDER, CampaignBlocked, Event, LeaderEnded, TermClaimed
 from slurm_elastic.rendezvous.election.term import ReportBlocking, ReportClaimed
 from slurm_elastic.rendezvous.leader.leader import FencedError, Leader
-from slurm_elastic.rendezvous.transport.listener import Door
+from slurm_elastic.rendezvous.transport.listener import Listener
 from slurm_elastic.rendezvous.transport.session import Session
 
 __all__ = ["LeaderHost"]
@@ -31,7 +31,7 @@ class LeaderHost:
         listener: bound and listening.
         make: makes the leader of a term.
         founder: the leader of the run's first term, if this agent has claimed that.
-        greet: makes the listening end of a session that says that no leader runs here.
+        new_session: makes the listening end of a session that says that no leader runs here.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class LeaderHost:
         listener: socket.socket,
         make: Callable[[Campaign], Leader],
         founder: Leader | None = None,
-        greet: Callable[[], Session] | None = None,
+        new_session: Callable[[], Session] | None = None,
     ) -> None:
-        self._listener, self._make, self._founder, self._greet = listener, make, founder, greet
-        self._idle: Door | None = None
+        self._listener, self._make, self._founder, self._new_session = listener, make, founder, new_session
+        self._idle: Listener | None = None
         self._serving: asyncio.Task[None] | None = None
         self._ended: Callable[[Event], None] = lambda event: None
         self.leader: Leader | None = None
@@ -70,7 +70,7 @@ class LeaderHost:
         """
         self._report = report
         if self._founder is None:
-            self._idle = Door(self._listener, self._greet)
+            self._idle = Listener(self._listener, self._new_session)
         else:
             self._serve(FOUNDER, self._founder)
             # From here on the leader listens.
@@ -89,7 +89,7 @@ class LeaderHost:
         """Send the end of the run to all agents, wait up to `timeout` seconds until they have gone, then end."""
         leader, serving = self.leader, self._serving
         if leader is not None and serving is not None:
-            told = asyncio.create_task(leader.everybody_told())
+            told = asyncio.create_task(leader.wait_until_all_left())
             await asyncio.wait([told, serving], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             told.cancel()
             serving.cancel()
@@ -131,5 +131,5 @@ class LeaderHost:
             if self.leader is leader:
                 self.leader = None
             if self._idle is None and self._listener.fileno() >= 0:
-                self._idle = Door(self._listener, self._greet)
+                self._idle = Listener(self._listener, self._new_session)
         self._report(LeaderEnded(number, problem))

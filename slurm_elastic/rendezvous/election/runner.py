@@ -44,7 +44,7 @@ from slurm_elastic.rendezvous.election.machine import (
 from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.leader_events import LeaderEvent
 from slurm_elastic.rendezvous.membership import Ponged, Slowest
-from slurm_elastic.rendezvous.run_in_thread import aside
+from slurm_elastic.rendezvous.run_in_thread import run_in_thread
 from slurm_elastic.rendezvous.transport.client_connection import BusyError, ClosedError, Link, open_link
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 from slurm_elastic.rendezvous.transport.messages import LeaderMessage
@@ -277,13 +277,13 @@ class Runner:
             self.handle(LinkClosed(number))
 
     async def _look_for_leader(self, number: int) -> None:
-        self.handle(LocationSeen(number, await aside(self._config.locate)))
+        self.handle(LocationSeen(number, await run_in_thread(self._config.locate)))
 
     async def _look_for_campaign(self, number: int) -> None:
         read = self._config.read_campaign
         assert read is not None
         try:
-            seen = await aside(read)
+            seen = await run_in_thread(read)
         except (SlurmElasticError, LookupError, ValueError, TypeError) as error:
             self.handle(CampaignFailed(number, str(error)))
         else:

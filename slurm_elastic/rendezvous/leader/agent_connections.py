@@ -9,21 +9,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from slurm_elastic.descriptors import connections_at_most
-from slurm_elastic.rendezvous.leader.heartbeat_schedule import Beats
+from slurm_elastic.rendezvous.leader.heartbeat_schedule import HeartbeatSchedule
 from slurm_elastic.rendezvous.leave_requests import LeaveAnswer
 from slurm_elastic.rendezvous.membership import Table
 from slurm_elastic.rendezvous.transport.drop_log import DropLog
 from slurm_elastic.rendezvous.transport.messages import Beat, LeaderMessage, encode
 from slurm_elastic.rendezvous.transport.server_connection import AcceptedConnection
 
-__all__ = ["Peers"]
+__all__ = ["AgentConnections"]
 
 logger = logging.getLogger(__name__)
 
 _BEAT = encode(Beat())
 
 
-class Peers:
+class AgentConnections:
     """The connections of one leader, at most one per agent.
 
     Attributes:
@@ -31,11 +31,11 @@ class Peers:
         told: the newest round of which agents were told, and what all of them were told alike.
     """
 
-    def __init__(self, beats: Beats) -> None:
+    def __init__(self, schedule: HeartbeatSchedule) -> None:
         self._drops = DropLog(logger)
         self.rejected: Counter[str] = self._drops.counts
         self.told: tuple[Table, Any] | None = None
-        self._beats = beats
+        self._schedule = schedule
         self._connections: dict[str, AcceptedConnection] = {}
         self._on_their_way: set[AcceptedConnection] = set()
         self._most = connections_at_most()
@@ -106,7 +106,7 @@ class Peers:
     def beat(self, now: float) -> None:
         """Ask those whose turn it is for a sign of life."""
         # Every agent answers with a sign of its own.
-        for agent in self._beats.due(self._connections, now):
+        for agent in self._schedule.due(self._connections, now):
             self._connections[agent].send(_BEAT)
 
     def drop(self, agent: str) -> None:

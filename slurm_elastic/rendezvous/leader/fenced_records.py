@@ -15,7 +15,7 @@ from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.membership import Base, Finish, Outcome, Table
 from slurm_elastic.rendezvous.records.api import Record, Records, Situation
 
-__all__ = ["LastRound", "Ledger", "last_round", "newest_endpoint"]
+__all__ = ["FencedRecords", "LastRound", "last_round", "newest_endpoint"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def newest_endpoint(situation: Situation, scope: str) -> Record | None:
     return leading
 
 
-class Ledger:
+class FencedRecords:
     """One leader's durable decisions. Methods may block; they are called outside of the leader's event loop.
 
     Only success makes the run DONE: after a failure a person may mend the script and submit the run again.

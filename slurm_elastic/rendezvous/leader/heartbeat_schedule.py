@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-__all__ = ["Beats"]
+__all__ = ["HeartbeatSchedule"]
 
 _AT_ONCE = 64
 """Agents whose answers may arrive together. Those of very many would keep the leader from anything else for a while."""
 
 
-class Beats:
+class HeartbeatSchedule:
     """Asks every agent once in an interval: few agents all together, so that an idle leader sleeps, many in turns.
 
     Args:

@@ -37,10 +37,10 @@ from slurm_elastic.rendezvous.election.term import (
     WriteRound,
 )
 from slurm_elastic.rendezvous.leader.absent_agents import agents_ended, known_places
-from slurm_elastic.rendezvous.leader.agent_connections import Peers
-from slurm_elastic.rendezvous.leader.fenced_records import Ledger
-from slurm_elastic.rendezvous.leader.heartbeat_schedule import Beats
-from slurm_elastic.rendezvous.leader.outgoing_messages import tell
+from slurm_elastic.rendezvous.leader.agent_connections import AgentConnections
+from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
+from slurm_elastic.rendezvous.leader.heartbeat_schedule import HeartbeatSchedule
+from slurm_elastic.rendezvous.leader.outgoing_messages import send_decision
 from slurm_elastic.rendezvous.leader.releases import Releases
 from slurm_elastic.rendezvous.leave_requests import LeaveRequest, LeaveRequested, who_is_meant
 from slurm_elastic.rendezvous.membership import (
@@ -55,9 +55,9 @@ from slurm_elastic.rendezvous.membership import (
     Tick,
 )
 from slurm_elastic.rendezvous.records.api import RecordsError
-from slurm_elastic.rendezvous.run_in_thread import aside
+from slurm_elastic.rendezvous.run_in_thread import run_in_thread
 from slurm_elastic.rendezvous.transport.connect import Endpoint
-from slurm_elastic.rendezvous.transport.listener import Door
+from slurm_elastic.rendezvous.transport.listener import Listener
 from slurm_elastic.rendezvous.transport.messages import Beat, MessageError, decode_agent_message
 from slurm_elastic.rendezvous.transport.server_connection import AcceptedConnection
 from slurm_elastic.rendezvous.transport.session import Role, Session
@@ -82,7 +82,7 @@ class Leader:
         secret: the run's secret.
         epoch: number of the term.
         settings: of the membership.
-        ledger: where rounds are written down before they are published.
+        fenced_records: where rounds are written down before they are published.
         journal: told every decision, after it was carried out.
         nodes_down: asks Slurm which of these nodes are down; called in a thread while nodes are missing.
         agents_gone: asks Slurm which of these agents are gone; called in a thread while a majority is missing.
@@ -95,7 +95,7 @@ class Leader:
         secret: bytes,
         epoch: int,
         settings: Settings,
-        ledger: Ledger,
+        fenced_records: FencedRecords,
         journal: Callable[[Decision], None],
         nodes_down: Callable[[Sequence[str]], frozenset[str]] | None = None,
         agents_gone: Callable[[Sequence[str]], frozenset[str]] | None = None,
@@ -103,21 +103,21 @@ class Leader:
     ) -> None:
         self.run, self.secret, self.epoch = run, secret, epoch
         self._settings = settings
-        self._ledger = ledger
+        self._fenced_records = fenced_records
         self._journal = journal
         self._nodes_down, self._agents_gone = nodes_down, agents_gone
         self._places: dict[str, Endpoint] = dict(places or {})
         self.claimed = asyncio.Event()
         """Set once the epoch is this leader's own."""
-        self._peers = Peers(Beats(settings.heartbeat_limit / 3, settings.tick_interval))
-        self.rejected = self._peers.rejected
+        self._connections = AgentConnections(HeartbeatSchedule(settings.heartbeat_limit / 3, settings.tick_interval))
+        self.rejected = self._connections.rejected
         self._signs: dict[str, float] = {}
         self._releases = Releases()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.report: Callable[[ReportClaimed | ReportBlocking], None] = lambda action: None
         """Told when the epoch is claimed, and when this candidate begins or ends to block others."""
-        self._door: Door | None = None
+        self._listener: Listener | None = None
         # Its times begin when it serves.
         self._term = term.initial_term(epoch, settings, 0.0)
 
@@ -125,11 +125,11 @@ class Leader:
     def _state(self) -> State:
         return self._term.membership
 
-    async def serve(self, listener: socket.socket) -> None:
+    async def serve(self, listening: socket.socket) -> None:
         """Lead until cancelled, or until this leader has resigned.
 
         Args:
-            listener: bound and listening; closed at the end.
+            listening: bound and listening; closed at the end.
 
         Raises:
             FencedError: another agent leads this run.
@@ -140,13 +140,13 @@ class Leader:
         self._ended: asyncio.Future[None] = self._loop.create_future()
         if self._state.claimed:
             self.claimed.set()
-        listener.listen(_BACKLOG)
-        door = self._door = Door(
-            listener,
-            self._greet,
-            lambda visitor: AcceptedConnection(self, visitor),
+        listening.listen(_BACKLOG)
+        listener = self._listener = Listener(
+            listening,
+            self._new_session,
+            lambda admitted: AcceptedConnection(self, admitted),
             self.reject,
-            self._peers.room,
+            self._connections.room,
             _AT_ONCE,
         )
         self._schedule()
@@ -155,54 +155,56 @@ class Leader:
             self._handle(Tick())
             await self._ended
         finally:
-            door.close()
             listener.close()
+            listening.close()
             if self._timer is not None:
                 self._timer.cancel()
-            self._peers.close()
+            self._connections.close()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def everybody_told(self) -> None:
+    async def wait_until_all_left(self) -> None:
         """Return when every decision is carried out and every agent has gone."""
-        while len(self._peers) or self._term.queue:
+        while len(self._connections) or self._term.queue:
             await asyncio.sleep(0.02)
 
     # What the connections report.
 
-    def _greet(self) -> Session:
-        return Session(Role.LEADER, self.secret, self.run, epoch=self.epoch, busy=self._peers.busy)
+    def _new_session(self) -> Session:
+        return Session(Role.LEADER, self.secret, self.run, epoch=self.epoch, busy=self._connections.busy)
 
     def opened(self, connection: AcceptedConnection) -> None:
         """See :class:`~.connection.Host`."""
-        self._peers.opened(connection)
+        self._connections.opened(connection)
         if connection.named in self._state.broken:
             self._handle(Returning(connection.named))
 
     def authenticated(self, connection: AcceptedConnection) -> None:
         """See :class:`~.connection.Host`."""
-        self._peers.authenticated(connection)
+        self._connections.authenticated(connection)
 
     def reject(self, peer: str, why: str) -> None:
         """See :class:`~.connection.Host`."""
-        self._peers.reject(peer, why)
+        self._connections.reject(peer, why)
 
     def closed(self, connection: AcceptedConnection) -> None:
         """See :class:`~.connection.Host`."""
-        if self._peers.closed(connection) or (not connection.agent and not self._peers.has(connection.named)):
+        if self._connections.closed(connection) or (
+            not connection.agent and not self._connections.has(connection.named)
+        ):
             # The latter was on its way back, and has not come.
             self._handle(Disconnected(connection.named))
 
     def received(self, connection: AcceptedConnection, content: dict[str, object]) -> None:
         """See :class:`~.connection.Host`."""
-        if not self._peers.current(connection):
+        if not self._connections.current(connection):
             return
         self._signs[connection.agent] = self._loop.time()
         try:
             message = decode_agent_message(content, connection.agent)
         except MessageError as error:
-            self._peers.reject(connection.peer, str(error))
+            self._connections.reject(connection.peer, str(error))
             return
         if isinstance(message, Joined):
             candidate = message.candidate
@@ -218,8 +220,8 @@ class Leader:
     def _pass_on(self, connection: AcceptedConnection, request: LeaveRequest) -> None:
         agents = self._state.agents.items() if self._state.phase is not Phase.CLOSED else ()
         meant, answer = who_is_meant(request, {name: agent.candidate.node for name, agent in agents})
-        self._peers.send(meant, LeaveRequested(request.reason, request.seconds, request.detail))
-        self._peers.send((connection.agent,), answer)
+        self._connections.send(meant, LeaveRequested(request.reason, request.seconds, request.detail))
+        self._connections.send((connection.agent,), answer)
 
     # The machine.
 
@@ -245,12 +247,12 @@ class Leader:
 
     def _tick(self) -> None:
         self._timer = None
-        if self._state.broken and self._door is not None:
+        if self._state.broken and self._listener is not None:
             # They may wait behind strangers.
-            self._door.admit_waiting()
+            self._listener.admit_waiting()
         self._take_in_signs()
         self._handle(Wake())
-        self._peers.beat(self._loop.time())
+        self._connections.beat(self._loop.time())
 
     def _take_in_signs(self) -> None:
         if self._signs:
@@ -262,21 +264,21 @@ class Leader:
     def _act(self, action: TermAction) -> None:
         match action:
             case Tell(state, decision, note):
-                tell(self._peers, self.epoch, state, decision)
+                send_decision(self._connections, self.epoch, state, decision)
                 if note:
                     self._journal(decision)
             case ClaimTerm():
-                self._ask_records(action, self._ledger.take)
+                self._ask_records(action, self._fenced_records.take)
             case ConfirmLastRound():
-                self._ask_records(action, self._ledger.confirm)
+                self._ask_records(action, self._fenced_records.confirm)
             case PublishEndpoint():
-                self._ask_records(action, self._ledger.publish_endpoint)
+                self._ask_records(action, self._fenced_records.publish_endpoint)
             case CheckTerm():
-                self._ask_records(action, self._ledger.leads)
+                self._ask_records(action, self._fenced_records.leads)
             case WriteRound(table):
-                self._ask_records(action, functools.partial(self._ledger.write_round, table))
+                self._ask_records(action, functools.partial(self._fenced_records.write_round, table))
             case RecordEnd(finish):
-                self._ask_records(action, functools.partial(self._ledger.finish, finish))
+                self._ask_records(action, functools.partial(self._fenced_records.finish, finish))
             case ProbeMembers(agents):
                 self._start(self._probe(agents))
             case AskSlurmAboutAgents(agents):
@@ -309,7 +311,7 @@ class Leader:
 
     async def _ask(self, question: Callable[[], frozenset[str]], answer: Callable[[frozenset[str]], TermEvent]) -> None:
         # Slurm may not answer as long as the network is cut that an agent is missed for.
-        self._found_out(answer(await aside(question)))
+        self._found_out(answer(await run_in_thread(question)))
 
     def _start(self, coroutine: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(self._until_it_ends(coroutine))

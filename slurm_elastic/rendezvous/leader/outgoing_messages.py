@@ -7,7 +7,7 @@ from itertools import islice
 
 from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.identity import node_of
-from slurm_elastic.rendezvous.leader.agent_connections import Peers
+from slurm_elastic.rendezvous.leader.agent_connections import AgentConnections
 from slurm_elastic.rendezvous.membership import (
     Decision,
     Drop,
@@ -36,49 +36,49 @@ from slurm_elastic.rendezvous.transport.messages import (
 )
 from slurm_elastic.slurm import compress
 
-__all__ = ["tell"]
+__all__ = ["send_decision"]
 
 _LOOPBACK = "127.0.0.1"
 _SUCCESSORS = 8
 """How many of those that may follow a leader each member is told."""
 
 
-def tell(peers: Peers, epoch: int, state: State, decision: Decision) -> None:
+def send_decision(connections: AgentConnections, epoch: int, state: State, decision: Decision) -> None:
     """Tell those whom a decision concerns.
 
     Args:
-        peers: who is connected.
+        connections: who is connected.
         epoch: of the leader.
         state: of the leader after the decision.
         decision: written down already, where that has to be.
     """
     match decision:
         case Publish(table):
-            shared = _shared(peers, state, table)
+            shared = _shared(connections, state, table)
             for rank, place in enumerate(table.places):
-                peers.send((place.agent,), _placed(epoch, state, table, rank, shared))
+                connections.send((place.agent,), _placed(epoch, state, table, rank, shared))
         case Resend(agent, table):
             ranks = [place.rank for place in table.places if place.agent == agent]
-            peers.send((agent,), _placed(epoch, state, table, ranks[0], _shared(peers, state, table)))
+            connections.send((agent,), _placed(epoch, state, table, ranks[0], _shared(connections, state, table)))
         case Resign(agents):
             gone = tuple(sorted(state.gone - state.lingering))
-            peers.send((*agents, *peers.others(agents)), Resigned(state.settings.agent, gone))
+            connections.send((*agents, *connections.others(agents)), Resigned(state.settings.agent, gone))
         case Hold(agents, round_):
-            peers.send(agents, Holding(round_, _leaving(state)))
+            connections.send(agents, Holding(round_, _leaving(state)))
         case StopAt(agents, round_, step, reason, node, seconds, detail):
-            peers.send(agents, Stopping(round_, step, reason, node, detail, seconds, _leaving(state)))
+            connections.send(agents, Stopping(round_, step, reason, node, detail, seconds, _leaving(state)))
         case Interrupt(agents, round_, reason, node, detail, restarts=restarts):
-            peers.send(agents, Interrupted(round_, reason, node, detail, restarts))
+            connections.send(agents, Interrupted(round_, reason, node, detail, restarts))
         case Probe(agents, probe):
-            peers.send(agents, Probed(probe))
+            connections.send(agents, Probed(probe))
         case Spare(agent):
-            peers.send((agent,), Waiting())
+            connections.send((agent,), Waiting())
         case Finish(outcome, agents, failure, detail):
             # Once to all; again to each that comes later, by itself.
-            others = peers.others(agents) if decision is state.finish else ()
-            peers.send((*agents, *others), Ended(outcome, failure, detail))
+            others = connections.others(agents) if decision is state.finish else ()
+            connections.send((*agents, *others), Ended(outcome, failure, detail))
         case Drop(agent):
-            peers.drop(agent)
+            connections.drop(agent)
         case _:
             pass
 
@@ -98,13 +98,13 @@ class _Shared:
     successors: tuple[Successor, ...]
 
 
-def _shared(peers: Peers, state: State, table: Table) -> _Shared:
-    if peers.told is None or peers.told[0] is not table:
+def _shared(connections: AgentConnections, state: State, table: Table) -> _Shared:
+    if connections.told is None or connections.told[0] is not table:
         # Whoever finds none of these alive reads the others from the records.
         others = (place for place in table.places if place.agent != state.settings.agent)
         members = compress(place.node for place in table.places)
-        peers.told = table, _Shared(members, tuple(_successor(place) for place in islice(others, _SUCCESSORS)))
-    shared: _Shared = peers.told[1]
+        connections.told = table, _Shared(members, tuple(_successor(place) for place in islice(others, _SUCCESSORS)))
+    shared: _Shared = connections.told[1]
     return shared
 
 

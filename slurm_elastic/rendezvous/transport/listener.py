@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from slurm_elastic.descriptors import STRANGERS
 from slurm_elastic.rendezvous.transport.session import RefusedError, Session, SessionError
 
-__all__ = ["Door", "Visitor"]
+__all__ = ["AdmittedConnection", "Listener"]
 
 _HANDSHAKE_TIMEOUT = 10.0
 """Seconds that a stranger may take for its greeting."""
@@ -36,7 +36,7 @@ _GREETING = 16384
 
 
 @dataclass(frozen=True, slots=True)
-class Visitor:
+class AdmittedConnection:
     """A connection whose greeting has proved membership of the run, and was answered.
 
     Attributes:
@@ -56,16 +56,16 @@ class _Stranger:
     session: Session | None = None
 
 
-class Door:
+class Listener:
     """Accepts until it is closed.
 
     asyncio's own server (3.11, base_events.py, Server._attach) loses connections that it has accepted when it is closed
     in the same moment: they stay open, and the other side waits for an answer that nobody gives.
 
     Args:
-        listener: bound and listening; stays open.
-        greet: makes the listening end of a session. None to close each connection at once.
-        serve: makes what serves a connection that was admitted. None where `greet` admits nobody.
+        listening: bound and listening; stays open.
+        new_session: makes the listening end of a session. None to close each connection at once.
+        serve: makes what serves a connection that was admitted. None where `new_session` admits nobody.
         reject: told the address and the words for each connection that was dropped.
         room: how many strangers there may be now.
         at_once: connections that are accepted together, before anybody hears of one of them.
@@ -73,27 +73,27 @@ class Door:
 
     def __init__(
         self,
-        listener: socket.socket,
-        greet: Callable[[], Session] | None = None,
-        serve: Callable[[Visitor], asyncio.Protocol] | None = None,
+        listening: socket.socket,
+        new_session: Callable[[], Session] | None = None,
+        serve: Callable[[AdmittedConnection], asyncio.Protocol] | None = None,
         reject: Callable[[str, str], None] = lambda peer, why: None,
         room: Callable[[], int] = lambda: STRANGERS,
         at_once: int = 16,
     ) -> None:
-        self._listener, self._greet, self._serve, self._reject = listener, greet, serve, reject
+        self._listening, self._new_session, self._serve, self._reject = listening, new_session, serve, reject
         self._room, self._at_once = room, at_once
-        self._port: int = listener.getsockname()[1]
+        self._port: int = listening.getsockname()[1]
         self._loop = asyncio.get_running_loop()
         self._strangers: dict[_Stranger, None] = {}
         self._coming: dict[asyncio.Task[object], socket.socket] = {}
         self._later: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
-        listener.setblocking(False)
+        listening.setblocking(False)
         self._open()
 
     def close(self) -> None:
         """Accept no more; whoever was accepted and not served yet is turned away."""
-        self._loop.remove_reader(self._listener)
+        self._loop.remove_reader(self._listening)
         for timer in (self._later, self._expiry):
             if timer is not None:
                 timer.cancel()
@@ -109,7 +109,7 @@ class Door:
                 return
 
     def _open(self) -> None:
-        self._loop.add_reader(self._listener, self._accept)
+        self._loop.add_reader(self._listening, self._accept)
 
     def _accept(self) -> None:
         for _ in range(self._at_once):
@@ -118,17 +118,17 @@ class Door:
 
     def _accept_one(self) -> bool:
         try:
-            connection, address = self._listener.accept()
+            connection, address = self._listening.accept()
         except OSError as error:
             if error.errno in _NO_ROOM:
                 self._make_room()
             # Nobody is there (any more), or the one that was has gone (accept(2)).
             return False
-        if self._greet is None:
+        if self._new_session is None:
             connection.close()
             return True
         connection.setblocking(False)
-        self._hear(_Stranger(connection, str(address[0]), self._loop.time()), self._greet)
+        self._hear(_Stranger(connection, str(address[0]), self._loop.time()), self._new_session)
         return True
 
     def _make_room(self) -> None:
@@ -136,14 +136,14 @@ class Door:
         if self._strangers:
             self._drop(next(iter(self._strangers)), "one of too many connections")
             return
-        self._loop.remove_reader(self._listener)
+        self._loop.remove_reader(self._listening)
         self._later = self._loop.call_later(_ROOM_AGAIN, self._open)
 
-    def _hear(self, stranger: _Stranger, greet: Callable[[], Session]) -> None:
+    def _hear(self, stranger: _Stranger, new_session: Callable[[], Session]) -> None:
         try:
             data = stranger.connection.recv(_GREETING)
         except BlockingIOError:
-            self._wait_for(stranger, greet)
+            self._wait_for(stranger, new_session)
             return
         except OSError:
             data = b""
@@ -152,7 +152,7 @@ class Door:
             return
         session = stranger.session
         if session is None:
-            session = stranger.session = greet()
+            session = stranger.session = new_session()
             session.port = self._port
         try:
             _, answer = session.receive(data)
@@ -166,13 +166,13 @@ class Door:
         if session.admitted:
             self._admit(stranger, session, answer)
         else:
-            self._wait_for(stranger, greet)
+            self._wait_for(stranger, new_session)
 
-    def _wait_for(self, stranger: _Stranger, greet: Callable[[], Session]) -> None:
+    def _wait_for(self, stranger: _Stranger, new_session: Callable[[], Session]) -> None:
         if stranger in self._strangers:
             return
         self._strangers[stranger] = None
-        self._loop.add_reader(stranger.connection, self._hear, stranger, greet)
+        self._loop.add_reader(stranger.connection, self._hear, stranger, new_session)
         if len(self._strangers) > STRANGERS and len(self._strangers) > self._room():
             self._drop(next(iter(self._strangers)), "one of too many connections that have said nothing")
         if self._expiry is None:
@@ -212,7 +212,7 @@ class Door:
         if not whole or serve is None:
             connection.close()
             return
-        protocol = serve(Visitor(session, stranger.peer))
+        protocol = serve(AdmittedConnection(session, stranger.peer))
         task: asyncio.Task[object] = self._loop.create_task(self._hand_over(protocol, connection))
         self._coming[task] = connection
         task.add_done_callback(self._served)

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from typing import Any, Protocol, cast
 
-from slurm_elastic.rendezvous.transport.listener import Visitor
+from slurm_elastic.rendezvous.transport.listener import AdmittedConnection
 from slurm_elastic.rendezvous.transport.session import SessionError
 
 __all__ = ["AcceptedConnection", "Host"]
@@ -45,12 +45,12 @@ class AcceptedConnection(asyncio.Protocol):
         peer: address of the other side, for people.
     """
 
-    def __init__(self, host: Host, visitor: Visitor) -> None:
+    def __init__(self, host: Host, admitted: AdmittedConnection) -> None:
         self._host = host
-        self._session = visitor.session
-        self.named = visitor.session.agent
+        self._session = admitted.session
+        self.named = admitted.session.agent
         self.agent = ""
-        self.peer = visitor.peer
+        self.peer = admitted.peer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.rendezvous.election.term import Wake
-from slurm_elastic.rendezvous.leader.fenced_records import Ledger
+from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.leader_events import LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import Drop, Finish, LeaveReason, Outcome, Reason
@@ -356,13 +356,13 @@ def test_the_end_is_told_once_more_to_who_missed_it(start_run: StartRun) -> None
 def test_a_leader_that_stops_first_tells_the_end_however_slow_the_disk(
     start_run: StartRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish = Ledger.finish
+    finish = FencedRecords.finish
 
-    def slowly(self: Ledger, decision: Finish) -> bool:
+    def slowly(self: FencedRecords, decision: Finish) -> bool:
         time.sleep(0.2)
         return finish(self, decision)
 
-    monkeypatch.setattr(Ledger, "finish", slowly)
+    monkeypatch.setattr(FencedRecords, "finish", slowly)
     run = start_run()
     leader, member = run.all_of(2)
     form([leader, member])
@@ -388,11 +388,11 @@ def test_a_connection_that_breaks_is_made_again_and_nothing_changes(start_run: S
     member = run.party(1)
     leader.join()
     member.join()
-    eventually(lambda: len(leaders[0]._peers._connections) == 2)
-    before = leaders[0]._peers._connections[member.seat.agent]
+    eventually(lambda: len(leaders[0]._connections._connections) == 2)
+    before = leaders[0]._connections._connections[member.seat.agent]
     change(leader, leaders[0], reconnect_grace=2 * PATIENCE)
     leader.link._loop.call_soon_threadsafe(before.close)
-    eventually(lambda: leaders[0]._peers._connections.get(member.seat.agent) not in (None, before))
+    eventually(lambda: leaders[0]._connections._connections.get(member.seat.agent) not in (None, before))
     assert not any(isinstance(decision, Drop) for decision in leader.decisions)
 
 

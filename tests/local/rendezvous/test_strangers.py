@@ -106,7 +106,7 @@ def test_a_handshake_that_is_never_completed_is_cut_off(
     monkeypatch.setattr("slurm_elastic.rendezvous.transport.listener._HANDSHAKE_TIMEOUT", 0.1)
     party = start_run().party(0)
     form([party])
-    connections = leaders[0]._peers._connections
+    connections = leaders[0]._connections._connections
     before = connections[party.seat.agent]
     with connect_to(party, "127.0.0.3") as stranger:
         stranger.sendall(b"\x00\x00")

@@ -31,8 +31,8 @@ from slurm_elastic.rendezvous.election.term import (
     Wake,
     WriteRound,
 )
-from slurm_elastic.rendezvous.leader.fenced_records import Ledger
-from slurm_elastic.rendezvous.leader.outgoing_messages import tell
+from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
+from slurm_elastic.rendezvous.leader.outgoing_messages import send_decision
 from slurm_elastic.rendezvous.membership import Disconnected, Heard, Publish, Tick
 from slurm_elastic.rendezvous.transport.messages import AgentMessage, Beat, LeaderMessage
 from tests.simulation.election.wire import Wire
@@ -51,7 +51,7 @@ class Leader:
 
     Attributes:
         began_at: when it began to collect joins.
-        told: as of :class:`~slurm_elastic.rendezvous.leader.agent_connections.Peers`.
+        told: as of :class:`~slurm_elastic.rendezvous.leader.agent_connections.AgentConnections`.
         term: state of the product's machine.
         loses_answer: whether the next action on the records is not answered.
     """
@@ -65,7 +65,7 @@ class Leader:
             "address": agent.endpoint[0],
             "port": agent.endpoint[1],
         }
-        self.ledger = Ledger(world.records, scope, campaign.term, endpoint, campaign.follows)
+        self.ledger = FencedRecords(world.records, scope, campaign.term, endpoint, campaign.follows)
         self.term = term.initial_term(campaign.term, campaign.settings, world.now)
         self.over = self.loses_answer = False
         self.told: object = None
@@ -162,7 +162,7 @@ class Leader:
             case Tell(state, decision):
                 if isinstance(decision, Publish):
                     self.world.checks.after_publish(self, decision.table)
-                tell(self, self.epoch, state, decision)  # type: ignore[arg-type]
+                send_decision(self, self.epoch, state, decision)  # type: ignore[arg-type]
             case ClaimTerm():
                 self._ask_records(action, self._take)
             case ConfirmLastRound():

@@ -43,7 +43,7 @@ What members are asked between the loss of their leader and the moment at which 
 lose (etcd 3.4 and 3.5: a proposal, or the index of a read, goes to the leader once). They answer only if asked again.
 """
 
-_PATIENCE = 2
+_MOST_UNANSWERED = 2
 """So many times in a row a member that is there, and has a leader, may leave a call without an answer."""
 
 _FAIR_SECONDS = 1.0
@@ -121,9 +121,9 @@ class Connection:
             limits.check()
             member = self.member()
             try:
-                patience = _FIRST_SECONDS if failures < 2 * len(self.config.endpoints) else _ATTEMPT_SECONDS
-                self.authenticate(member, min(deadline, time.monotonic() + patience), limits)
-                until = min(deadline, time.monotonic() + patience)
+                seconds = _FIRST_SECONDS if failures < 2 * len(self.config.endpoints) else _ATTEMPT_SECONDS
+                self.authenticate(member, min(deadline, time.monotonic() + seconds), limits)
+                until = min(deadline, time.monotonic() + seconds)
                 response = self._attempt(member, service, method, request, until, limits)
             except ValueError:
                 # gRPC's answer to a call on a channel that another thread has just closed, see _leave.
@@ -178,7 +178,7 @@ class Connection:
                 leader = member.has_leader(_PROBE_SECONDS, limits.check)
                 lost = leader is None
                 member.unanswered += 1
-                if leader and member.unanswered < _PATIENCE:
+                if leader and member.unanswered < _MOST_UNANSWERED:
                     return outcome
             self._leave(member, short_reason(code, details), lost=lost)
         return outcome

@@ -25,7 +25,7 @@ from slurm_elastic.rendezvous.records.etcd.signed_values import open_record, sea
 from slurm_elastic.rendezvous.records.etcd.transactions import Compare, Get, KeyValue, Put, TransactionResult
 from slurm_elastic.text import printable
 
-__all__ = ["LEASE_SECONDS", "Cabinet"]
+__all__ = ["LEASE_SECONDS", "LeasedRecords"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def _name(found: KeyValue) -> str:
     return found.key.decode(errors="backslashreplace")
 
 
-class Cabinet:
+class LeasedRecords:
     """One agent's access to the records of its run in etcd.
 
     All agents keep one lease alive together, so that no single agent's end takes the records away. If etcd loses them

@@ -33,7 +33,7 @@ from slurm_elastic.rendezvous.records.api import (
 from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdInterruptedError, EtcdUnavailableError
-from slurm_elastic.rendezvous.records.etcd.leased_records import Cabinet
+from slurm_elastic.rendezvous.records.etcd.leased_records import LeasedRecords
 from slurm_elastic.rundir import RunDir
 
 __all__ = ["EtcdRecords", "open_etcd_records"]
@@ -73,8 +73,8 @@ def open_etcd_records(
         RecordsError: etcd does not answer, or is full.
     """
     secret = run_dir.secret()
-    cabinet = Cabinet(EtcdClient(config), config.run_prefix(run_dir.run_id), secret, limit, interrupted)
-    records = EtcdRecords(cabinet, RunDirRecords(run_dir, scope), scope)
+    leased = LeasedRecords(EtcdClient(config), config.run_prefix(run_dir.run_id), secret, limit, interrupted)
+    records = EtcdRecords(leased, RunDirRecords(run_dir, scope), scope)
     try:
         records.enter(min(limit, _START_SECONDS))
         return records
@@ -91,13 +91,13 @@ class EtcdRecords:
     """Keeps the records of one scope in etcd; see :class:`~slurm_elastic.rendezvous.records.api.Records`.
 
     Args:
-        cabinet: of the run.
+        leased: of the run.
         copy: in the run directory.
         scope: whose records these are.
     """
 
-    def __init__(self, cabinet: Cabinet, copy: RunDirRecords, scope: str) -> None:
-        self._cabinet = cabinet
+    def __init__(self, leased: LeasedRecords, copy: RunDirRecords, scope: str) -> None:
+        self._leased = leased
         self._copy = copy
         self._scope = f"scopes/{quote(scope, safe='')}/"
         self._epochs = f"{self._scope}epochs/"
@@ -109,11 +109,11 @@ class EtcdRecords:
         """Ask etcd to be let in, and in the same breath for what an agent wants to know when it starts.
 
         Raises:
-            EtcdError: See :meth:`Cabinet.enter`.
+            EtcdError: See :meth:`LeasedRecords.enter`.
         """
-        self._opening = _Opening(self._cabinet.enter(timeout))
+        self._opening = _Opening(self._leased.enter(timeout))
         # From here on only the leader tells about members that come and go.
-        self._cabinet.speak(False)
+        self._leased.speak(False)
 
     def newest_epoch(self, *, patient: bool = True) -> int | None:
         """See Records."""
@@ -121,7 +121,7 @@ class EtcdRecords:
         try:
             # Without the copy there is nothing else to go by than etcd, so that is waited for all the same.
             hurried = not patient and copied is not None
-            found = self._opening.take(self._epochs) or self._cabinet.read(self._epochs, patient=not hurried)
+            found = self._opening.take(self._epochs) or self._leased.read(self._epochs, patient=not hurried)
         except RecordsUnreachableError:
             if not hurried:
                 raise
@@ -132,10 +132,10 @@ class EtcdRecords:
     def claim_epoch(self, number: int, record: Record) -> bool:
         """See Records."""
         self._opening = _Opening()
-        self._cabinet.begin(lambda: (self.newest_epoch() or number) <= number)
-        won = self._cabinet.create(f"{self._epochs}{number:06d}", record)
+        self._leased.begin(lambda: (self.newest_epoch() or number) <= number)
+        won = self._leased.create(f"{self._epochs}{number:06d}", record)
         if won and self._copied(lambda: self._copy.claim_epoch(number, record), True):
-            self._cabinet.speak(True)
+            self._leased.speak(True)
             return True
         return False
 
@@ -146,7 +146,7 @@ class EtcdRecords:
 
     def publish_endpoint(self, record: Record) -> None:
         """See Records."""
-        self._cabinet.put(self._endpoint, record)
+        self._leased.put(self._endpoint, record)
         # For `slurm-elastic drain` and the like, which know the run directory only.
         self._copied(lambda: self._copy.publish_endpoint(record), None)
 
@@ -157,7 +157,7 @@ class EtcdRecords:
     def claim_round(self, number: int, record: Record) -> bool:
         """See Records."""
         entry = {"number": number, "record": record}
-        won = self._cabinet.replace(_ROUND, entry, lambda there: int(there["number"]) < number)
+        won = self._leased.replace(_ROUND, entry, lambda there: int(there["number"]) < number)
         return won and self._copied(lambda: self._copy.claim_round(number, record), True)
 
     def last_round(self) -> int | None:
@@ -173,7 +173,7 @@ class EtcdRecords:
         found = self._opening.take(self._endpoint, _ROUND)
         if not found or self._endpoint not in found:
             # A leader may have come since then.
-            found = self._cabinet.read(self._endpoint, _ROUND)
+            found = self._leased.read(self._endpoint, _ROUND)
         newest = found.get(_ROUND)
         number = self._last(newest)
         return Situation(found.get(self._endpoint), number, None if number is None else self._record(newest, number))
@@ -184,11 +184,11 @@ class EtcdRecords:
             first = self._copy.mark_done(record)
         except RecordsError as error:
             self._tell(error)
-            return self._cabinet.create(_DONE, record)
+            return self._leased.create(_DONE, record)
         try:
             # Once is enough to find out that etcd is silent.
             if not self._silent:
-                self._cabinet.create(_DONE, record, patient=False)
+                self._leased.create(_DONE, record, patient=False)
                 return first
         except RecordsError as error:
             logger.debug("%s", error)
@@ -200,13 +200,13 @@ class EtcdRecords:
         if self._copied(self._copy.is_done, False):
             return True
         found = self._opening.take(_DONE)
-        return bool(self._cabinet.read(_DONE) if found is None else found)
+        return bool(self._leased.read(_DONE) if found is None else found)
 
     def publish_failure(self, record: Record) -> None:
         """See Records. The copy alone is enough, so the end of a run does not wait for etcd."""
         self._copied(lambda: self._copy.publish_failure(record), None)
         with contextlib.suppress(RecordsError):
-            self._cabinet.put(f"{self._scope}failure", record, patient=False)
+            self._leased.put(f"{self._scope}failure", record, patient=False)
 
     def failure(self) -> Record | None:
         """See Records."""
@@ -214,18 +214,18 @@ class EtcdRecords:
 
     def on_loss(self, tell: Callable[[RecordsError], None]) -> None:
         """See Records."""
-        self._cabinet.on_loss(tell)
+        self._leased.on_loss(tell)
 
     def stop_waiting(self) -> None:
         """See Records."""
-        self._cabinet.stop_waiting()
+        self._leased.stop_waiting()
 
     def close(self) -> None:
         """See Records."""
-        self._cabinet.close()
+        self._leased.close()
 
     def _read(self, key: str) -> Record | None:
-        return self._cabinet.read(key).get(key)
+        return self._leased.read(key).get(key)
 
     def _last(self, newest: Record | None) -> int | None:
         return _newest([newest["number"] if newest else None, self._copied(self._copy.last_round, None)])

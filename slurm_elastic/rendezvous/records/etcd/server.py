@@ -34,7 +34,7 @@ _START_ATTEMPTS = 5
 _LOG_LINES = 10
 _ALL_LINES = 10_000
 _MESSAGE_LINES = 3
-_TELLING_WORDS = ("error", "fatal", "panic", "not defined")
+_SIGNIFICANT_WORDS = ("error", "fatal", "panic", "not defined")
 _READY_SECONDS = 1.0
 _READY_INTERVAL = 0.05
 
@@ -236,8 +236,8 @@ class EtcdServer:
 
     def _log_line(self) -> str:
         lines = self.log_tail(_ALL_LINES)
-        telling = [line for line in lines if any(word in line.lower() for word in _TELLING_WORDS)]
-        return " | ".join((telling or lines)[-_MESSAGE_LINES:]) or "(empty)"
+        significant = [line for line in lines if any(word in line.lower() for word in _SIGNIFICANT_WORDS)]
+        return " | ".join((significant or lines)[-_MESSAGE_LINES:]) or "(empty)"
 
     def _command(self) -> list[str]:
         scheme = "http" if self.tls is None else "https"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.rendezvous.leader.fenced_records import Ledger, newest_endpoint
+from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords, newest_endpoint
 from slurm_elastic.rendezvous.membership import Candidate, Reason
 from slurm_elastic.rendezvous.membership.assignment import build_table
 from slurm_elastic.rendezvous.records.api import RunDirRecords, Situation
@@ -26,7 +26,7 @@ def records(tmp_path: Path) -> RunDirRecords:
 
 
 def test_a_leader_is_found_although_one_that_it_superseded_said_later_where_it_is(records: RunDirRecords) -> None:
-    late, leader = (Ledger(records, "7.0", epoch, place(epoch), None) for epoch in (1, 2))
+    late, leader = (FencedRecords(records, "7.0", epoch, place(epoch), None) for epoch in (1, 2))
     assert late.take()
     assert leader.claim()
     assert late.confirm()
@@ -38,10 +38,10 @@ def test_a_leader_is_found_although_one_that_it_superseded_said_later_where_it_i
 
 def test_a_leader_that_follows_is_found_before_its_first_round(records: RunDirRecords) -> None:
     assert newest_endpoint(records.situation(), "7.0") is None
-    first = Ledger(records, "7.0", 1, place(1), None)
+    first = FencedRecords(records, "7.0", 1, place(1), None)
     assert first.claim()
     assert first.write_round(TABLE)
-    assert Ledger(records, "7.0", 2, place(2), 0).claim()
+    assert FencedRecords(records, "7.0", 2, place(2), 0).claim()
     assert newest_endpoint(records.situation(), "7.0") == place(2)
 
 

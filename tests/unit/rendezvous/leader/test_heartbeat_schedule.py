@@ -6,18 +6,18 @@ from itertools import pairwise
 
 import pytest
 
-from slurm_elastic.rendezvous.leader.heartbeat_schedule import Beats
+from slurm_elastic.rendezvous.leader.heartbeat_schedule import HeartbeatSchedule
 
 INTERVAL, TICK = 1.0, 0.5
 
 
 def moments(count: int, seconds: float, step: float = TICK, leaving: bool = False) -> dict[str, list[float]]:
     """When each of `count` agents was asked; one of the others leaves after every call if `leaving`."""
-    beats = Beats(INTERVAL, TICK)
+    schedule = HeartbeatSchedule(INTERVAL, TICK)
     agents = {f"node{number}/1.0/{number}": list[float]() for number in range(count)}
     present, now = list(agents), 100.0
     while now < 100.0 + seconds:
-        for agent in beats.due(present, now):
+        for agent in schedule.due(present, now):
             agents[agent].append(now)
         if leaving and len(present) > count // 2:
             present.pop(0)

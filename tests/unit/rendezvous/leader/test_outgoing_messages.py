@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from slurm_elastic.rendezvous.leader.agent_connections import Peers
-from slurm_elastic.rendezvous.leader.outgoing_messages import tell
+from slurm_elastic.rendezvous.leader.agent_connections import AgentConnections
+from slurm_elastic.rendezvous.leader.outgoing_messages import send_decision
 from slurm_elastic.rendezvous.membership import (
     Decision,
     Finish,
@@ -36,9 +36,9 @@ class Told:
 
 
 def told(run: Scenario, decision: Decision) -> tuple[set[str], LeaderMessage]:
-    peers = Told()
-    tell(cast(Peers, peers), 1, run.state, decision)
-    (said,) = peers.said
+    connections = Told()
+    send_decision(cast(AgentConnections, connections), 1, run.state, decision)
+    (said,) = connections.said
     return said
 
 

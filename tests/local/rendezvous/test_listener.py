@@ -12,7 +12,7 @@ import pytest
 
 from slurm_elastic.rendezvous.transport import listener as listener_module
 from slurm_elastic.rendezvous.transport.client_connection import open_link
-from slurm_elastic.rendezvous.transport.listener import Door
+from slurm_elastic.rendezvous.transport.listener import Listener
 from slurm_elastic.rendezvous.transport.session import ClosedError, Role, Session, SessionError
 
 SECRET = bytes(range(32))
@@ -31,23 +31,23 @@ class Served(asyncio.Protocol):
 def test_whoever_comes_while_it_closes_is_turned_away(turns: int) -> None:
     async def come() -> bytes:
         with (
-            socket.create_server(("127.0.0.1", 0)) as listener,
-            socket.create_connection(listener.getsockname()) as visitor,
+            socket.create_server(("127.0.0.1", 0)) as listening,
+            socket.create_connection(listening.getsockname()) as admitted,
         ):
-            door = Door(listener, lambda: Session(Role.LEADER, SECRET, "7.0"), lambda visitor: Served())
-            visitor.sendall(Session(Role.AGENT, SECRET, "7.0", agent="node1/7.0/1").start())
+            listener = Listener(listening, lambda: Session(Role.LEADER, SECRET, "7.0"), lambda admitted: Served())
+            admitted.sendall(Session(Role.AGENT, SECRET, "7.0", agent="node1/7.0/1").start())
             # In so many turns of the loop it is accepted, or served even.
             for _ in range(turns):
                 await asyncio.sleep(0)
-            door.close()
+            listener.close()
             for transport in Served.made:
                 transport.close()
             # Whoever was not accepted is so by the next one.
-            last = Door(listener, None)
-            visitor.setblocking(False)
+            last = Listener(listening, None)
+            admitted.setblocking(False)
             try:
                 # A greeting may have been answered; after that there is nobody.
-                while await asyncio.wait_for(_received(visitor), 10):
+                while await asyncio.wait_for(_received(admitted), 10):
                     pass
                 return b""
             finally:
@@ -57,9 +57,9 @@ def test_whoever_comes_while_it_closes_is_turned_away(turns: int) -> None:
     assert asyncio.run(come()) == b""
 
 
-async def _received(visitor: socket.socket) -> bytes:
+async def _received(admitted: socket.socket) -> bytes:
     try:
-        return await asyncio.get_running_loop().sock_recv(visitor, 4096)
+        return await asyncio.get_running_loop().sock_recv(admitted, 4096)
     except ConnectionResetError:
         return b""
 
@@ -69,17 +69,17 @@ def test_a_member_on_its_way_is_never_dropped_for_strangers(monkeypatch: pytest.
     dropped: list[str] = []
 
     async def come() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
-            address = listener.getsockname()
+        with socket.create_server(("127.0.0.1", 0)) as listening, ExitStack() as stack:
+            address = listening.getsockname()
 
             def connected() -> socket.socket:
                 return stack.enter_context(socket.create_connection(address))
 
             session = Session(Role.LEADER, SECRET, "7.0")
-            door = Door(
-                listener,
+            listener = Listener(
+                listening,
                 lambda: session,
-                lambda visitor: Served(),
+                lambda admitted: Served(),
                 lambda peer, why: dropped.append(why),
                 room=lambda: 8,
             )
@@ -92,7 +92,7 @@ def test_a_member_on_its_way_is_never_dropped_for_strangers(monkeypatch: pytest.
                 await asyncio.sleep(0.01)
             assert len(Served.made) == 1
             assert not Served.made[0].is_closing()
-            door.close()
+            listener.close()
             Served.made[0].close()
 
     Served.made.clear()
@@ -102,16 +102,16 @@ def test_a_member_on_its_way_is_never_dropped_for_strangers(monkeypatch: pytest.
 
 
 def test_an_idle_agent_is_told_from_a_program_that_took_its_port() -> None:
-    async def come(greet: Callable[[], Session] | None) -> Exception:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            door = Door(listener, greet)
+    async def come(new_session: Callable[[], Session] | None) -> Exception:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            listener = Listener(listening, new_session)
             try:
                 agent = Session(Role.AGENT, SECRET, "7.0", agent="node1/7.0/1")
-                await open_link(listener.getsockname(), agent, lambda link, message: None, 0)
+                await open_link(listening.getsockname(), agent, lambda link, message: None, 0)
             except SessionError as error:
                 return error
             finally:
-                door.close()
+                listener.close()
             raise AssertionError("it leads")
 
     told = asyncio.run(come(lambda: Session(Role.LEADER, SECRET, "7.0", idle="node2/7.0/1")))
@@ -124,7 +124,7 @@ def test_an_idle_agent_is_told_from_a_program_that_took_its_port() -> None:
 
 def test_a_process_without_descriptors_serves_again_when_it_has_some() -> None:
     async def come() -> bytes:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
             refused: list[int] = []
 
             class Full(socket.socket):
@@ -134,14 +134,14 @@ def test_a_process_without_descriptors_serves_again_when_it_has_some() -> None:
                         raise OSError(24, "Too many open files")
                     return super().accept()
 
-            full = Full(fileno=listener.detach())
-            with full, socket.create_connection(full.getsockname()) as visitor:
-                door = Door(full, None)
-                visitor.setblocking(False)
+            full = Full(fileno=listening.detach())
+            with full, socket.create_connection(full.getsockname()) as admitted:
+                listener = Listener(full, None)
+                admitted.setblocking(False)
                 try:
-                    return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(visitor, 1), 10)
+                    return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(admitted, 1), 10)
                 finally:
-                    door.close()
+                    listener.close()
                     assert refused
 
     assert asyncio.run(come()) == b""
