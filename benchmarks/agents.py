@@ -10,7 +10,7 @@ from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
 from slurm_elastic.rendezvous.election.machine import AnnounceLeave, Depart, Join
 from slurm_elastic.rendezvous.election.runner import FollowerConfig, Runner
 from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
-from slurm_elastic.rendezvous.membership import Candidate, LeaveReason
+from slurm_elastic.rendezvous.membership import AgentInfo, LeaveReason
 from slurm_elastic.rendezvous.transport.messages import Ended, Interrupted, Placed
 
 __all__ = ["Crowd", "SimulatedAgent"]
@@ -23,7 +23,7 @@ class SimulatedAgent:
         self._crowd = crowd
         self._going = False
         agent = f"n{index}/1.0/{generation}"
-        self._candidate = Candidate(agent, f"n{index}", index, 8, "default", f"10.0.{index >> 8}.{index & 255}", 29400)
+        self._candidate = AgentInfo(agent, f"n{index}", index, 8, "default", f"10.0.{index >> 8}.{index & 255}", 29400)
         config = FollowerConfig(run=RUN, secret=SECRET, agent=agent, locate=lambda: crowd.location)
         self._runner = Runner(config, self._hear)
         self._task: asyncio.Task[None] | None = None

@@ -79,7 +79,7 @@ from slurm_elastic.agent.worker_env import worker_environment
 from slurm_elastic.agent.worker_processes import Starter, WorkerProcesses, survivors
 from slurm_elastic.control import Agreement, RoundControl, WorkerProgress
 from slurm_elastic.errors import ExitCode
-from slurm_elastic.rendezvous.connect import Seat
+from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.identity import job_of
 from slurm_elastic.rendezvous.membership import Slowest, WorkerFailure
 from slurm_elastic.rendezvous.thread import Coordination
@@ -100,7 +100,7 @@ class Agent:
     Args:
         spec: torch's description of the workers.
         logs_specs: where their output goes.
-        seat: the identity of this agent, and the run it belongs to.
+        rendezvous: the identity of this agent, and the run it belongs to.
         coordination: the connection to the leader, made or being made.
         notices: the signals that came so far.
         diagnosis: finds out why they came.
@@ -114,7 +114,7 @@ class Agent:
         self,
         spec: WorkerSpec,
         logs_specs: LogsSpecs,
-        seat: Seat,
+        rendezvous: RendezvousConfig,
         coordination: Coordination,
         notices: Notices,
         diagnosis: SignalDiagnosis,
@@ -125,15 +125,15 @@ class Agent:
         worker_signal: signal.Signals | None = None,
     ) -> None:
         self.torch = TorchAgent(spec, logs_specs, self._take_part, self._clean_up, shutdown_timeout)
-        self._seat, self._coordination, self._starter = seat, coordination, starter
+        self._rendezvous_config, self._coordination, self._starter = rendezvous, coordination, starter
         self._notices, self._diagnosis, self._features = notices, diagnosis, tuple(features)
         self._worker_signal = worker_signal
         self._config = LifecycleConfig(
-            node=seat.node,
-            run_id=seat.run_id,
-            leader_host=seat.leader_host,
+            node=rendezvous.node,
+            run_id=rendezvous.run_id,
+            leader_host=rendezvous.leader_host,
             shutdown_timeout=shutdown_timeout,
-            leave_margin=seat.options.leave_margin,
+            leave_margin=rendezvous.options.leave_margin,
             signals_workers=worker_signal is not None,
         )
         self._state: State = Joining()
@@ -142,7 +142,7 @@ class Agent:
         self._agreement = Agreement(())
         self._processes: WorkerProcesses | None = None
         self._placed: Placed | None = None
-        self._ports = FreshPorts(seat.address)
+        self._ports = FreshPorts(rendezvous.address)
         self._reserved: ReservedPort | None = None
         self._result = RunResult(state=WorkerState.HEALTHY)
         self._end: End | None = None
@@ -200,7 +200,7 @@ class Agent:
         # Signals first: under proctrack/linuxproc Slurm signals the workers in the same moment, and their end must
         # not be mistaken for a failure.
         self._look_at_signals()
-        word = self._coordination.next_word(timeout=0)
+        word = self._coordination.next_event(timeout=0)
         if word is not None:
             self._happened(word)
         self._look_at_workers()
@@ -262,7 +262,7 @@ class Agent:
             case Join():
                 self._placed = None
                 self._reserved = self._ports.reserve()
-                self._coordination.join(self._seat.candidate(self._reserved.port))
+                self._coordination.join(self._rendezvous_config.agent_info(self._reserved.port))
             case StartWorkers(placed):
                 return self._start(placed)
             case SignalWorkers():
@@ -299,7 +299,7 @@ class Agent:
                 self._coordination.left(reason, stopped=stopped)
             case ReportFinished():
                 self.torch.set_state(self._result.state)
-                logger.debug("the workers of %s have ended well; it waits for the others", self._seat.node)
+                logger.debug("the workers of %s have ended well; it waits for the others", self._rendezvous_config.node)
                 self._coordination.finished()
             case DescribeFailure():
                 self.torch.set_state(self._result.state)
@@ -307,7 +307,7 @@ class Agent:
             case ReportFailure(failure):
                 self._coordination.worker_failed(failure)
             case RequestLeave(reason, left, detail):
-                self._coordination.request_leave(job_of(self._seat.agent), reason, left, detail)
+                self._coordination.request_leave(job_of(self._rendezvous_config.agent), reason, left, detail)
             case NoteLeaveRequest(request):
                 self._diagnosis.told(None if request.seconds is not None else requested_cause(request.reason))
             case Log(text):
@@ -322,7 +322,7 @@ class Agent:
         self.torch.serve_store(open_worker_store(placed, self._reserved))
         self.torch.describe_round(placed)
         environments = {
-            worker.local_rank: worker_environment(self.torch.spec, worker, placed, self._seat, os.environ)
+            worker.local_rank: worker_environment(self.torch.spec, worker, placed, self._rendezvous_config, os.environ)
             for worker in self.torch.workers
         }
         if self._directory is not None:
@@ -338,8 +338,10 @@ class Agent:
         except StartInterruptedError:
             return StartGivenUp()
         except OSError as error:
-            seat = self._seat
-            return StartFailed(WorkerFailure(seat.agent, seat.node, placed.place.base_rank, _CANNOT_RUN, str(error)))
+            rendezvous = self._rendezvous_config
+            return StartFailed(
+                WorkerFailure(rendezvous.agent, rendezvous.node, placed.place.base_rank, _CANNOT_RUN, str(error))
+            )
         pids = self._processes.pids()
         running = RunningRound(placed, pids, environments, self.progress)
         self.torch.workers_started(pids)
@@ -349,14 +351,16 @@ class Agent:
 
     def _first_failure(self, result: RunResult) -> WorkerFailure:
         assert self._placed is not None
-        seat = self._seat
+        rendezvous = self._rendezvous_config
         if not result.failures:
-            return WorkerFailure(seat.agent, seat.node, self._placed.place.base_rank, 1, "a worker cannot be stopped")
+            return WorkerFailure(
+                rendezvous.agent, rendezvous.node, self._placed.place.base_rank, 1, "a worker cannot be stopped"
+            )
         rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
         log = self._processes.stderr_of(failure.local_rank) if self._processes is not None else ""
         described = WorkerFailure(
-            agent=seat.agent,
-            node=seat.node,
+            agent=rendezvous.agent,
+            node=rendezvous.node,
             rank=rank,
             exit_code=failure.exitcode,
             message=last_words(str(failure.error_file), log),
@@ -378,7 +382,7 @@ class Agent:
             feature.round_ended(self.progress())
         if self._control is not None:
             self._control.close()
-        return RoundClosed(self._coordination.leads, survivors(self._seat.node, left) if left else "")
+        return RoundClosed(self._coordination.leads, survivors(self._rendezvous_config.node, left) if left else "")
 
     # The end.
 

@@ -16,7 +16,7 @@ from slurm_elastic.agent.queue_watch import QueueWatch
 from slurm_elastic.agent.root_cause import root_cause
 from slurm_elastic.agent.signals import Notices
 from slurm_elastic.errors import ExitCode
-from slurm_elastic.rendezvous.connect import Seat, connect
+from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import Decision, Finish, LeaveReason, Outcome
 from slurm_elastic.rendezvous.options import RendezvousOptions
@@ -92,7 +92,7 @@ def host(settings: CoordinatorSettings, notices: Notices, submit: Callable[[], s
             logger.info("run %s is finished already: nothing to do", run_id)
             return ExitCode.FINISHED
         events = EventLog(settings.run_dir, settings.node)
-        coordination = connect(_seat(settings, records), lambda decision: _journal(decision, records, events))
+        coordination = connect(_rendezvous(settings, records), lambda decision: _journal(decision, records, events))
         try:
             if coordination.leads:
                 logger.info("leads run %s without workers, and waits for its agents", run_id)
@@ -108,9 +108,9 @@ def host(settings: CoordinatorSettings, notices: Notices, submit: Callable[[], s
             events.close()
 
 
-def _seat(settings: CoordinatorSettings, records: Records) -> Seat:
+def _rendezvous(settings: CoordinatorSettings, records: Records) -> RendezvousConfig:
     run_id = settings.run_dir.run_id
-    return Seat(
+    return RendezvousConfig(
         run_id=run_id,
         run_dir=settings.run_dir,
         records=records,
@@ -155,7 +155,7 @@ def _attend(
         for fd in (coordination.fd, notices.fd, watch.fd):
             selector.register(fd, selectors.EVENT_READ)
         while True:
-            while (word := coordination.next_word(timeout=0)) is not None:
+            while (word := coordination.next_event(timeout=0)) is not None:
                 code = _end(word, records)
                 if code is not None:
                     return code

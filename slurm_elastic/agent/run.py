@@ -28,7 +28,7 @@ from slurm_elastic.agent.signals import record_signals
 from slurm_elastic.agent.watchdog import Hang, Watchdog, make_pipe
 from slurm_elastic.agent.worker_processes import worker_starter
 from slurm_elastic.errors import ExitCode
-from slurm_elastic.rendezvous.connect import Seat, connect
+from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.membership import Decision, Drop
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import Records, RecordsInterruptedError
@@ -83,7 +83,7 @@ def _take_part(settings: AgentSettings, warm: ForkServer | None, records: Record
 
 def _supervise(settings: AgentSettings, records: Records, warm: ForkServer | None, health: Health) -> ExitCode:
     config = settings.launch_config
-    seat = _seat(settings, records)
+    rendezvous = _rendezvous(settings, records)
     events = EventLog(settings.run_dir, settings.node, config.event_log_handler)
 
     def journal(decision: Decision) -> None:
@@ -93,7 +93,7 @@ def _supervise(settings: AgentSettings, records: Records, warm: ForkServer | Non
         if isinstance(decision, Drop):
             withdraw_lost(settings.run_dir, decision.agent)
 
-    coordination = connect(seat, journal, can_hold=True)
+    coordination = connect(rendezvous, journal, can_hold=True)
     health.pages.leadership = lambda: (
         settings.node if coordination.leads else coordination.leader_address(),
         coordination.leads,
@@ -111,9 +111,9 @@ def _supervise(settings: AgentSettings, records: Records, warm: ForkServer | Non
     diagnosis = _signal_diagnosis(settings, lambda: agent.last_checkpoint())
     assert config.logs_specs is not None
     agent = Agent(
-        _worker_spec(settings, SlurmRendezvousHandler(seat, coordination)),
+        _worker_spec(settings, SlurmRendezvousHandler(rendezvous, coordination)),
         config.logs_specs,
-        seat,
+        rendezvous,
         coordination,
         record_signals(),
         diagnosis,
@@ -134,10 +134,10 @@ def _supervise(settings: AgentSettings, records: Records, warm: ForkServer | Non
     if outcome.exit_code is ExitCode.LEFT and is_known_done(records):
         # The leader recorded the end, and went before it could tell this agent.
         outcome = AgentOutcome(ExitCode.FINISHED)
-    _record_end(outcome, seat, coordination.leads, events)
+    _record_end(outcome, rendezvous, coordination.leads, events)
     events.close()
     if settings.job is not None:
-        _job_at_end(settings, settings.job, seat, coordination).carry_out(
+        _job_at_end(settings, settings.job, rendezvous, coordination).carry_out(
             AgentEnd(
                 outcome.exit_code,
                 gave_up=outcome.gave_up,
@@ -178,13 +178,15 @@ def _watchdog(settings: AgentSettings, events: EventLog, health: Health) -> Watc
     return health.pages.watchdog
 
 
-def _job_at_end(settings: AgentSettings, job: SlurmJob, seat: Seat, coordination: Coordination) -> JobAtEnd:
+def _job_at_end(
+    settings: AgentSettings, job: SlurmJob, rendezvous: RendezvousConfig, coordination: Coordination
+) -> JobAtEnd:
     return JobAtEnd(
         job,
         settings.agent,
         settings.run_dir,
-        seat.records,
-        seat.incarnation,
+        rendezvous.records,
+        rendezvous.incarnation,
         settings.requeue_policy,
         coordination.members_told(),
         record_signals().fd,
@@ -195,7 +197,7 @@ def _get_ready(settings: AgentSettings, warm: ForkServer | None, coordination: C
     """Import what can be imported before this node joins a run whose workers train, and stand still when it does."""
     if warm is not None and settings.shared and settings.run_dir.last_round() is not None:
         with contextlib.suppress(StartInterruptedError):
-            warm.import_all(_GET_READY, lambda: record_signals().first() is not None or coordination.has_word)
+            warm.import_all(_GET_READY, lambda: record_signals().first() is not None or coordination.has_event)
 
 
 def _signal_diagnosis(settings: AgentSettings, checkpoint: Callable[[], int | None]) -> SignalDiagnosis:
@@ -216,15 +218,15 @@ def _signal_diagnosis(settings: AgentSettings, checkpoint: Callable[[], int | No
     return SignalDiagnosis(record_signals(), job, meaning, Controller(), write, asks)
 
 
-def _record_end(outcome: AgentOutcome, seat: Seat, leads: bool, events: EventLog) -> None:
+def _record_end(outcome: AgentOutcome, rendezvous: RendezvousConfig, leads: bool, events: EventLog) -> None:
     level = logging.ERROR if outcome.exit_code in (ExitCode.FAILED, ExitCode.FENCED) else logging.INFO
     if outcome.failure is None:
         if outcome.detail:
             fields: dict[str, object] = {"exit_code": int(outcome.exit_code)}
-            events.add(Entry("agent_ended", f"{seat.node} ends: {outcome.detail}", fields), level)
+            events.add(Entry("agent_ended", f"{rendezvous.node} ends: {outcome.detail}", fields), level)
     elif leads:
         # The leader goes last, so this is the last that an agent says; the batch script repeats it after srun's words.
-        seat.records.publish_failure(msgspec.to_builtins(outcome.failure))
+        rendezvous.records.publish_failure(msgspec.to_builtins(outcome.failure))
         logger.error("%s", root_cause(outcome.failure))
 
 
@@ -241,7 +243,7 @@ def _snapshot(settings: AgentSettings) -> Snapshot:
     )
 
 
-def _seat(settings: AgentSettings, records: Records) -> Seat:
+def _rendezvous(settings: AgentSettings, records: Records) -> RendezvousConfig:
     config = settings.launch_config
     options = RendezvousOptions.from_config(config.rdzv_configs)
     may_lead = settings.job is None or settings.node == settings.leader_node
@@ -252,7 +254,7 @@ def _seat(settings: AgentSettings, records: Records) -> Seat:
     if settings.job is not None:
         facts = gather_facts(settings.address, settings.node, toward=leader_host, controller=Controller())
         address, interface = choose_address(settings.address, facts), data_interface(settings.address, facts)
-    return Seat(
+    return RendezvousConfig(
         run_id=settings.run_id,
         run_dir=settings.run_dir,
         records=records,

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
 
-from slurm_elastic.rendezvous.connect import Seat
+from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.transport.messages import Placed
 
 __all__ = ["worker_environment"]
 
 
 def worker_environment(
-    spec: WorkerSpec, worker: Worker, placed: Placed, seat: Seat, environ: Mapping[str, str]
+    spec: WorkerSpec, worker: Worker, placed: Placed, config: RendezvousConfig, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the variables of one worker: torchrun's (torch 2.13, local_elastic_agent.py, _start_workers), and ours.
 
@@ -35,22 +35,22 @@ def worker_environment(
         "MASTER_PORT": str(placed.store_port),
         "TORCHELASTIC_RESTART_COUNT": str(placed.restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
-        "TORCHELASTIC_RUN_ID": seat.run_id,
+        "TORCHELASTIC_RUN_ID": config.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": str(True),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-        "SLURM_ELASTIC_RUN_ID": seat.run_id,
-        "SLURM_ELASTIC_RUN_DIR": str(seat.run_dir.path),
+        "SLURM_ELASTIC_RUN_ID": config.run_id,
+        "SLURM_ELASTIC_RUN_DIR": str(config.run_dir.path),
         "SLURM_ELASTIC_ROUND": str(placed.round),
         "SLURM_ELASTIC_REASON": placed.reason.value,
-        "SLURM_ELASTIC_NODE": seat.node,
+        "SLURM_ELASTIC_NODE": config.node,
         "SLURM_ELASTIC_TERM": str(placed.epoch),
         # The older name, which training scripts may read.
         "SLURM_ELASTIC_EPOCH": str(placed.epoch),
-        "SLURM_ELASTIC_SCOPE": seat.incarnation,
+        "SLURM_ELASTIC_SCOPE": config.incarnation,
     }
     if "OMP_NUM_THREADS" in environ:
         environment["OMP_NUM_THREADS"] = environ["OMP_NUM_THREADS"]
-    return {**_data_network(seat.interface, environ), **environment}
+    return {**_data_network(config.interface, environ), **environment}
 
 
 def _data_network(interface: str, environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Where one agent sits in its run, and how it gets in touch with the others from there."""
+"""The configuration of one agent of a run, and how it gets in touch with the others."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from slurm_elastic.rendezvous.leader.absent_agents import agents_gone
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.leader.releases import own_releases
-from slurm_elastic.rendezvous.membership import Candidate, Decision, Reason, Settings
+from slurm_elastic.rendezvous.membership import AgentInfo, Decision, Reason, Settings
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import Records, RecordsError
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import Controller, NodeState, ports_exhausted
 
-__all__ = ["Seat", "connect"]
+__all__ = ["RendezvousConfig", "connect"]
 
 _LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RendezvousConfig:
     """One agent of one run, before it has talked to anybody.
 
     Attributes:
@@ -37,7 +37,7 @@ class Seat:
         run_dir: opened.
         records: of this incarnation.
         restart_count: how often Slurm has requeued the job; keeps incarnations of an allocation apart.
-        agent, node, position: see :class:`~slurm_elastic.rendezvous.membership.Candidate`.
+        agent, node, position: see :class:`~slurm_elastic.rendezvous.membership.AgentInfo`.
         address: at which other nodes reach this agent.
         local_world_size, role: of its workers.
         expected_nodes: see :class:`~slurm_elastic.rendezvous.membership.Settings`.
@@ -50,7 +50,7 @@ class Seat:
             that was requeued joins the living run.
         has_workers: whether this agent wants places in rounds; else all it does is lead.
         interface: the network interface of the data network; empty if the user has named none.
-        cohort: name and size; see :class:`~slurm_elastic.rendezvous.membership.Candidate`.
+        cohort: name and size; see :class:`~slurm_elastic.rendezvous.membership.AgentInfo`.
     """
 
     run_id: str
@@ -81,9 +81,9 @@ class Seat:
         """Name of this incarnation of the run; agents of another one are strangers."""
         return incarnation(self.run_id, 0 if self.shared else self.restart_count)
 
-    def candidate(self, store_port: int) -> Candidate:
+    def agent_info(self, store_port: int) -> AgentInfo:
         """What this agent says of itself when it joins."""
-        return Candidate(
+        return AgentInfo(
             agent=self.agent,
             node=self.node,
             position=self.position,
@@ -97,14 +97,14 @@ class Seat:
         )
 
 
-def connect(seat: Seat, journal: Callable[[Decision], None], *, can_hold: bool = False) -> Coordination:
+def connect(config: RendezvousConfig, journal: Callable[[Decision], None], *, can_hold: bool = False) -> Coordination:
     """Get in touch with the run's leader, or lead.
 
     The first of the agents that may lead takes the first epoch of the incarnation and leads; its place is published
     in the records. In an allocation it is also where everybody expects it, whatever the records show so far.
 
     Args:
-        seat: of this agent.
+        config: of this agent.
         journal: told every decision of the leader, on the leading agent.
         can_hold: see :class:`~slurm_elastic.rendezvous.election.machine.ElectionConfig`.
 
@@ -112,82 +112,84 @@ def connect(seat: Seat, journal: Callable[[Decision], None], *, can_hold: bool =
         UsageError: no port is free for the leader, or the run's secret cannot be used.
         RecordsError: the records of the run cannot be used.
     """
-    secret = seat.run_dir.secret()
-    founder = seat.may_lead and seat.records.newest_epoch() is None
-    listener = _listen(seat, founder=founder)
+    secret = config.run_dir.secret()
+    founder = config.may_lead and config.records.newest_epoch() is None
+    listener = _listen(config, founder=founder)
     coordination = Coordination(
         FollowerConfig(
-            run=seat.incarnation,
+            run=config.incarnation,
             secret=secret,
-            agent=seat.agent,
-            locate=lambda: _locate(seat),
-            addresses=(seat.address,),
-            connect_timeout=seat.options.join_timeout,
-            heartbeat_limit=seat.options.heartbeat_limit,
-            leader_limit=seat.options.leader_limit,
+            agent=config.agent,
+            locate=lambda: _locate(config),
+            addresses=(config.address,),
+            connect_timeout=config.options.join_timeout,
+            heartbeat_limit=config.options.heartbeat_limit,
+            leader_limit=config.options.leader_limit,
             can_hold=can_hold,
-            coming=seat.has_workers,
+            coming=config.has_workers,
             campaign=CampaignConfig(
-                scope=seat.incarnation,
-                settings=_settings(seat),
-                expected_nodes=seat.expected_nodes,
-                requeued=bool(seat.restart_count),
-                has_workers=seat.has_workers,
-                node=seat.node,
-                directory=str(seat.run_dir.path),
+                scope=config.incarnation,
+                settings=_settings(config),
+                expected_nodes=config.expected_nodes,
+                requeued=bool(config.restart_count),
+                has_workers=config.has_workers,
+                node=config.node,
+                directory=str(config.run_dir.path),
             ),
-            read_campaign=lambda: _read_campaign(seat),
+            read_campaign=lambda: _read_campaign(config),
         ),
         listener,
-        lambda campaign: _leader(seat, secret, listener, campaign, journal),
-        _found(seat, secret, listener, journal) if founder else None,
-        seat.records.stop_waiting,
+        lambda campaign: _leader(config, secret, listener, campaign, journal),
+        _found(config, secret, listener, journal) if founder else None,
+        config.records.stop_waiting,
     )
-    seat.records.on_loss(coordination.records_lost)
+    config.records.on_loss(coordination.records_lost)
     coordination.start()
     return coordination
 
 
-def _locate(seat: Seat) -> LeaderLocation:
-    expected = tuple((seat.leader_host, port) for port in seat.ports)
+def _locate(config: RendezvousConfig) -> LeaderLocation:
+    expected = tuple((config.leader_host, port) for port in config.ports)
     with contextlib.suppress(RecordsError, ValueError, KeyError, TypeError):
-        return locate(seat.records.situation(), seat.incarnation, expected)
+        return locate(config.records.situation(), config.incarnation, expected)
     return LeaderLocation(expected)
 
 
-def _read_campaign(seat: Seat) -> CampaignRecords:
-    newest = seat.records.newest_epoch() or 0
-    situation = seat.records.situation()
+def _read_campaign(config: RendezvousConfig) -> CampaignRecords:
+    newest = config.records.newest_epoch() or 0
+    situation = config.records.situation()
     before = None
     with contextlib.suppress(RecordsError):
         # It only tells which agent this one follows.
-        before = seat.records.epoch(newest) if newest else None
+        before = config.records.epoch(newest) if newest else None
     return CampaignRecords(newest, situation, before)
 
 
-def _found(seat: Seat, secret: bytes, listener: socket.socket, journal: Callable[[Decision], None]) -> Leader | None:
+def _found(
+    config: RendezvousConfig, secret: bytes, listener: socket.socket, journal: Callable[[Decision], None]
+) -> Leader | None:
     """The leader of the first epoch, if nobody else is."""
-    last = seat.records.last_round()
+    last = config.records.last_round()
     settings = dataclasses.replace(
-        _settings(seat),
-        expected_nodes=seat.expected_nodes,
+        _settings(config),
+        expected_nodes=config.expected_nodes,
         first_round=0 if last is None else last + 1,
-        first_reason=Reason.REQUEUED if seat.restart_count else Reason.START,
+        first_reason=Reason.REQUEUED if config.restart_count else Reason.START,
     )
     campaign = Campaign(1, settings, last)
-    if not _fenced_records(seat, listener, campaign).claim():
+    if not _fenced_records(config, listener, campaign).claim():
         return None
-    return _leader(seat, secret, listener, campaign, journal)
+    return _leader(config, secret, listener, campaign, journal)
 
 
-def _settings(seat: Seat) -> Settings:
-    options = seat.options
+def _settings(config: RendezvousConfig) -> Settings:
+    options = config.options
     return Settings(
-        min_nodes=seat.min_nodes,
-        max_nodes=seat.max_nodes,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
         valid_nodes=options.valid_nodes,
-        max_restarts=seat.max_restarts,
-        agent=seat.agent,
+        max_restarts=config.max_restarts,
+        agent=config.agent,
         join_timeout=options.join_timeout,
         last_call_timeout=options.last_call_timeout,
         heartbeat_limit=options.heartbeat_limit,
@@ -197,14 +199,18 @@ def _settings(seat: Seat) -> Settings:
     )
 
 
-def _fenced_records(seat: Seat, listener: socket.socket, campaign: Campaign) -> FencedRecords:
+def _fenced_records(config: RendezvousConfig, listener: socket.socket, campaign: Campaign) -> FencedRecords:
     port = listener.getsockname()[1]
-    endpoint = {"address": seat.address, "port": port, "epoch": campaign.term, "agent": seat.agent}
-    return FencedRecords(seat.records, seat.incarnation, campaign.term, endpoint, campaign.follows)
+    endpoint = {"address": config.address, "port": port, "epoch": campaign.term, "agent": config.agent}
+    return FencedRecords(config.records, config.incarnation, campaign.term, endpoint, campaign.follows)
 
 
 def _leader(
-    seat: Seat, secret: bytes, listener: socket.socket, campaign: Campaign, journal: Callable[[Decision], None]
+    config: RendezvousConfig,
+    secret: bytes,
+    listener: socket.socket,
+    campaign: Campaign,
+    journal: Callable[[Decision], None],
 ) -> Leader:
     controller = Controller()
 
@@ -216,11 +222,11 @@ def _leader(
         return agents_gone(agents, controller)
 
     return Leader(
-        seat.incarnation,
+        config.incarnation,
         secret,
         campaign.term,
         campaign.settings,
-        _fenced_records(seat, listener, campaign),
+        _fenced_records(config, listener, campaign),
         journal,
         nodes_down,
         gone,
@@ -228,20 +234,20 @@ def _leader(
     )
 
 
-def _listen(seat: Seat, *, founder: bool) -> socket.socket:
+def _listen(config: RendezvousConfig, *, founder: bool) -> socket.socket:
     """Listen on one of the run's ports; for an agent that may never lead any other will do as well.
 
     Raises:
         UsageError: the one that a person has chosen is not free, for the leader that others expect here.
     """
-    alone = seat.expected_nodes == (seat.node,) and seat.leader_host == _LOOPBACK
+    alone = config.expected_nodes == (config.node,) and config.leader_host == _LOOPBACK
     dual = not alone and socket.has_dualstack_ipv6()
     # A port that nobody had before: whoever listens where a lost agent did would be taken for it. Unless a person has
     # chosen one.
-    chosen = len(seat.ports) == 1
-    others = (*seat.ports, 0) if chosen else (0,)
+    chosen = len(config.ports) == 1
+    others = (*config.ports, 0) if chosen else (0,)
     # Where the first leader listens is on record as well, so no other user keeps it out by taking all ports of the run.
-    first = seat.ports if chosen else (*seat.ports, 0)
+    first = config.ports if chosen else (*config.ports, 0)
     for port in first if founder else others:
         try:
             return socket.create_server(
@@ -252,8 +258,8 @@ def _listen(seat: Seat, *, founder: bool) -> socket.socket:
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
-    refusal = ports_exhausted(seat.node, seat.ports)
-    if seat.expected_nodes:
+    refusal = ports_exhausted(config.node, config.ports)
+    if config.expected_nodes:
         # The others of the allocation expect the leader here and nowhere else, and would wait for it in vain.
-        seat.records.publish_endpoint({"refusal": str(refusal)})
+        config.records.publish_endpoint({"refusal": str(refusal)})
     raise refusal

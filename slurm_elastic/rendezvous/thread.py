@@ -1,6 +1,6 @@
 """The thread in which an agent's link to the leader lives, and on the leading agent the leader itself.
 
-The agent's main thread speaks through :class:`Coordination` and listens by :meth:`Coordination.next_word` or by
+The agent's main thread speaks through :class:`Coordination` and listens by :meth:`Coordination.next_event` or by
 waiting for :attr:`Coordination.fd`, so it never blocks on the network.
 """
 
@@ -32,7 +32,7 @@ from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.election.runner import FollowerConfig, Runner
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, RecordsLost
-from slurm_elastic.rendezvous.membership import Candidate, LeaveReason, Slowest, WorkerFailure
+from slurm_elastic.rendezvous.membership import AgentInfo, LeaveReason, Slowest, WorkerFailure
 from slurm_elastic.rendezvous.records.api import RecordsError
 from slurm_elastic.rendezvous.transport.session import Role, Session
 
@@ -69,7 +69,7 @@ class Coordination:
         )
         self._release = release
         self._standby_port = self._host.port
-        self._words: queue.SimpleQueue[LeaderEvent | RecordsLost] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[LeaderEvent | RecordsLost] = queue.SimpleQueue()
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
         """Readable while words wait; for use in a selector."""
         self.slowest: Callable[[], Slowest | None] = lambda: None
@@ -84,26 +84,26 @@ class Coordination:
         self._thread.start()
         self._ready.wait()
 
-    def next_word(self, timeout: float | None = None) -> LeaderEvent | RecordsLost | None:
+    def next_event(self, timeout: float | None = None) -> LeaderEvent | RecordsLost | None:
         """The leader's next word, or None if none came within `timeout` seconds (0: do not wait, None: for ever)."""
         try:
-            word = self._words.get(block=timeout != 0, timeout=timeout or None)
+            event = self._events.get(block=timeout != 0, timeout=timeout or None)
         except queue.Empty:
             return None
         os.eventfd_read(self.fd)
-        return word
+        return event
 
     @property
-    def has_word(self) -> bool:
-        """Whether :meth:`next_word` has one to give at once."""
-        return not self._words.empty()
+    def has_event(self) -> bool:
+        """Whether :meth:`next_event` has one to give at once."""
+        return not self._events.empty()
 
     @property
     def leads(self) -> bool:
         """Whether this agent leads the run, or did until it stopped."""
         return self._led if self._stopped else self._host.leads()
 
-    def join(self, candidate: Candidate) -> None:
+    def join(self, candidate: AgentInfo) -> None:
         """There are no workers here; an assignment is wanted."""
         self._post(Join(dataclasses.replace(candidate, standby_port=self._standby_port)))
 
@@ -179,10 +179,10 @@ class Coordination:
         except RuntimeError:
             logger.debug("the coordination thread has ended")
 
-    def _deliver(self, word: LeaderEvent | RecordsLost) -> None:
+    def _deliver(self, event: LeaderEvent | RecordsLost) -> None:
         # The reader takes the word first and counts down then, so the count has to be there before the word.
         os.eventfd_write(self.fd, 1)
-        self._words.put(word)
+        self._events.put(event)
 
     def _main(self) -> None:
         asyncio.run(self._live())

@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from slurm_elastic.rendezvous.connect import Seat, connect
+from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.identity import AgentIdentity
 from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import Decision, LeaveReason, Outcome
@@ -68,15 +68,15 @@ class SlurmRendezvousHandler(RendezvousHandler):
     """torch's rendezvous interface over the project's membership.
 
     Args:
-        seat: of this agent.
+        config: of this agent.
         coordination: in touch with the leader, or about to be.
     """
 
-    def __init__(self, seat: Seat, coordination: Coordination) -> None:
-        self._seat = seat
+    def __init__(self, config: RendezvousConfig, coordination: Coordination) -> None:
+        self._config = config
         self._coordination = coordination
         self._store: Store | None = None
-        self._ports = FreshPorts(seat.address)
+        self._ports = FreshPorts(config.address)
         self._served: ServedStore | None = None
         self._reserved: ReservedPort | None = None
         self._interrupted = False
@@ -89,7 +89,7 @@ class SlurmRendezvousHandler(RendezvousHandler):
 
     def get_run_id(self) -> str:
         """The run's id: that of the job or of its array, unless one was given."""
-        return self._seat.run_id
+        return self._config.run_id
 
     @property
     def use_agent_store(self) -> bool:
@@ -101,10 +101,10 @@ class SlurmRendezvousHandler(RendezvousHandler):
         self._raise_if_over()
         self._store = self._served = None
         self._reserved = self._ports.reserve()
-        self._coordination.join(self._seat.candidate(self._reserved.port))
+        self._coordination.join(self._config.agent_info(self._reserved.port))
         while True:
             # A signal handler that raises has to get its turn, so no wait is longer than this.
-            word = self._coordination.next_word(timeout=_SIGNAL_LATENCY)
+            word = self._coordination.next_event(timeout=_SIGNAL_LATENCY)
             if isinstance(word, Placed):
                 return self._placed(word)
             if word is not None:
@@ -140,7 +140,7 @@ class SlurmRendezvousHandler(RendezvousHandler):
             self.set_closed()
         self._coordination.left(LeaveReason.FINISHED)
         self._coordination.stop()
-        self._seat.records.close()
+        self._config.records.close()
         self._served = None
         return True
 
@@ -157,7 +157,7 @@ class SlurmRendezvousHandler(RendezvousHandler):
         return RendezvousInfo(self._store, placed.place.rank, placed.nodes, address)
 
     def _listen(self) -> None:
-        while (word := self._coordination.next_word(timeout=0)) is not None:
+        while (word := self._coordination.next_event(timeout=0)) is not None:
             self._note(word)
 
     def _note(self, word: LeaderEvent | RecordsLost) -> None:
@@ -173,9 +173,9 @@ class SlurmRendezvousHandler(RendezvousHandler):
             case Ended(detail=detail):
                 self._end = RendezvousClosedError(f"the run was closed: {detail}")
             case LeaderLost(why):
-                self._end = RendezvousConnectionError(f"the leader on {self._seat.leader_host} is lost: {why}")
+                self._end = RendezvousConnectionError(f"the leader on {self._config.leader_host} is lost: {why}")
             case Unreachable(why):
-                self._end = RendezvousConnectionError(f"no leader on {self._seat.leader_host}: {why}")
+                self._end = RendezvousConnectionError(f"no leader on {self._config.leader_host}: {why}")
             case RecordsLost(why):
                 self._end = RendezvousConnectionError(why)
             case Waiting():
@@ -220,7 +220,7 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
     shared = bool(given) or (job is not None and not is_allocation)
     run_dir = RunDir.for_run(base, run_id).open()
     records = open_records(run_dir, incarnation(run_id, 0 if shared else restart_count), etcd, limit=options.etcd_limit)
-    seat = Seat(
+    config = RendezvousConfig(
         run_id=run_id,
         run_dir=run_dir,
         records=records,
@@ -243,7 +243,7 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
         shared=shared,
         cohort=job.cohort if job is not None else ("", 1),
     )
-    return SlurmRendezvousHandler(seat, connect(seat, _log))
+    return SlurmRendezvousHandler(config, connect(config, _log))
 
 
 def _log(decision: Decision) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from slurm_elastic.agent.lifecycle import Departure, depart
 from slurm_elastic.rendezvous.election.follower import Participant
 from slurm_elastic.rendezvous.membership import (
-    Candidate,
+    AgentInfo,
     Finish,
     Hold,
     Interrupt,
@@ -42,7 +42,7 @@ class SimulatedAgent(Process):
     """
 
     def __init__(
-        self, world: World, candidate: Candidate, *, takes_part: bool = True, ready_after: float = 0.0
+        self, world: World, candidate: AgentInfo, *, takes_part: bool = True, ready_after: float = 0.0
     ) -> None:
         super().__init__(world, candidate.agent)
         self.node = candidate.node

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_elastic.rendezvous.membership import Candidate, LeaveReason, Settings
+from slurm_elastic.rendezvous.membership import AgentInfo, LeaveReason, Settings
 
 __all__ = [
     "CALM",
@@ -46,7 +46,7 @@ class Action:
 class Arrive(Action):
     """An agent starts on a node, and says so; it joins when it has got ready, after `seconds`.
 
-    `cohort` as in Candidate: name and size.
+    `cohort` as in AgentInfo: name and size.
     """
 
     node: str = ""
@@ -56,8 +56,8 @@ class Arrive(Action):
     takes_part: bool = True
     cohort: tuple[str, int] = ("", 1)
 
-    def candidate(self) -> Candidate:
-        return Candidate(
+    def candidate(self) -> AgentInfo:
+        return AgentInfo(
             self.agent, self.node, self.position, self.workers, self.role, self.node, 20000, 0, *self.cohort
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from slurm_elastic.rendezvous.membership import (
-    Candidate,
+    AgentInfo,
     Closed,
     Connected,
     Finished,
@@ -45,7 +45,7 @@ class Participant:
 
     agent: str
     attempt: int = 0
-    candidate: Candidate | None = None
+    candidate: AgentInfo | None = None
     last_round: int | None = None
     running: bool = False
     stop: int | None = None
@@ -56,7 +56,7 @@ class Participant:
     cut_off: bool = False
     over: bool = False
 
-    def join(self, candidate: Candidate) -> tuple[Participant, Joined]:
+    def join(self, candidate: AgentInfo) -> tuple[Participant, Joined]:
         """Say that there are no workers here (any more) and that a place is wanted.
 
         How the last round ended here still holds: a leader that has not heard of the failure would charge nobody.

@@ -30,7 +30,7 @@ from slurm_elastic.rendezvous.election.policy import (
 )
 from slurm_elastic.rendezvous.leader_events import CutOff, LeaderEvent, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.leave_requests import LeaveRequest, LeaveRequested
-from slurm_elastic.rendezvous.membership import Candidate, LeaveReason, Reason, WorkerFailure, replace
+from slurm_elastic.rendezvous.membership import AgentInfo, LeaveReason, Reason, WorkerFailure, replace
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 from slurm_elastic.rendezvous.transport.messages import (
     AgentMessage,
@@ -243,7 +243,7 @@ class LeaderEnded:
 class Join:
     """The agent has no workers and wants an assignment."""
 
-    candidate: Candidate
+    candidate: AgentInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ done. Everything that the leader decides is decided here; everything that it doe
 
 from slurm_elastic.rendezvous.membership._replace import replace
 from slurm_elastic.rendezvous.membership.advance import next_deadline
-from slurm_elastic.rendezvous.membership.agents import Candidate, Status, WorkerFailure
+from slurm_elastic.rendezvous.membership.agents import AgentInfo, Status, WorkerFailure
 from slurm_elastic.rendezvous.membership.assignment import Place, Table, build_table
 from slurm_elastic.rendezvous.membership.config import Settings
 from slurm_elastic.rendezvous.membership.decisions import (
@@ -54,7 +54,7 @@ from slurm_elastic.rendezvous.membership.stragglers import Slowest
 
 __all__ = [
     "Base",
-    "Candidate",
+    "AgentInfo",
     "Claim",
     "Claimed",
     "Closed",

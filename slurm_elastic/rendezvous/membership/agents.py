@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason
 
-__all__ = ["Agent", "Candidate", "Status", "WorkerFailure"]
+__all__ = ["Agent", "AgentInfo", "Status", "WorkerFailure"]
 
 _DIGITS = re.compile(r"(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class AgentInfo:
     """The data that an agent sends when it joins.
 
     Attributes:
@@ -112,7 +112,7 @@ class Agent:
         departed: it finished its part of the round and went, or was lost afterwards; it counts for this round only.
     """
 
-    candidate: Candidate
+    candidate: AgentInfo
     attempt: int
     status: Status
     last_heard: float

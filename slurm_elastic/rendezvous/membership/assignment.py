@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from slurm_elastic.rendezvous.membership.agents import Candidate
+from slurm_elastic.rendezvous.membership.agents import AgentInfo
 from slurm_elastic.rendezvous.membership.reasons import Reason
 
 __all__ = ["Place", "Table", "build_table"]
@@ -59,7 +59,7 @@ class Table:
     restarts: int
 
 
-def build_table(round_: int, reason: Reason, candidates: Iterable[Candidate], restarts: int) -> Table:
+def build_table(round_: int, reason: Reason, candidates: Iterable[AgentInfo], restarts: int) -> Table:
     """Rank the candidates in Slurm's node order.
 
     The order depends on the candidates alone, so agents that stay keep their relative order from round to round.

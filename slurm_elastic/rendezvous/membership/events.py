@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_elastic.rendezvous.membership.agents import Candidate, WorkerFailure
+from slurm_elastic.rendezvous.membership.agents import AgentInfo, WorkerFailure
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason
 from slurm_elastic.rendezvous.membership.stragglers import Slowest
 
@@ -41,7 +41,7 @@ class Joined:
         cut_off: whether it has stopped the workers of `last_round` because it heard no leader.
     """
 
-    candidate: Candidate
+    candidate: AgentInfo
     attempt: int
     last_round: int | None = None
     restarts: int = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from slurm_elastic.rendezvous.membership import quorum, transitions
 from slurm_elastic.rendezvous.membership._persistent import NameSet
 from slurm_elastic.rendezvous.membership._replace import replace
-from slurm_elastic.rendezvous.membership.agents import Agent, Candidate, Status
+from slurm_elastic.rendezvous.membership.agents import Agent, AgentInfo, Status
 from slurm_elastic.rendezvous.membership.decisions import Claim, Decision, Resign
 from slurm_elastic.rendezvous.membership.events import Gone, Leaving, Left
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason
@@ -132,7 +132,7 @@ def meet(state: State, name: str, now: float) -> State:
         raise ValueError("nobody is awaited without a last round")
     node = base.node_of[name]
     # What it says of itself comes with its join.
-    unknown = Candidate(name, node, position=0, local_world_size=0, role="", address="", store_port=0)
+    unknown = AgentInfo(name, node, position=0, local_world_size=0, role="", address="", store_port=0)
     met = Agent(unknown, attempt=0, status=Status.STOPPING, last_heard=now, round=base.round)
     return with_agent(replace(state, awaited=state.awaited - {name}), met)
 

@@ -8,7 +8,7 @@ need; and one srun starts a known number of agents, its cohort, which join as fa
 from __future__ import annotations
 
 from slurm_elastic.rendezvous.membership._replace import replace
-from slurm_elastic.rendezvous.membership.agents import Candidate
+from slurm_elastic.rendezvous.membership.agents import AgentInfo
 from slurm_elastic.rendezvous.membership.state import State
 
 __all__ = ["announce", "gathered_at", "hear_of", "makes_larger", "missing_of_cohorts", "settle", "withdraw"]
@@ -26,7 +26,7 @@ def withdraw(state: State, name: str) -> State:
     return replace(state, coming=state.coming - {name}) if name in state.coming else state
 
 
-def hear_of(state: State, candidate: Candidate) -> State:
+def hear_of(state: State, candidate: AgentInfo) -> State:
     """Take note of an agent that joins and is not among the agents yet."""
     state = withdraw(state, candidate.agent)
     if candidate.cohort_size == 1 or candidate.agent in state.gone_agents:

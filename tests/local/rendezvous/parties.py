@@ -1,4 +1,4 @@
-"""Agents without workers: several seats of one run in this process, each in touch with the leader by a real socket."""
+"""Agents without workers: several of one run in this process, each in touch with the leader by a real socket."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from slurm_elastic.rendezvous.connect import Seat, connect
+from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.election.policy import default_leader_limit
 from slurm_elastic.rendezvous.leader_events import LeaderEvent
 from slurm_elastic.rendezvous.membership import Decision, Reason, WorkerFailure
@@ -35,21 +35,21 @@ def options(**changes: Any) -> RendezvousOptions:
 
 
 class Party:
-    """One seat and its link to the leader."""
+    """One agent and its link to the leader."""
 
-    def __init__(self, seat: Seat) -> None:
-        self.seat = seat
+    def __init__(self, config: RendezvousConfig) -> None:
+        self.config = config
         self.decisions: list[Decision] = []
-        self.link: Coordination = connect(seat, self.decisions.append)
+        self.link: Coordination = connect(config, self.decisions.append)
 
     def join(self) -> None:
-        self.link.join(self.seat.candidate(30000 + self.seat.position))
+        self.link.join(self.config.agent_info(30000 + self.config.position))
 
     def hear(self, kind: type[_Word]) -> _Word:
         """The next word, which has to be of this kind."""
-        word = self.link.next_word(timeout=PATIENCE)
+        word = self.link.next_event(timeout=PATIENCE)
         if not isinstance(word, kind):
-            pytest.fail(f"{self.seat.node} heard {word}, not {kind.__name__}")
+            pytest.fail(f"{self.config.node} heard {word}, not {kind.__name__}")
         return word
 
     def hear_after(self, kind: type[_Word]) -> _Word:
@@ -57,21 +57,21 @@ class Party:
 
         A new leader that has not heard the join yet says it once more.
         """
-        while isinstance(word := self.link.next_word(timeout=PATIENCE), Interrupted):
+        while isinstance(word := self.link.next_event(timeout=PATIENCE), Interrupted):
             self.join()
         if not isinstance(word, kind):
-            pytest.fail(f"{self.seat.node} heard {word}, not {kind.__name__}")
+            pytest.fail(f"{self.config.node} heard {word}, not {kind.__name__}")
         return word
 
     def silent(self) -> bool:
-        return self.link.next_word(timeout=0) is None
+        return self.link.next_event(timeout=0) is None
 
     def die(self) -> None:
         """End as a killed process does: nobody is told, and nobody listens any more."""
         self.link.stop(timeout=0)
 
     def fail(self, exit_code: int = 1) -> WorkerFailure:
-        failure = WorkerFailure(self.seat.agent, self.seat.node, self.seat.position, exit_code)
+        failure = WorkerFailure(self.config.agent, self.config.node, self.config.position, exit_code)
         self.link.worker_failed(failure)
         return failure
 
@@ -81,14 +81,14 @@ class Run:
 
     Args:
         directory: of the run directory.
-        settings: of every seat.
+        settings: of every agent.
     """
 
     def __init__(self, directory: Path, run_id: str = "run", **settings: object) -> None:
         self.run_dir = RunDir.for_run(directory, run_id).open()
         self.settings = settings
         self.parties: list[Party] = []
-        self.seat = Seat(
+        self.config = RendezvousConfig(
             run_id=run_id,
             run_dir=self.run_dir,
             records=RunDirRecords(self.run_dir, f"{run_id}.0"),
@@ -113,11 +113,11 @@ class Run:
     def party(self, position: int, **changes: object) -> Party:
         """The agent of a node, counted from 0; that of the first one may lead."""
         node = f"node{position + 1}"
-        seat = dataclasses.replace(
-            self.seat, node=node, agent=f"{node}/7.0/{len(self.parties)}", position=position, may_lead=position == 0
+        config = dataclasses.replace(
+            self.config, node=node, agent=f"{node}/7.0/{len(self.parties)}", position=position, may_lead=position == 0
         )
-        seat = dataclasses.replace(seat, **{**self.settings, **changes})
-        party = Party(dataclasses.replace(seat, records=RunDirRecords(self.run_dir, seat.incarnation)))
+        config = dataclasses.replace(config, **{**self.settings, **changes})
+        party = Party(dataclasses.replace(config, records=RunDirRecords(self.run_dir, config.incarnation)))
         self.parties.append(party)
         return party
 

@@ -82,8 +82,8 @@ class Slow(RunDirRecords):
 def party_with(run: Run, position: int, records: RunDirRecords) -> Party:
     """The agent of a node that has records of its own."""
     node = f"node{position + 1}"
-    seat = dataclasses.replace(run.seat, node=node, agent=f"{node}/7.0/{position}", position=position)
-    party = Party(dataclasses.replace(seat, **{**run.settings, "records": records}))
+    config = dataclasses.replace(run.config, node=node, agent=f"{node}/7.0/{position}", position=position)
+    party = Party(dataclasses.replace(config, **{**run.settings, "records": records}))
     run.parties.append(party)
     return party
 

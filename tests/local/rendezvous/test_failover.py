@@ -21,18 +21,18 @@ def places_after(parties: list[Party]) -> list[Placed]:
 
     def all_placed() -> bool:
         for party in parties:
-            while (word := party.link.next_word(timeout=0)) is not None:
+            while (word := party.link.next_event(timeout=0)) is not None:
                 if isinstance(word, Placed):
-                    places[party.seat.agent] = word
+                    places[party.config.agent] = word
                 elif isinstance(word, Interrupted):
-                    places.pop(party.seat.agent, None)
+                    places.pop(party.config.agent, None)
                     party.join()
                 else:
-                    pytest.fail(f"{party.seat.node} heard {word}")
+                    pytest.fail(f"{party.config.node} heard {word}")
         return len({place.round for place in places.values()}) == 1 and len(places) == len(parties)
 
     eventually(all_placed, lambda: str(places))
-    return [places[party.seat.agent] for party in parties]
+    return [places[party.config.agent] for party in parties]
 
 
 def test_a_leader_that_has_ended_is_followed_without_waiting_for_its_silence(start_run: StartRun) -> None:
@@ -178,7 +178,7 @@ def test_a_leader_that_was_followed_joins_the_new_one(start_run: StartRun) -> No
     parties = run.all_of(3)
     form(parties)
     # As if it had slept through it: another one has the next epoch, and waits for the others.
-    assert run.seat.records.claim_epoch(2, {"agent": "node9/7.0/9"})
+    assert run.config.records.claim_epoch(2, {"agent": "node9/7.0/9"})
     # The leader finds out when it has to form another round.
     parties[2].link.leaving(LeaveReason.DRAINED)
     parties[2].link.left(LeaveReason.DRAINED)

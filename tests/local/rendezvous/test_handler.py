@@ -40,10 +40,10 @@ class Handlers:
 
     def make(self, position: int, **changes: object) -> SlurmRendezvousHandler:
         party = self.run.party(position, **changes)
-        return SlurmRendezvousHandler(party.seat, party.link)
+        return SlurmRendezvousHandler(party.config, party.link)
 
     def all_of(self, nodes: int) -> list[SlurmRendezvousHandler]:
-        return [SlurmRendezvousHandler(party.seat, party.link) for party in self.run.all_of(nodes)]
+        return [SlurmRendezvousHandler(party.config, party.link) for party in self.run.all_of(nodes)]
 
     def start(self, action: Callable[[], T]) -> Future[T]:
         return self._threads.submit(action)

@@ -60,7 +60,7 @@ def test_a_leader_that_was_found_by_name_is_followed_at_once(
     run = start_run(leader_host=NAME, expected_nodes=("node1", "node2", "node3"), options=times)
     leader = run.party(0, leader_host="127.0.0.1")
     with monkeypatch.context() as context:
-        context.setattr(type(run.seat.records), "endpoint", lambda records: None)
+        context.setattr(type(run.config.records), "endpoint", lambda records: None)
         others = [run.party(1), run.party(2)]
         form([leader, *others])
     leader.die()

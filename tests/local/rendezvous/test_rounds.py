@@ -44,7 +44,7 @@ def test_a_node_leaves_and_another_comes(start_run: StartRun) -> None:
     first.join()
     third.join()
     # The one that goes may still have workers: until it has none, no other group trains.
-    assert first.link.next_word(timeout=0.2) is None
+    assert first.link.next_event(timeout=0.2) is None
     second.link.left(LeaveReason.PREEMPTED)
     assert [(place.round, place.reason, place.place.rank) for place in placed([first, third])] == [
         (1, Reason.NODE_LEFT, 0),
@@ -70,7 +70,7 @@ def test_a_node_that_is_known_to_come_and_joins_late_causes_no_round_of_its_own(
     late = run.party(2) if not cohort[0] else None
     eventually(lambda: len(leaders[0]._state.coming) == (2 if late else 1))
     early.join()
-    assert first.link.next_word(timeout=0.5) is None
+    assert first.link.next_event(timeout=0.5) is None
     late = late or run.party(2)
     late.join()
     interrupted([first], Reason.NODE_JOINED)
@@ -150,7 +150,7 @@ def test_who_has_finished_is_not_disturbed_by_another_that_goes_after_it_finishe
     second.link.finished()
     second.link.left(LeaveReason.FINISHED)
     second.link.stop()
-    assert first.link.next_word(timeout=0.2) is None
+    assert first.link.next_event(timeout=0.2) is None
     first.link.finished()
     assert first.hear(Ended).outcome is Outcome.SUCCEEDED
 
@@ -262,7 +262,7 @@ def test_a_leader_that_does_not_know_who_comes_waits_for_all_of_a_job(start_run:
     for party in (first, second):
         party.join()
     # What is waited for is what does not come: a round of two.
-    assert first.link.next_word(timeout=0.3) is None
+    assert first.link.next_event(timeout=0.3) is None
     third = run.party(2)
     third.join()
     assert {place.nodes for place in placed([first, second, third])} == {3}
@@ -381,7 +381,7 @@ def test_a_connection_that_breaks_is_made_again_and_nothing_changes(start_run: S
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             # Else somebody listens there already.
-            stack.enter_context(socket.create_server(("", run.seat.ports[0])))
+            stack.enter_context(socket.create_server(("", run.config.ports[0])))
         leader = run.party(0)
     for path in (run.run_dir.path / "endpoints").iterdir():
         path.unlink()
@@ -389,10 +389,10 @@ def test_a_connection_that_breaks_is_made_again_and_nothing_changes(start_run: S
     leader.join()
     member.join()
     eventually(lambda: len(leaders[0]._connections._connections) == 2)
-    before = leaders[0]._connections._connections[member.seat.agent]
+    before = leaders[0]._connections._connections[member.config.agent]
     change(leader, leaders[0], reconnect_grace=2 * PATIENCE)
     leader.link._loop.call_soon_threadsafe(before.close)
-    eventually(lambda: leaders[0]._connections._connections.get(member.seat.agent) not in (None, before))
+    eventually(lambda: leaders[0]._connections._connections.get(member.config.agent) not in (None, before))
     assert not any(isinstance(decision, Drop) for decision in leader.decisions)
 
 

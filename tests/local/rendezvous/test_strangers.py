@@ -37,7 +37,7 @@ def frame(content: bytes) -> bytes:
 
 
 def connect_to(party: Party, source: str = "127.0.0.1") -> socket.socket:
-    endpoint = json.loads(party.seat.run_dir.endpoint(party.seat.incarnation) or b"")
+    endpoint = json.loads(party.config.run_dir.endpoint(party.config.incarnation) or b"")
     return socket.create_connection(("127.0.0.1", endpoint["port"]), timeout=PATIENCE, source_address=(source, 0))
 
 
@@ -65,7 +65,7 @@ def test_the_run_goes_on_among_strangers(
         b"GET / HTTP/1.1\r\nHost: node1\r\n\r\n",
         b"\xff\xff\xff\xff",
         greeting.start() + frame(b'{"agent": "node9/7.0/1", "proof": "\\udfff"}'),
-        greeting.start() + frame(encode(Finished(parties[0].seat.agent, 0))),
+        greeting.start() + frame(encode(Finished(parties[0].config.agent, 0))),
     ]
     with caplog.at_level(logging.WARNING), ExitStack() as stack:
         for data in sent:
@@ -107,13 +107,13 @@ def test_a_handshake_that_is_never_completed_is_cut_off(
     party = start_run().party(0)
     form([party])
     connections = leaders[0]._connections._connections
-    before = connections[party.seat.agent]
+    before = connections[party.config.agent]
     with connect_to(party, "127.0.0.3") as stranger:
         stranger.sendall(b"\x00\x00")
         assert closed(stranger)
     assert leaders[0].rejected["127.0.0.3" if "127.0.0.3" in leaders[0].rejected else "::ffff:127.0.0.3"] == 1
     # Those that have completed it stay, and their time would be over by now, too.
-    assert connections[party.seat.agent] is before
+    assert connections[party.config.agent] is before
     assert party.silent()
 
 
@@ -124,7 +124,7 @@ def test_records_of_another_run_are_dropped(
     party = run.party(0)
     form([party])
     # The other run's agents are sent here: right protocol, right names, another secret.
-    port = json.loads(party.seat.run_dir.endpoint("run.0") or b"")["port"]
+    port = json.loads(party.config.run_dir.endpoint("run.0") or b"")["port"]
     misled = Coordination(
         FollowerConfig(
             run="run.0",
@@ -138,8 +138,8 @@ def test_records_of_another_run_are_dropped(
         lambda campaign: pytest.fail("it campaigns"),
     )
     misled.start()
-    misled.join(party.seat.candidate(1))
-    word = misled.next_word(timeout=PATIENCE)
+    misled.join(party.config.agent_info(1))
+    word = misled.next_event(timeout=PATIENCE)
     misled.stop()
     assert isinstance(word, Unreachable)
     assert "is a leader of this run by another run directory" in word.why
@@ -186,7 +186,7 @@ def test_an_agent_that_speaks_for_another_is_not_heard(start_run: StartRun, lead
         while not agent.established:
             stream.sendall(agent.receive(stream.recv(4096))[1])
         for party in parties:
-            stream.sendall(agent.seal(encode(Finished(party.seat.agent, 0))))
+            stream.sendall(agent.seal(encode(Finished(party.config.agent, 0))))
         eventually(lambda: sum(leaders[0].rejected.values()) == 2)
     assert all(party.silent() for party in parties)
     assert not run.run_dir.is_done()

@@ -43,7 +43,7 @@ from slurm_elastic.rendezvous.election.machine import (
 )
 from slurm_elastic.rendezvous.election.policy import LeaderLoss, default_leader_limit
 from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
-from slurm_elastic.rendezvous.membership import Candidate, LeaveReason, OnTie, Ponged, Reason, Settings, WorkerFailure
+from slurm_elastic.rendezvous.membership import AgentInfo, LeaveReason, OnTie, Ponged, Reason, Settings, WorkerFailure
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 from slurm_elastic.rendezvous.transport.messages import Interrupted, LeaderMessage, Placed
 from tests.simulation.election.checks import NAP, STOP
@@ -112,7 +112,7 @@ class Agent:
             campaign=CampaignConfig(SCOPE, settings, has_workers=trains, node=node),
         )
         self.election = machine.initial_election(config, world.now, founder=founder)
-        self._candidate = Candidate(name, node, position, 1, "trainer", name, 20000, standby_port=1)
+        self._candidate = AgentInfo(name, node, position, 1, "trainer", name, 20000, standby_port=1)
         self._events: deque[Event] = deque()
         self._busy = False
         self._stopping = self._said_goodbye = False

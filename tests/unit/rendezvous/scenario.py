@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from slurm_elastic.rendezvous.membership import (
-    Candidate,
+    AgentInfo,
     Decision,
     Event,
     Heard,
@@ -30,8 +30,8 @@ Kind = TypeVar("Kind")
 
 def candidate(
     name: str, position: int = 0, workers: int = 1, role: str = "trainer", cohort: tuple[str, int] = ("", 1)
-) -> Candidate:
-    return Candidate(name, name, position, workers, role, f"{name}.cluster", 20000, 0, *cohort)
+) -> AgentInfo:
+    return AgentInfo(name, name, position, workers, role, f"{name}.cluster", 20000, 0, *cohort)
 
 
 def failed(name: str, round_: int = 0) -> WorkerFailed:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_elastic.rendezvous.membership import (
-    Candidate,
+    AgentInfo,
     Decision,
     Drop,
     Finish,
@@ -26,7 +26,7 @@ from slurm_elastic.rendezvous.run_events import Entry, describe
 
 def table(nodes: int, *, workers: int = 1, reason: Reason = Reason.START, restarts: int = 0) -> Table:
     candidates = [
-        Candidate(f"n{number}/7.0/1", f"n{number}", number, workers, "default", f"n{number}", 30000)
+        AgentInfo(f"n{number}/7.0/1", f"n{number}", number, workers, "default", f"n{number}", 30000)
         for number in range(1, nodes + 1)
     ]
     return build_table(4, reason, candidates, restarts)

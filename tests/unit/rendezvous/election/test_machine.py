@@ -25,7 +25,7 @@ from slurm_elastic.rendezvous.election.machine import (
 )
 from slurm_elastic.rendezvous.election.policy import BLOCKING_LIMIT, LeaderLoss, Successor
 from slurm_elastic.rendezvous.leader_events import CutOff, LeaderLost, Unreachable
-from slurm_elastic.rendezvous.membership import Candidate, Connected, LeaveReason, Outcome, Place, Reason
+from slurm_elastic.rendezvous.membership import AgentInfo, Connected, LeaveReason, Outcome, Place, Reason
 from slurm_elastic.rendezvous.records.api import Situation
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 from slurm_elastic.rendezvous.transport.messages import Beat, Ended, Placed, Resigned
@@ -56,7 +56,7 @@ RECORDED = Situation(
     },
 )
 """That round, as the records show it."""
-CANDIDATE = Candidate("n3/0.0/3", "n3", 2, 1, "trainer", "n3", 1)
+CANDIDATE = AgentInfo("n3/0.0/3", "n3", 2, 1, "trainer", "n3", 1)
 
 
 def refuse(endpoint: Endpoint, now: float) -> Result:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords, newest_endpoint
-from slurm_elastic.rendezvous.membership import Candidate, Reason
+from slurm_elastic.rendezvous.membership import AgentInfo, Reason
 from slurm_elastic.rendezvous.membership.assignment import build_table
 from slurm_elastic.rendezvous.records.api import RunDirRecords, Situation
 from slurm_elastic.rundir import RunDir
 
-TABLE = build_table(0, Reason.START, [Candidate("n1/7.0/1", "n1", 0, 1, "trainer", "n1", 20000)], 0)
+TABLE = build_table(0, Reason.START, [AgentInfo("n1/7.0/1", "n1", 0, 1, "trainer", "n1", 20000)], 0)
 
 
 def place(epoch: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.leave_requests import LeaveAnswer, LeaveRequest, LeaveRequested
 from slurm_elastic.rendezvous.membership import (
-    Candidate,
+    AgentInfo,
     Closed,
     Connected,
     Finished,
@@ -42,7 +42,7 @@ from slurm_elastic.rendezvous.transport.messages import (
 )
 
 A = "node1/7.0/42"
-CANDIDATE = Candidate(A, "node1", 0, 4, "default", "node1", 30000)
+CANDIDATE = AgentInfo(A, "node1", 0, 4, "default", "node1", 30000)
 FAILURE = WorkerFailure(A, "node1", 3, -9, "line 1\nline 2", "/run/error.json", "/run/stderr.log")
 
 FROM_AGENTS: list[AgentMessage] = [

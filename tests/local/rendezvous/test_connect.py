@@ -42,7 +42,7 @@ def test_a_port_in_use_leads_to_the_next(start_run: StartRun, taken: Callable[..
     party = run.party(0)
     found = endpoint(run)
     assert found.pop("port") in others
-    assert found == {"address": "127.0.0.1", "epoch": 1, "agent": party.seat.agent}
+    assert found == {"address": "127.0.0.1", "epoch": 1, "agent": party.config.agent}
     form([party, run.party(1)])
 
 
