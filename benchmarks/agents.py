@@ -11,7 +11,7 @@ from slurm_elastic.rendezvous.election.machine import AnnounceLeave, Depart, Joi
 from slurm_elastic.rendezvous.election.runner import FollowerConfig, Runner
 from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import AgentInfo, LeaveReason
-from slurm_elastic.rendezvous.transport.messages import Ended, Interrupted, Placed
+from slurm_elastic.rendezvous.transport.messages import Assignment, Ended, Interrupted
 
 __all__ = ["Crowd", "SimulatedAgent"]
 
@@ -52,7 +52,7 @@ class SimulatedAgent:
 
     def _hear(self, event: LeaderEvent) -> None:
         match event:
-            case Placed():
+            case Assignment():
                 self._crowd.placed(event)
             case Interrupted() if not self._going:
                 self.join()
@@ -78,7 +78,7 @@ class Crowd:
         self.agents[index] = SimulatedAgent(self, index, self._generation)
         return self.agents[index]
 
-    def placed(self, placed: Placed) -> None:
+    def placed(self, placed: Assignment) -> None:
         """Note that an agent holds its rank."""
         ranks = self._ranks[placed.round]
         ranks.add(placed.place.rank)

@@ -83,7 +83,7 @@ from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.identity import job_of
 from slurm_elastic.rendezvous.membership import Slowest, WorkerFailure
 from slurm_elastic.rendezvous.thread import Coordination
-from slurm_elastic.rendezvous.transport.messages import Placed
+from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, open_worker_store
 
 __all__ = ["Agent"]
@@ -141,7 +141,7 @@ class Agent:
         self._control: RoundControl | None = None
         self._agreement = Agreement(())
         self._processes: WorkerProcesses | None = None
-        self._placed: Placed | None = None
+        self._placed: Assignment | None = None
         self._ports = FreshPorts(rendezvous.address)
         self._reserved: ReservedPort | None = None
         self._result = RunResult(state=WorkerState.HEALTHY)
@@ -159,7 +159,7 @@ class Agent:
         return self._agreement.progress()
 
     @property
-    def last_place(self) -> Placed | None:
+    def last_place(self) -> Assignment | None:
         """The place in the round that runs here or ran last, None before the first and while the next one forms."""
         return self._placed
 
@@ -316,7 +316,7 @@ class Agent:
                 self._end = action
         return None
 
-    def _start(self, placed: Placed) -> Event:
+    def _start(self, placed: Assignment) -> Event:
         assert self._reserved is not None
         self._placed = placed
         self.torch.serve_store(open_worker_store(placed, self._reserved))

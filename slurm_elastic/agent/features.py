@@ -25,7 +25,7 @@ from slurm_elastic.agent.watchdog import Hang, Watchdog, Watched
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rendezvous.run_events import Entry
-from slurm_elastic.rendezvous.transport.messages import Placed
+from slurm_elastic.rendezvous.transport.messages import Assignment
 
 __all__ = ["Feature", "HealthFeature", "LearnedImportsFeature", "RunningRound", "WatchdogFeature", "hang_event"]
 
@@ -46,7 +46,7 @@ class RunningRound:
         progress: says how far they are, by local rank; from any thread.
     """
 
-    placed: Placed
+    placed: Assignment
     pids: Mapping[int, int]
     environments: Mapping[int, Mapping[str, str]]
     progress: Callable[[], Sequence[WorkerProgress]]
@@ -67,7 +67,7 @@ class Feature:
     def state_changed(self, state: State) -> None:
         """The life cycle is in another state."""
 
-    def round_formed(self, placed: Placed, environments: Mapping[int, dict[str, str]]) -> None:
+    def round_formed(self, placed: Assignment, environments: Mapping[int, dict[str, str]]) -> None:
         """The workers of a round are about to start. May add to the environment of each, by local rank."""
 
     def workers_started(self, running: RunningRound) -> None:
@@ -171,7 +171,7 @@ class WatchdogFeature(Feature):
     def __init__(self, watchdog: Watchdog) -> None:
         self._watchdog = watchdog
 
-    def round_formed(self, placed: Placed, environments: Mapping[int, dict[str, str]]) -> None:
+    def round_formed(self, placed: Assignment, environments: Mapping[int, dict[str, str]]) -> None:
         """See base class."""
         for environment in environments.values():
             environment[self._watchdog.variable] = self._watchdog.path

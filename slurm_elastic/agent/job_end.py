@@ -35,7 +35,7 @@ from slurm_elastic.slurm import (
 if TYPE_CHECKING:
     # They need msgspec, and the end of a batch script does without.
     from slurm_elastic.rendezvous.election.policy import Successor
-    from slurm_elastic.rendezvous.transport.messages import Placed
+    from slurm_elastic.rendezvous.transport.messages import Assignment
 
 __all__ = [
     "JOB_END_VARIABLE",
@@ -138,7 +138,7 @@ def decide_job_end(end: AgentEnd) -> tuple[JobEndAction, ...]:
     return ()
 
 
-def represents_job(job: SlurmJob, agent: str, placed: Placed | None) -> bool:
+def represents_job(job: SlurmJob, agent: str, placed: Assignment | None) -> bool:
     """Return True if this agent sees to the end of its job, as the run was led from another job.
 
     Otherwise the leader does, which ends last. One agent of each job is enough: the first in the last round.

@@ -222,7 +222,7 @@ class Joining:
 class Starting:
     """The agent has a place, and its workers are being started."""
 
-    round: messages.Placed
+    round: messages.Assignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class Training:
         signalled: True once they were sent ``--worker-signal``.
     """
 
-    round: messages.Placed
+    round: messages.Assignment
     stop_step: int | None = None
     signalled: bool = False
 
@@ -248,7 +248,7 @@ class Leaving:
     departure: Departure
 
     @property
-    def round(self) -> messages.Placed:
+    def round(self) -> messages.Assignment:
         """The place of this agent."""
         return self.training.round
 
@@ -263,7 +263,7 @@ class Reported:
         signalled: True if they were sent ``--worker-signal``.
     """
 
-    round: messages.Placed
+    round: messages.Assignment
     result: WorkersResult | None
     signalled: bool = False
 
@@ -281,7 +281,7 @@ class Stopping:
         agreed: True if they have stopped at the agreed step.
     """
 
-    round: messages.Placed
+    round: messages.Assignment
     then: Then
     stop_by: float
     terminate_at: float | None = None
@@ -296,7 +296,7 @@ class Lingering:
     Until then it serves their store, or leads.
     """
 
-    round: messages.Placed
+    round: messages.Assignment
     departure: Departure
 
 
@@ -310,7 +310,7 @@ class Done:
     """
 
     outcome: AgentOutcome
-    round: messages.Placed | None
+    round: messages.Assignment | None
 
 
 State = Joining | Starting | Training | Leaving | Reported | Stopping | Lingering | Done
@@ -466,7 +466,7 @@ class StartWorkers:
     Results: WorkersStarted, StartGivenUp, StartFailed.
     """
 
-    round: messages.Placed
+    round: messages.Assignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -827,7 +827,7 @@ def _done(
     return Done(outcome, _round_of(state)), (*before, End(outcome, result))
 
 
-def _round_of(state: State) -> messages.Placed | None:
+def _round_of(state: State) -> messages.Assignment | None:
     return None if isinstance(state, Joining) else state.round
 
 
@@ -838,7 +838,7 @@ def _joining(config: LifecycleConfig, state: Joining, event: Event) -> Step:
     match event:
         case Started(signalled):
             return state, () if signalled else (Join(),)
-        case messages.Placed():
+        case messages.Assignment():
             return Starting(event), (StartWorkers(event),)
         case messages.Waiting():
             return replace(state, spare=True), (Log(f"{config.node} waits as a spare"),)

@@ -17,7 +17,7 @@ from torch.distributed.elastic.events.api import EventSource
 from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext
 
 from slurm_elastic.agent.worker_processes import WorkerProcesses
-from slurm_elastic.rendezvous.transport.messages import Placed
+from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rendezvous.worker_store import ServedStore
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class TorchAgent(LocalElasticAgent):
             self._served.close()
         self._served = store
 
-    def describe_round(self, placed: Placed) -> None:
+    def describe_round(self, placed: Assignment) -> None:
         """Describe the round that begins, and its workers on this node."""
         place = placed.place
         self._group.group_rank, self._group.group_world_size = place.rank, placed.nodes

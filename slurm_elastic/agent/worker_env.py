@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
 
 from slurm_elastic.rendezvous.connect import RendezvousConfig
-from slurm_elastic.rendezvous.transport.messages import Placed
+from slurm_elastic.rendezvous.transport.messages import Assignment
 
 __all__ = ["worker_environment"]
 
 
 def worker_environment(
-    spec: WorkerSpec, worker: Worker, placed: Placed, config: RendezvousConfig, environ: Mapping[str, str]
+    spec: WorkerSpec, worker: Worker, placed: Assignment, config: RendezvousConfig, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the variables of one worker: torchrun's (torch 2.13, local_elastic_agent.py, _start_workers), and ours.
 

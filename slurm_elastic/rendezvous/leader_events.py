@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.leave_requests import LeaveRequested
-from slurm_elastic.rendezvous.transport.messages import Ended, Holding, Interrupted, Placed, Stopping, Waiting
+from slurm_elastic.rendezvous.transport.messages import Assignment, Ended, Holding, Interrupted, Stopping, Waiting
 
 __all__ = ["CutOff", "LeaderEvent", "LeaderLost", "RecordsLost", "Unreachable"]
 
@@ -41,5 +41,5 @@ class RecordsLost:
 
 
 LeaderEvent = (
-    Placed | Holding | Stopping | Interrupted | CutOff | LeaveRequested | Waiting | Ended | LeaderLost | Unreachable
+    Assignment | Holding | Stopping | Interrupted | CutOff | LeaveRequested | Waiting | Ended | LeaderLost | Unreachable
 )

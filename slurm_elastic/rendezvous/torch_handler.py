@@ -35,7 +35,7 @@ from slurm_elastic.rendezvous.records.open import etcd_wanted, open_records
 from slurm_elastic.rendezvous.run_events import describe
 from slurm_elastic.rendezvous.secret_env import take_private
 from slurm_elastic.rendezvous.thread import Coordination, RecordsLost
-from slurm_elastic.rendezvous.transport.messages import Ended, Interrupted, Placed, Waiting
+from slurm_elastic.rendezvous.transport.messages import Assignment, Ended, Interrupted, Waiting
 from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, ServedStore, open_worker_store
 from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import (
@@ -105,7 +105,7 @@ class SlurmRendezvousHandler(RendezvousHandler):
         while True:
             # A signal handler that raises has to get its turn, so no wait is longer than this.
             word = self._coordination.next_event(timeout=_SIGNAL_LATENCY)
-            if isinstance(word, Placed):
+            if isinstance(word, Assignment):
                 return self._placed(word)
             if word is not None:
                 self._note(word)
@@ -144,7 +144,7 @@ class SlurmRendezvousHandler(RendezvousHandler):
         self._served = None
         return True
 
-    def _placed(self, placed: Placed) -> RendezvousInfo:
+    def _placed(self, placed: Assignment) -> RendezvousInfo:
         assert self._reserved is not None
         # Whatever ended before concerns earlier rounds.
         self._interrupted = False

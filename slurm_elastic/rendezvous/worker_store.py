@@ -16,7 +16,7 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import TCPStore
 
-from slurm_elastic.rendezvous.transport.messages import Placed
+from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.slurm.address import resolve
 
 __all__ = ["FreshPorts", "ReservedPort", "ServedStore", "open_worker_store"]
@@ -132,7 +132,7 @@ class ServedStore:
             self.close()
 
 
-def open_worker_store(placed: Placed, reserved: ReservedPort) -> ServedStore | None:
+def open_worker_store(placed: Assignment, reserved: ReservedPort) -> ServedStore | None:
     """On rank 0's agent, serve the store of this round on the port that was announced; None elsewhere."""
     if placed.place.rank != 0:
         reserved.close()

@@ -129,8 +129,8 @@ class Checks:
 
     def _check_planned(self, before: State, event: Event, decisions: tuple[Decision, ...], end: Interrupt) -> None:
         """A round that was about to end as planned has ended: as planned, or for a reason."""
-        winding, now = before.winding, self._world.now
-        if winding is None:
+        planned, now = before.planned_stop, self._world.now
+        if planned is None:
             return
         (self.planned if end.step is not None else self.broken_off).add(end.round)
         if end.step is not None:
@@ -144,12 +144,12 @@ class Checks:
             ]
             require(not missing, "a round ends when all have stopped", missing)
             return
-        late = winding.deadline is not None and now >= winding.deadline
-        unanswered = winding.stop is None and now >= winding.since + before.settings.heartbeat_limit
+        late = planned.deadline is not None and now >= planned.deadline
+        unanswered = planned.stop is None and now >= planned.since + before.settings.heartbeat_limit
         away = any(isinstance(decision, Drop | Retire) for decision in decisions)
         told = isinstance(event, Held) and event.step is None
-        alone = isinstance(event, Joined) and winding.stop is None
-        explained = isinstance(event, Leaving) and before.judgement is not None
+        alone = isinstance(event, Joined) and planned.stop is None
+        explained = isinstance(event, Leaving) and before.inquest is not None
         charged = end.reason is Reason.WORKER_FAILED
         require(
             late or unanswered or away or told or alone or explained or charged,
@@ -183,12 +183,16 @@ class Checks:
                     self._check_planned(before, event, decisions, decision)
                 if decision.reason in (Reason.NODE_LOST, Reason.NODE_LEFT) and after.phase is not before.phase:
                     self._check_cause(before, event, decisions)
-        if after.winding is not None and before.winding is None and after.winding.reason is Reason.NODE_JOINED:
+        if (
+            after.planned_stop is not None
+            and before.planned_stop is None
+            and after.planned_stop.reason is Reason.NODE_JOINED
+        ):
             self._check_gathered(before)
         if after.phase is Phase.RUNNING:
             require(after.table is self._latest, "one table is current", after.table)
         self._given_up -= after.agents.keys() - before.agents.keys()
-        if after.restarts != before.restarts or before.judgement is not None or after.judgement is not None:
+        if after.restarts != before.restarts or before.inquest is not None or after.inquest is not None:
             self._check_blame(before, after, decisions)
         elif decisions:
             ended = [decision for decision in decisions if isinstance(decision, Interrupt)]
@@ -273,7 +277,7 @@ class Checks:
 
     def _check_cause(self, before: State, event: Event, decisions: tuple[Decision, ...]) -> None:
         gone = {decision.agent for decision in decisions if isinstance(decision, Drop | Retire)}
-        if before.winding is not None and not gone:
+        if before.planned_stop is not None and not gone:
             return
         if isinstance(event, Leaving | Left):
             gone.add(event.agent)
@@ -290,7 +294,7 @@ class Checks:
         judged = [d for d in decisions if isinstance(d, Interrupt) and d.reason is Reason.WORKER_FAILED and d.agents]
         over = [d for d in judged if d.detail != "this round is over"]
         if after.restarts == before.restarts:
-            dissolved = before.judgement is not None and after.judgement is None and after.phase is not Phase.CLOSED
+            dissolved = before.inquest is not None and after.inquest is None and after.phase is not Phase.CLOSED
             explained = after.reason in (Reason.NODE_LOST, Reason.NODE_LEFT)
             require(not dissolved or explained, "a worker failure is charged or explained", decisions)
             require(not over, "a worker failure is charged or explained", decisions)
@@ -299,21 +303,20 @@ class Checks:
             self._check_charge(before)
 
     def _check_charge(self, before: State) -> None:
-        judgement = before.judgement
-        if judgement is None or before.table is None:
+        inquest = before.inquest
+        if inquest is None or before.table is None:
             raise Violation("charges follow a judgement", "")
         round_ = before.table.round
         # Two cases cannot be told from a failure of the workers alone: a network that heals before anybody is lost,
         # and an agent that still answers while its node is dying, and whose end becomes known only after the verdict.
-        settled = self._world.now >= judgement.since + before.settings.settle_time
+        settled = self._world.now >= inquest.since + before.settings.settle_time
         answered_dying = settled and any(
-            agent.answered >= judgement.probe and agent.name in self._connected
-            for agent in self._ragged.get(round_, ())
+            agent.answered >= inquest.probe and agent.name in self._connected for agent in self._ragged.get(round_, ())
         )
         require(
             round_ in self._own_failures or round_ in self._cut_rounds or answered_dying,
             "only workers that fail by themselves are charged",
-            judgement.failure,
+            inquest.failure,
         )
 
     def _check_gathered(self, before: State) -> None:

@@ -124,7 +124,7 @@ def test_a_round_that_does_not_wait_for_old_workers_is_found(monkeypatch: pytest
 
 def test_a_lost_node_that_is_charged_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        advance, "_verdict_due", lambda state: state.judgement and state.judgement.since + state.settings.settle_time
+        advance, "_inquest_due", lambda state: state.inquest and state.inquest.since + state.settings.settle_time
     )
     schedule, violation = first_violation(range(300))
     assert violation.promise == "only workers that fail by themselves are charged"
@@ -167,7 +167,7 @@ def test_a_round_that_ends_with_the_first_that_has_stopped_is_found(monkeypatch:
         stopped = any(
             agent.status is state.Status.WAITING and after.is_member(agent) for agent in after.agents.values()
         )
-        if after.winding is None or after.winding.stop is None or not stopped:
+        if after.planned_stop is None or after.planned_stop.stop is None or not stopped:
             return after, decisions
         return planned_stop.end(after, now)
 

@@ -136,9 +136,9 @@ class World:
             return ""
         if state.phase is Phase.FORMING or state.table is None:
             return "a round is being formed"
-        if state.judgement is not None or state.broken:
+        if state.inquest is not None or state.broken:
             return "somebody's fate is open"
-        if state.winding is not None:
+        if state.planned_stop is not None:
             return "a round comes to its planned end"
         finished = {name for name, agent in state.agents.items() if agent.status is Status.FINISHED}
         living = self._living()

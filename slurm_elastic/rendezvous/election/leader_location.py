@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from slurm_elastic.rendezvous.election.policy import Successor, newest_order
 from slurm_elastic.rendezvous.membership import replace
 from slurm_elastic.rendezvous.transport.connect import Endpoint
-from slurm_elastic.rendezvous.transport.messages import Placed
+from slurm_elastic.rendezvous.transport.messages import Assignment
 
 __all__ = ["LeaderLocation", "Leadership"]
 
@@ -60,7 +60,7 @@ class Leadership:
     left: Endpoint | None = None
     endpoint: Endpoint | None = None
 
-    def placed(self, message: Placed, endpoint: Endpoint) -> Leadership:
+    def placed(self, message: Assignment, endpoint: Endpoint) -> Leadership:
         """Note an assignment that the leader at this endpoint gave."""
         return replace(
             self,

@@ -34,12 +34,12 @@ from slurm_elastic.rendezvous.membership import AgentInfo, LeaveReason, Reason, 
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 from slurm_elastic.rendezvous.transport.messages import (
     AgentMessage,
+    Assignment,
     Beat,
     Ended,
     Holding,
     Interrupted,
     LeaderMessage,
-    Placed,
     Probed,
     Resigned,
     Stopping,
@@ -1144,7 +1144,7 @@ class _Step:
                 self._say(message)
             case Probed(probe):
                 self.do(AnswerProbe(link.number, probe))
-            case Placed(attempt=attempt, round=round_, restarts=restarts):
+            case Assignment(attempt=attempt, round=round_, restarts=restarts):
                 participant = participant.charged(restarts)
                 placed = participant.placed(attempt, round_)
                 self.change(participant=placed or participant)

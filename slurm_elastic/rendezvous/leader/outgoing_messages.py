@@ -25,10 +25,10 @@ from slurm_elastic.rendezvous.membership import (
     Table,
 )
 from slurm_elastic.rendezvous.transport.messages import (
+    Assignment,
     Ended,
     Holding,
     Interrupted,
-    Placed,
     Probed,
     Resigned,
     Stopping,
@@ -108,11 +108,11 @@ def _shared(connections: AgentConnections, state: State, table: Table) -> _Share
     return shared
 
 
-def _placed(epoch: int, state: State, table: Table, rank: int, shared: _Shared) -> Placed:
+def _placed(epoch: int, state: State, table: Table, rank: int, shared: _Shared) -> Assignment:
     place, own = table.places[rank], state.settings.agent
     mine = _successor(place)
     among = place.agent == own or mine in shared.successors
-    return Placed(
+    return Assignment(
         attempt=state.agents[place.agent].attempt,
         place=place,
         round=table.round,

@@ -49,7 +49,7 @@ from slurm_elastic.rendezvous.membership.machine import step
 from slurm_elastic.rendezvous.membership.planned_stop import seconds_to_stop
 from slurm_elastic.rendezvous.membership.quorum import Base, OnTie, has_quorum, unaccounted
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
-from slurm_elastic.rendezvous.membership.state import Phase, State, Winding, initial_state
+from slurm_elastic.rendezvous.membership.state import Phase, PlannedStop, State, initial_state
 from slurm_elastic.rendezvous.membership.stragglers import Slowest
 
 __all__ = [
@@ -95,7 +95,7 @@ __all__ = [
     "StopAt",
     "Table",
     "Tick",
-    "Winding",
+    "PlannedStop",
     "WorkerFailed",
     "WorkerFailure",
     "build_table",

@@ -1,4 +1,4 @@
-"""What follows from the state by itself, checked after every event: losses, verdicts, closing and ending.
+"""What follows from the state by itself, checked after every event: losses, inquests, closing and ending.
 
 Whatever depends on time has one moment at which it is due. The leader is told the earliest one, and acts on it when a
 tick arrives, never earlier: before a tick the leader has processed everything that agents had said by then, so that no
@@ -28,7 +28,7 @@ def advance(state: State, now: float, *, ticked: bool) -> Result:
     """
     decisions: tuple[Decision, ...] = ()
     if ticked:
-        state, decisions = _give_up_lost(leader_change.lose_patience(state, now), now)
+        state, decisions = _give_up_lost(leader_change.stop_waiting(state, now), now)
     if state.phase is Phase.RUNNING:
         state, more = _running(state, now, ticked)
         decisions += more
@@ -46,12 +46,12 @@ def next_deadline(state: State) -> float:
     moments = (
         state.ticked_at + (state.settings.calm_tick_interval if state.calm else state.settings.tick_interval),
         _loss_due(state),
-        _verdict_due(state),
+        _inquest_due(state),
         planned_stop.due(state),
         _admission_due(state),
         _last_call_due(state),
         _timeout_due(state),
-        leader_change.patience_due(state),
+        leader_change.waiting_ends(state),
     )
     return min(moment for moment in moments if moment is not None)
 
@@ -63,21 +63,21 @@ def _loss_due(state: State) -> float | None:
     return None if first is None else first + state.settings.reconnect_grace
 
 
-def _verdict_due(state: State) -> float | None:
+def _inquest_due(state: State) -> float | None:
     """When a worker failure is charged; None while anybody's fate is open."""
-    judgement, table = state.judgement, state.table
-    if judgement is None or table is None or judgement.unanswered:
+    inquest, table = state.inquest, state.table
+    if inquest is None or table is None or inquest.unanswered:
         return None
     if any(state.agents[name].round == table.round for name in state.broken):
         return None
-    return judgement.since + state.settings.settle_time
+    return inquest.since + state.settings.settle_time
 
 
 def _admission_due(state: State) -> float | None:
     """When the running round is to end for new agents; None while it is better not."""
-    if state.newcomer_first is None or state.table is None or state.judgement is not None or state.broken:
+    if state.newcomer_first is None or state.table is None or state.inquest is not None or state.broken:
         return None
-    if state.winding is not None or state.finished:
+    if state.planned_stop is not None or state.finished:
         return None
     gathered = pending_joins.gathered_at(state)
     return None if gathered is None else max(gathered, state.published_at + state.settings.min_round_time)
@@ -128,15 +128,15 @@ def _running(state: State, now: float, ticked: bool) -> Result:
     # A member that finished stays until the end of the round, whatever becomes of its agent.
     if state.finished == len(table.places):
         return transitions.finish(state, Outcome.SUCCEEDED)
-    others = state.settings.agent not in state.agents and state.winding is None and state.judgement is None
+    others = state.settings.agent not in state.agents and state.planned_stop is None and state.inquest is None
     if state.resigning and others:
         # A leader that was no member itself; with one that is, the round ends as with any member that leaves.
         return planned_stop.wind(state, Reason.NODE_LEFT, "", "the leader leaves", state.resign_by, now)
     state, decisions = planned_stop.advance(state, now)
     if decisions or not ticked:
         return state, decisions
-    verdict_due, forced_due, admission_due = _verdict_due(state), planned_stop.due(state), _admission_due(state)
-    if verdict_due is not None and now >= verdict_due:
+    inquest_due, forced_due, admission_due = _inquest_due(state), planned_stop.due(state), _admission_due(state)
+    if inquest_due is not None and now >= inquest_due:
         return _charge(state, now)
     if forced_due is not None and now >= forced_due:
         return planned_stop.end(state, now)
@@ -146,11 +146,11 @@ def _running(state: State, now: float, ticked: bool) -> Result:
 
 
 def _charge(state: State, now: float) -> Result:
-    judgement = state.judgement
-    if judgement is None:
+    inquest = state.inquest
+    if inquest is None:
         raise ValueError("no worker failure is being judged")
-    failure = judgement.failure
-    behind = who_is_behind(judgement.slowest) if failure.hung else ""
+    failure = inquest.failure
+    behind = who_is_behind(inquest.slowest) if failure.hung else ""
     if behind:
         failure = replace(failure, message=f"{failure.message}; {behind}")
     if not failure.uncharged:

@@ -40,7 +40,7 @@ class Settings:
             at the latest `gather_limit` after the first, unless more are known to be on their way.
         min_round_time: a round is not ended for new nodes before it has lasted so long.
         leave_margin: how long before an announced departure those that still run are interrupted; see
-            :func:`~.winding.seconds_to_stop`.
+            :func:`~.planned_stop.seconds_to_stop`.
     """
 
     min_nodes: int

@@ -38,11 +38,11 @@ def joined(state: State, event: Joined, now: float) -> Result:
         return with_agent(state, known), (Resend(name, state.table), *planned_stop.remind(state, name, now))
     # It stopped its own workers without being told.
     state = with_agent(state, replace(known, status=Status.WAITING))
-    if state.judgement is not None:
+    if state.inquest is not None:
         return state, ()
-    if state.winding is not None:
+    if state.planned_stop is not None:
         # As agreed, unless there was no agreement yet.
-        return (state, ()) if state.winding.stop is not None else planned_stop.end(state, now)
+        return (state, ()) if state.planned_stop.stop is not None else planned_stop.end(state, now)
     node = known.candidate.node
     if event.cut_off:
         # It was out of touch for so long that it had to expect to be given up, and not for so long that it was.
@@ -87,9 +87,9 @@ def connected(state: State, event: Connected, now: float) -> Result:
         known = state.agents[event.agent]
     if known is not None:
         state = alive(state, known, now)
-        if state.judgement is not None and event.agent in state.judgement.unanswered:
+        if state.inquest is not None and event.agent in state.inquest.unanswered:
             # The question or the answer was lost with the connection before.
-            decisions = (Probe((event.agent,), state.judgement.probe),)
+            decisions = (Probe((event.agent,), state.inquest.probe),)
     if event.running is None:
         return state, decisions
     current = state.table.round if state.phase is Phase.RUNNING and state.table is not None else None
@@ -156,7 +156,7 @@ def leaving(state: State, event: Leaving, now: float) -> Result:
         return with_agent(state, replace(leaving, status=Status.LEAVING)), ()
     state = with_agent(state, leaving)
     node, detail = leaving.candidate.node, event.reason.value
-    if state.judgement is not None:
+    if state.inquest is not None:
         # Its workers may have been told to go before it was, and the failure is of no more interest.
         return transitions.start_forming(state, Reason.NODE_LEFT, node, now, detail)
     return planned_stop.wind(state, Reason.NODE_LEFT, node, detail, deadline, now)
@@ -173,6 +173,6 @@ def left(state: State, event: Left, now: float) -> Result:
     state = leader_change.leader_goes(state, event, state.resign_by)
     if event.reason is LeaveReason.FINISHED and state.is_member(known):
         state = with_agent(state, replace(known, status=Status.FINISHED))
-    elif event.stopped and known.status is Status.RUNNING and state.winding is not None:
+    elif event.stopped and known.status is Status.RUNNING and state.planned_stop is not None:
         return planned_stop.farewell(state, event)
     return transitions.retire(state, event.agent, event.reason, now)

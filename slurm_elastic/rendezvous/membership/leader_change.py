@@ -24,11 +24,11 @@ __all__ = [
     "has_quorum",
     "in_the_way",
     "leader_goes",
-    "lose_patience",
+    "stop_waiting",
     "meet",
     "missing",
     "nodes_down",
-    "patience_due",
+    "waiting_ends",
     "resign",
 ]
 
@@ -137,16 +137,16 @@ def meet(state: State, name: str, now: float) -> State:
     return with_agent(replace(state, awaited=state.awaited - {name}), met)
 
 
-def patience_due(state: State) -> float | None:
+def waiting_ends(state: State) -> float | None:
     """When members that this leader has never heard of are not waited for any longer."""
     if not state.awaited or state.phase is not Phase.FORMING:
         return None
     return state.forming_since + state.settings.heartbeat_limit
 
 
-def lose_patience(state: State, now: float) -> State:
+def stop_waiting(state: State, now: float) -> State:
     """Wait no longer for members that have had their time to come."""
-    base, due = state.base, patience_due(state)
+    base, due = state.base, waiting_ends(state)
     if base is None or due is None or now < due:
         return state
     nodes = {node for agent, node in zip(base.members, base.nodes, strict=True) if agent in state.awaited}

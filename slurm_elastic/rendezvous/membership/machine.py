@@ -30,7 +30,7 @@ from slurm_elastic.rendezvous.membership.events import (
     Tick,
     WorkerFailed,
 )
-from slurm_elastic.rendezvous.membership.state import Judgement, Result, State, alive, with_agent
+from slurm_elastic.rendezvous.membership.state import FailureInquest, Result, State, alive, with_agent
 
 __all__ = ["step"]
 
@@ -71,7 +71,7 @@ def _forgive_own_pause(state: State, now: float) -> State:
     # Who was overdue already, and only waited for a tick, may have been heard of meanwhile as well.
     latest = now - state.settings.heartbeat_limit
 
-    judgement, winding_down = state.judgement, state.winding
+    inquest, stop_planned = state.inquest, state.planned_stop
     return replace(
         state,
         agents=NamedMap(
@@ -83,13 +83,13 @@ def _forgive_own_pause(state: State, now: float) -> State:
             )
             for name, agent in state.agents.items()
         ),
-        judgement=None if judgement is None else replace(judgement, since=judgement.since + gap),
+        inquest=None if inquest is None else replace(inquest, since=inquest.since + gap),
         forming_since=state.forming_since + gap,
         complete_since=later(state.complete_since),
         newcomer_first=later(state.newcomer_first),
         newcomer_last=later(state.newcomer_last),
         # Not its deadline: whoever sends a departing agent away does not wait either.
-        winding=None if winding_down is None else replace(winding_down, since=winding_down.since + gap),
+        planned_stop=None if stop_planned is None else replace(stop_planned, since=stop_planned.since + gap),
         seen_until=now,
     )
 
@@ -108,13 +108,13 @@ def _ponged(state: State, event: Ponged, now: float) -> Result:
     if known is None:
         return state, ()
     state = alive(state, known, now)
-    judgement = state.judgement
-    if judgement is not None and judgement.probe == event.probe:
-        told = (*judgement.slowest, event.slowest) if event.slowest is not None else judgement.slowest
-        first = event.agent in judgement.unanswered
-        unanswered = judgement.unanswered - {event.agent}
-        judgement = replace(judgement, unanswered=unanswered, slowest=told if first else judgement.slowest)
-        state = replace(state, judgement=judgement)
+    inquest = state.inquest
+    if inquest is not None and inquest.probe == event.probe:
+        told = (*inquest.slowest, event.slowest) if event.slowest is not None else inquest.slowest
+        first = event.agent in inquest.unanswered
+        unanswered = inquest.unanswered - {event.agent}
+        inquest = replace(inquest, unanswered=unanswered, slowest=told if first else inquest.slowest)
+        state = replace(state, inquest=inquest)
     return state, ()
 
 
@@ -126,11 +126,11 @@ def _worker_failed(state: State, event: WorkerFailed, now: float) -> Result:
     table = state.table
     if table is None or table.round != event.round or not state.is_member(known):
         return state, ()
-    if (judgement := state.judgement) is not None:
-        known_cause = judgement.failure.hung or judgement.failure.uncharged
+    if (inquest := state.inquest) is not None:
+        known_cause = inquest.failure.hung or inquest.failure.uncharged
         if event.failure.uncharged or (event.failure.hung and not known_cause):
             # Its end by the watchdog, or before its first step, is what made the other one fail, whoever told first.
-            state = replace(state, judgement=replace(judgement, failure=event.failure))
+            state = replace(state, inquest=replace(inquest, failure=event.failure))
         return state, ()
     # A dead node makes the workers of its peers fail: ask everybody before anybody is blamed. The one that told is
     # asked too, as its own node may be dying.
@@ -139,8 +139,8 @@ def _worker_failed(state: State, event: WorkerFailed, now: float) -> Result:
         for place in table.places
         if (member := state.agents.get(place.agent)) is not None and not member.departed
     )
-    judgement = Judgement(event.failure, now, state.probe + 1, NameSet(asked))
-    return replace(state, judgement=judgement, probe=state.probe + 1), (Probe(asked, judgement.probe),)
+    inquest = FailureInquest(event.failure, now, state.probe + 1, NameSet(asked))
+    return replace(state, inquest=inquest, probe=state.probe + 1), (Probe(asked, inquest.probe),)
 
 
 def _finished(state: State, event: Finished, now: float) -> Result:

@@ -20,11 +20,11 @@ from slurm_elastic.rendezvous.membership.reasons import Reason
 from slurm_elastic.rendezvous.membership.stragglers import Slowest
 
 __all__ = [
-    "Judgement",
+    "FailureInquest",
     "Phase",
     "Result",
     "State",
-    "Winding",
+    "PlannedStop",
     "alive",
     "initial_state",
     "with_agent",
@@ -44,7 +44,7 @@ class Phase(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Judgement:
+class FailureInquest:
     """A worker failure whose cause is being looked into."""
 
     failure: WorkerFailure
@@ -55,7 +55,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Winding:
+class PlannedStop:
     """The planned end of the round that runs.
 
     Attributes:
@@ -103,7 +103,7 @@ class State:
         seen_until: when the last event was processed; a long gap means that the leader itself was paused.
         ticked_at: when the last tick was processed.
         calm: whether by then everybody had given the last sign of life that was due, and the agents are few.
-        winding: the planned end of this running round, None while nobody knows of any.
+        planned_stop: the planned end of this running round, None while nobody knows of any.
         probe: number of the last probe.
         base: the last published round, whoever published it.
         gone: members of `base` that are known to be gone for good: they join nobody any more.
@@ -136,14 +136,14 @@ class State:
     complete_since: float | None = None
     published_at: float = 0.0
     restarts: int = 0
-    judgement: Judgement | None = None
+    inquest: FailureInquest | None = None
     gone_nodes: AbstractSet[str] = field(default_factory=NameSet)
     gone_agents: NamedMap[int] = field(default_factory=NamedMap)
     unheard: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     newcomer_first: float | None = None
     newcomer_last: float | None = None
     coming: AbstractSet[str] = field(default_factory=NameSet)
-    winding: Winding | None = None
+    planned_stop: PlannedStop | None = None
     probe: int = 0
     base: Base | None = None
     gone: AbstractSet[str] = field(default_factory=NameSet)

@@ -51,7 +51,7 @@ def _remove(state: State, name: str, decision: Decision, reason: Reason, detail:
     if agent.status is Status.FINISHED:
         # It has done its part: the others need nothing more of it, and finish or fail without it.
         return _depart(state, agent), (decision,)
-    if agent.status is Status.WAITING and state.winding is not None and state.judgement is None:
+    if agent.status is Status.WAITING and state.planned_stop is not None and state.inquest is None:
         # Its workers have stopped where the others will.
         return without_agent(state, name), (decision,)
     state, more = start_forming(without_agent(state, name), reason, agent.candidate.node, now, detail)
@@ -61,10 +61,10 @@ def _remove(state: State, name: str, decision: Decision, reason: Reason, detail:
 def _depart(state: State, agent: Agent) -> State:
     name = agent.candidate.agent
     state = with_agent(state, replace(agent, departed=True, disconnected_at=None))
-    judgement = state.judgement
-    if judgement is not None:
-        judgement = replace(judgement, unanswered=judgement.unanswered - {name})
-    return replace(state, broken=state.broken - {name}, judgement=judgement)
+    inquest = state.inquest
+    if inquest is not None:
+        inquest = replace(inquest, unanswered=inquest.unanswered - {name})
+    return replace(state, broken=state.broken - {name}, inquest=inquest)
 
 
 def start_forming(
@@ -77,7 +77,7 @@ def start_forming(
     table = state.table
     if table is None:
         raise ValueError("no round is running")
-    interrupted = list(state.winding.gone) if state.winding is not None else []
+    interrupted = list(state.planned_stop.gone) if state.planned_stop is not None else []
     ending: dict[str, Agent] = {}
     for place in table.places:
         agent = state.agents.get(place.agent)
@@ -101,10 +101,10 @@ def start_forming(
         reason=reason,
         forming_since=now,
         complete_since=None,
-        judgement=None,
+        inquest=None,
         newcomer_first=None,
         newcomer_last=None,
-        winding=None,
+        planned_stop=None,
     )
     interrupt = Interrupt(tuple(interrupted), table.round, reason, node, detail, step, state.restarts)
     return state, (interrupt,)
@@ -166,11 +166,11 @@ def finish(state: State, outcome: Outcome, failure: WorkerFailure | None = None,
         state,
         phase=Phase.CLOSED,
         finish=decision,
-        judgement=None,
+        inquest=None,
         complete_since=None,
         newcomer_first=None,
         newcomer_last=None,
-        winding=None,
+        planned_stop=None,
         broken=NameSet(),
     )
     return state, (decision,)

@@ -1,7 +1,7 @@
 """What agents and the leader say to each other, as JSON.
 
 An agent's words are the membership machine's own events; the leader's words are defined here. A message is a JSON
-object with the key ``kind`` and the fields of the class of that name, checked against their types when read.
+object with the key ``kind`` and the fields of the class of that kind, checked against their types when read.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from slurm_elastic.rendezvous.membership import (
 
 __all__ = [
     "AgentMessage",
+    "Assignment",
     "Beat",
     "Ended",
     "Holding",
     "Interrupted",
     "LeaderMessage",
     "MessageError",
-    "Placed",
     "Probed",
     "Resigned",
     "Stopping",
@@ -60,7 +60,7 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class Assignment:
     """A place in a round: all that an agent needs to start its workers, and to find or be the next leader.
 
     Fields as in Place and Table, and beside them the leader's epoch, its agent and node, and the first of those that
@@ -159,7 +159,7 @@ AgentMessage = (
 )
 LeaderMessage = (
     Beat
-    | Placed
+    | Assignment
     | Holding
     | Stopping
     | Interrupted
@@ -171,8 +171,16 @@ LeaderMessage = (
     | LeaveAnswer
 )
 
-_AGENT_KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(AgentMessage)}
-_LEADER_KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(LeaderMessage)}
+_OLDER_KINDS: dict[type, str] = {Assignment: "Placed"}
+"""Kinds that have another name on the wire than their class."""
+
+
+def _kind(message: type) -> str:
+    return _OLDER_KINDS.get(message, message.__name__)
+
+
+_AGENT_KINDS: dict[str, type] = {_kind(message): message for message in get_args(AgentMessage)}
+_LEADER_KINDS: dict[str, type] = {_kind(message): message for message in get_args(LeaderMessage)}
 
 
 def encode(message: AgentMessage | LeaderMessage) -> bytes:
@@ -182,7 +190,7 @@ def encode(message: AgentMessage | LeaderMessage) -> bytes:
     encoder refuses.
     """
     content = msgspec.to_builtins(message)
-    return json.dumps({"kind": type(message).__name__, **content}, separators=(",", ":")).encode()
+    return json.dumps({"kind": _kind(type(message)), **content}, separators=(",", ":")).encode()
 
 
 def decode_agent_message(content: Mapping[str, Any], agent: str) -> AgentMessage:

@@ -17,7 +17,7 @@ from slurm_elastic.rendezvous.membership import Decision, Reason, WorkerFailure
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import RunDirRecords
 from slurm_elastic.rendezvous.thread import Coordination
-from slurm_elastic.rendezvous.transport.messages import Interrupted, Placed
+from slurm_elastic.rendezvous.transport.messages import Assignment, Interrupted
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import port_sequence
 from tests.local.agents import PATIENCE, eventually
@@ -132,16 +132,16 @@ class Run:
             party.link.stop(timeout=1)
 
 
-def form(parties: Sequence[Party]) -> list[Placed]:
+def form(parties: Sequence[Party]) -> list[Assignment]:
     """All join, and all get a place."""
     for party in parties:
         party.join()
     return placed(parties)
 
 
-def placed(parties: Sequence[Party]) -> list[Placed]:
+def placed(parties: Sequence[Party]) -> list[Assignment]:
     """All get a place."""
-    return [party.hear(Placed) for party in parties]
+    return [party.hear(Assignment) for party in parties]
 
 
 def leader_of(parties: Sequence[Party]) -> Party:

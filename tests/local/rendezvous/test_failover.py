@@ -8,21 +8,21 @@ import pytest
 
 from slurm_elastic.rendezvous.leader_events import CutOff
 from slurm_elastic.rendezvous.membership import Claim, Interrupt, LeaveReason, Outcome, Reason
-from slurm_elastic.rendezvous.transport.messages import Ended, Interrupted, Placed
+from slurm_elastic.rendezvous.transport.messages import Assignment, Ended, Interrupted
 from tests.local.agents import PATIENCE, eventually
 from tests.local.rendezvous.parties import Party, Run, form, leader_of, options
 
 StartRun = Callable[..., Run]
 
 
-def places_after(parties: list[Party]) -> list[Placed]:
+def places_after(parties: list[Party]) -> list[Assignment]:
     """All stop and join as agents do when they are told to, until each has a place."""
-    places: dict[str, Placed] = {}
+    places: dict[str, Assignment] = {}
 
     def all_placed() -> bool:
         for party in parties:
             while (word := party.link.next_event(timeout=0)) is not None:
-                if isinstance(word, Placed):
+                if isinstance(word, Assignment):
                     places[party.config.agent] = word
                 elif isinstance(word, Interrupted):
                     places.pop(party.config.agent, None)

@@ -18,7 +18,7 @@ from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.leader_events import LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import Drop, Finish, LeaveReason, Outcome, Reason
 from slurm_elastic.rendezvous.records.api import RecordsError
-from slurm_elastic.rendezvous.transport.messages import Ended, Placed, Waiting
+from slurm_elastic.rendezvous.transport.messages import Assignment, Ended, Waiting
 from tests.local.agents import PATIENCE, eventually
 from tests.local.rendezvous.parties import Party, Run, form, interrupted, options, placed
 
@@ -299,7 +299,7 @@ def test_a_leader_whose_round_was_published_by_another_begins_anew_with_an_epoch
     leader = run.party(0)
     assert run.run_dir.claim_round(0, b"{}")
     leader.join()
-    place = leader.hear(Placed)
+    place = leader.hear(Assignment)
     assert (place.round, place.epoch) == (1, 2)
 
 

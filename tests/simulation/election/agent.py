@@ -45,7 +45,7 @@ from slurm_elastic.rendezvous.election.policy import LeaderLoss, default_leader_
 from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import AgentInfo, LeaveReason, OnTie, Ponged, Reason, Settings, WorkerFailure
 from slurm_elastic.rendezvous.transport.connect import Endpoint
-from slurm_elastic.rendezvous.transport.messages import Interrupted, LeaderMessage, Placed
+from slurm_elastic.rendezvous.transport.messages import Assignment, Interrupted, LeaderMessage
 from tests.simulation.election.checks import NAP, STOP
 from tests.simulation.election.leader import Leader
 from tests.simulation.election.wire import Closed, Wire
@@ -340,7 +340,7 @@ class Agent:
 
     def _hear(self, event: LeaderEvent) -> None:
         match event:
-            case Placed(round=round_):
+            case Assignment(round=round_):
                 self.workers = round_
                 self.world.checks.after_start(self, event)
             case Interrupted():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from slurm_elastic.rendezvous.election.policy import FENCE, default_leader_limit
 from slurm_elastic.rendezvous.membership import Reason, Table
-from slurm_elastic.rendezvous.transport.messages import Placed
+from slurm_elastic.rendezvous.transport.messages import Assignment
 from tests.simulation.violation import Violation
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Checks:
             if here.isdisjoint({last, decides}) and leader.agent.name not in (last, decides):
                 raise Violation("of two halves one goes on", f"round {table.round} has {sorted(here)}, {living} live")
 
-    def after_start(self, agent: Agent, message: Placed) -> None:
+    def after_start(self, agent: Agent, message: Assignment) -> None:
         """An agent starts workers; only now a round can become whole."""
         table = self.told.get(message.round)
         if table is None or message.place not in table.places or message.nodes != len(table.places):

@@ -22,7 +22,7 @@ from slurm_elastic.agent.job_end_effects import end_abandoned_job, end_job_if_la
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.membership import Place, Reason
-from slurm_elastic.rendezvous.transport.messages import Placed
+from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.slurm import Controller, NodeState, SlurmJob
 
 
@@ -116,7 +116,7 @@ def test_an_agent_that_knows_no_srun_does_nothing(signalled: int) -> None:
 )
 def test_who_sees_to_the_end_of_the_job(rank: int, leader: str, members: str, stands: bool) -> None:
     place = Place(f"n{rank + 1}/7.0/5", f"n{rank + 1}", rank, 1, rank, "default", rank, 2)
-    placed = Placed(1, place, 0, Reason.START, 2, 2, "n1", 1, 0, leader=leader, members=members)
+    placed = Assignment(1, place, 0, Reason.START, 2, 2, "n1", 1, 0, leader=leader, members=members)
     assert represents_job(job(rank), place.agent, placed) is stands
 
 

@@ -12,7 +12,7 @@ from slurm_elastic.agent.features import LearnedImportsFeature, RunningRound
 from slurm_elastic.agent.forkserver import ForkServer
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.rendezvous.membership import WorkerFailure
-from slurm_elastic.rendezvous.transport.messages import Placed
+from slurm_elastic.rendezvous.transport.messages import Assignment
 
 
 class Server:
@@ -29,7 +29,7 @@ def feature(server: Server, *, steps: int = 0) -> tuple[LearnedImportsFeature, l
     now = [0.0]
     made = LearnedImportsFeature(cast(ForkServer, server), lambda: now[0])
     progress: Callable[[], list[WorkerProgress]] = lambda: [WorkerProgress(0, True, steps, None, None, None, False)]  # noqa: E731
-    made.workers_started(RunningRound(cast(Placed, None), {0: 5}, {}, progress))
+    made.workers_started(RunningRound(cast(Assignment, None), {0: 5}, {}, progress))
     return made, now
 
 

@@ -83,9 +83,9 @@ DEPARTURE = Departure(PREEMPTED, "SIGTERM", stop_by=125.0, gone_by=130.0)
 STOP = (ExpectExits(), TerminateWorkers())
 
 
-def placed(rank: int = 1, nodes: int = 2) -> messages.Placed:
+def placed(rank: int = 1, nodes: int = 2) -> messages.Assignment:
     place = Place("n1/7.0/1", "n1", rank, 1, rank, "default", rank, nodes)
-    return messages.Placed(1, place, 4, Reason.START, nodes, nodes, "n0", 1, 0)
+    return messages.Assignment(1, place, 4, Reason.START, nodes, nodes, "n0", 1, 0)
 
 
 ROUND = placed()

@@ -145,12 +145,12 @@ class Node:
             )
         )
 
-    def _placed(self) -> messages.Placed:
+    def _placed(self) -> messages.Assignment:
         if isinstance(self.state, Joining):
             self.round += 1
         rank = self.chance.choice((0, 1))
         place = Place("n1/7.0/1", "n1", rank, 1, rank, "default", rank, 2)
-        return messages.Placed(1, place, self.round, Reason.START, 2, 2, "n0", 1, 0)
+        return messages.Assignment(1, place, self.round, Reason.START, 2, 2, "n0", 1, 0)
 
     def _rare(self) -> Event:
         return self.chance.choice(

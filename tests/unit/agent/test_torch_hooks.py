@@ -49,7 +49,7 @@ from slurm_elastic.agent.health import HealthServer
 from slurm_elastic.agent.torch_agent import TorchAgent
 from slurm_elastic.agent.worker_logs import RoundLogsSpecs
 from slurm_elastic.rendezvous.membership import Place, Reason
-from slurm_elastic.rendezvous.transport.messages import Placed
+from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rendezvous.worker_store import FreshPorts, open_worker_store
 
 _RELEASE = tuple(int(number) for number in re.findall(r"\d+", torch.__version__)[:2])
@@ -325,7 +325,7 @@ def test_whoever_waits_in_a_store_comes_back_when_it_is_not_served_any_more() ->
     agent = TorchAgent(_agent()._worker_group.spec, _Specs(), lambda: RunResult(state=WorkerState.HEALTHY), print)
     reserved = FreshPorts().reserve()
     place = Place("n1/1.0/1", "n1", 0, 1, 0, "default", 0, 1)
-    placed = Placed(1, place, 0, Reason.START, 1, 1, "127.0.0.1", reserved.port, 0)
+    placed = Assignment(1, place, 0, Reason.START, 1, 1, "127.0.0.1", reserved.port, 0)
     served = open_worker_store(placed, reserved)
     agent.serve_store(served)
     # Workers of one node find it on the loopback, and nobody finds it elsewhere.

@@ -160,7 +160,7 @@ def test_failures_that_the_end_of_a_round_causes_are_nobodys_fault(run: Scenario
     run.join("n0", "n1", last_round=0)
     assert run.state.phase is Phase.RUNNING
     assert run.on(failed("n0", round_=0)) == (), "it is about the round before"
-    assert run.state.judgement is None
+    assert run.state.inquest is None
 
 
 def test_the_run_fails_when_its_restarts_are_used_up(run: Scenario) -> None:

@@ -28,7 +28,7 @@ from slurm_elastic.rendezvous.leader_events import CutOff, LeaderLost, Unreachab
 from slurm_elastic.rendezvous.membership import AgentInfo, Connected, LeaveReason, Outcome, Place, Reason
 from slurm_elastic.rendezvous.records.api import Situation
 from slurm_elastic.rendezvous.transport.connect import Endpoint
-from slurm_elastic.rendezvous.transport.messages import Beat, Ended, Placed, Resigned
+from slurm_elastic.rendezvous.transport.messages import Assignment, Beat, Ended, Resigned
 from tests.unit.rendezvous.election.play import OWN, Play, Result
 
 FIRST, SECOND, THIRD = ("n1", 1), ("n2", 2), ("n3", 3)
@@ -38,7 +38,7 @@ PUBLISHED = LeaderLocation((FIRST,), published=True, successors=ORDER, round=0)
 TOLD = Leadership(1, ORDER[0].agent, "n1", ORDER[1:], 0, endpoint=FIRST)
 """What a member of that round was told."""
 PLACE = Place("n3/0.0/3", "n3", rank=2, local_world_size=1, base_rank=2, role="", role_base_rank=2, role_world_size=3)
-PLACED = Placed(
+PLACED = Assignment(
     1, PLACE, 0, Reason.START, 3, 3, "n1", 1, 0, epoch=1, leader=ORDER[0].agent, leader_node="n1", successors=ORDER[1:]
 )
 RECORDED = Situation(

@@ -25,13 +25,13 @@ from slurm_elastic.rendezvous.membership import (
 )
 from slurm_elastic.rendezvous.transport.messages import (
     AgentMessage,
+    Assignment,
     Beat,
     Ended,
     Holding,
     Interrupted,
     LeaderMessage,
     MessageError,
-    Placed,
     Probed,
     Resigned,
     Stopping,
@@ -69,8 +69,8 @@ FROM_AGENTS: list[AgentMessage] = [
 ]
 FROM_LEADERS: list[LeaderMessage] = [
     Beat(),
-    Placed(2, Place(A, "node1", 0, 4, 0, "default", 0, 8), 3, Reason.NODE_LOST, 2, 8, "node1", 30000, 1),
-    Placed(
+    Assignment(2, Place(A, "node1", 0, 4, 0, "default", 0, 8), 3, Reason.NODE_LOST, 2, 8, "node1", 30000, 1),
+    Assignment(
         2,
         Place(A, "node1", 0, 4, 0, "default", 0, 8, "10.0.0.1", 31000),
         *(3, Reason.NODE_LOST, 2, 8, "node1", 30000, 1, 2, A, "node1"),
@@ -101,6 +101,11 @@ def test_what_agents_say_arrives_as_it_was(message: AgentMessage) -> None:
 @pytest.mark.parametrize("message", FROM_LEADERS, ids=str)
 def test_what_the_leader_says_arrives_as_it_was(message: LeaderMessage) -> None:
     assert decode_leader_message(json.loads(encode(message))) == message
+
+
+def test_kinds_keep_their_names_on_the_wire() -> None:
+    kinds = [json.loads(encode(message))["kind"] for message in FROM_LEADERS if isinstance(message, Assignment)]
+    assert set(kinds) == {"Placed"}
 
 
 def test_paths_and_words_that_are_no_utf_8_arrive() -> None:
