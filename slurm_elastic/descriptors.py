@@ -1,4 +1,4 @@
-"""How many file descriptors a process has, and how many of them connections of agents may take.
+"""The file descriptors of a process, and how many of them connections of agents may take.
 
 Linux gives a process a soft limit that it may raise itself up to the hard one (getrlimit(2)). Slurm passes on the
 limits of the shell that submitted the job (PropagateResourceLimits, slurm.conf(5)), in which the soft one is 1,024 as a

@@ -1,4 +1,4 @@
-"""Whether files and directories belong to this user, so that no other one can have put something there.
+"""Checks that files and directories belong to this user, so that no other one can have put something there.
 
 A directory that others may write to lets them put, rename and remove what they like, whatever the modes of the files in
 it. With the sticky bit they may only touch what is theirs (inode(7)), as in /tmp.

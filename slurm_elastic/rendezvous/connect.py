@@ -82,7 +82,7 @@ class RendezvousConfig:
         return incarnation(self.run_id, 0 if self.shared else self.restart_count)
 
     def agent_info(self, store_port: int) -> AgentInfo:
-        """What this agent says of itself when it joins."""
+        """Return what this agent says of itself when it joins."""
         return AgentInfo(
             agent=self.agent,
             node=self.node,

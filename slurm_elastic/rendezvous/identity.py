@@ -33,7 +33,7 @@ class AgentIdentity:
 
     @property
     def in_slurm(self) -> bool:
-        """Whether Slurm knows of its job."""
+        """Return whether Slurm knows of its job."""
         return self.job != "0"
 
     @classmethod

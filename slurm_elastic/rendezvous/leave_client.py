@@ -1,4 +1,4 @@
-"""Says one thing to the leader of a run, from outside of it: for people and scripts."""
+"""The client that says one thing to the leader of a run, from outside of it: for people and scripts."""
 
 from __future__ import annotations
 

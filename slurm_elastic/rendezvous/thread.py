@@ -95,12 +95,12 @@ class Coordination:
 
     @property
     def has_event(self) -> bool:
-        """Whether :meth:`next_event` has one to give at once."""
+        """Return whether :meth:`next_event` has one to give at once."""
         return not self._events.empty()
 
     @property
     def leads(self) -> bool:
-        """Whether this agent leads the run, or did until it stopped."""
+        """Return whether this agent leads the run, or did until it stopped."""
         return self._led if self._stopped else self._host.leads()
 
     def join(self, candidate: AgentInfo) -> None:
@@ -150,7 +150,7 @@ class Coordination:
         return self._runner.members_told()
 
     def rejected(self) -> int:
-        """How many records of strangers the leader here has dropped; 0 where none leads."""
+        """Return how many records of strangers the leader here has dropped; 0 where none leads."""
         leader = self._host.leader
         return sum(leader.rejected.values()) if leader is not None else 0
 

@@ -112,7 +112,7 @@ class SlurmRendezvousHandler(RendezvousHandler):
                 self._raise_if_over()
 
     def is_closed(self) -> bool:
-        """Whether the run has ended for everybody."""
+        """Return whether the run has ended for everybody."""
         self._listen()
         return isinstance(self._end, RendezvousClosedError | RendezvousGracefulExitError)
 
@@ -189,7 +189,7 @@ class SlurmRendezvousHandler(RendezvousHandler):
 
 
 def handler_factory() -> object:
-    """What torch's entry-point group ``torchrun.handlers`` asks for (rendezvous/registry.py, torch 2.13)."""
+    """Return what torch's entry-point group ``torchrun.handlers`` asks for (rendezvous/registry.py, torch 2.13)."""
     return create_handler
 
 

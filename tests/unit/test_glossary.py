@@ -13,29 +13,6 @@ import slurm_elastic
 
 PACKAGE = Path(slurm_elastic.__file__).parent
 GLOSSARY = Path(__file__).parents[2] / "docs" / "glossary.md"
-_TO_DO = ("agent", "coordinator", "run", "worker_env")
-AGENT = sorted(path.stem for path in (PACKAGE / "agent").glob("*.py") if path.stem not in ("__init__", *_TO_DO))
-CONVERTED = (
-    "_lazy",
-    *(f"agent/{name}" for name in AGENT),
-    "agent/health",
-    "agent/watchdog",
-    "cli",
-    "control",
-    "data",
-    "errors",
-    "integrations",
-    "launcher",
-    *(f"rendezvous/election/{name}" for name in ("campaign", "leader_location", "machine", "policy", "term")),
-    *(f"rendezvous/membership/{name}" for name in ("agents", "config", "decisions", "reasons")),
-    "rendezvous/records/api",
-    "rendezvous/records/open",
-    "rundir",
-    "slurm",
-    "submission",
-    "trainer",
-)
-"""Packages and modules whose names are those of the glossary. In the end the list is all of them."""
 DOCSTRING = re.compile(r"(What|Who|Whom|Whose|Whether|Those|Says|Where|Why|How)\b")
 """A docstring begins with its subject or with a verb."""
 
@@ -47,12 +24,8 @@ def unwanted() -> list[str]:
 
 
 def sources() -> list[Path]:
-    """The files of the packages that are converted."""
-    return sorted(
-        path
-        for name in CONVERTED
-        for path in ((PACKAGE / name).rglob("*.py") if (PACKAGE / name).is_dir() else [PACKAGE / f"{name}.py"])
-    )
+    """The files of the package."""
+    return sorted(PACKAGE.rglob("*.py"))
 
 
 def names(path: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""How a Python is told to stop in the middle of its start (see `_boot`)."""
+"""The environment that tells a Python to stop in the middle of its start (see `_boot`)."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class ReadAhead:
 
 
 def _directories(package: str) -> tuple[str | None, str]:
-    """Where a package is, which is not imported for that: the directory of its parent, if it has one, and its own."""
+    """Find a package without importing it: the directory of its parent, if it has one, and its own."""
     top, *names = package.split(".")
     found = importlib.util.find_spec(top)
     start = [*(found.submodule_search_locations or [])] if found is not None else []

@@ -48,7 +48,7 @@ class Channel:
         return self._socket.fileno()
 
     def readable(self, seconds: float = 0.0) -> bool:
-        """Whether `receive` would not wait, or need not within so many seconds."""
+        """Return whether `receive` would not wait, or need not within so many seconds."""
         return bool(wait_on([self.fileno()], seconds))
 
     def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Whether a worker may be forked from the fork server, or has to start cold."""
+"""Decides whether a worker may be forked from the fork server, or has to start cold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SWITCHED_OFF = "warm start is switched off"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a process is started with, besides its program."""
+    """All that a process is started with, besides its program."""
 
     environment: Mapping[str, str]
     directory: str
@@ -23,7 +23,7 @@ class Launch:
 
 
 def obstacle_to_any_warm_start(program: Program | None, *, wanted: bool) -> str:
-    """Why no worker of this program can be forked, whatever its command; empty if one can."""
+    """Return why no worker of this program can be forked, whatever its command; empty if one can."""
     if not wanted:
         return SWITCHED_OFF
     if program is None:
@@ -34,7 +34,7 @@ def obstacle_to_any_warm_start(program: Program | None, *, wanted: bool) -> str:
 
 
 def obstacle_to_warm_start(program: Program, warm: Launch, command: Sequence[str], wanted: Launch) -> str | None:
-    """Why this command cannot be forked from a process that was started so; None if it can."""
+    """Return why this command cannot be forked from a process that was started so; None if it can."""
     if program.arguments_of(command) is None:
         wanted_start = "a function" if _is_function(command) else repr(" ".join(command[: 1 + len(program.options)]))
         return f"the entry point is {wanted_start}, the fork server was started for {_start(program)}"
@@ -47,7 +47,7 @@ def obstacle_to_warm_start(program: Program, warm: Launch, command: Sequence[str
 
 
 def is_read_at_import(name: str) -> bool:
-    """Whether Python, the C library, torch or a library under it reads this variable when it starts, and only then."""
+    """Return whether Python, the C library, torch or a library under it reads this variable at its start only."""
     return name in _READ_AT_IMPORT or (name.startswith(_PREFIXES) and not name.startswith(_READ_LATER))
 
 

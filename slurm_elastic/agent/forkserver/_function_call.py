@@ -30,7 +30,7 @@ def packed_call(name: str, function: Callable[..., Any], arguments: Sequence[Any
 
 
 def unpacked_result(data: bytes) -> Any:
-    """What the function returned; None if it ended the process itself."""
+    """Return what the function returned; None if it ended the process itself."""
     return pickle.loads(data) if data else None
 
 

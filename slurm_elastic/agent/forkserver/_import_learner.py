@@ -54,7 +54,7 @@ _NUMBER = struct.Struct("=q")
 
 
 class Outcome(NamedTuple):
-    """What a process says that was to import a plan."""
+    """The answer of a process that was to import a plan."""
 
     plan: ImportPlan
     """What it has imported, or what the next one is to import."""
@@ -113,12 +113,12 @@ class ImportLearner:
 
     @property
     def searches(self) -> bool:
-        """Whether attempts are made to find a module that does harm, and not to take this process's place."""
+        """Return whether attempts are made to find a module that does harm, and not to take this process's place."""
         return self._bisection is not None
 
     @property
     def learns(self) -> bool:
-        """Whether workers record what they import."""
+        """Return whether workers record what they import."""
         return self._directory is not None
 
     def begin(self) -> None:

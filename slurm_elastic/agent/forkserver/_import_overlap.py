@@ -1,4 +1,4 @@
-"""What can be done while torch's libraries are loaded, a sixth of its import, without the lock of the interpreter.
+"""Work done while torch's libraries are loaded, a sixth of its import, without the lock of the interpreter.
 
 The dynamic linker has a lock of its own: a module with parts in C waits for the libraries, and whatever comes after it.
 So those are imported before, and only such as are in Python alone meanwhile: most of the agent's. What time is left is

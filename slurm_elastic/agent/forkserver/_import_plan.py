@@ -1,4 +1,4 @@
-"""What the fork server imports for its workers, decided from what workers have recorded.
+"""Decides from what workers have recorded what the fork server imports for them.
 
 Pure: records and sources in, a plan out.
 """
@@ -51,7 +51,7 @@ class RecordedImport:
 
 @dataclass(frozen=True, slots=True)
 class WorkerImports:
-    """What one worker imported, in this order."""
+    """The modules that one worker imported, in this order."""
 
     imports: tuple[RecordedImport, ...]
     own_files: tuple[str, ...]
@@ -59,7 +59,7 @@ class WorkerImports:
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """What to import, and what not, with the reason."""
+    """The modules to import, and those not to, with the reason."""
 
     steps: tuple[ImportStep, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)

@@ -56,7 +56,7 @@ class ImportRecord:
         _COUNT.pack_into(self._memory, _LENGTH.size, self.modules() + 1)
 
     def modules(self) -> int:
-        """How many modules were imported so far, also such as have no line."""
+        """Count the modules that were imported so far, also such as have no line."""
         number: int = _COUNT.unpack_from(self._memory, _LENGTH.size)[0]
         return number
 

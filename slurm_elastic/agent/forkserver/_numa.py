@@ -1,4 +1,4 @@
-"""What torch's NUMA wrapper would do to a worker's command (torch/numa/binding.py, 2.13), for one that is forked."""
+"""The effect of torch's NUMA wrapper on a worker's command (torch/numa/binding.py, 2.13), for one that is forked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a killed fork server leaves to the agent, which inherits it (PR_SET_CHILD_SUBREAPER)."""
+"""The processes of a killed fork server, which the agent inherits (PR_SET_CHILD_SUBREAPER)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def kill_orphans(sessions: Collection[int], timeout: float) -> dict[int, int]:
 
 
 def _is_marked(pid: int) -> bool:
-    """Whether this process has the environment of a worker, as even one has that took an own session.
+    """Return whether this process has the environment of a worker, as even one has that took an own session.
 
     The agent's own children, which ask Slurm or show stacks, have not. When the agent runs in a worker itself, they
     have; then only sessions count.

@@ -91,7 +91,7 @@ def import_modules(
 
 
 def script_directory(options: list[str]) -> list[str]:
-    """What Python will put in front of sys.path for this program (docs.python.org, sys.path), for the imports here.
+    """Return what Python will put in front of sys.path for this program (docs.python.org, sys.path), for imports.
 
     A script's directory may hold modules to preload, or one that hides another; the worker would find the same.
     """
@@ -104,7 +104,7 @@ def script_directory(options: list[str]) -> list[str]:
 
 
 def obstacle_to_forking(*, tried: bool = False) -> str | None:
-    """Why a fork of this process would not be like a fresh interpreter; None if nothing speaks against it.
+    """Return why a fork of this process would not be like a fresh interpreter; None if nothing is against it.
 
     Forks once to find out. Pools that know about fork end their threads at that moment (OpenBLAS does, under numpy),
     and start them anew where they are needed; what is still there afterwards would be missing in a worker.

@@ -1,4 +1,4 @@
-"""What ps shows of a process."""
+"""The title of a process, as ps shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the agent asks of its fork server, and what that answers."""
+"""The requests of the agent to its fork server, and the answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Order", "StartInterruptedError", "State"]
 
 
 class State(enum.Enum):
-    """What the fork server can do."""
+    """The abilities of a fork server."""
 
     IMPORTING = "importing"
     WARM = "warm"

@@ -124,7 +124,7 @@ class ServerProcess:
             for descriptor in (self._channel.fileno(), self._agent, self._family.fileno(), answers):
                 if descriptor is not None:
                     waiting.register(descriptor, select.POLLIN)
-            ready = {descriptor for descriptor, _events in waiting.poll(self._patience(idle_since))}
+            ready = {descriptor for descriptor, _events in waiting.poll(self._timeout_ms(idle_since))}
             if self._agent in ready:
                 self._end()
             if self._family.fileno() in ready or self._family.seconds_to_scan() == 0:
@@ -160,8 +160,8 @@ class ServerProcess:
         self._later = []
         return True
 
-    def _patience(self, idle_since: float) -> float | None:
-        """How long to wait for something to happen, in ms; None for ever."""
+    def _timeout_ms(self, idle_since: float) -> float | None:
+        """Return how long to wait for something to happen, in ms; None for ever."""
         if self._unconfirmed or self._reserve.wanted:
             return 0
         scan = self._family.seconds_to_scan()

@@ -1,4 +1,4 @@
-"""Where the agent and the fork server part, if torch is imported once for both (see `joint`)."""
+"""Parts the agent and the fork server, if torch is imported once for both (see `joint`)."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _import_required(settings: dict[str, Any], there: set[str], read_ahead: Read
 
 
 def _fork(settings: dict[str, Any]) -> tuple[int, tuple[Channel, Channel] | None]:
-    """What os.fork returns, -1 if it failed, and both ends of the line between agent and fork server."""
+    """Return what os.fork does, -1 if it failed, and both ends of the line between agent and fork server."""
     ends = Channel.pair()
     gc.freeze()
     flush_c_streams()

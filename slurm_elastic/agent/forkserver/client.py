@@ -124,7 +124,7 @@ class ForkServer:
 
     @property
     def program(self) -> Program | None:
-        """What it was started for."""
+        """The program that it was started for."""
         return self._program
 
     @property
@@ -190,7 +190,7 @@ class ForkServer:
             raise UsageError(f"--preload: {self.reason}; install it for {self._launched.interpreter} or leave it out")
 
     def obstacle(self, command: Sequence[str], environment: Mapping[str, str]) -> str | None:
-        """Why this command has to start cold; None if it can start warm."""
+        """Return why this command has to start cold; None if it can start warm."""
         if self._given_up or self._program is None:
             return self._given_up
         if self.state is not State.WARM:
@@ -219,7 +219,7 @@ class ForkServer:
 
     @property
     def has_learned(self) -> bool:
-        """Whether workers are forked with imports that were learned."""
+        """Return whether workers are forked with imports that were learned."""
         return self._has_learned
 
     def distrust_learned(self, reason: str) -> None:

@@ -23,7 +23,7 @@ __all__ = ["can_be_joint", "execute_jointly"]
 
 
 def can_be_joint(program: Program | None) -> bool:
-    """Whether the worker's interpreter is this one, started with no flag that the other would lack."""
+    """Return whether the worker's interpreter is this one, started with no flag that the other would lack."""
     return (
         program is not None
         and program is not FUNCTION

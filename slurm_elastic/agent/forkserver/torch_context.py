@@ -174,7 +174,7 @@ class ForkServerContext(PContext):
                 os.killpg(pid, number)
 
     def all_ended(self) -> bool:
-        """Whether no worker runs any more."""
+        """Return whether no worker runs any more."""
         self.exits()
         return not self.running_fds()
 
@@ -292,7 +292,7 @@ class ForkServerContext(PContext):
 
 
 def _files_of(tail: Any) -> list[Followed]:
-    """What one of torch's TailLogs would follow."""
+    """Return what one of torch's TailLogs would follow."""
     prefixes = tail._log_line_prefixes or {}
     return [
         Followed(path, prefixes.get(rank, f"[{tail._name}{rank}]:"), tail._dst, tail._log_line_filter)

@@ -1,4 +1,4 @@
-"""What every worker of a node runs, known before torch is imported."""
+"""The command that every worker of a node runs, known before torch is imported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Program(NamedTuple):
 
     @classmethod
     def from_command_line(cls, arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Program | None:
-        """What torchrun's parser would run for these arguments, found without importing torch.
+        """Return what torchrun's parser would run for these arguments, found without importing torch.
 
         A wrong guess costs speed, never truth: workers whose command differs start cold and say so.
 
@@ -63,7 +63,7 @@ class Program(NamedTuple):
 
 
 def worker_environment(environment: Mapping[str, str], local_world_size: int | None) -> dict[str, str]:
-    """What the environment of workers will be, as far as libraries read it at import.
+    """Return the environment that workers will have, as far as libraries read it at import.
 
     torchrun sets OMP_NUM_THREADS to 1 where there are several workers on a node and it is not set
     (torch/distributed/run.py, config_from_args, 2.13), and OpenMP reads that at import.

@@ -18,7 +18,7 @@ to the second where no agent answers, and stays the first where an agent lives t
 
 
 class Answer(enum.Enum):
-    """What a failed attempt says about the other side."""
+    """The answer of the other side, as a failed attempt shows it."""
 
     ENDED = "nobody listens"
     """Its kernel refuses the connection: the process that listened there has ended."""
@@ -78,12 +78,12 @@ class Attempts:
         return frozenset(endpoint for endpoint, tried in self.tried.items() if tried.answer in answers)
 
     def has_ended(self, endpoint: Endpoint) -> bool:
-        """Whether the process that listened there has ended."""
+        """Return whether the process that listened there has ended."""
         return self.tried.get(endpoint, _NEVER).answer is Answer.ENDED
 
 
 def due(attempts: Attempts, endpoints: Iterable[Endpoint], now: float) -> tuple[list[Endpoint], float]:
-    """Those of the endpoints where another attempt starts now, and when the next one starts at another of them."""
+    """Return the endpoints where another attempt starts now, and when the next one starts at another of them."""
     starting, next_at = [], math.inf
     for endpoint in endpoints:
         number, _, again_at, _, _ = attempts.tried.get(endpoint, _NEVER)

@@ -55,11 +55,11 @@ class LeaderHost:
 
     @property
     def founds(self) -> bool:
-        """Whether this agent leads the run's first term from its start."""
+        """Return whether this agent leads the run's first term from its start."""
         return self._founder is not None
 
     def leads(self) -> bool:
-        """Whether a leader runs here whose term is its own."""
+        """Return whether a leader runs here whose term is its own."""
         return self.leader is not None and self.leader.claimed.is_set()
 
     async def open(self, report: Callable[[Event], None]) -> None:

@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FollowerConfig:
-    """How an agent finds and follows the leader. Times in seconds.
+    """The configuration of an agent that finds and follows the leader. Times in seconds.
 
     Attributes:
         run: run id and incarnation.
@@ -291,7 +291,7 @@ class Runner:
 
 
 def _failed(number: int, endpoint: Endpoint, error: Exception) -> LinkFailed:
-    """What it says about the other side that an attempt to connect failed like this."""
+    """Return what it says about the other side that an attempt to connect failed like this."""
     where = f"{endpoint[0]}:{endpoint[1]}"
     match error:
         case VersionError():

@@ -1,4 +1,4 @@
-"""What has become of members that a leader misses: asked of their nodes, and of Slurm."""
+"""Asks nodes, and Slurm, what has become of members that a leader misses."""
 
 from __future__ import annotations
 

@@ -81,11 +81,11 @@ class AgentConnections:
         return True
 
     def has(self, agent: str) -> bool:
-        """Whether this agent is connected, or on its way."""
+        """Return whether this agent is connected, or on its way."""
         return agent in self._connections or any(each.named == agent for each in self._on_their_way)
 
     def current(self, connection: AcceptedConnection) -> bool:
-        """Whether this is the one connection of its agent."""
+        """Return whether this is the one connection of its agent."""
         return self._connections.get(connection.agent) is connection
 
     def reject(self, peer: str, why: str) -> None:
@@ -100,7 +100,7 @@ class AgentConnections:
                 self._connections[agent].send(content)
 
     def others(self, agents: Sequence[str]) -> tuple[str, ...]:
-        """Who is connected beside these agents: a store that waits, who asks for something, who has not joined yet."""
+        """Name those that are connected beside these: coordinators that wait, clients, agents that have not joined."""
         return tuple(self._connections.keys() - set(agents))
 
     def beat(self, now: float) -> None:

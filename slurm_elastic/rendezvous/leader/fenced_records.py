@@ -1,4 +1,4 @@
-"""What a leader writes down for good before it tells anybody: its epoch, rounds and the end of the run.
+"""The records of one leader, written before it tells anybody: its epoch, rounds and the end of the run.
 
 The order in which that is done matters: see :mod:`slurm_elastic.rendezvous.election.term`.
 """
@@ -104,7 +104,7 @@ class FencedRecords:
         return self._records.claim_epoch(self._epoch, {"agent": self._endpoint["agent"]})
 
     def confirm(self) -> bool:
-        """Whether no round was written since the leader looked; to be asked once it has the epoch."""
+        """Return whether no round was written since the leader looked; to be asked once it has the epoch."""
         return self._records.last_round() == self._follows
 
     def publish_endpoint(self) -> None:
@@ -112,7 +112,7 @@ class FencedRecords:
         self._records.publish_endpoint(self._endpoint)
 
     def leads(self) -> bool:
-        """Whether the epoch is the newest.
+        """Return whether the epoch is the newest.
 
         Raises:
             RecordsError: nobody can tell.

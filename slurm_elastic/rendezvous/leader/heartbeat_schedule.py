@@ -1,4 +1,4 @@
-"""Whom the leader asks for a sign of life, and when."""
+"""The times at which the leader asks agents for a heartbeat."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class HeartbeatSchedule:
         self._turn = 0
 
     def due(self, agents: Collection[str], now: float) -> list[str]:
-        """Those of `agents` that are to be asked now.
+        """Return those of `agents` that are to be asked now.
 
         An agent has the same turn whoever else comes and goes, so that none is passed over.
         """

@@ -1,4 +1,4 @@
-"""What agents are told of a leader's decisions."""
+"""The messages that tell agents of a leader's decisions."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _leaving(state: State) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What all members of a round are told alike; made once, since they are many.
+    """The part that all members of a round are told alike; made once, since they are many.
 
     It is kept for those who have to be told again.
     """

@@ -15,7 +15,7 @@ def own_releases() -> str:
 
 
 class Releases:
-    """What the agents that joined a leader have said of their releases."""
+    """The releases that the agents of a leader have named when they joined."""
 
     def __init__(self) -> None:
         self._first: dict[str, str] = {}

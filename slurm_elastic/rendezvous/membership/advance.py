@@ -1,4 +1,4 @@
-"""What follows from the state by itself, checked after every event: losses, inquests, closing and ending.
+"""Consequences of the state by itself, checked after every event: losses, inquests, closing and ending.
 
 Whatever depends on time has one moment at which it is due. The leader is told the earliest one, and acts on it when a
 tick arrives, never earlier: before a tick the leader has processed everything that agents had said by then, so that no
@@ -199,8 +199,7 @@ def _forming(state: State, now: float, ticked: bool) -> Result:
 
 
 def _may_become_larger(state: State, waiting: int) -> bool:
-    """Whether the round is larger with nodes that should come and nobody has heard of yet: only for them a last call
-    waits.
+    """Return whether nodes that nobody has heard of yet would make the round larger: only for them a last call waits.
 
     They are those of the allocation. A leader that belongs to none learns from those that come how many one srun has
     started with them. That counts for the first round, and when all have gone and others come, but for no other round.

@@ -1,4 +1,4 @@
-"""What happens to a leader: messages of agents, Slurm's word, time."""
+"""The events of a leader: messages of agents, Slurm's word, time."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ __all__ = [
 
 
 def has_quorum(state: State) -> bool:
-    """Whether those that wait may form the next round.
+    """Return whether those that wait may form the next round.
 
     Asked after every event. A quorum is lost only with one of those that wait, and fewer agents than a half of those
     that may live are none, so nearly always nobody has to be counted.
@@ -50,12 +50,12 @@ def has_quorum(state: State) -> bool:
 
 
 def begins_anew(state: State) -> bool:
-    """Whether nobody is here who was in the last round: those who come are the first, again."""
+    """Return whether nobody is here who was in the last round: those who come are the first, again."""
     return state.base is None or not any(name in state.agents for name in state.base.members)
 
 
 def in_the_way(state: State) -> bool:
-    """Whether this leader, which was not in the last round, has members of it, and not enough of them.
+    """Return whether this leader, which was not in the last round, has members of it, and not enough of them.
 
     They look for each other and find each other, but nobody looks for a leader that is none of them.
     """

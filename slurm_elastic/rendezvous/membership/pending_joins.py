@@ -68,6 +68,6 @@ def gathered_at(state: State) -> float | None:
 
 
 def _more_to_come(state: State) -> bool:
-    """Whether agents are known to be on their way that make the next round larger."""
+    """Return whether agents are known to be on their way that make the next round larger."""
     here, more = len(state.agents), len(state.coming) + missing_of_cohorts(state)
     return state.settings.round_size(here + more) > state.settings.round_size(here)

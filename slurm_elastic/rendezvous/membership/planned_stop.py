@@ -26,7 +26,7 @@ job leave one after the other with the same deadline, which is no news to anybod
 
 
 def seconds_to_stop(seconds: float, margin: float) -> float:
-    """How long workers may run on towards an agreed step when their agent has to be gone in `seconds`.
+    """Return how long workers may run on towards an agreed step when their agent has to be gone in `seconds`.
 
     Args:
         seconds: left until then; negative if it is past.
@@ -167,7 +167,7 @@ def newcomers(state: State) -> str:
 
 
 def _inquest_first(state: State, planned: PlannedStop) -> bool:
-    """Whether a worker failure has to be charged before the round ends, as no departure may explain it."""
+    """Return whether a worker failure has to be charged before the round ends, as no departure may explain it."""
     return state.inquest is not None and planned.reason is not Reason.NODE_LEFT
 
 

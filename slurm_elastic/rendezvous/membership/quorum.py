@@ -1,4 +1,4 @@
-"""Who may follow the last round: enough of its members, so that no two sides of a cut network both do.
+"""Decides who may follow the last round: enough of its members, so that no two sides of a cut network both do.
 
 A round can be followed only by a side that holds a majority of those of its members that may still be alive. Two such
 sides would have to share a member, and an agent is on one side only.
@@ -55,7 +55,7 @@ def has_quorum(
     *,
     lingering: AbstractSet[str] = frozenset(),
 ) -> bool:
-    """Whether these agents may form the round after `base`.
+    """Return whether these agents may form the round after `base`.
 
     Members that are known to be gone for good count for nobody. Of the others more than half have to be here; exactly
     half is enough with the leader of that round on this side or, if it is known to be gone, with the member of the

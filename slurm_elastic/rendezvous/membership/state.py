@@ -1,4 +1,4 @@
-"""What the leader knows of the run: its agents, phase, what is under way. Frozen data only."""
+"""The leader's knowledge of the run: its agents, phase, what is under way. Frozen data only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class Phase(enum.Enum):
-    """What the run is doing."""
+    """The activity of the run."""
 
     FORMING = "forming"
     """No round is running; one will be published when it is complete."""
@@ -157,7 +157,7 @@ class State:
     finish: Finish | None = None
 
     def is_member(self, agent: Agent) -> bool:
-        """Whether this agent has a place in the round that is running."""
+        """Return whether this agent has a place in the round that is running."""
         return self.phase is Phase.RUNNING and self.table is not None and agent.round == self.table.round
 
 

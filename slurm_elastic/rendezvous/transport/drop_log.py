@@ -1,4 +1,4 @@
-"""What was dropped from connections, counted and logged within bounds, whatever how many strangers send."""
+"""The records dropped from connections, counted and logged within bounds, however many strangers send."""
 
 from __future__ import annotations
 

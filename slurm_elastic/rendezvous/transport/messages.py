@@ -1,4 +1,4 @@
-"""What agents and the leader say to each other, as JSON.
+"""The messages between agents and the leader, as JSON.
 
 An agent's words are the membership machine's own events; the leader's words are defined here. A message is a JSON
 object with the key ``kind`` and the fields of the class of that kind, checked against their types when read.

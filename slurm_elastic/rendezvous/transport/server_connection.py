@@ -18,7 +18,7 @@ _MAX_UNSENT = 8 << 20
 
 
 class Host(Protocol):
-    """Who is told what happens on a connection."""
+    """The receiver of what happens on a connection."""
 
     def opened(self, connection: AcceptedConnection) -> None:
         """A connection was made by a member of the run, which has not proved yet which one it is."""

@@ -52,7 +52,7 @@ def enable_authentication(
 
 
 def _is_done(method: str, error: EtcdError) -> bool:
-    """Whether a request that was sent twice has failed because it was carried out before (etcd 3.4, auth/store.go)."""
+    """Return whether a request sent twice has failed because it was carried out before (etcd 3.4, auth/store.go)."""
     if method in ("UserAdd", "RoleAdd"):
         return str(error).endswith("already exists")
     # From then on etcd wants to know who enables it.

@@ -83,7 +83,7 @@ class EtcdClient:
 
     @property
     def quiet(self) -> bool:
-        """Whether members that are lost or back are told about on level DEBUG only."""
+        """Return whether members that are lost or back are told about on level DEBUG only."""
         return self._connection.quiet
 
     @quiet.setter

@@ -1,4 +1,4 @@
-"""Where etcd is and how to be let in: endpoints, TLS files, user and password.
+"""The configuration of an etcd client: endpoints, TLS files, user and password.
 
 Every value but the password comes from an option, else from the environment, else from a credentials file. The
 password comes from the environment or the file only: a command line can be read by every user of the node.

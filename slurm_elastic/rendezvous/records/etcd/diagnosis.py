@@ -1,4 +1,4 @@
-"""Why a call to etcd failed: etcd's own answers, and what really answers at an endpoint."""
+"""Finds out why a call to etcd failed: etcd's own answers, and what really answers at an endpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PROBE_SECONDS = 1.0
 
 
 class Retry(enum.Enum):
-    """What to do after a failed call that is no answer for the caller."""
+    """The next step after a failed call that is no answer for the caller."""
 
     OTHER_MEMBER = enum.auto()
     """The member is lost or slow."""

@@ -1,4 +1,4 @@
-"""What can go wrong with etcd, each with one line for a person."""
+"""The errors of etcd, each with one line for a person."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class EtcdInterruptedError(EtcdError):
 
 
 class EtcdEndpointError(EtcdError, UsageError):
-    """What answers at the endpoint is no etcd v3, or TLS does not come about."""
+    """The endpoint is none of an etcd v3, or TLS does not come about."""
 
 
 class EtcdAuthenticationError(EtcdError, UsageError):

@@ -61,7 +61,7 @@ _BACKOFF_SECONDS = (0.05, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long a caller is ready to wait.
+    """The time that a caller is ready to wait.
 
     Attributes:
         timeout: Seconds after which a call that found no answer fails.

@@ -50,7 +50,7 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Whether etcd said that the lease is gone. A shared lease is granted again instead."""
+        """Return whether etcd said that the lease is gone. A shared lease is granted again instead."""
         return self._lost.is_set()
 
     def grant(self, limits: Limits) -> None:

@@ -1,4 +1,4 @@
-"""What a private etcd needs of its machine: a binary and free ports."""
+"""The requirements of a private etcd on its machine: a binary and free ports."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ class EtcdRecords:
 
 
 class _Opening:
-    """What an agent found when it was let in: the answer to each question that it asks soon after, once."""
+    """The records that an agent found when it was let in: the answer to each question that it asks soon after, once."""
 
     def __init__(self, found: Mapping[str, Record] | None = None) -> None:
         self._found = found

@@ -122,7 +122,7 @@ class EtcdServer:
 
     @property
     def config(self) -> EtcdConfig:
-        """How a client reaches it, with the server's own certificate where clients need one."""
+        """The configuration of a client that reaches it, with the server's own certificate where clients need one."""
         endpoints = (Endpoint(self.host, self.client_port),)
         if self.tls is None:
             return EtcdConfig(endpoints)

@@ -95,7 +95,7 @@ Operation = Put | Get | Delete
 
 @dataclass(frozen=True, slots=True)
 class TransactionResult:
-    """What a transaction did.
+    """The result of a transaction.
 
     Attributes:
         succeeded: Whether all comparisons held.

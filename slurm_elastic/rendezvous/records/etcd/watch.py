@@ -1,4 +1,4 @@
-"""What a key or a prefix holds, and every change to it."""
+"""The content of a key or a prefix, and every change to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Read = Callable[[int, Limits], tuple[tuple[KeyValue, ...], int]]
 
 
 class Watch:
-    """What a key or a prefix holds, and every change to it, through lost members and compaction.
+    """The content of a key or a prefix, and every change to it, through lost members and compaction.
 
     Changes that were compacted away before they could be read are made up for from what is there now: of several
     changes of one key only the last is seen then, and deletions are told as long as the key was known.

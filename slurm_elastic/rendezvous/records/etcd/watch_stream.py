@@ -22,7 +22,7 @@ _AUTHENTICATION_SECONDS = 3.0
 
 
 class EventKind(enum.Enum):
-    """What happened to a key."""
+    """The kind of a change to a key."""
 
     PUT = "put"
     DELETE = "delete"
