@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -176,6 +177,19 @@ def test_bad_options_are_told_in_one_line(etcd: EtcdServer) -> None:
     ):
         with pytest.raises(UsageError, match=words):
             create_handler(parameters(str(etcd.config.endpoints[0]), **options))
+
+
+def test_errors_are_those_of_torch_s_backend(etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = str(etcd.config.endpoints[0])
+    with pytest.raises(ValueError, match="http or https"):
+        create_handler(parameters(endpoint, protocol="ftp"))
+
+    def unknown(*_: object, **__: object) -> object:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(RendezvousConnectionError, match="there is no host of this name"):
+        create_handler(parameters("no-such-host.invalid:2379", read_timeout=5))
 
 
 def test_torch_finds_the_handler(etcd: EtcdServer, prefix: str) -> None:

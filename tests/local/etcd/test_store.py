@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import DistNetworkError, DistStoreError, HashStore, PrefixStore, Store, TCPStore
+from torch.distributed import DistNetworkError, DistStoreError, HashStore, PrefixStore, QueueEmptyError, Store, TCPStore
 
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, load_config
 from slurm_elastic.rendezvous.records.etcd.store import EtcdStore
@@ -125,6 +125,24 @@ STEPS: dict[str, list[Step]] = {
         ("delete_key", ("key",), True),
         ("check", (["key"],), False),
     ],
+    "queue": [
+        ("queue_len", ("q",), 0),
+        ("queue_push", ("q", "a"), None),
+        ("queue_push", ("q", b"\xff"), None),
+        ("queue_push", ("q/b", "other"), None),
+        ("queue_push", ("q", "c"), None),
+        ("queue_len", ("q",), 3),
+        ("check", (["q", "q/b"],), True),
+        ("num_keys", (), 0),
+        ("queue_pop", ("q",), b"a"),
+        ("queue_pop", ("q", False), b"\xff"),
+        ("queue_pop", ("q",), b"c"),
+        ("queue_len", ("q",), 0),
+        ("check", (["q"],), False),
+        ("queue_pop", ("q", False), QueueEmptyError),
+        ("set_timeout", (SHORT,), None),
+        ("queue_pop", ("q",), DistStoreError),
+    ],
     "has_extended_api": [("has_extended_api", (), True)],
     "barrier": [("barrier", ("all", 1), None), ("barrier", ("both", 2, SHORT), DistStoreError)],
 }
@@ -132,6 +150,8 @@ STEPS: dict[str, list[Step]] = {
 
 @pytest.mark.parametrize("name", STEPS)
 def test_every_store_does_the_same(store: Store, name: str) -> None:
+    if name == "queue" and isinstance(store, PrefixStore):
+        pytest.skip("torch (2.13, PythonStore in csrc/distributed/c10d/init.cpp) passes no queue on to a Python store")
     for method, arguments, expected in STEPS[name]:
         call = getattr(store, method)
         if isinstance(expected, type):
@@ -248,6 +268,26 @@ def test_adds_of_many_clients_are_all_counted(etcd: EtcdServer, prefix: str) -> 
     for thread in threads:
         thread.join()
     assert sorted(seen) == list(range(1, 81))
+
+
+def test_queue_hands_out_each_value_once(etcd: EtcdServer, client: EtcdClient, prefix: str) -> None:
+    seen: list[bytes] = []
+
+    def pop() -> None:
+        with EtcdClient(etcd.config) as own:
+            store = EtcdStore(own, prefix, GUARD)
+            seen.extend(store.queue_pop("queue") for _ in range(5))
+
+    threads = [threading.Thread(target=pop) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    store = EtcdStore(client, prefix, GUARD)
+    for number in range(20):
+        store.queue_push("queue", str(number))
+    for thread in threads:
+        thread.join(GUARD.total_seconds())
+    assert sorted(map(int, seen)) == list(range(20))
+    assert client.count_prefix(prefix) == 0, "no receipt is left"
 
 
 def test_keys_live_under_a_lease(client: EtcdClient, etcd_store: EtcdStore, prefix: str) -> None:

@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
 from slurm_elastic.rendezvous.records.etcd.config import load_config
-from slurm_elastic.rendezvous.records.etcd.errors import EtcdError, EtcdLeaseLostError
+from slurm_elastic.rendezvous.records.etcd.errors import EtcdError, EtcdLeaseLostError, EtcdUnknownHostError
 from slurm_elastic.rendezvous.records.etcd.store import LEASE_SECONDS, EtcdStore
 from slurm_elastic.rendezvous.records.etcd.transactions import Compare, Get, KeyValue, Put
 
@@ -35,6 +35,10 @@ _NAME = "etcd-v3"
 _DIGEST_BYTES = 32
 
 _T = TypeVar("_T")
+
+
+class _ProtocolError(UsageError, ValueError):
+    """What torch's backend raises for such a protocol, too."""
 
 
 class EtcdV3RendezvousBackend(RendezvousBackend):
@@ -106,8 +110,8 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdV3RendezvousBacken
     ``$SLURM_JOB_ID.$SLURM_RESTART_COUNT``, because torch's handler closes a run id for good.
 
     Raises:
-        UsageError: An option is wrong, or etcd is not what the options say.
-        RendezvousConnectionError: etcd did not answer.
+        UsageError: An option is wrong, or etcd is not what the options say; also a ValueError for a wrong protocol.
+        RendezvousConnectionError: etcd did not answer, or the name service does not know its host.
     """
     config = load_config(_with_scheme(params.endpoint, params.get("protocol")), params.config)
     read_timeout = params.get_as_int("read_timeout", 60)
@@ -134,7 +138,7 @@ def _with_scheme(endpoint: str, protocol: object) -> str:
     schemes = {"": "", "http": "etcd://", "https": "etcds://"}
     scheme = schemes.get(str(protocol or "").strip().lower())
     if scheme is None:
-        raise UsageError(f"the protocol in --rdzv-conf is {protocol!r}; it must be http or https")
+        raise _ProtocolError(f"the protocol in --rdzv-conf is {protocol!r}; it must be http or https")
     if not endpoint:
         return endpoint
     if "://" not in endpoint:
@@ -147,6 +151,9 @@ def _with_scheme(endpoint: str, protocol: object) -> str:
 def _translated(call: Callable[[], _T]) -> _T:
     try:
         return call()
+    except EtcdUnknownHostError as error:
+        # As with torch's backend: the name service may know the host when torchrun's caller tries again.
+        raise RendezvousConnectionError(str(error)) from error
     except UsageError:
         raise
     except EtcdError as error:

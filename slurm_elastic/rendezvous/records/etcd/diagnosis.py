@@ -23,9 +23,10 @@ from slurm_elastic.rendezvous.records.etcd.errors import (
     EtcdPermissionError,
 )
 
-__all__ = ["Retry", "diagnose_answer", "probe_endpoints", "short_reason", "system_authorities"]
+__all__ = ["Retry", "diagnose_answer", "is_unknown_host", "probe_endpoints", "short_reason", "system_authorities"]
 
 _PROBE_SECONDS = 1.0
+_UNKNOWN_HOST = "there is no host of this name"
 
 
 class Retry(enum.Enum):
@@ -113,6 +114,11 @@ def _permission_message(config: EtcdConfig) -> str:
     return f"etcd at {config} denies user {config.user!r} the keys under {config.prefix}; {grant}"
 
 
+def is_unknown_host(finding: str) -> bool:
+    """Return whether a finding of `probe_endpoints` is that the name service does not know the host."""
+    return _UNKNOWN_HOST in finding
+
+
 def short_reason(code: str, details: str) -> str:
     """Return a few words for a lost member's line in the log."""
     if code == "DEADLINE_EXCEEDED":
@@ -165,7 +171,7 @@ def _probe_endpoint(endpoint: Endpoint, config: EtcdConfig) -> str | None:
     except socket.gaierror as error:
         # EAI_AGAIN is a name server that does not answer, which may do so later.
         unknown = error.errno in (socket.EAI_NONAME, socket.EAI_NODATA)
-        return f"{endpoint}: there is no host of this name; check the endpoint" if unknown else None
+        return f"{endpoint}: {_UNKNOWN_HOST}; check the endpoint" if unknown else None
     except OSError:
         return None
 

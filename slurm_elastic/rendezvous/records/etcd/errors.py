@@ -16,6 +16,7 @@ __all__ = [
     "EtcdPermissionError",
     "EtcdServerError",
     "EtcdUnavailableError",
+    "EtcdUnknownHostError",
 ]
 
 
@@ -40,6 +41,10 @@ class EtcdInterruptedError(EtcdError):
 
 class EtcdEndpointError(EtcdError, UsageError):
     """The endpoint is none of an etcd v3, or TLS does not come about."""
+
+
+class EtcdUnknownHostError(EtcdEndpointError):
+    """The name service knows no host of the endpoint's name."""
 
 
 class EtcdAuthenticationError(EtcdError, UsageError):

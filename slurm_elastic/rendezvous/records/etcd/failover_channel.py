@@ -21,6 +21,7 @@ from slurm_elastic.rendezvous.records.etcd.config import Endpoint, EtcdConfig
 from slurm_elastic.rendezvous.records.etcd.diagnosis import (
     Retry,
     diagnose_answer,
+    is_unknown_host,
     probe_endpoints,
     short_reason,
 )
@@ -29,6 +30,7 @@ from slurm_elastic.rendezvous.records.etcd.errors import (
     EtcdError,
     EtcdInterruptedError,
     EtcdUnavailableError,
+    EtcdUnknownHostError,
 )
 from slurm_elastic.rendezvous.records.etcd.member import INTERRUPT_SECONDS, Member
 
@@ -282,7 +284,9 @@ class Connection:
         if not self._answered and failures % len(endpoints) == 0:
             self._findings = probe_endpoints(self.config, limits.check)
             if len(self._findings) == len(endpoints):
-                raise EtcdEndpointError(f"cannot use etcd: {self._reasons()}") from None
+                unknown = all(map(is_unknown_host, self._findings.values()))
+                error = EtcdUnknownHostError if unknown else EtcdEndpointError
+                raise error(f"cannot use etcd: {self._reasons()}") from None
         if time.monotonic() >= deadline:
             raise EtcdUnavailableError(
                 f"no etcd member of {self.config} answered in time ({self._reasons()}); "

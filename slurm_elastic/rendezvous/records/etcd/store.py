@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 from torch._C._distributed_c10d import Store
-from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed import DistNetworkError, DistStoreError, QueueEmptyError
 
 from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdError, EtcdLeaseLostError, EtcdUnavailableError
@@ -18,11 +18,13 @@ from slurm_elastic.rendezvous.records.etcd.leases import Lease
 from slurm_elastic.rendezvous.records.etcd.transactions import (
     MAX_OPERATIONS,
     Compare,
+    Delete,
     Get,
     KeyValue,
     Put,
     TransactionResult,
 )
+from slurm_elastic.rendezvous.records.etcd.watch_stream import EventKind
 
 __all__ = ["LEASE_SECONDS", "EtcdStore"]
 
@@ -110,8 +112,9 @@ class EtcdStore(Store):
                 return after
 
     def check(self, keys: Sequence[str | bytes]) -> bool:
-        """Return whether all keys are there."""
-        return len(self._read(keys)) == len({self._key(key) for key in keys})
+        """Return whether all keys are there; a queue that holds something is."""
+        there = self._read(keys)
+        return all(self._key(key) in there or self.queue_len(key) for key in keys)
 
     def wait(self, keys: Sequence[str | bytes], timeout: timedelta | None = None) -> None:
         """Wait until all keys are there."""
@@ -143,6 +146,38 @@ class EtcdStore(Store):
         found, _ = self._call(lambda client: client.get_prefix(self._keys))
         return [one.key[len(self._keys) :].decode(errors="backslashreplace") for one in found]
 
+    def queue_push(self, key: str | bytes, value: str | bytes) -> None:
+        """Put a value at the end of a queue. Queues and keys have names of their own, but for `check`."""
+        unique = uuid.uuid4().hex.encode()
+        receipt = self._receipt + unique
+        puts = [Put(self._queue(key) + unique, _bytes(value), self._lease.id), Put(receipt, b"", self._lease.id)]
+        # Somebody may have popped what an attempt pushed whose answer was lost: its receipt is still there.
+        self._transact([Compare(receipt, 0)], puts)
+        self._call(lambda client: client.delete(receipt))
+
+    def queue_pop(self, key: str | bytes, block: bool = True) -> bytes:
+        """Take the first value out of a queue, after waiting for it if need be.
+
+        Raises:
+            QueueEmptyError: There is none, and `block` is False.
+        """
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        while True:
+            found, _ = self._call(lambda client: client.get_prefix(self._queue(key)))
+            for value in sorted(found, key=lambda value: value.create_revision):
+                if self._take(value):
+                    return value.value
+            if found:
+                continue  # Others took all of them.
+            if not block:
+                raise QueueEmptyError("queue is empty")
+            if not self._call(lambda client: self._await_push(client, key, deadline)):
+                raise self._wait_timeout([key], self._timeout)
+
+    def queue_len(self, key: str | bytes) -> int:
+        """Return how many values a queue holds."""
+        return self._call(lambda client: client.count_prefix(self._queue(key)))
+
     def has_extended_api(self) -> bool:
         """Return True: there are append, multi_get and multi_set."""
         return True
@@ -171,11 +206,39 @@ class EtcdStore(Store):
         try:
             values = self._call(lambda client: client.wait_for(wanted), timeout)
         except TimeoutError:
-            # The words are TCPStore's.
-            milliseconds = round(timeout.total_seconds() * 1000)
-            names = ", ".join("/" + _bytes(key).decode(errors="replace") for key in keys)
-            raise DistStoreError(f"wait timeout after {milliseconds}ms, keys: {names}") from None
+            raise self._wait_timeout(keys, timeout) from None
         return [values[key] for key in wanted]
+
+    def _wait_timeout(self, keys: Sequence[str | bytes], timeout: timedelta) -> DistStoreError:
+        # The words are TCPStore's.
+        milliseconds = round(timeout.total_seconds() * 1000)
+        names = ", ".join("/" + _bytes(key).decode(errors="replace") for key in keys)
+        return DistStoreError(f"wait timeout after {milliseconds}ms, keys: {names}")
+
+    def _queue(self, key: str | bytes) -> bytes:
+        # In hexadecimal, so that the name of no queue is the beginning of another's.
+        return f"{self._prefix}queues/{_bytes(key).hex()}/".encode()
+
+    def _await_push(self, client: EtcdClient, key: str | bytes, deadline: float) -> bool:
+        """Return True once a queue holds something; False if it does not before the deadline."""
+        with client.watch(self._queue(key), prefix=True) as watch:
+            there = bool(watch.initial)
+            while not there and (left := deadline - time.monotonic()) > 0:
+                there = any(event.kind is EventKind.PUT for event in watch.next(left))
+        return there
+
+    def _take(self, value: KeyValue) -> bool:
+        """Delete a value of a queue; return False if somebody else did."""
+        receipt = self._receipt + uuid.uuid4().hex.encode()
+        result = self._transact(
+            [Compare(value.key, value.mod_revision)],
+            [Delete(value.key), Put(receipt, b"", self._lease.id)],
+            [Get(receipt)],
+        )
+        mine = result.succeeded or bool(result.responses[0])
+        if mine:
+            self._call(lambda client: client.delete(receipt))
+        return mine
 
     def _update(self, key: str | bytes, change: Callable[[KeyValue | None], bytes]) -> bytes:
         """Replace what a key holds by what ``change`` makes of it, exactly once."""
@@ -198,7 +261,7 @@ class EtcdStore(Store):
             time.sleep(random.uniform(0, _CONTENTION_SECONDS * min(contentions, 10)))
 
     def _transact(
-        self, compare: Sequence[Compare], success: Sequence[Put], failure: Sequence[Get] = ()
+        self, compare: Sequence[Compare], success: Sequence[Put | Delete], failure: Sequence[Get] = ()
     ) -> TransactionResult:
         return self._write(lambda client: client.transaction(compare, success, failure))
 
