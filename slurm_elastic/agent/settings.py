@@ -17,6 +17,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from slurm_elastic.agent.health import HealthSettings, health_settings
 from slurm_elastic.agent.option_values import (
+    LOCAL_RESTARTS,
     RequeuePolicy,
     base_directory,
     leader_node,
@@ -141,7 +142,9 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
     run_dir = RunDir.for_run(base_directory(options.run_dir, job), run_id)
     node = job.node if job else _LOCAL_NODE
     nodes = job.nodes if job else (node,)
-    restart_count = job.restart_count if job else 0
+    # Agents that a controller on this machine starts again have ended all at once, as those of a requeued allocation.
+    again = 0 if job else int(environ.get(LOCAL_RESTARTS, 0))
+    restart_count = job.restart_count if job else again
     host, ports = _endpoint(options, job, run_id)
     leader = leader_node(options.leader_node, job, node, shared=_is_shared(options, job))
     config, entrypoint, args = _launch(options, job, run_id, node, f"{host or leader}:{ports[0]}")
@@ -159,7 +162,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
         position=job.position if job else 0,
         expected_nodes=() if job and job.shape is Shape.ARRAY else nodes,
         restart_count=restart_count,
-        shared=_is_shared(options, job),
+        shared=_is_shared(options, job) and not again,
         leader_node=leader,
         ports=ports,
         endpoint_host=host,

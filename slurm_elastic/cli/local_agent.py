@@ -9,13 +9,15 @@ import os
 import signal
 import sys
 from collections.abc import MutableMapping
+from pathlib import Path
 
+from slurm_elastic.agent.option_values import LOCAL_RESTARTS
 from slurm_elastic.agent.signals import record_signals
 from slurm_elastic.cli.main import main as command
 from slurm_elastic.errors import ExitCode
+from slurm_elastic.rundir import RunDir
 
 __all__ = ["main", "share_devices"]
-
 
 _REQUEUE = 144
 """LOCAL_REQUEUE_RETURN_CODE of submitit/local/local.py, 1.5.4: its controller starts all agents again."""
@@ -23,16 +25,32 @@ _REQUEUE = 144
 
 def main() -> int:
     """Run the agent, and return an exit code for submitit's controller."""
-    uid, *arguments = sys.argv[1:]
+    uid, most, base, *arguments = sys.argv[1:]
     # The submitting process may run in a Slurm job, which the agents would take for their own.
     for name in [name for name in os.environ if name.startswith(("SLURM_", "SLURMD_"))]:
         del os.environ[name]
     share_devices(os.environ)
     run_id = f"{os.environ['SUBMITIT_LOCAL_JOB_ID']}-{uid[:8]}"
+    timeouts = RunDir.for_run(Path(base), run_id).path / "timeouts"
+    # All agents of a start read this before any of them adds to it.
+    before = len(list(timeouts.glob("*")))
+    os.environ[LOCAL_RESTARTS] = str(before)
     exit_code = command(["agent", f"--run-id={run_id}", *arguments])
     # The controller sends SIGUSR2 when the time is over; every other signal asks for an end.
     timed_out = any(received.signal is signal.SIGUSR2 for received in record_signals().all())
-    return _REQUEUE if exit_code == ExitCode.LEFT and timed_out else exit_code
+    if exit_code != ExitCode.LEFT or not timed_out:
+        return exit_code
+    if before >= int(most):
+        # submitit's words (submitit/core/job_environment.py, 1.5.4).
+        print(
+            f"slurm-elastic: error: not requeued because: timed-out too many times; raise max_num_timeout={most}",
+            file=sys.stderr,
+            flush=True,
+        )
+        return exit_code
+    timeouts.mkdir(exist_ok=True)
+    (timeouts / str(before + 1)).touch()
+    return _REQUEUE
 
 
 def share_devices(environ: MutableMapping[str, str]) -> None:

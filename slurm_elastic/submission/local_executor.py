@@ -29,6 +29,7 @@ class LocalElasticExecutor(local.LocalExecutor):
     ``gpus_per_node``, ``visible_gpus``, ``setup``. It ignores parameters of Slurm.
 
     Args:
+        max_num_timeout: How often the run starts again after a time-out, as with submitit's executors.
         folder, min_nodes, max_nodes, workers_per_node, max_restarts, agent_arguments, max_pickle_size_gb: see
             `ElasticExecutor`; the executor starts `max_nodes` agents.
 
@@ -47,12 +48,13 @@ class LocalElasticExecutor(local.LocalExecutor):
         *,
         max_restarts: int = 0,
         agent_arguments: Sequence[str] = (),
+        max_num_timeout: int = 3,
         max_pickle_size_gb: float = 1.0,
     ) -> None:
         most = max_nodes if max_nodes is not None else min_nodes or 1
         self.nodes = NodeRange(most if min_nodes is None else min_nodes, most)
         self.agent = AgentOptions(workers_per_node, max_restarts, tuple(agent_arguments))
-        super().__init__(folder, max_pickle_size_gb=max_pickle_size_gb)
+        super().__init__(folder, max_num_timeout=max_num_timeout, max_pickle_size_gb=max_pickle_size_gb)
 
     def submit_script(self, path: str | Path, *arguments: str) -> core.Job[None]:
         """Submit a script that every worker runs."""
@@ -79,7 +81,7 @@ class LocalElasticExecutor(local.LocalExecutor):
         payload = Payload(delayed, self.folder, uid, self.max_pickle_size_gb)
         base = utils.JobPaths.get_first_id_independent_folder(self.folder)
         words = (*self.nodes.for_agents, *self.agent.words(Path(base)), *payload.agent_options, *payload.words)
-        command = shlex.join([sys.executable, "-m", "slurm_elastic.cli.local_agent", uid, *words])
+        command = shlex.join([sys.executable, "-m", "slurm_elastic.cli.local_agent", uid, str(self.max_num_timeout), str(base), *words])
         process = local.start_controller(
             folder=self.folder,
             command=command,

@@ -69,8 +69,21 @@ def test_run_whose_time_is_over_starts_again_with_what_checkpoint_returned(runs:
     at_once([(SimpleNamespace(pid=_pid(place)), signal.SIGUSR2) for place in first["places"]])
     second = eventually(lambda: _table(job, 1), job)
     assert not {_pid(place) for place in second["places"]} & {_pid(place) for place in first["places"]}
+    assert second["reason"] == "requeued"
     enough.touch()
     assert [(size, word) for size, _step, word in job.result()["history"]] == [(2, "first"), (2, "first+")]
+
+
+def test_run_that_times_out_too_often_ends(runs: Path, tmp_path: Path) -> None:
+    executor = LocalElasticExecutor(runs, min_nodes=2, max_nodes=2, max_num_timeout=1)
+    executor.update_parameters(timeout_min=10)
+    job = executor.submit(_counter(10**6, tmp_path / "never"), "first")
+    for round_ in (0, 1):
+        table = eventually(lambda number=round_: _table(job, number), job)
+        _wait_until_counting(job, table)
+        at_once([(SimpleNamespace(pid=_pid(place)), signal.SIGUSR2) for place in table["places"]])
+    assert "timed-out too many times; raise max_num_timeout=1" in str(job.exception())
+    assert _table(job, 2) is None
 
 
 def test_next_round_runs_what_checkpoint_returned(runs: Path, tmp_path: Path) -> None:
