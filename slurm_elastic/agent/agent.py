@@ -151,8 +151,15 @@ class Agent:
 
     def supervise(self) -> AgentOutcome:
         """Take part in the run until it ends or this agent leaves."""
-        self.torch.run(self.torch.spec.role)
-        return AgentOutcome(ExitCode.FAILED) if self._end is None else self._end.outcome
+        try:
+            self.torch.run(self.torch.spec.role)
+        except BaseException:
+            self.torch.record_end(succeeded=False)
+            raise
+        outcome = AgentOutcome(ExitCode.FAILED) if self._end is None else self._end.outcome
+        # torch's agent ends by an exception when a signal comes; that of workers that fail ends well.
+        self.torch.record_end(succeeded=outcome.exit_code is not ExitCode.LEFT)
+        return outcome
 
     def progress(self) -> tuple[WorkerProgress, ...]:
         """Return how far the workers here are, by local rank; from any thread."""

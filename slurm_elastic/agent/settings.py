@@ -189,6 +189,12 @@ def _require_sense(options: argparse.Namespace, job: SlurmJob | None) -> None:
             f"--rdzv-backend {options.rdzv_backend}: slurm-elastic agent has one rendezvous, slurm; leave it out, "
             "or use torchrun for the others"
         )
+    if options.master_port is not None:
+        # Ignored, it would let a worker with init_method=tcp://localhost:<port> wait for a store that nobody serves.
+        raise UsageError(
+            f"--master-port {options.master_port}: the workers' store has a port of its own in each round, which they "
+            "find in MASTER_PORT; leave the option out, with init_method=env://"
+        )
     if job and job.context is Context.BATCH and len(job.nodes) > 1:
         raise UsageError(
             f"this is one process of a job with {len(job.nodes)} nodes; start one agent on each: "

@@ -112,6 +112,11 @@ class TorchAgent(LocalElasticAgent):
         finally:
             self._pcontext = None
 
+    def record_end(self, *, succeeded: bool) -> None:
+        """Record torch's event of the agent's own end, as torch's launch_agent does (torch 2.13, launcher/api.py)."""
+        event = self.get_event_succeeded() if succeeded else self.get_event_failed()
+        record_event(event, self.spec.event_log_handler)
+
     def record_watchdog(self, name: str, request: FileTimerRequest | None) -> None:
         """Record one of torch's own watchdog events."""
         self._log_watchdog_event(name, request)

@@ -79,6 +79,8 @@ HOOKS: tuple[Hook, ...] = tuple(
         (Part.AGENT, Kind.CALLED, f"{_LOCAL}._monitor_workers", "worker_group"),
         (Part.AGENT, Kind.CALLED, f"{_LOCAL}._construct_event", "state source worker"),
         (Part.AGENT, Kind.CALLED, f"{_LOCAL}._log_watchdog_event", "name request"),
+        (Part.AGENT, Kind.CALLED, f"{_LOCAL}.get_event_succeeded", ""),
+        (Part.AGENT, Kind.CALLED, f"{_LOCAL}.get_event_failed", ""),
         (Part.AGENT, Kind.CALLED, f"{_LOCAL}._set_local_rank_env", "worker_env local_rank spec"),
         (Part.AGENT, Kind.SET, _LOCAL, "_pcontext"),
         (Part.AGENT, Kind.SET, f"{_API}:SimpleElasticAgent", "_worker_group _remaining_restarts"),

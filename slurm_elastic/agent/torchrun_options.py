@@ -69,7 +69,7 @@ def limit_threads(workers: int) -> bool:
 
 def ignored_options(options: argparse.Namespace) -> Iterable[str]:
     """Return one line for each option that was given and means nothing to this rendezvous, as with torchrun's own."""
-    for name in ("node_rank", "master_addr", "master_port"):
+    for name in ("node_rank", "master_addr"):
         if getattr(options, name) is not None:
             yield f"--{name.replace('_', '-')} is for torchrun's static rendezvous; it is ignored, Slurm says it"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -198,3 +200,19 @@ def test_output_that_nobody_reads_holds_nobody_up(allocate: Allocate) -> None:
         os.close(reading)
     (log,) = nodes.run_dir.glob("logs/*/*/*/stdout.log")
     assert log.read_text().splitlines()[-1].startswith("39999 ")
+
+
+@pytest.mark.parametrize(("way", "state"), [("finish.0", "SUCCEEDED"), ("fail.0.0", "SUCCEEDED"), ("", "FAILED")])
+def test_the_agent_s_own_end_is_an_event_of_torch(allocate: Allocate, way: str, state: str) -> None:
+    """As in torch's launch_agent: an agent whose workers fail has done its own work; one that a signal ends has not."""
+    nodes = allocate(1)
+    agent = nodes.start(1, "--event-log-handler=console")
+    nodes.seen(0)
+    if way:
+        nodes.touch(way, "1")
+    else:
+        os.kill(agent.pid, signal.SIGTERM)
+    agent.wait()
+    events = [json.loads(found) for found in re.findall(r'\{"name": "torchelastic[^\n]*', agent.err)]
+    ends = [event["metadata"]["state"] for event in events if event["source"] == "AGENT"]
+    assert ends[-1:] == [state], agent.err

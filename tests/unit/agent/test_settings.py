@@ -281,8 +281,8 @@ def test_threads_are_limited_as_by_torchrun_and_said_in_one_line(
 
 
 def test_options_of_the_static_rendezvous_are_ignored_aloud(caplog: pytest.LogCaptureFixture) -> None:
-    settle("--node-rank 3 --master-port 29500 train.py", {})
-    assert [record.getMessage().split()[0] for record in caplog.records] == ["--node-rank", "--master-port"]
+    settle("--node-rank 3 --master-addr head train.py", {})
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["--node-rank", "--master-addr"]
 
 
 def test_no_directory_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,12 @@ def test_accepted(arguments: str, environ: dict[str, str]) -> None:
         ),
         ("--standalone", STEP, "--standalone would train once on every node; leave it out, the nodes find each other"),
         (
+            "--master-port 29500",
+            STEP,
+            "--master-port 29500: the workers' store has a port of its own in each round, which they find in "
+            "MASTER_PORT; leave the option out, with init_method=env://",
+        ),
+        (
             "--event-log-handler mine",
             STEP,
             "--event-log-handler 'mine' is not registered; there are console, dynamic_rendezvous, null",
