@@ -11,7 +11,15 @@ from pathlib import Path
 from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm import Controller, SignalDefaults, SlurmJob
 
-__all__ = ["LOCAL_RESTARTS", "RequeuePolicy", "base_directory", "leader_node", "node_range", "require_known", "requeue_policy"]
+__all__ = [
+    "LOCAL_RESTARTS",
+    "RequeuePolicy",
+    "base_directory",
+    "leader_node",
+    "node_range",
+    "require_known",
+    "requeue_policy",
+]
 
 LOCAL_RESTARTS = "SLURM_ELASTIC_LOCAL_RESTARTS"
 """The variable that says how often all agents of a run on one machine have started again; see `cli.local_agent`."""

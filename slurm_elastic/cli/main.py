@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from slurm_elastic.cli._command import Command, Parser, with_one_line_errors
-from slurm_elastic.errors import UsageError, did_you_mean
+from slurm_elastic.errors import ExitCode, UsageError, did_you_mean
 
 __all__ = ["main", "summaries"]
 
@@ -49,6 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
+    if not words:
+        # A batch script with an empty variable in the place of the command fails, as before.
+        _parser().print_help(sys.stderr)
+        return ExitCode.USAGE
     if words and words[0] in (*_COMMANDS, *_OLDER_NAMES):
         # Making a parser takes milliseconds for which an agent's workers would wait.
         name, arguments = words[0], words[1:]

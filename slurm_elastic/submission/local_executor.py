@@ -81,7 +81,9 @@ class LocalElasticExecutor(local.LocalExecutor):
         payload = Payload(delayed, self.folder, uid, self.max_pickle_size_gb)
         base = utils.JobPaths.get_first_id_independent_folder(self.folder)
         words = (*self.nodes.for_agents, *self.agent.words(Path(base)), *payload.agent_options, *payload.words)
-        command = shlex.join([sys.executable, "-m", "slurm_elastic.cli.local_agent", uid, str(self.max_num_timeout), str(base), *words])
+        command = shlex.join(
+            [sys.executable, "-m", "slurm_elastic.cli.local_agent", uid, str(self.max_num_timeout), str(base), *words]
+        )
         process = local.start_controller(
             folder=self.folder,
             command=command,

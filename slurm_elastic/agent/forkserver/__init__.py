@@ -31,8 +31,9 @@ command and environment as torchrun's, so that what holds for the ends of worker
   shares a session with a worker or was given a worker's environment. A descendant that took an own session and was
   executed with an environment that was emptied first is out of reach then, and only then.
 
-What a script can notice: its parent is the fork server; hash randomization is that of the fork server (one seed for
-all workers and rounds, as with PYTHONHASHSEED); modules that were imported there are in sys.modules from the start, see
+What a script can notice: its parent is the fork server, which passes signals on to the agent;
+hash randomization is that of the fork server (one seed for all workers and rounds, as with PYTHONHASHSEED);
+modules that were imported there are in sys.modules from the start, see
 docs/howto/learned-imports.md; seeds that a preload sets at import for `random` and numpy are replaced by seeds from the
 system; what preloads and learned modules print at import is dropped.
 """

@@ -5,16 +5,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import struct
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 __all__ = [
+    "ancestors",
     "become_subreaper",
     "children",
     "flush_c_streams",
     "session_of",
     "set_parent_death_signal",
     "set_task_name",
+    "sent_signals",
     "silence_c_stderr",
+    "signal_descriptor",
     "spare_exit_handlers",
 ]
 
@@ -85,6 +91,42 @@ def children(parent: int) -> list[int]:
     Read from /proc/*/stat: /proc/<pid>/task/<tid>/children needs a kernel built with CONFIG_PROC_CHILDREN.
     """
     return [int(entry) for entry in os.listdir("/proc") if entry.isdecimal() and _stat_field(int(entry), 1) == parent]  # noqa: PTH208
+
+
+def ancestors() -> list[int]:
+    """This process's parent, its parent, and so on, as far as this user may see."""
+    found: list[int] = []
+    parent: int | None = os.getppid()
+    while parent:
+        found.append(parent)
+        try:
+            parent = _stat_field(parent, 1)
+        except OSError:
+            break
+    return found
+
+
+def signal_descriptor(numbers: Iterable[int]) -> int:
+    """A descriptor that is readable while one of these signals is pending, all of which have to be blocked."""
+    # A sigset_t has 1024 bits (glibc and musl).
+    bits = sum(1 << (number - 1) for number in numbers).to_bytes(128, sys.byteorder)
+    descriptor: int = _libc.signalfd(-1, bits, os.O_NONBLOCK | os.O_CLOEXEC)
+    if descriptor < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return descriptor
+
+
+def sent_signals(descriptor: int) -> list[tuple[int, int]]:
+    """Take the signals that other processes have sent to this one: number and sender (signalfd(2))."""
+    found = []
+    with contextlib.suppress(BlockingIOError):
+        while record := os.read(descriptor, 128):
+            number, _errno, code, sender = struct.unpack_from("=IiiI", record)
+            # The kernel's own have a code above 0.
+            if code <= 0 and sender:
+                found.append((number, sender))
+    return found
 
 
 def session_of(pid: int) -> int | None:

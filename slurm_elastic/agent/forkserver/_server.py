@@ -25,16 +25,21 @@ from slurm_elastic.agent.forkserver._import_plan import ImportPlan
 from slurm_elastic.agent.forkserver._import_recorder import ImportRecord
 from slurm_elastic.agent.forkserver._import_replay import renew_ranks
 from slurm_elastic.agent.forkserver._linux import (
+    ancestors,
     become_subreaper,
     flush_c_streams,
+    sent_signals,
     set_parent_death_signal,
     set_task_name,
+    signal_descriptor,
 )
 from slurm_elastic.agent.forkserver._memfd import read_memory_file
 from slurm_elastic.agent.forkserver._standby_pool import StandbyPool
 
 __all__ = ["ServerProcess"]
 
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that a worker may send to its parent and mean the agent."""
 _IDLE_BEFORE_LATER_IMPORTS = 2.0
 """Seconds without an order before imports that can wait: the moments around a start belong to the workers."""
 _TASK_NAME = b"slurm-elastic-w"
@@ -84,6 +89,7 @@ class ServerProcess:
         self._settings = settings
         self._channel = Channel.inherited(settings["channel"])
         self._agent = os.pidfd_open(settings["agent"])
+        self._signals = signal_descriptor(_PASSED_ON)
         self._task_name = Path("/proc/self/comm").read_bytes().strip()
         self._family = ChildReaper()
         self._finalization = finalization
@@ -121,12 +127,14 @@ class ServerProcess:
         while True:
             waiting = select.poll()
             answers = self._attempt.answers if self._attempt is not None else None
-            for descriptor in (self._channel.fileno(), self._agent, self._family.fileno(), answers):
+            for descriptor in (self._channel.fileno(), self._agent, self._signals, self._family.fileno(), answers):
                 if descriptor is not None:
                     waiting.register(descriptor, select.POLLIN)
             ready = {descriptor for descriptor, _events in waiting.poll(self._timeout_ms(idle_since))}
             if self._agent in ready:
                 self._end()
+            if self._signals in ready:
+                self._pass_signals_on()
             if self._family.fileno() in ready or self._family.seconds_to_scan() == 0:
                 self._report_exits()
             if answers in ready and self._judge_attempt() and self._bear():
@@ -360,7 +368,7 @@ class ServerProcess:
             with worker.errors_to(None):
                 near_end.close()
                 self._reserve.dismiss()
-                for descriptor in (self._agent, *not_inherited):
+                for descriptor in (self._agent, self._signals, *not_inherited):
                     os.close(descriptor)
                 if self._attempt is not None:
                     os.close(self._attempt.answers)
@@ -413,6 +421,14 @@ class ServerProcess:
         left = self._family.sweep(seconds, self._report_exits)
         self._learner.round_over()
         return left
+
+    def _pass_signals_on(self) -> None:
+        """Send to the agent what a worker sends to its parent, which is the agent with torchrun."""
+        for number, sender in sent_signals(self._signals):
+            # slurmstepd, the agent's parent, signals every process of a step, the agent among them.
+            if sender not in ancestors():
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._agent, number)
 
     def _end(self) -> None:
         """The agent is gone: so go its workers, and this process."""

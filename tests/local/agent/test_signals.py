@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -163,3 +164,12 @@ def test_while_python_ends(number: signal.Signals) -> None:
         sys.exit(75)
     """
     assert subprocess.run([sys.executable, "-c", script]).returncode == 75
+
+
+@pytest.mark.parametrize("how", ["warm", "cold"])
+def test_a_worker_s_signal_to_its_parent_reaches_the_agent(allocate: Allocate, tmp_path: Path, how: str) -> None:
+    """With torchrun the parent of a worker is the agent."""
+    script = tmp_path / "signals.py"
+    script.write_text("import os, signal, time\nos.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(1000)\n")
+    agent = allocate(1).start(1, f"--start={how}", script=[str(script)])
+    assert agent.wait() == 75

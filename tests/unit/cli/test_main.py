@@ -56,6 +56,13 @@ def test_help_names_every_command_and_gives_examples(capsys: pytest.CaptureFixtu
     assert "examples:\n  slurm-elastic template allocation > elastic.sbatch" in text
 
 
+def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    text = capsys.readouterr().err
+    assert "\n  drain " in text
+    assert "'slurm-elastic COMMAND --help' describes a command" in text
+
+
 def test_module_is_the_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "slurm_elastic", "--version"], capture_output=True, text=True, timeout=60, check=False
@@ -66,7 +73,6 @@ def test_module_is_the_command() -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("", "the following arguments are required: COMMAND; see slurm-elastic --help"),
         ("agnt", "no command 'agnt'; did you mean agent?"),
         ("verdit", "no command 'verdit'; did you mean verdict?"),
         ("x", "no command 'x'; the commands are agent, coordinator, drain, etcd, job-end, requeue, submit, template"),
