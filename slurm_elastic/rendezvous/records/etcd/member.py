@@ -14,8 +14,9 @@ __all__ = ["INTERRUPT_SECONDS", "Member"]
 INTERRUPT_SECONDS = 0.1
 """How often a wait looks at its interrupt hook; well inside the 0.2 s that a signal may take."""
 
-_REFUSED = ("INVALID_ARGUMENT", "PERMISSION_DENIED", "UNAUTHENTICATED")
-"""Codes of etcd for a client without a user, without the right, or with a token that it does not know."""
+_REFUSED = ("FAILED_PRECONDITION", "INVALID_ARGUMENT", "PERMISSION_DENIED", "UNAUTHENTICATED")
+"""Codes of etcd for a client whose certificate names no user, without a user, without the right, or with a token that
+etcd does not know."""
 
 _CHANNEL_OPTIONS = (
     # Sites set http_proxy for the world outside; etcd is inside, and gRPC would send it through the proxy.
