@@ -108,6 +108,7 @@ def test_events_of_workers_and_of_the_run_go_to_torch_handlers(allocate: Allocat
         "slurm_elastic.round_ended",
         "slurm_elastic.round_formed",
         "slurm_elastic.run_ended",
+        "torchelastic.worker.status.SUCCEEDED",
     ]
     of_workers = [
         (event["metadata"]["state"], event["metadata"]["agent_restarts"])
