@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 
 
 class _ProtocolError(UsageError, ValueError):
-    """What torch's backend raises for such a protocol, too."""
+    """The error for such a protocol, a ValueError as in torch's backend."""
 
 
 class EtcdV3RendezvousBackend(RendezvousBackend):
