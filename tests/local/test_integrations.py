@@ -22,7 +22,7 @@ import json, os, sys
 from slurm_elastic import trainer
 
 trainer.should_stop = lambda step: "preempted" if step == int(sys.argv[1]) else None
-trainer.checkpointed = lambda step: print(json.dumps({"checkpointed": step}), flush=True)
+trainer.report_checkpoint = lambda step: print(json.dumps({"checkpointed": step}), flush=True)
 """
 
 LIGHTNING = """

@@ -6,24 +6,27 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from slurm_elastic import trainer
-from slurm_elastic.control import RoundControl
+from slurm_elastic.control import RoundControl, unshield
 from slurm_elastic.rendezvous.membership import LeaveReason, Reason
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RoundControl:
+def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RoundControl]:
     control = RoundControl(tmp_path, 2, 1)
     monkeypatch.setenv("SLURM_ELASTIC_CONTROL", control.environment(0)["SLURM_ELASTIC_CONTROL"])
     monkeypatch.setattr(trainer, "_looked", False)
     monkeypatch.setattr(trainer, "_control", None)
-    return control
+    yield control
+    # A worker's first question changes what signals do to it.
+    unshield()
 
 
 def test_older_names_stay() -> None:
