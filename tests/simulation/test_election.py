@@ -40,9 +40,6 @@ def test_one_group_trains_whatever_happens_when() -> None:
 
 
 @pytest.mark.skipif(bool(LEADER or FAILURE), reason="another schedule is asked for")
-@pytest.mark.xfail(
-    reason="a known fault: SIMULATION_STRIKE=39:97:power, a coordinator that campaigns keeps no link to the last member"
-)
 def test_one_group_trains_whatever_happens_to_the_leader_at_every_message() -> None:
     if STRIKE is None:
         check(play_all("strikes", range(-(-SCHEDULES * 2 // 3 // PER_SCRIPT))))

@@ -845,13 +845,16 @@ class _Step:
         state, search = self.state, self.state.search
         if isinstance(state.campaign, Campaigning | Leading):
             return self.config.endpoints[:1]
-        location, left = state.lookup.location, state.known.left
+        location, left, last = state.lookup.location, state.known.left, state.known.endpoint
         endpoints = [endpoint for endpoint in location.endpoints if endpoint != left]
         if search.lost is not None and search.lost != left:
             endpoints.insert(0, search.lost)
         if search.lost_at is not None or self.now >= search.began + RESTORE:
             order = state.known.order(location)
             endpoints += [(each.address, each.port) for each in order if each.agent != self.config.agent]
+            if last is not None and last not in (left, *self.config.endpoints):
+                # It may campaign again. Candidates step down for it, so they have to find it then.
+                endpoints.append(last)
         return tuple(dict.fromkeys(endpoints))
 
     def _give_up(self, event: LeaderEvent) -> None:

@@ -251,6 +251,25 @@ def test_a_candidate_finds_the_last_leader_that_campaigns_again_unless_it_has_re
     assert bool(play.stepped_down_at) is not left
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_an_agent_searches_at_the_last_leader_for_which_it_would_step_down_though_it_has_followed_a_candidate_since(
+    left: bool,
+) -> None:
+    def connect(endpoint: Endpoint, now: float) -> Result:
+        if endpoint == OWN:
+            return 0.0, 2
+        return (0.0, 2) if endpoint == FIRST else (1.0, Answer.SILENT)
+
+    # The candidate had claimed its term and published its endpoint, and lost its power before it wrote a round down.
+    known = TOLD.resigns(ORDER[0].agent, (), FIRST) if left else TOLD
+    play = member(3, known, connect=connect, locate=lambda now: replace(PUBLISHED, endpoints=(SECOND,)))
+    play.lose(SECOND)
+    play.run(30.0)
+    assert play.state.link is not None
+    assert play.state.link.endpoint == (OWN if left else FIRST)
+    assert not play.stepped_down_at
+
+
 def test_a_candidate_steps_down_for_one_that_goes_before_it_and_gives_it_time() -> None:
     play = campaigning(lambda endpoint, now: (0.0, 2 if endpoint == SECOND and now > 6.0 else Answer.ENDED))
     play.run(12.0)
