@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from slurm_elastic.agent.health._http import HTTPError, Request, Response, next_request
-from slurm_elastic.agent.health._routes import Slow
+from slurm_elastic.agent.health._routes import LIVENESS, Slow
 
 __all__ = ["Connection", "Limits", "Server"]
 
@@ -24,6 +24,8 @@ class Limits:
         connections: Open connections of all clients; for one more, the server closes the one that was silent longest.
         requests_per_second: Requests of all clients, as a client that connects again is another one; more have to wait,
             so that the training does not.
+        probes_per_second: Requests of `/healthz` on one connection that are answered beside that number, so that no
+            client makes the probe of another one fail.
         request_seconds: Seconds from the first byte of a request, or from the connection's beginning, to its end.
         idle_seconds: Seconds between two requests.
         answer_seconds: Seconds in which the client has to read an answer, and to close after the last one.
@@ -31,6 +33,7 @@ class Limits:
 
     connections: int = 64
     requests_per_second: int = 100
+    probes_per_second: int = 2
     request_seconds: float = 5.0
     idle_seconds: float = 75.0
     answer_seconds: float = 10.0
@@ -73,6 +76,9 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._by = float("inf")
         self._full = self._said_all = self._ending = False
+        self._request: Request | None = None
+        """The request that has to wait."""
+        self._second, self._probes = 0.0, 0
         self.busy = False
         """True while an answer is made or read, or the client has to wait."""
         self.waits = False
@@ -126,10 +132,8 @@ class Connection(asyncio.Protocol):
         for _ in range(_TURN):
             if self.busy or self._ending or self._transport.is_closing():
                 return
-            if self._received and self._too_many():
-                return
             try:
-                request = next_request(self._received)
+                request = self._request or next_request(self._received)
             except HTTPError as error:
                 self._send(Response(error.status, f"{error}\n".encode()), keep_open=False)
                 return
@@ -139,7 +143,12 @@ class Connection(asyncio.Protocol):
                 elif not self._received:
                     self._expect(self._server.limits.idle_seconds)
                 return
-            self._server.count_request()
+            self._request = request
+            if not self._is_probe(request):
+                if self._too_many():
+                    return
+                self._server.count_request()
+            self._request = None
             self._server.served(self)
             self._expect(self._server.limits.request_seconds)
             answer = self._server.answer(request)
@@ -150,6 +159,16 @@ class Connection(asyncio.Protocol):
         if not self.busy:
             self._pause()
             self._loop.call_soon(self._resume)
+
+    def _is_probe(self, request: Request) -> bool:
+        """Return True for a request of the agent's liveness that does not count among those of all clients."""
+        if request.path != LIVENESS:
+            return False
+        now = self._loop.time()
+        if now >= self._second + 1.0:
+            self._second, self._probes = now, 0
+        self._probes += 1
+        return self._probes <= self._server.limits.probes_per_second
 
     def _too_many(self) -> bool:
         again_at = self._server.full_until()

@@ -11,9 +11,10 @@ from typing import Protocol
 
 from slurm_elastic.agent.health._http import Request, Response
 
-__all__ = ["OPEN_PAGES", "Pages", "Refused", "Slow", "find"]
+__all__ = ["LIVENESS", "OPEN_PAGES", "Pages", "Refused", "Slow", "find"]
 
-OPEN_PAGES = ("/healthz", "/readyz")
+LIVENESS = "/healthz"
+OPEN_PAGES = (LIVENESS, "/readyz")
 """Pages without access control."""
 
 _READ = ("GET", "HEAD")
@@ -74,7 +75,7 @@ def find(
         return Response(HTTPStatus.NOT_FOUND, b"there are /healthz, /readyz, /status, /metrics and /stacks\n")
     if request.method not in _READ:
         return Response(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD\n", headers=("Allow: GET, HEAD",))
-    if request.path == "/healthz":
+    if request.path == LIVENESS:
         return _liveness(*alive())
     if request.path == "/readyz":
         return _liveness(*pages.ready())

@@ -20,7 +20,10 @@ __all__ = ["HealthServer"]
 
 logger = logging.getLogger("slurm_elastic")
 
-_BACKLOG = 64
+_BACKLOG = 1024
+_AT_ONCE = 16
+"""Connections accepted in one turn of the loop: few beside those that are open, so that each is read before too many
+newer ones are there."""
 _STOP_TIMEOUT = 2.0
 
 
@@ -164,7 +167,9 @@ class HealthServer(HealthCheckServer):
             self._listener.close()
 
     async def _serve(self) -> None:
-        server = await self._loop.create_server(lambda: Connection(self), sock=self._listener, backlog=_BACKLOG)
+        server = await self._loop.create_server(lambda: Connection(self), sock=self._listener, backlog=_AT_ONCE)
+        # asyncio (3.11, selector_events.py) takes one number for both. A client that finds no room waits for 1 s.
+        self._listener.listen(_BACKLOG)
         await self._end
         server.close()
         for connection in list(self._connections):
