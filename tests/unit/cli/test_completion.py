@@ -20,7 +20,7 @@ def test_completion_is_that_of_slurm_elastic(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With every release of torch; torch 2.14 has the option, too, and prints the completion of torchrun."""
-    monkeypatch.setitem(sys.modules, "shtab", SimpleNamespace(complete=_shown))
+    monkeypatch.setitem(sys.modules, "shtab", SimpleNamespace(complete=_shown, SUPPORTED_SHELLS=["bash", "zsh"]))
     with pytest.raises(SystemExit) as end:
         agent_parser().parse_args(["--print-completion", "zsh"])
     assert end.value.code == 0
