@@ -32,7 +32,7 @@ check: setup ## lint, types, unit tests and a thousand simulated schedules, in l
 	@.ci/check
 
 test-matrix: setup ## the tests with several releases of torch, Python and Slurm; TORCH=2.15.0 PYTHON=3.13 make test-matrix
-	@$(PYTHON) -m tests.matrix
+	@$(PYTHON) -m tests.matrix $(MATRIX)
 
 simulate: setup ## a million simulated schedules on all cores; SIMULATE="--schedules 20000 --first 7"
 	@$(PYTHON) -m tests.simulation $(or $(SIMULATE),--schedules 1000000)

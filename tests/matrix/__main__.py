@@ -2,10 +2,12 @@
 
     python3 -m tests.matrix                                        every cell of the plan
     TORCH=2.15.0 PYTHON=3.11 SLURM=26.05 python3 -m tests.matrix   one cell: all three layers
+    PYTHON=3.13 python3 -m tests.matrix --layer unit               one layer of the newest torch with that Python
     python3 -m tests.matrix --table                                only the table in docs/versions.md
 
-Each cell has an environment of its own below /opt/slurm-elastic/matrix. A cell for which there is no Python or no wheel
-is recorded as not available. Ends with 1 where a test has failed.
+Each cell has an environment of its own below /opt/slurm-elastic/matrix. Python 3.14 is that of
+the Debian root with Slurm 26.05: its cells run in there. A cell for which there is no Python or no wheel is recorded as
+not available. Ends with 1 where a test has failed.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.matrix.cells import COMMON_PYTHON, Cell, Layer, Outcome, Result, cells, dumped, loaded, recorded, table
@@ -26,6 +28,19 @@ CHECKOUT = Path(__file__).parents[2]
 HOME = Path("/opt/slurm-elastic")
 RESULTS = CHECKOUT / "docs" / "versions.json"
 PAGE = CHECKOUT / "docs" / "versions.md"
+NEWER_DEBIAN = HOME / "forky"
+NEWER_PYTHON = "3.14"
+"""The Python of that Debian root."""
+ENTER = """\
+root=$1 checkout=$2
+shift 2
+mkdir -p "$root$checkout"
+for shared in /proc /dev /sys /tmp /opt /etc/ssl /etc/passwd /etc/group /etc/hosts /etc/resolv.conf "$checkout"; do
+    mount --rbind "$shared" "$root$shared"
+done
+exec chroot "$root" env --chdir="$checkout" "$@"
+"""
+"""Runs a command in another Debian root, in a mount namespace of its own."""
 BEGIN, END = "<!-- table: make test-matrix -->\n", "<!-- end of the table -->\n"
 
 
@@ -37,12 +52,14 @@ def main() -> int:
     """Run the cells that the environment names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", action="store_true", help="only write the table anew")
+    parser.add_argument("--layer", choices=[layer.value for layer in Layer], help="run this layer only")
     parser.add_argument("--keep", action="store_true", help="keep the environments, which take gigabytes each")
     parser.add_argument("pytest", nargs="*", help="arguments of pytest, after --")
     arguments = parser.parse_args()
     failed = False
     for cell in () if arguments.table else cells(os.environ):
-        for result in run(cell, arguments.pytest, keep=arguments.keep):
+        layers = [layer for layer in cell.layers if arguments.layer in (None, layer.value)]
+        for result in run(cell, layers, arguments.pytest, keep=arguments.keep) if layers else ():
             print(f"{cell}: {result.layer}: {result.outcome} {result.reason}", flush=True)
             failed |= result.outcome == Outcome.FAILED.value
             RESULTS.write_text(dumped(recorded(loaded(RESULTS.read_text()), result)))
@@ -57,15 +74,18 @@ def write_table() -> None:
     PAGE.write_text(f"{before}{BEGIN}\n{table(loaded(RESULTS.read_text()))}\n{END}{rest.partition(END)[2]}")
 
 
-def run(cell: Cell, options: Sequence[str], *, keep: bool) -> list[Result]:
-    """Run the layers of a cell."""
+def run(cell: Cell, layers: Sequence[Layer], options: Sequence[str], *, keep: bool) -> Iterator[Result]:
+    """Run these layers of a cell, and yield each one's result as it comes."""
     directory = HOME / "matrix" / f"torch-{cell.torch}-python-{cell.python}"
     try:
         require_release(cell)
-        make_environment(cell, directory)
-        return [tested(cell, layer, directory, options) for layer in cell.layers]
+        python, inside = interpreter(cell.python)
+        make_environment(cell, directory, python, inside)
+        for layer in layers:
+            yield tested(cell, layer, directory, inside, options)
     except NotAvailableError as error:
-        return [result(cell, layer, Outcome.NOT_AVAILABLE, reason=str(error)) for layer in cell.layers]
+        for layer in layers:
+            yield result(cell, layer, Outcome.NOT_AVAILABLE, reason=str(error))
     finally:
         if not keep:
             subprocess.run(["rm", "-rf", str(directory)], check=True)
@@ -82,19 +102,17 @@ def require_release(cell: Cell) -> None:
         raise NotAvailableError(f"no Slurm {cell.slurm}")
 
 
-def make_environment(cell: Cell, directory: Path) -> None:
-    """Install torch, this checkout and what the tests need."""
-    python = interpreter(cell.python)
-    if python is None:
-        raise NotAvailableError(f"no Python {cell.python}")
+def make_environment(cell: Cell, directory: Path, python: str, inside: Sequence[str]) -> None:
+    """Install torch, this checkout and what the tests need; `inside` starts every command that runs that Python."""
     installer = HOME / "matrix" / "installer"
     if not (installer / "bin/uv").exists():
         # uv shares the gigabytes of one torch between environments.
         call("/usr/bin/python3", "-m", "venv", str(installer))
         call(str(installer / "bin/pip"), "install", "--quiet", "uv")
     if not (directory / "bin/python").exists():
-        call(python, "-m", "venv", str(directory))
+        call(*inside, python, "-m", "venv", str(directory))
     uv = [
+        *inside,
         str(installer / "bin/uv"),
         "pip",
         "install",
@@ -131,26 +149,41 @@ def as_pip(pip: Path) -> dict[str, str]:
     return {**found, "UV_INDEX_STRATEGY": "unsafe-best-match", "UV_PYTHON_DOWNLOADS": "never", "UV_HTTP_TIMEOUT": "300"}
 
 
-def interpreter(release: str) -> str | None:
-    """Return a Python of this release: the machine's own, one in PATH, or one that pyenv has built."""
+def interpreter(release: str) -> tuple[str, Sequence[str]]:
+    """Return a Python of this release and the start of every command that runs it.
+
+    It is this machine's own, one in PATH, one that pyenv has built, or that of a newer Debian in its root.
+    """
     candidates = [Path(f"/usr/bin/python{release}"), *(Path(d) / f"python{release}" for d in os.get_exec_path())]
     candidates += sorted(Path.home().glob(f".pyenv/versions/{release}.*/bin/python"))
     for candidate in candidates:
-        if candidate.exists():
-            asked = [str(candidate), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-            done = subprocess.run(asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
-            if done.stdout.strip() == release:
-                return str(candidate)
-    return None
+        if candidate.exists() and _is_python(release, [str(candidate)]):
+            return str(candidate), ()
+    if release == NEWER_PYTHON:
+        inside = (*("unshare", "--mount", "sh", "-ec", ENTER, "sh"), str(NEWER_DEBIAN), str(CHECKOUT))
+        call(str(CHECKOUT / ".ci/setup"), "--release", "26.05")
+        python = f"/usr/bin/python{release}"
+        if not Path(f"{NEWER_DEBIAN}{python}").exists():
+            apt = ("apt-get", "install", "--yes", "--quiet=2", "--no-install-recommends", f"python{release}-venv")
+            subprocess.run([*inside, *apt], check=False)
+        if _is_python(release, [*inside, python]):
+            return python, inside
+    raise NotAvailableError(f"no Python {release}")
 
 
-def tested(cell: Cell, layer: Layer, directory: Path, options: Sequence[str]) -> Result:
+def _is_python(release: str, command: Sequence[str]) -> bool:
+    asked = [*command, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    done = subprocess.run(asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+    return done.stdout.strip() == release
+
+
+def tested(cell: Cell, layer: Layer, directory: Path, inside: Sequence[str], options: Sequence[str]) -> Result:
     """Run a layer of tests and count them."""
     with tempfile.TemporaryDirectory() as place:
         report = Path(place) / "report.xml"
-        command = [str(directory / "bin/python"), "-m", "pytest", f"tests/{layer.value}", "-q", f"--junitxml={report}"]
+        pytest = [str(directory / "bin/python"), "-m", "pytest", f"tests/{layer.value}", "-q", f"--junitxml={report}"]
         environ = {**os.environ, **({"SLURM_ELASTIC_TEST_RELEASE": cell.slurm} if cell.slurm else {})}
-        done = subprocess.run([*command, *options], cwd=CHECKOUT, env=environ, check=False)
+        done = subprocess.run([*inside, *pytest, *options], cwd=CHECKOUT, env=environ, check=False)
         if not report.exists():
             return result(cell, layer, Outcome.FAILED, reason="pytest did not run")
         (suite,) = ElementTree.parse(report).getroot().iter("testsuite")
