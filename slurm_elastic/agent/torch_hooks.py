@@ -158,13 +158,15 @@ def require_torch() -> bool:
         True if the fork server can start the workers; otherwise that is logged, and torch has to start them.
 
     Raises:
-        UsageError: torch is missing, older than the oldest tested, built without distributed, or lacks what the agent
-            needs.
+        UsageError: torch is missing, cannot be imported, is older than the oldest tested, built without distributed, or
+            lacks what the agent needs.
     """
     try:
         torch = importlib.import_module("torch")
-    except ModuleNotFoundError as error:
-        raise UsageError(f"torch cannot be imported: {error}; install it: pip install 'torch>={OLDEST}'") from None
+    except (ImportError, OSError) as error:
+        # OSError: torch loads its libraries with ctypes before its extension.
+        cure = "install it" if getattr(error, "name", None) == "torch" else "install a build for this machine"
+        raise UsageError(f"torch cannot be imported: {error}; {cure}: pip install 'torch>={OLDEST}'") from None
     release = str(torch.__version__)
     if _numbers(release) < _numbers(OLDEST):
         raise UsageError(

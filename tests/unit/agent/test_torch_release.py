@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import abc
 import logging
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +19,7 @@ from slurm_elastic.agent.torch_hooks import HOOKS, Gaps, Hook, Kind, Part, gaps,
 from slurm_elastic.errors import ExitCode, UsageError
 
 HERE = __name__
+CHECKOUT = Path(__file__).parents[3]
 
 
 class Parts(abc.ABC):
@@ -141,9 +146,54 @@ def test_a_torch_without_distributed_is_a_mistake(monkeypatch: pytest.MonkeyPatc
     )
 
 
-def test_a_torch_that_is_not_installed_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> SimpleNamespace:
-        raise ModuleNotFoundError(f"No module named {name!r}")
-
-    monkeypatch.setattr(torch_hooks, "importlib", SimpleNamespace(import_module=missing))
-    assert _mistake() == "torch cannot be imported: No module named 'torch'; install it: pip install 'torch>=2.12'"
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (None, "torch cannot be imported: No module named 'torch'; install it: pip install 'torch>=2.12'"),
+        (
+            # As torch's own _load_global_deps.
+            "import ctypes\nctypes.CDLL('libgone.so.13')",
+            "torch cannot be imported: libgone.so.13: cannot open shared object file: No such file or directory; "
+            "install a build for this machine: pip install 'torch>=2.12'",
+        ),
+        (
+            "from torch._C import gone",
+            "torch cannot be imported: No module named 'torch._C'; install a build for this machine: "
+            "pip install 'torch>=2.12'",
+        ),
+        (
+            "__version__ = '2.9.1+cu128'",
+            "torch 2.9.1+cu128 is older than 2.12, the oldest that slurm_elastic was tested with; "
+            "pip install 'torch>=2.12'",
+        ),
+        (
+            "__version__ = '2.15.0'",
+            "torch 2.15.0 is built without distributed (USE_DISTRIBUTED=0); install a build that has it",
+        ),
+    ],
+    ids=["missing", "library", "extension", "old", "without-distributed"],
+)
+@pytest.mark.parametrize("start", ["warm", "cold"])
+def test_an_agent_with_a_torch_that_it_cannot_use_says_one_line(
+    tmp_path: Path, content: str | None, line: str, start: str
+) -> None:
+    """The whole agent, as its fork server imports torch, too."""
+    torch_directory = tmp_path / "packages/torch"
+    (torch_directory / "distributed").mkdir(parents=True)
+    (torch_directory / "__init__.py").write_text(
+        content or "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')"
+    )
+    (torch_directory / "distributed/__init__.py").write_text("def is_available():\n    return False\n")
+    (tmp_path / "train.py").touch()
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PET_", "LOGLEVEL"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_elastic", "agent", "--start", start, "train.py"],
+        cwd=tmp_path,
+        # Without torch's compiled files the agent would warn of that.
+        env={**clean, "PYTHONPATH": f"{tmp_path / 'packages'}:{CHECKOUT}", "PYTHONDONTWRITEBYTECODE": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"slurm-elastic: error: {line}\n")
