@@ -6,7 +6,8 @@
     @pytest.mark.proctrack("cgroup", "linuxproc")     runs the test on each
     @pytest.mark.accounting                 with slurmdbd: sacct works, and preemption is by QOS, not by partition
 
-SLURM_ELASTIC_TEST_RELEASE=24.11 or 26.05 runs the whole layer on that Slurm release.
+SLURM_ELASTIC_TEST_RELEASE=24.11 or 26.05 runs the whole layer on that Slurm release. Jobs run in an environment of
+their own, or in the one at SLURM_ELASTIC_TEST_ENVIRONMENT as it is.
 """
 
 from __future__ import annotations
@@ -169,6 +170,9 @@ def jobs(request: pytest.FixtureRequest, cluster: Cluster, workdir: Path, enviro
 @pytest.fixture(scope="session")
 def environment() -> Iterator[Path]:
     """The bin directory of an environment with this checkout's package, installed as a user installs it."""
+    if given := os.environ.get("SLURM_ELASTIC_TEST_ENVIRONMENT"):
+        yield Path(given) / "bin"
+        return
     if not (VENV / "bin/python").exists():
         pytest.fail(f"{VENV} is missing: run `make setup` first", pytrace=False)
     with own_environment() as programs:

@@ -3,6 +3,7 @@
     python3 -m tests.matrix                                        every cell of the plan
     TORCH=2.15.0 PYTHON=3.11 SLURM=26.05 python3 -m tests.matrix   one cell: all three layers
     PYTHON=3.13 python3 -m tests.matrix --layer unit               one layer of the newest torch with that Python
+    TORCH=any python3 -m tests.matrix                              jobs after `pip install torch slurm_elastic` alone
     python3 -m tests.matrix --table                                only the table in docs/versions.md
 
 Each cell has an environment of its own below /opt/slurm-elastic/matrix. Python 3.14 is that of
@@ -20,9 +21,23 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from tests.matrix.cells import COMMON_PYTHON, Cell, Layer, Outcome, Result, cells, dumped, loaded, recorded, table
+from tests.matrix.cells import (
+    ANY_TORCH,
+    COMMON_PYTHON,
+    NEWEST_TORCH,
+    Cell,
+    Layer,
+    Outcome,
+    Result,
+    cells,
+    dumped,
+    loaded,
+    recorded,
+    table,
+)
 
 CHECKOUT = Path(__file__).parents[2]
 HOME = Path("/opt/slurm-elastic")
@@ -81,6 +96,10 @@ def run(cell: Cell, layers: Sequence[Layer], options: Sequence[str], *, keep: bo
         require_release(cell)
         python, inside = interpreter(cell.python)
         make_environment(cell, directory, python, inside)
+        if cell.torch == ANY_TORCH:
+            # pip has chosen a release.
+            found = 'import importlib.metadata; print(importlib.metadata.version("torch"))'
+            cell = replace(cell, torch=output(*inside, str(directory / "bin/python"), "-c", found))
         for layer in layers:
             yield tested(cell, layer, directory, inside, options)
     except NotAvailableError as error:
@@ -121,9 +140,12 @@ def make_environment(cell: Cell, directory: Path, python: str, inside: Sequence[
         "--python",
         str(directory / "bin/python"),
     ]
+    packages = [f"torch=={cell.torch}", "pip", "hatchling", "wheel", f"{CHECKOUT}[test]"]
+    if cell.torch == ANY_TORCH:
+        packages = ["torch", str(CHECKOUT)]
     environ = {**os.environ, "UV_CACHE_DIR": str(HOME / "matrix" / "cache"), **as_pip(installer / "bin/pip")}
     done = subprocess.run(
-        [*uv, f"torch=={cell.torch}", "pip", "hatchling", "wheel", f"{CHECKOUT}[test]"],
+        [*uv, *packages],
         env=environ,
         stderr=subprocess.PIPE,
         text=True,
@@ -181,8 +203,13 @@ def tested(cell: Cell, layer: Layer, directory: Path, inside: Sequence[str], opt
     """Run a layer of tests and count them."""
     with tempfile.TemporaryDirectory() as place:
         report = Path(place) / "report.xml"
-        pytest = [str(directory / "bin/python"), "-m", "pytest", f"tests/{layer.value}", "-q", f"--junitxml={report}"]
+        python, tests = str(directory / "bin/python"), f"tests/{layer.value}"
         environ = {**os.environ, **({"SLURM_ELASTIC_TEST_RELEASE": cell.slurm} if cell.slurm else {})}
+        if layer is Layer.FRESH:
+            # The tests run in the environment that .ci/setup made, the jobs in the one without anything for tests.
+            python, tests = str(HOME / "venv/bin/python"), "tests/cluster/test_node_loss.py"
+            environ["SLURM_ELASTIC_TEST_ENVIRONMENT"] = str(directory)
+        pytest = [python, "-m", "pytest", tests, "-q", f"--junitxml={report}"]
         done = subprocess.run([*inside, *pytest, *options], cwd=CHECKOUT, env=environ, check=False)
         if not report.exists():
             return result(cell, layer, Outcome.FAILED, reason="pytest did not run")
@@ -198,7 +225,8 @@ def result(cell: Cell, layer: Layer, outcome: Outcome, *, reason: str = "", test
     changes = output("git", "status", "--porcelain", "--", ".", ":!docs/versions.*")
     commit = output("git", "rev-parse", "--short", "HEAD") + ("+" if changes else "")
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    return Result(cell.torch, cell.python, cell.slurm, layer.value, outcome.value, reason, tests, failed, date, commit)
+    torch = NEWEST_TORCH if cell.torch == ANY_TORCH else cell.torch
+    return Result(torch, cell.python, cell.slurm, layer.value, outcome.value, reason, tests, failed, date, commit)
 
 
 def output(*command: str) -> str:

@@ -16,6 +16,8 @@ COMMON_PYTHON = "3.11"
 """The Python of the test cluster's machines: Debian 12's."""
 COMMON_TORCH = "2.13.0"
 NEWEST_TORCH = TORCH[-1]
+ANY_TORCH = "any"
+"""In place of a release: whatever pip installs where it is asked for torch and slurm_elastic alone."""
 
 
 class Layer(Enum):
@@ -24,6 +26,8 @@ class Layer(Enum):
     UNIT = "unit"
     LOCAL = "local"
     CLUSTER = "cluster"
+    FRESH = "fresh"
+    """Jobs of the cluster layer, in an environment that holds torch, slurm_elastic and nothing else."""
 
 
 class Outcome(Enum):
@@ -45,6 +49,8 @@ class Cell:
     @property
     def layers(self) -> tuple[Layer, ...]:
         """The layers that are run in it."""
+        if self.torch == ANY_TORCH:
+            return (Layer.FRESH,)
         return (Layer.CLUSTER,) if self.slurm else (Layer.UNIT, Layer.LOCAL)
 
 
@@ -80,6 +86,8 @@ class Result:
 def cells(environ: Mapping[str, str]) -> tuple[Cell, ...]:
     """Return the cells to run: the whole plan, or one cell where TORCH, PYTHON or SLURM names it."""
     torch, python, slurm = (environ.get(name, "") for name in ("TORCH", "PYTHON", "SLURM"))
+    if torch == ANY_TORCH:
+        return (Cell(torch, python or COMMON_PYTHON, slurm or SLURM[-1]),)
     if torch or python or slurm:
         torch, python = torch or NEWEST_TORCH, python or COMMON_PYTHON
         return (Cell(torch, python), *((Cell(torch, python, slurm),) if slurm else ()))
@@ -89,6 +97,7 @@ def cells(environ: Mapping[str, str]) -> tuple[Cell, ...]:
         # The newest torch with wheels for it.
         Cell("2.14.1", "3.10"),
         *(Cell(torch, COMMON_PYTHON, slurm) for torch in (COMMON_TORCH, NEWEST_TORCH) for slurm in SLURM),
+        Cell(ANY_TORCH, COMMON_PYTHON, SLURM[-1]),
     ]
     return tuple(dict.fromkeys(plan))
 
@@ -110,15 +119,24 @@ def loaded(text: str) -> tuple[Result, ...]:
 
 
 def table(results: Iterable[Result]) -> str:
-    """Return the table of all cells that the plan or the results name."""
+    """Return the table of all cells that the plan or the results name, and what came of fresh environments."""
+    results = tuple(results)
+    fresh = {result.slurm: result for result in results if result.layer == Layer.FRESH.value}
+    results = tuple(result for result in results if result.layer != Layer.FRESH.value)
     found = {(result.torch, result.python, result.slurm, result.layer): result for result in results}
-    rows = {(cell.torch, cell.python) for cell in cells({})} | {key[:2] for key in found}
+    rows = {(cell.torch, cell.python) for cell in cells({}) if cell.torch != ANY_TORCH} | {key[:2] for key in found}
     columns = [("", Layer.UNIT), ("", Layer.LOCAL), *((slurm, Layer.CLUSTER) for slurm in SLURM)]
     titles = ["torch", "Python", *(f"{layer.value}{slurm and f', Slurm {slurm}'}" for slurm, layer in columns)]
     lines = [_row(titles), _row(["---"] * len(titles))]
     for torch, python in sorted(rows, key=lambda row: (_numbers(row[0]), _numbers(row[1]))):
         shown = [_shown(found.get((torch, python, slurm, layer.value))) for slurm, layer in columns]
         lines.append(_row([torch, python, *shown]))
+    for slurm in sorted({SLURM[-1], *fresh}):
+        which = f", with torch {fresh[slurm].torch} and Python {fresh[slurm].python}" if slurm in fresh else ""
+        lines += [
+            "",
+            f"Jobs on Slurm {slurm} after `pip install torch slurm_elastic` alone: {_shown(fresh.get(slurm))}{which}",
+        ]
     return "\n".join(lines) + "\n"
 
 

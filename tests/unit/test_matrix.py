@@ -18,12 +18,14 @@ def _result(layer: str = "unit", *, slurm: str = "", tests: int = 1200, failed: 
 
 def test_the_plan_has_every_release_and_a_variable_asks_for_one_cell() -> None:
     plan = cells({})
-    assert {cell.torch for cell in plan} == {"2.12.1", "2.13.0", "2.14.1", "2.15.0"}
+    assert {cell.torch for cell in plan} == {"2.12.1", "2.13.0", "2.14.1", "2.15.0", "any"}
     assert {cell.python for cell in plan} == {"3.10", "3.11", "3.12", "3.13", "3.14"}
     assert {cell.slurm for cell in plan} == {"", "22.05", "24.11", "26.05"}
     assert len(plan) == len(set(plan))
     assert cells({"PYTHON": "3.13"}) == (Cell("2.15.0", "3.13"),)
     assert cells({"TORCH": "2.14.0", "SLURM": "26.05"}) == (Cell("2.14.0", "3.11"), Cell("2.14.0", "3.11", "26.05"))
+    assert cells({"TORCH": "any"}) == (Cell("any", "3.11", "26.05"),)
+    assert Cell("any", "3.11", "26.05").layers == (Layer.FRESH,)
     assert Cell("2.15.0", "3.11").layers == (Layer.UNIT, Layer.LOCAL)
     assert Cell("2.15.0", "3.11", "26.05").layers == (Layer.CLUSTER,)
 
@@ -54,6 +56,16 @@ def test_what_did_not_pass_is_never_shown_as_passed(result: Result, shown: str) 
     rows = [line.split(" | ") for line in table([result]).splitlines()]
     (row,) = [row for row in rows if row[:2] == ["| 2.15.0", "3.11"]]
     assert row[2:4] == [shown, "not run"]
+
+
+def test_jobs_in_a_fresh_environment_have_a_line_of_their_own() -> None:
+    lines = table([_result("fresh", slurm="26.05", tests=3)]).splitlines()
+    assert lines[-1] == (
+        "Jobs on Slurm 26.05 after `pip install torch slurm_elastic` alone: 3 passed, 2026-11-22, with torch 2.15.0 "
+        "and Python 3.11"
+    )
+    assert table([]).splitlines()[-1].endswith(": not run")
+    assert table([]).splitlines()[:-2] == lines[:-2]
 
 
 def test_the_page_has_the_table_of_the_results() -> None:
