@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -31,7 +32,11 @@ def make_fit(base: Path, path: Path, subdirectories: Iterable[str]) -> None:
         UsageError: The base is missing, or the file system is not writable, is full, or has no hard links.
     """
     with _unfit(base):
-        exists = base.is_dir()
+        # Path.is_dir() is False where this process may not look, since Python 3.14.
+        try:
+            exists = stat.S_ISDIR(base.stat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            exists = False
     if not exists:
         raise UsageError(f"{base} is no directory on this node; give a run directory that all nodes share by --run-dir")
     subdirectories = tuple(subdirectories)
