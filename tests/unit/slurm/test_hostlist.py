@@ -38,7 +38,7 @@ SUFFIXES = {
     "a[1-2].dom.ain": "a1.dom.ain a2.dom.ain",
     "n[1-3]x2": "n1x2 n2x2 n3x2",
 }
-"""Slurm refuses these; they have one meaning only, and we take it."""
+"""Slurm 22.05 refuses these; they have one meaning only, and we take it, as Slurm 24.11 does."""
 
 
 @pytest.mark.parametrize(("text", "names"), VALID.items())
@@ -105,7 +105,11 @@ def test_the_table_is_what_this_machines_slurm_says(tmp_path: Path) -> None:
             env={"SLURM_CONF": str(config), "PATH": "/usr/bin:/bin"},
         )
 
-    assert {text: " ".join(ask(text).stdout.split()) for text in VALID} == VALID
-    for text in (*INVALID, *SUFFIXES):
+    def says(text: str) -> str:
         answer = ask(text)
-        assert "nvalid hostlist" in answer.stderr + answer.stdout, text
+        return "invalid" if "nvalid hostlist" in answer.stderr + answer.stdout else " ".join(answer.stdout.split())
+
+    assert {text: says(text) for text in VALID} == VALID
+    # 24.11 takes the inner brackets for a part of the name, which no node can have.
+    assert {text: says(text) for text in INVALID if says(text) != "invalid"} in ({}, {"n[[1]]": "n[1]"})
+    assert {text: says(text) for text in SUFFIXES if says(text) != "invalid"} in ({}, SUFFIXES)
