@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import enum
 import inspect
 import os
 import re
@@ -110,6 +111,9 @@ def signature(thing: Any) -> Any:
         return "exception"
     if not callable(thing):
         return type(thing).__name__
+    if isinstance(thing, enum.EnumMeta):
+        # What its constructor takes depends on Python's release.
+        return {"attributes": sorted(thing.__members__)}
     parameters = inspect.signature(thing).parameters.values()
     shown = [str(parameter.replace(annotation=inspect.Parameter.empty)) for parameter in parameters]
     attributes = sorted(name for name in vars(thing) if not name.startswith("_")) if isinstance(thing, type) else []
