@@ -65,6 +65,7 @@ def main() -> int:
     try:
         for name in options.only.split(","):
             parts[name](results, package, options)
+            results.keep(options.json)
     finally:
         shutil.rmtree(package)
     return results.finish(options.json)

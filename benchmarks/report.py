@@ -2,7 +2,8 @@
 
     python -m benchmarks.report FILE.json ...
 
-Replaces what stands there between `<!-- NAME -->` and `<!-- end of NAME -->` for the benchmark of each file.
+Replaces what stands there between `<!-- NAME -->` and `<!-- end of NAME -->` for the benchmark of each file. Files of
+the same benchmark, parts of it run apart, follow one another.
 """
 
 from __future__ import annotations
@@ -21,15 +22,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description="Put results into the docs.")
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE.json")
     text = _DOCUMENT.read_text()
+    sections: dict[str, list[str]] = {}
     for path in parser.parse_args().files:
         results = Results.load(path)
-        begin, end = f"<!-- {results.benchmark} -->\n", f"<!-- end of {results.benchmark} -->"
+        sections.setdefault(results.benchmark, []).append(_section(results))
+    for benchmark, parts in sections.items():
+        begin, end = f"<!-- {benchmark} -->\n", f"<!-- end of {benchmark} -->"
         before, _, rest = text.partition(begin)
         _, found, after = rest.partition(end)
         if not found:
             print(f"{_DOCUMENT} has no place {begin.strip()} ... {end}", file=sys.stderr)
             return 2
-        text = f"{before}{begin}{_section(results)}{end}{after}"
+        text = "".join([before, begin, "\n".join(parts), end, after])
     _DOCUMENT.write_text(text)
     return 0
 

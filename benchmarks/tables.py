@@ -89,10 +89,14 @@ class Results:
         if self.bars:
             rows: list[list[Cell]] = [[bar.promise, bar.measured, "yes" if bar.reached else "NO"] for bar in self.bars]
             print(f"\n{Table('Promises', ['promise', 'measured', 'kept'], rows).text()}", flush=True)
+        self.keep(destination)
+        return 0 if all(bar.reached for bar in self.bars) else 1
+
+    def keep(self, destination: Path | None) -> None:
+        """Write what there is so far as JSON to `destination`."""
         if destination is not None:
             destination.parent.mkdir(parents=True, exist_ok=True)
             destination.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        return 0 if all(bar.reached for bar in self.bars) else 1
 
     @classmethod
     def load(cls, path: Path) -> Results:
