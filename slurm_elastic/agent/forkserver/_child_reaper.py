@@ -26,8 +26,8 @@ class ChildReaper:
 
     def __init__(self) -> None:
         self.workers: set[int] = set()
-        self.replacement: int | None = None
-        """A child that is none of the workers', and not killed with what they leave."""
+        self.replacements: set[int] = set()
+        """Children that are none of the workers', and not killed with what they leave."""
         self._ended: set[int] = set()
         self._unreported: list[tuple[int, int]] = []
         self._bell, self._ring = -1, -1
@@ -115,7 +115,7 @@ class ChildReaper:
                 if pid in self.workers - self._ended:
                     self._unreported.append((pid, os.waitstatus_to_exitcode(status)))
                 self._forget_child(pid)
-            living = [pid for pid in children(os.getpid()) if pid != self.replacement]
+            living = [pid for pid in children(os.getpid()) if pid not in self.replacements]
             for pid in living:
                 with contextlib.suppress(PermissionError, ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -151,8 +151,7 @@ class ChildReaper:
     def _forget_child(self, pid: int) -> None:
         self.workers.discard(pid)
         self._ended.discard(pid)
-        if pid == self.replacement:
-            self.replacement = None
+        self.replacements.discard(pid)
 
     def _drain(self) -> bool:
         try:

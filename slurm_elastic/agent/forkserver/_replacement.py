@@ -47,7 +47,7 @@ class Replacement:
 
 
 class FormerServers:
-    """Fork serveres that were told to end, and have to be waited for."""
+    """Fork servers that were told to end, and have to be waited for."""
 
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes] | Replacement] = []

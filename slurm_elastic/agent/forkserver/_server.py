@@ -158,10 +158,12 @@ class ServerProcess:
         """Return whether now is the time to import more than this process has."""
         if self._attempt is not None or not self._settings["warm"] or idle < self._idle:
             return False
-        urgent = self._idle == 0
+        urgent, self._idle = self._idle == 0, _IDLE_BEFORE_LATER_IMPORTS
         if not urgent and not self._learner.is_quiet():
             return False
         if not self._later and not self._learner.has_news():
+            if urgent:
+                self._tell(state="alone", **self._learner.news())
             return False
         self._learner.make_plan()
         self._next, self._gently = self._learner.planned(self._later), not urgent
@@ -178,7 +180,7 @@ class ServerProcess:
         if self._attempt is None:
             look = self._learner.seconds_to_look()
             imports = idle if self._later and look is None else max(idle, look) if look is not None else None
-            if self._idle == 0 and self._later:
+            if self._idle == 0:
                 imports = 0.0
         seconds = [wait for wait in (scan, imports) if wait is not None]
         return max(0.0, min(seconds)) * 1000 if seconds else None
@@ -266,7 +268,7 @@ class ServerProcess:
             os.close(answers)
             self._channel, self._attempt = far_end, _Attempt(plan, os.getpid(), answer)
             return True
-        self._family.replacement = pid
+        self._family.replacements.add(pid)
         self._attempt = _Attempt(plan, pid, answers)
         handle = os.pidfd_open(pid)
         with contextlib.suppress(OSError):
@@ -296,7 +298,6 @@ class ServerProcess:
         if outcome.broken:
             self._tell(state="broken", reason=outcome.broken)
             return
-        self._idle = _IDLE_BEFORE_LATER_IMPORTS
         self._later = [name for name in self._later if name not in sys.modules]
         self._keep_imports()
         # From now on it outlives the process that it was forked from.
@@ -311,7 +312,7 @@ class ServerProcess:
             answer = file.read()
         outcome = Outcome.unpacked(answer)
         if outcome is None or not outcome.complete or self._learner.searches:
-            self._family.replacement = None
+            self._family.replacements.discard(attempt.pid)
             code = -signal.SIGKILL
             with contextlib.suppress(ChildProcessError):
                 code = os.waitstatus_to_exitcode(os.waitpid(attempt.pid, 0)[1])

@@ -61,8 +61,11 @@ class ForkServer:
         self._given_up = obstacle_to_any_warm_start(program, wanted=warm)
         self._process: subprocess.Popen[bytes] | Replacement
         self._replacement: Replacement | None = None
-        self._prepared: dict[str, Any] | None = None
-        """What the replacement has said once it had imported everything."""
+        """It imports."""
+        self._prepared: tuple[Replacement, dict[str, Any]] | None = None
+        """One that has imported everything, and what it said then; kept until the next one has."""
+        self._alone = False
+        """Whether the fork server has said that nothing takes its place."""
         self._awaited: float | None = None
         """Until when the first workers wait for it; None for not at all."""
         self._former = FormerServers()
@@ -143,11 +146,15 @@ class ForkServer:
         """Take in what it reported; never waits."""
         while self.state is not State.DEAD and self._channel.readable():
             self._take(self._channel.receive())
+        self._read_replacement()
+
+    def _read_replacement(self) -> None:
         replacement = self._replacement
-        if replacement is not None and self._prepared is None and replacement.channel.readable():
+        if replacement is not None and replacement.channel.readable():
             received = replacement.channel.receive()
             if received is not None:
-                self._prepared = received[0]
+                self._drop_prepared()
+                self._replacement, self._prepared = None, (replacement, received[0])
             else:
                 # It cannot be forked with all that it has imported. The one that can stays.
                 self._drop_replacement()
@@ -175,9 +182,14 @@ class ForkServer:
         Raises:
             StartInterruptedError: `should_stop` said so.
         """
-        if self.wait_ready(timeout, should_stop) and self.state is State.WARM:
+        if not self.wait_ready(timeout, should_stop):
+            return
+        # What can wait comes on top of what a replacement has imported.
+        self._take_replacement()
+        if self.state is State.WARM:
+            self._alone = False
             self._send({"order": "import"})
-            self._wait(lambda: self._prepared is not None, timeout, should_stop)
+            self._wait(lambda: self._prepared is not None or self._alone, timeout, should_stop)
 
     def check_preload(self) -> None:
         """Raise what a person has to mend.
@@ -214,6 +226,7 @@ class ForkServer:
             self._distrusted = False
             self._channel.close()
             self._drop_replacement()
+            self._drop_prepared()
             self._former.add(self._process)
             self._channel, self._process = self._spawn()
 
@@ -234,14 +247,15 @@ class ForkServer:
             threading.Thread(target=forget_list, args=(self._list, reason), name="import list", daemon=True).start()
 
     def _take_replacement(self) -> None:
-        replacement, prepared = self._replacement, self._prepared
-        if replacement is None or prepared is None:
+        if self._prepared is None:
             return
-        self._replacement, self._prepared, self._awaited = None, None, None
+        (replacement, said), self._prepared, self._awaited = self._prepared, None, None
         self._channel.close()
+        # One that imports more ends with the process that it was forked from.
+        self._drop_replacement()
         self._former.add(self._process)
         self._channel, self._process = replacement.channel, replacement
-        self._take((prepared, []))
+        self._take((said, []))
         self.complete = True
 
     def revive(self) -> None:
@@ -287,6 +301,7 @@ class ForkServer:
         """End it with everything that it started."""
         self._channel.close()
         self._drop_replacement()
+        self._drop_prepared()
         self._former.add(self._process)
         self._former.reap(_LAST_STEPS)
         self.state = State.DEAD
@@ -322,7 +337,7 @@ class ForkServer:
             if should_stop is not None and should_stop():
                 raise StartInterruptedError
             channels = [self._channel.fileno()]
-            if self._replacement is not None and self._prepared is None:
+            if self._replacement is not None:
                 channels.append(self._replacement.channel.fileno())
             wait_on(channels, left)
             self.read()
@@ -344,9 +359,11 @@ class ForkServer:
             case "complete":
                 self._note_imports(message)
             case "alone":
-                self._awaited = None
+                self._awaited, self._alone = None, True
                 self._note_imports(message)
             case "replacement":
+                # The one before may have said that it is ready since this was read last.
+                self._read_replacement()
                 self._drop_replacement()
                 self._replacement = Replacement(message["pid"], *descriptors)
             case "started":
@@ -375,6 +392,7 @@ class ForkServer:
     def _bury(self) -> None:
         """It died, and by its death the kernel killed its workers; kill what those left, which is ours to reap now."""
         self._drop_replacement()
+        self._drop_prepared()
         code = self._process.wait()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         while_importing = f" while it imported {self._module}" if self.state is State.IMPORTING else ""
@@ -388,7 +406,13 @@ class ForkServer:
         if self._replacement is not None:
             self._replacement.channel.close()
             self._former.add(self._replacement)
-            self._replacement = self._prepared = None
+            self._replacement = None
+
+    def _drop_prepared(self) -> None:
+        if self._prepared is not None:
+            self._prepared[0].channel.close()
+            self._former.add(self._prepared[0])
+            self._prepared = None
 
 
 def _changed_at(path: str) -> int | None:

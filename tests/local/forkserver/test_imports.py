@@ -114,6 +114,38 @@ def test_imports_are_there_in_the_next_round_and_in_the_next_run(site: Site) -> 
     assert [file.stat().st_mode & 0o777 for file in site.lists.iterdir()] == [0o600]
 
 
+SLOW_IN_THE_FORK_SERVER = """\
+import pathlib, time
+place = pathlib.Path(__file__).parents[1] / 'imported'
+again = place.exists()
+place.write_text('again' if again else 'once')
+time.sleep(1000 if again else 0)
+"""
+
+
+def test_what_is_learned_is_there_while_more_is_imported(site: Site) -> None:
+    imported = site.directory / "imported"
+    (site.packages / "slow.py").write_text(SLOW_IN_THE_FORK_SERVER)
+    more = site.directory / "more"
+    place = site.start(
+        f"import os, plain, time\nwhile not os.path.exists({str(more)!r}):\n    time.sleep(0.05)\n"
+        "import slow\ntime.sleep(1000)\n"
+    )
+    context = place.context(environment=site.worker_environment())
+    end = time.monotonic() + HANG
+    try:
+        while not imported.exists() or imported.read_text() != "again":
+            assert time.monotonic() < end
+            time.sleep(0.05)
+            # As in an agent, which reads when the fork server has something to say.
+            if [*site.lists.glob("*.json")]:
+                more.touch()
+    finally:
+        context.close(signal.SIGKILL)
+    site.script.write_text(asking("plain", "slow") + "print(there)\n")
+    assert site.run().stdout == "['plain']\n"
+
+
 ROWS = """\
 import os, sys, torch, traceback
 import after

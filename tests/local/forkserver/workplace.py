@@ -58,11 +58,12 @@ class Workplace:
         self.warm.close()
 
     def left(self) -> list[int]:
-        """The children of the fork server, without the one that is to take its place."""
+        """The children of the fork server, without those that are to take its place."""
         found = children(self.warm.pid)
         self.warm.read()
-        replacement = self.warm._replacement
-        return [pid for pid in found if replacement is None or pid != replacement.pid]
+        prepared = self.warm._prepared[0] if self.warm._prepared is not None else None
+        replacements = {other.pid for other in (self.warm._replacement, prepared) if other is not None}
+        return [pid for pid in found if pid not in replacements]
 
     def context(
         self, arguments: Sequence[Any] = (), environment: Mapping[str, str] | None = None, workers: int = 1
