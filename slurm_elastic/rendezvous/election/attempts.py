@@ -67,19 +67,22 @@ class Attempts:
 
     def endpoint(self, number: int) -> Endpoint | None:
         """The endpoint that this attempt is made at, None if it is none of these."""
-        return next((endpoint for endpoint, tried in self.tried.items() if tried.number == number), None)
+        for endpoint, tried in self.tried.items():
+            if tried.number == number:
+                return endpoint
+        return None
 
     def pending(self) -> tuple[int, ...]:
         """Numbers of the attempts that are under way."""
         return tuple(tried.number for tried in self.tried.values() if tried.number is not None)
 
-    def with_answer(self, *answers: Answer) -> frozenset[Endpoint]:
-        """The endpoints whose newest answer is one of these."""
-        return frozenset(endpoint for endpoint, tried in self.tried.items() if tried.answer in answers)
+    def with_answer(self, answer: Answer) -> frozenset[Endpoint]:
+        """The endpoints whose newest answer is this one."""
+        return frozenset([endpoint for endpoint, tried in self.tried.items() if tried.answer is answer])
 
-    def has_ended(self, endpoint: Endpoint) -> bool:
-        """Return whether the process that listened there has ended."""
-        return self.tried.get(endpoint, _NEVER).answer is Answer.ENDED
+    def answer(self, endpoint: Endpoint) -> Answer | None:
+        """The newest answer of an endpoint, None if there is none."""
+        return self.tried.get(endpoint, _NEVER).answer
 
 
 def due(attempts: Attempts, endpoints: Iterable[Endpoint], now: float) -> tuple[list[Endpoint], float]:

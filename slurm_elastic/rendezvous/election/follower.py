@@ -5,7 +5,7 @@ Pure, like :mod:`slurm_elastic.rendezvous.membership`, so that the simulation ru
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.membership import (
     AgentInfo,
@@ -19,12 +19,13 @@ from slurm_elastic.rendezvous.membership import (
     Left,
     WorkerFailed,
     WorkerFailure,
+    replace,
 )
 
 __all__ = ["Participant"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Participant:
     """One agent's knowledge of its own place.
 
@@ -118,7 +119,7 @@ class Participant:
         `now` is own monotonic time: a deadline is nearer than when it was said first.
         """
         told = (
-            replace(message, seconds=self.leave_by - now)
+            Leaving(message.agent, message.reason, self.leave_by - now)
             if isinstance(message, Leaving) and self.leave_by is not None
             else message
             for message in self.told
@@ -134,8 +135,9 @@ class Participant:
         """Take a place, or None if it answers an older join and must be ignored."""
         if self.candidate is None or attempt != self.attempt:
             return None
-        placed = replace(self, candidate=None, last_round=round_, running=True, stop=None, told=())
-        return replace(placed, cut_off=False, over=False)
+        return replace(
+            self, candidate=None, last_round=round_, running=True, stop=None, told=(), cut_off=False, over=False
+        )
 
     def charged(self, restarts: int) -> Participant:
         """Note how many worker failures a leader says are charged so far."""

@@ -819,9 +819,8 @@ class _Step:
     def _lost_at(self) -> float | None:
         """Since when it is certain that there is no leader where there was one; None as long as it is not."""
         state, search, now = self.state, self.state.search, self.now
-        ended = search.attempts.with_answer(Answer.ENDED, Answer.IDLE)
         if search.lost is not None:
-            return now if search.lost in ended or self._is_silent() else None
+            return now if search.attempts.answer(search.lost) in _LEADS_NOBODY or self._is_silent() else None
         location = state.lookup.location
         if not location.published:
             if now < search.began + UNLED or self.config.campaign is None:
@@ -834,7 +833,7 @@ class _Step:
             if not twins <= state.twins:
                 self.change(twins=state.twins | twins)
             return None if self.state.twins else now
-        gone = all(endpoint in ended for endpoint in location.endpoints)
+        gone = all(search.attempts.answer(endpoint) in _LEADS_NOBODY for endpoint in location.endpoints)
         return now if gone or now >= search.began + self.config.leader_limit else None
 
     def _is_silent(self) -> bool:
@@ -843,7 +842,7 @@ class _Step:
     def _endpoints(self) -> tuple[Endpoint, ...]:
         """Return the endpoints of the search, in order."""
         state, search = self.state, self.state.search
-        if isinstance(state.campaign, Campaigning | Leading):
+        if isinstance(state.campaign, _FOLLOWS_ITSELF):
             return self.config.endpoints[:1]
         location, left, last = state.lookup.location, state.known.left, state.known.endpoint
         endpoints = [endpoint for endpoint in location.endpoints if endpoint != left]
@@ -909,7 +908,7 @@ class _Step:
         order, gone = self._ended()
         silent = frozenset[str]()
         if search.lost is not None and (lost := self._agent_at(search.lost, order)):
-            if search.attempts.has_ended(search.lost):
+            if search.attempts.answer(search.lost) is Answer.ENDED:
                 gone |= {lost}
             elif self._is_silent() and lost not in gone:
                 silent = frozenset({lost})
@@ -1210,6 +1209,9 @@ _HANDLERS: dict[type, Callable[[_Step, Any], None]] = {
     WorkersStopped: _Step.workers_stopped,
     Stop: _Step.stop,
 }
+
+_FOLLOWS_ITSELF = (Campaigning, Leading)
+_LEADS_NOBODY = (Answer.ENDED, Answer.IDLE)
 
 _FOLLOWED = "a leader that has been followed by another"
 

@@ -7,9 +7,10 @@ Order depends on the keys and on how they came alone, never on the process: simu
 
 from __future__ import annotations
 
+import itertools
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar, cast
 
@@ -21,9 +22,11 @@ _W = TypeVar("_W")
 _SMALL = 64
 """Entries that one bucket holds before there are more."""
 
+_UNORDERED = (set, frozenset)
+
 
 def _bucket(name: str, buckets: int) -> int:
-    return zlib.crc32(name.encode(errors="surrogatepass")) % buckets if buckets > 1 else 0
+    return 0 if buckets == 1 else zlib.crc32(name.encode(errors="surrogatepass")) % buckets
 
 
 class NamedMap(Mapping[str, _V]):
@@ -44,20 +47,35 @@ class NamedMap(Mapping[str, _V]):
 
     def __getitem__(self, name: str) -> _V:
         """See Mapping."""
-        return self._buckets[_bucket(name, len(self._buckets))][name]
+        buckets = self._buckets
+        return buckets[0 if len(buckets) == 1 else _bucket(name, len(buckets))][name]
 
     def __contains__(self, name: object) -> bool:
         """See Mapping."""
-        return isinstance(name, str) and name in self._buckets[_bucket(name, len(self._buckets))]
+        buckets = self._buckets
+        return name in buckets[0 if len(buckets) == 1 else _bucket(cast(str, name), len(buckets))]
 
     def get(self, name: str, default: Any = None) -> Any:
         """See Mapping."""
-        return self._buckets[_bucket(name, len(self._buckets))].get(name, default)
+        buckets = self._buckets
+        return buckets[0 if len(buckets) == 1 else _bucket(name, len(buckets))].get(name, default)
 
     def __iter__(self) -> Iterator[str]:
         """See Mapping."""
-        for bucket in self._buckets:
-            yield from bucket
+        return iter(self._buckets[0]) if len(self._buckets) == 1 else itertools.chain.from_iterable(self._buckets)
+
+    def values(self) -> ValuesView[_V]:
+        """See Mapping."""
+        return self._together().values()
+
+    def items(self) -> ItemsView[str, _V]:
+        """See Mapping."""
+        return self._together().items()
+
+    def _together(self) -> dict[str, _V]:
+        """All entries, to walk over them: a lookup of each would take longer than the copy where they are many."""
+        buckets = self._buckets
+        return buckets[0] if len(buckets) == 1 else dict(itertools.chain.from_iterable(b.items() for b in buckets))
 
     def __len__(self) -> int:
         """See Mapping."""
@@ -65,7 +83,7 @@ class NamedMap(Mapping[str, _V]):
 
     def __repr__(self) -> str:
         """As of a dict."""
-        return repr(dict(self))
+        return repr(self._together())
 
     def set(self, name: str, value: _V) -> NamedMap[_V]:
         """This map with one value more, or another one."""
@@ -73,7 +91,7 @@ class NamedMap(Mapping[str, _V]):
         bucket = self._buckets[number]
         size = self._size + (name not in bucket)
         if size > _SMALL and size > 4 * len(self._buckets) ** 2:
-            return NamedMap({**dict(self), name: value})
+            return NamedMap({**self._together(), name: value})
         return self._with(number, {**bucket, name: value}, size)
 
     def remove(self, name: str) -> NamedMap[_V]:
@@ -87,7 +105,7 @@ class NamedMap(Mapping[str, _V]):
         """This map with other values for some names."""
         if len(changes) == 1:
             return self.set(*next(iter(changes.items())))
-        return NamedMap({**dict(self.items()), **changes})
+        return NamedMap({**self._together(), **changes})
 
     def _with(self, number: int, bucket: dict[str, _V], size: int) -> NamedMap[_V]:
         changed: NamedMap[_V] = object.__new__(NamedMap)
@@ -102,7 +120,7 @@ class NameSet(AbstractSet[str]):
     __slots__ = ("_names",)
 
     def __init__(self, names: Iterable[str] | NamedMap[None] = ()) -> None:
-        if isinstance(names, set | frozenset):
+        if isinstance(names, _UNORDERED):
             # Their order differs from process to process.
             names = sorted(names)
         self._names = names if isinstance(names, NamedMap) else NamedMap(dict.fromkeys(names))
@@ -117,7 +135,7 @@ class NameSet(AbstractSet[str]):
 
     def __len__(self) -> int:
         """See Set."""
-        return len(self._names)
+        return self._names._size
 
     def __repr__(self) -> str:
         """As of a set."""

@@ -58,6 +58,8 @@ def next_deadline(state: State) -> float:
 
 def _loss_due(state: State) -> float | None:
     """When the first agent with a broken connection is given up."""
+    if not state.broken:
+        return None
     since = [state.agents[name].disconnected_at for name in state.broken]
     first = min((moment for moment in since if moment is not None), default=None)
     return None if first is None else first + state.settings.reconnect_grace
@@ -173,12 +175,14 @@ def _forming(state: State, now: float, ticked: bool) -> Result:
     if state.resigning:
         return leader_change.resign(state)
     quorum = leader_change.has_quorum(state)
-    state = replace(state, quorate=quorum)
+    if quorum is not state.quorate:
+        state = replace(state, quorate=quorum)
     if quorum and not state.claimed and not state.claiming:
         return leader_change.claim(state)
     waiting = len(state.agents) - state.blocking
     if not settings.round_size(waiting) or not quorum or not state.claimed:
-        state = replace(state, complete_since=None)
+        if state.complete_since is not None:
+            state = replace(state, complete_since=None)
         timeout_due = _timeout_due(state)
         if ticked and timeout_due is not None and now >= timeout_due:
             detail = f"{waiting} of at least {settings.min_nodes} nodes came within {settings.join_timeout:g} s"

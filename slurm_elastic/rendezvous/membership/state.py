@@ -43,6 +43,9 @@ class Phase(enum.Enum):
     """The run has ended; every agent is told so."""
 
 
+_EMPTY = NameSet()
+
+
 @dataclass(frozen=True)
 class FailureInquest:
     """A worker failure whose cause is being looked into."""
@@ -131,25 +134,25 @@ class State:
     quorate: bool = False
     on_node: NamedMap[int] = field(default_factory=NamedMap)
     cohorts: NamedMap[int] = field(default_factory=NamedMap)
-    broken: AbstractSet[str] = field(default_factory=NameSet)
+    broken: AbstractSet[str] = _EMPTY
     table: Table | None = None
     complete_since: float | None = None
     published_at: float = 0.0
     restarts: int = 0
     inquest: FailureInquest | None = None
-    gone_nodes: AbstractSet[str] = field(default_factory=NameSet)
+    gone_nodes: AbstractSet[str] = _EMPTY
     gone_agents: NamedMap[int] = field(default_factory=NamedMap)
     unheard: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     newcomer_first: float | None = None
     newcomer_last: float | None = None
-    coming: AbstractSet[str] = field(default_factory=NameSet)
+    coming: AbstractSet[str] = _EMPTY
     planned_stop: PlannedStop | None = None
     probe: int = 0
     base: Base | None = None
-    gone: AbstractSet[str] = field(default_factory=NameSet)
-    lingering: AbstractSet[str] = field(default_factory=NameSet)
-    ended: AbstractSet[str] = field(default_factory=NameSet)
-    awaited: AbstractSet[str] = field(default_factory=NameSet)
+    gone: AbstractSet[str] = _EMPTY
+    lingering: AbstractSet[str] = _EMPTY
+    ended: AbstractSet[str] = _EMPTY
+    awaited: AbstractSet[str] = _EMPTY
     claimed: bool = True
     claiming: bool = False
     resigning: bool = False

@@ -6,7 +6,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slurm_elastic.rendezvous import membership
 from slurm_elastic.rendezvous.election import machine
@@ -116,7 +116,7 @@ class Agent:
         self._events: deque[Event] = deque()
         self._busy = False
         self._stopping = self._said_goodbye = False
-        self._postponed: list[Callable[[], None]] = []
+        self._postponed: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._look_at = math.inf
         self._founder = founder
 
@@ -137,16 +137,16 @@ class Agent:
 
     # The process.
 
-    def later(self, seconds: float, action: Callable[[], None]) -> None:
+    def later(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
         """Do something in a while, if the process still exists; after a pause if it is paused."""
-        self.world.at(self.world.now + seconds, self.do, action)
+        self.world.at(self.world.now + seconds, self.do, action, *arguments)
 
-    def do(self, action: Callable[[], None]) -> None:
+    def do(self, action: Callable[..., None], *arguments: Any) -> None:
         """Do something now, if the process still exists; after a pause if it is paused."""
         if self.alive and self.paused:
-            self._postponed.append(action)
+            self._postponed.append((action, arguments))
         elif self.alive:
-            action()
+            action(*arguments)
 
     def pause(self) -> None:
         """Do nothing any more."""
@@ -159,8 +159,8 @@ class Agent:
             self.heard_at = self.world.now - self.world.limit / 2
         self.paused, self.awake_since = False, self.world.now
         postponed, self._postponed = self._postponed, []
-        for action in postponed:
-            self.do(action)
+        for action, arguments in postponed:
+            self.do(action, *arguments)
         self.world.checks.after_pause(self)
         self.world.carry_on()
 
@@ -179,12 +179,9 @@ class Agent:
 
     def wake_at(self, moment: float) -> None:
         """Look at the clock then, or a little later."""
-        if moment == math.inf:
-            return
-        moment = max(moment, self.world.now)
-        if moment < self._look_at:
-            self._look_at = moment
-            self.later(moment - self.world.now + NAP * self.rng.random(), lambda: self._look(moment))
+        if moment < self._look_at > self.world.now:
+            self._look_at = moment = max(moment, self.world.now)
+            self.later(moment - self.world.now + NAP * self.rng.random(), self._look, moment)
 
     def _look(self, moment: float) -> None:
         if moment != self._look_at:
@@ -268,7 +265,7 @@ class Agent:
 
         def happen() -> None:
             seen = look()
-            self.later(self.world.disk(), lambda: self.handle(seen))
+            self.later(self.world.disk(), self.handle, seen)
 
         self.world.at(self.world.now + self.world.disk(), happen)
 
@@ -300,7 +297,7 @@ class Agent:
     def _stop_workers(self, then: Callable[[], None]) -> None:
         if not self._stopping:
             self._stopping = True
-            self.later(self.rng.random() * STOP, lambda: self._stopped(then))
+            self.later(self.rng.random() * STOP, self._stopped, then)
 
     def _stopped(self, then: Callable[[], None]) -> None:
         self._stopping, self.workers = False, None
