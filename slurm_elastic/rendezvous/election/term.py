@@ -178,6 +178,8 @@ class StepDown:
     failed: bool = False
 
 
+_Question = ProbeMembers | AskSlurmAboutAgents | AskSlurmAboutNodes
+
 TermAction = (
     RecordsAction
     | Tell
@@ -249,7 +251,6 @@ class Term:
         tick_at: when the membership machine has to see a Tick.
         queue: decisions that are not carried out yet, each with the state after it.
         writing: what is still to be done with the records for the first of these; its first action is under way.
-        missing: members of the last round whose fate matters now.
         probe_at, ask_agents_at, ask_nodes_at, check_at: when to find out more; infinite while that is not wanted, or
             under way.
         blocks: whether this candidate was last reported to block others.
@@ -263,7 +264,6 @@ class Term:
     tick_at: float = -math.inf
     queue: tuple[tuple[State, Decision], ...] = ()
     writing: tuple[RecordsAction, ...] = ()
-    missing: tuple[str, ...] = ()
     probe_at: float = math.inf
     ask_agents_at: float = math.inf
     ask_nodes_at: float = math.inf
@@ -409,11 +409,11 @@ class _Step:
         forming = state.phase is Phase.FORMING
         if not forming and not self.was_forming:
             return
-        missing = membership.missing(state)
-        self.change(missing=missing)
-        self._ask("probe_at", ProbeMembers, 0.0, missing)
-        self._ask("ask_agents_at", AskSlurmAboutAgents, ASK_SLURM_FIRST, missing)
-        self._ask("ask_nodes_at", AskSlurmAboutNodes, ASK_NODES_FIRST, state.settings.expected_nodes if forming else ())
+        misses = membership.misses_members(state)
+        self._ask("probe_at", ProbeMembers, misses, 0.0, PROBE_AGAIN)
+        self._ask("ask_agents_at", AskSlurmAboutAgents, misses, ASK_SLURM_FIRST, ASK_SLURM_FIRST)
+        expects = forming and bool(state.settings.expected_nodes)
+        self._ask("ask_nodes_at", AskSlurmAboutNodes, expects, ASK_NODES_FIRST, ASK_NODES_FIRST)
         self._check_term(forming)
         if not state.claimed or self.term.blocks:
             blocks = membership.in_the_way(state)
@@ -436,29 +436,29 @@ class _Step:
         else:
             self.change(check_at=self.now + CHECK_TERM)
 
-    def _ask(self, moment: str, kind: Callable[[tuple[str, ...]], Any], first: float, about: tuple[str, ...]) -> None:
-        """Ask about these now, or later, or never."""
+    def _ask(self, moment: str, kind: type[_Question], wanted: bool, first: float, again: float) -> None:
+        """Ask about those that are missing now, or later, or never.
+
+        Args:
+            moment: field of the term that says when.
+            kind: of the question.
+            wanted: whether it matters.
+            first: seconds until that is asked once it matters.
+            again: seconds until the next look if nobody is missing.
+        """
         if kind in self.term.asking:
             return
-        at: float = getattr(self.term, moment)
-        if not about:
-            if at != math.inf:
-                self.change(**{moment: math.inf})
-            return
-        if at == math.inf:
-            at = self.now + first
-        if self.now < at:
+        before: float = getattr(self.term, moment)
+        at = math.inf if not wanted else self.now + first if before == math.inf else before
+        if self.now >= at:
+            # Looked up only now: there may be thousands, and this is decided after every event.
+            missing = _MISSING[kind](self.state)
+            if missing:
+                self._asked(kind)
+                self.actions.append(kind(missing))
+            at = math.inf if missing else self.now + again
+        if at != before:
             self.change(**{moment: at})
-            return
-        if kind is AskSlurmAboutNodes:
-            # Looked up only now: there are thousands, and this is asked after every event.
-            about = _missing_nodes(self.state)
-            if not about:
-                self.change(**{moment: self.now + ASK_NODES_FIRST})
-                return
-        self.change(**{moment: math.inf})
-        self._asked(kind)
-        self.actions.append(kind(about))
 
     def _asked(self, kind: Any) -> None:
         self.change(asking=self.term.asking | {kind})
@@ -516,3 +516,10 @@ def _missing_nodes(state: State) -> tuple[str, ...]:
     """The nodes of the allocation that no agent has come from."""
     present = {agent.candidate.node for agent in state.agents.values()}
     return tuple(node for node in state.settings.expected_nodes if node not in present and node not in state.gone_nodes)
+
+
+_MISSING: dict[type[_Question], Callable[[State], tuple[str, ...]]] = {
+    ProbeMembers: membership.missing,
+    AskSlurmAboutAgents: membership.missing,
+    AskSlurmAboutNodes: _missing_nodes,
+}

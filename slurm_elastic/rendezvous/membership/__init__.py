@@ -44,7 +44,7 @@ from slurm_elastic.rendezvous.membership.events import (
     Tick,
     WorkerFailed,
 )
-from slurm_elastic.rendezvous.membership.leader_change import in_the_way, missing
+from slurm_elastic.rendezvous.membership.leader_change import in_the_way, misses_members, missing
 from slurm_elastic.rendezvous.membership.machine import step
 from slurm_elastic.rendezvous.membership.planned_stop import seconds_to_stop
 from slurm_elastic.rendezvous.membership.quorum import Base, OnTie, has_quorum, unaccounted
@@ -102,6 +102,7 @@ __all__ = [
     "has_quorum",
     "initial_state",
     "in_the_way",
+    "misses_members",
     "missing",
     "next_deadline",
     "replace",

@@ -26,6 +26,7 @@ __all__ = [
     "leader_goes",
     "stop_waiting",
     "meet",
+    "misses_members",
     "missing",
     "nodes_down",
     "waiting_ends",
@@ -51,7 +52,7 @@ def has_quorum(state: State) -> bool:
 
 def begins_anew(state: State) -> bool:
     """Return whether nobody is here who was in the last round: those who come are the first, again."""
-    return state.base is None or not any(name in state.agents for name in state.base.members)
+    return state.base is None or not _has_member(state, state.base)
 
 
 def in_the_way(state: State) -> bool:
@@ -60,17 +61,28 @@ def in_the_way(state: State) -> bool:
     They look for each other and find each other, but nobody looks for a leader that is none of them.
     """
     base = state.base
-    if base is None or state.claimed or state.settings.agent in base.members or has_quorum(state):
+    if base is None or state.claimed or state.settings.agent in base.node_of or has_quorum(state):
         return False
-    return any(name in state.agents for name in base.members)
+    return _has_member(state, base)
+
+
+def _has_member(state: State, base: quorum.Base) -> bool:
+    """Return whether a member of the last round is here. Asked after every event; mostly the first agent is one."""
+    return any(name in base.node_of for name in state.agents)
+
+
+def misses_members(state: State) -> bool:
+    """Return whether the fate of absent members of the last round matters now: to a leader that cannot publish, or does
+    not want to yet.
+
+    It does not while a round runs, nor to a leader that has its quorum and waits for nobody.
+    """
+    return state.phase is Phase.FORMING and (bool(state.awaited) or not has_quorum(state))
 
 
 def missing(state: State) -> tuple[str, ...]:
-    """Members of the last round whose fate matters now, to a leader that cannot publish, or does not want to yet.
-
-    Empty while a round runs, and for a leader that has its quorum and waits for nobody.
-    """
-    if state.phase is not Phase.FORMING or (not state.awaited and has_quorum(state)):
+    """Members of the last round that are absent, and whose fate matters now."""
+    if not misses_members(state):
         return ()
     return quorum.unaccounted(state.base, state.agents.keys(), state.gone - state.lingering)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeVar
 
 import pytest
@@ -232,6 +233,32 @@ def test_members_that_are_missing_are_probed_again_and_again_and_slurm_is_asked_
     assert play.term.membership.gone == {"n0", "n2"}
     # One member is left.
     assert of(ClaimTerm, play.join("n1"))
+
+
+@pytest.mark.parametrize("agent", ["m0", "coordinator"])
+def test_members_that_come_one_after_the_other_are_not_all_looked_at_each_time(agent: str) -> None:
+    class Members(tuple[str, ...]):
+        """Names that count how often they are walked over or searched."""
+
+        walks = 0
+
+        def __iter__(self) -> Iterator[str]:
+            Members.walks += 1
+            return super().__iter__()
+
+        def __contains__(self, name: object) -> bool:
+            return name in iter(self)
+
+    count = 400
+    members = Members(f"m{number}" for number in range(count))
+    base = Base(4, members, members, members[0])
+    play = Play(base=base, first_round=5, claimed=False, agent=agent, max_nodes=count)
+    # One of those that come last has the first rank.
+    for name in reversed([*members]):
+        play.on(membership.Connected(name, running=None))
+        play.join(name)
+    assert play.term.membership.claiming
+    assert Members.walks < 20
 
 
 def test_an_agent_that_has_come_meanwhile_is_not_gone_whatever_slurm_says() -> None:
