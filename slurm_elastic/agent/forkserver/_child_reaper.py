@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from slurm_elastic.agent.forkserver._linux import children
@@ -27,7 +27,7 @@ class ChildReaper:
     def __init__(self) -> None:
         self.workers: set[int] = set()
         self.replacements: set[int] = set()
-        """Children that are none of the workers', and not killed with what they leave."""
+        """Children that were forked to take this process's place: not killed with what workers leave."""
         self._ended: set[int] = set()
         self._unreported: list[tuple[int, int]] = []
         self._bell, self._ring = -1, -1
@@ -101,11 +101,14 @@ class ChildReaper:
         """Kill the process groups of all workers."""
         self.signal(signal.SIGKILL)
 
-    def kill_rest(self) -> list[int]:
+    def kill_rest(self, spared: Collection[int] = ()) -> list[int]:
         """Reap what is dead, kill every child that is not; returns the living.
 
         Only children are killed, whose pids nobody else can get before this process reaps them. Their own children
         become ours when they die (PR_SET_CHILD_SUBREAPER), and are met in the next call.
+
+        Args:
+            spared: those that are not killed, besides `replacements`.
         """
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -115,19 +118,20 @@ class ChildReaper:
                 if pid in self.workers - self._ended:
                     self._unreported.append((pid, os.waitstatus_to_exitcode(status)))
                 self._forget_child(pid)
-            living = [pid for pid in children(os.getpid()) if pid not in self.replacements]
+            living = [pid for pid in children(os.getpid()) if pid not in self.replacements and pid not in spared]
             for pid in living:
                 with contextlib.suppress(PermissionError, ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             return living
         return []
 
-    def sweep(self, seconds: float, meanwhile: Callable[[], None]) -> list[int]:
+    def sweep(self, seconds: float, meanwhile: Callable[[], None], spared: Collection[int] = ()) -> list[int]:
         """Kill every descendant.
 
         Args:
             seconds: how long that may take.
             meanwhile: called again and again until it is done.
+            spared: see `kill_rest`.
 
         Returns:
             Those that the kernel would not end in time (uninterruptible sleep).
@@ -135,7 +139,7 @@ class ChildReaper:
         self.kill()
         end = time.monotonic() + seconds
         while True:
-            left = self.kill_rest()
+            left = self.kill_rest(spared)
             meanwhile()
             if not left or time.monotonic() > end:
                 return left

@@ -162,6 +162,10 @@ class ImportLearner:
             self._records[pid] = record
             self._look_at = time.monotonic() + _QUIET
 
+    def observed(self) -> frozenset[int]:
+        """Return the workers whose records are read."""
+        return frozenset(self._records)
+
     def observe(self, record: ImportRecord | None) -> None:
         """In the worker: record imports from now on."""
         if record is not None:
@@ -215,7 +219,7 @@ class ImportLearner:
         """
         workers = [parse_record(text) for text in self._texts]
         sources = {file: _effects_of(file) for worker in workers for file in worker.own_files}
-        known = ImportPlan(self.plan.steps, self.plan.left_out)
+        known = self.plan if workers else ImportPlan(self.wanted.steps, self.plan.left_out)
         plan = plan_imports(workers, sources, known)
         steps = {step.module: step for step in (*map(ImportStep, later), *self._preload, *plan.steps)}
         return ImportPlan(tuple(step for step in steps.values() if step.module not in plan.left_out), plan.left_out)
@@ -249,9 +253,7 @@ class ImportLearner:
         listed = {step.module for step in self._verified.steps} if self._verified is not None else set()
         keep = tuple(step for step in plan.steps if step.module not in own or step.module in recorded | listed)
         self.plan = ImportPlan(keep, plan.left_out)
-        self._records.clear()
-        self._texts.clear()
-        self._seen = self._handled = self._imported = 0
+        self._progress = mmap.mmap(-1, mmap.PAGESIZE)
         if not self._path or self._is_verified(plan) or not (keep or plan.left_out):
             return
         files = dict.fromkeys(file for worker in workers for file in worker.own_files)
@@ -309,7 +311,9 @@ class ImportLearner:
         elif self._bisection is not None:
             found = self._bisection.after(fails=not outcome.complete)
         elif outcome.probe and len(outcome.plan.steps) > 1:
-            found = Bisection(outcome.plan, outcome.probe, fails=len(outcome.plan.steps))
+            # What this process has imported does no harm: it was tried.
+            new = (number for number, step in enumerate(outcome.plan.steps) if step.module not in sys.modules)
+            found = Bisection(outcome.plan, outcome.probe, next(new, 0), len(outcome.plan.steps))
         elif outcome.probe and outcome.plan.steps:
             found = ImportPlan((), {**outcome.plan.left_out, outcome.plan.steps[0].module: outcome.probe})
         else:

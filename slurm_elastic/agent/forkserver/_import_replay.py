@@ -95,6 +95,7 @@ class ImportReplay:
         self._tree = [root]
         random = _random_states()
         change = json.loads(step.state)
+        variables = dict(os.environ)
         with _changed(self._before, change):
             path = [*sys.path]
             try:
@@ -102,6 +103,12 @@ class ImportReplay:
             except BrokenPreloadError as error:
                 self.broken[step.module] = str(error)
             changed_path = path != sys.path
+        if step.module in LATER:
+            # A script may never import these. torch._dynamo sets TORCHINDUCTOR_CACHE_DIR, and so does its first use
+            # (torch/_inductor/runtime/cache_dir_utils.py, 2.13).
+            for name in {*variables, *os.environ}:
+                if os.environ.get(name) != variables.get(name):
+                    _set_variable(name, variables.get(name))
         # Without a seed of the script's, every process draws other numbers anyway.
         if self._trouble is None and change.get("seeded") and _random_states() != {**_random_states(), **random}:
             self._trouble = [root], "draws random numbers"

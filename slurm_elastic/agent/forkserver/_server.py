@@ -6,9 +6,11 @@ import contextlib
 import gc
 import importlib
 import json
+import mmap
 import os
 import select
 import signal
+import struct
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +49,7 @@ _LEAST_WAIT, _WAIT_FACTOR = 15.0, 4.0
 """Seconds, and times that imports took before, that the first workers wait for them."""
 _SWEEP_AFTER_AGENT = 5.0
 """Seconds to kill what the agent left, before this process goes too."""
+_PID = struct.Struct("=q")
 
 
 class _Attempt(NamedTuple):
@@ -104,6 +107,12 @@ class ServerProcess:
         self._attempt: _Attempt | None = None
         self._next: ImportPlan | None = None
         self._gently = True
+        self._serves = True
+        """Whether it has workers, and not one that it was forked from."""
+        self._newest = mmap.mmap(-1, mmap.PAGESIZE)
+        """The process that is to start the next workers, or else no number: all that are forked for that share this."""
+        self._handed_on: frozenset[int] = frozenset()
+        """The workers whose imports that process sees, too."""
         become_subreaper()
 
     def serve(self) -> None:
@@ -159,7 +168,7 @@ class ServerProcess:
         if self._attempt is not None or not self._settings["warm"] or idle < self._idle:
             return False
         urgent, self._idle = self._idle == 0, _IDLE_BEFORE_LATER_IMPORTS
-        if not urgent and not self._learner.is_quiet():
+        if not urgent and (self._leaves_it_to_another() or not self._learner.is_quiet()):
             return False
         if not self._later and not self._learner.has_news():
             if urgent:
@@ -170,6 +179,19 @@ class ServerProcess:
         self._later = []
         return True
 
+    def _leaves_it_to_another(self) -> bool:
+        """Return whether a process that was forked from this one has imported what this one has not, and sees the rest.
+
+        The next one is then forked from that, and imports only what has come since.
+        """
+        (newest,) = _PID.unpack_from(self._newest)
+        if newest in (0, os.getpid()) or self._learner.observed() != self._handed_on:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(newest, 0)
+            return True
+        return False
+
     def _timeout_ms(self, idle_since: float) -> float | None:
         """Return how long to wait for something to happen, in ms; None for ever."""
         if self._unconfirmed or self._reserve.wanted:
@@ -177,11 +199,11 @@ class ServerProcess:
         scan = self._family.seconds_to_scan()
         idle = idle_since + self._idle - time.monotonic()
         imports = None
-        if self._attempt is None:
+        if self._attempt is None and self._idle == 0:
+            imports = 0.0
+        elif self._attempt is None and not self._leaves_it_to_another():
             look = self._learner.seconds_to_look()
             imports = idle if self._later and look is None else max(idle, look) if look is not None else None
-            if self._idle == 0:
-                imports = 0.0
         seconds = [wait for wait in (scan, imports) if wait is not None]
         return max(0.0, min(seconds)) * 1000 if seconds else None
 
@@ -267,7 +289,9 @@ class ServerProcess:
             near_end.close()
             os.close(answers)
             self._channel, self._attempt = far_end, _Attempt(plan, os.getpid(), answer)
+            self._serves = False
             return True
+        self._handed_on = self._learner.observed()
         self._family.replacements.add(pid)
         self._attempt = _Attempt(plan, pid, answers)
         handle = os.pidfd_open(pid)
@@ -302,6 +326,7 @@ class ServerProcess:
         self._keep_imports()
         # From now on it outlives the process that it was forked from.
         set_parent_death_signal(0)
+        _PID.pack_into(self._newest, 0, os.getpid())
         self._tell(state="complete", **self._learner.news())
 
     def _judge_attempt(self) -> bool:
@@ -340,6 +365,9 @@ class ServerProcess:
         return False
 
     def _start(self, order: dict[str, Any], descriptors: Sequence[int]) -> bool:
+        if not self._serves:
+            self._serves = True
+            self._learner.round_over()
         refusals, refusal = os.pipe()
         handed = [refusal, *descriptors]
         pid = self._reserve.take(order, handed)
@@ -419,7 +447,8 @@ class ServerProcess:
 
     def _sweep(self, seconds: float) -> list[int]:
         self._reserve.dismiss()
-        left = self._family.sweep(seconds, self._report_exits)
+        # It is a child of another one until that goes, and of this process then.
+        left = self._family.sweep(seconds, self._report_exits, _PID.unpack_from(self._newest))
         self._learner.round_over()
         return left
 
@@ -435,7 +464,8 @@ class ServerProcess:
         """The agent is gone: so go its workers, and this process."""
         with contextlib.suppress(OSError):
             self._sweep(_SWEEP_AFTER_AGENT)
-            self._learner.save_unverified()
+            if self._serves:
+                self._learner.save_unverified()
         os._exit(0)
 
     def _tell(self, **message: Any) -> None:

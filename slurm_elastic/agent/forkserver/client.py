@@ -62,8 +62,10 @@ class ForkServer:
         self._process: subprocess.Popen[bytes] | Replacement
         self._replacement: Replacement | None = None
         """It imports."""
-        self._prepared: tuple[Replacement, dict[str, Any]] | None = None
-        """One that has imported everything, and what it said then; kept until the next one has."""
+        self._prepared: Replacement | None = None
+        """One that has imported everything; kept until the next one has, which is forked from it."""
+        self._said: list[dict[str, Any]] = []
+        """What that has told."""
         self._alone = False
         """Whether the fork server has said that nothing takes its place."""
         self._awaited: float | None = None
@@ -146,18 +148,32 @@ class ForkServer:
         """Take in what it reported; never waits."""
         while self.state is not State.DEAD and self._channel.readable():
             self._take(self._channel.receive())
-        self._read_replacement()
+        self._read_replacements()
 
-    def _read_replacement(self) -> None:
-        replacement = self._replacement
-        if replacement is not None and replacement.channel.readable():
-            received = replacement.channel.receive()
-            if received is not None:
-                self._drop_prepared()
-                self._replacement, self._prepared = None, (replacement, received[0])
+    def _read_replacements(self) -> None:
+        while True:
+            if self._replacement is not None and self._replacement.channel.readable():
+                received = self._replacement.channel.receive()
+                if received is not None:
+                    self._drop_prepared()
+                    self._prepared, self._replacement, self._said = self._replacement, None, [received[0]]
+                else:
+                    # It cannot be forked with all that it has imported. The one that can stays.
+                    self._drop_replacement()
+            elif self._prepared is not None and self._prepared.channel.readable():
+                received = self._prepared.channel.receive()
+                if received is None:
+                    self._drop_prepared()
+                elif received[0]["state"] == "replacement":
+                    self._begin_replacement(*received)
+                else:
+                    self._said.append(received[0])
             else:
-                # It cannot be forked with all that it has imported. The one that can stays.
-                self._drop_replacement()
+                return
+
+    def _begin_replacement(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        self._drop_replacement()
+        self._replacement = Replacement(message["pid"], *descriptors)
 
     def wait_ready(self, timeout: float, should_stop: Callable[[], bool] | None = None) -> bool:
         """Until it has imported everything, or never will; False if that took longer.
@@ -249,13 +265,12 @@ class ForkServer:
     def _take_replacement(self) -> None:
         if self._prepared is None:
             return
-        (replacement, said), self._prepared, self._awaited = self._prepared, None, None
+        replacement, self._prepared, self._awaited = self._prepared, None, None
         self._channel.close()
-        # One that imports more ends with the process that it was forked from.
-        self._drop_replacement()
         self._former.add(self._process)
         self._channel, self._process = replacement.channel, replacement
-        self._take((said, []))
+        for message in self._said:
+            self._take((message, []))
         self.complete = True
 
     def revive(self) -> None:
@@ -337,8 +352,7 @@ class ForkServer:
             if should_stop is not None and should_stop():
                 raise StartInterruptedError
             channels = [self._channel.fileno()]
-            if self._replacement is not None:
-                channels.append(self._replacement.channel.fileno())
+            channels += [other.channel.fileno() for other in (self._replacement, self._prepared) if other is not None]
             wait_on(channels, left)
             self.read()
         return True
@@ -363,9 +377,8 @@ class ForkServer:
                 self._note_imports(message)
             case "replacement":
                 # The one before may have said that it is ready since this was read last.
-                self._read_replacement()
-                self._drop_replacement()
-                self._replacement = Replacement(message["pid"], *descriptors)
+                self._read_replacements()
+                self._begin_replacement(message, descriptors)
             case "started":
                 self._pids[message["rank"]] = message["pid"]
                 self._sessions.add(message["pid"])
@@ -410,8 +423,8 @@ class ForkServer:
 
     def _drop_prepared(self) -> None:
         if self._prepared is not None:
-            self._prepared[0].channel.close()
-            self._former.add(self._prepared[0])
+            self._prepared.channel.close()
+            self._former.add(self._prepared)
             self._prepared = None
 
 

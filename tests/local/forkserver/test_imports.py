@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.agent.forkserver._linux import children
+from tests.local.forkserver.test_ends import assert_gone
 from tests.local.forkserver.workplace import HANG, Ended, Workplace, comparable
 
 PACKAGES = {
@@ -144,6 +146,48 @@ def test_what_is_learned_is_there_while_more_is_imported(site: Site) -> None:
         context.close(signal.SIGKILL)
     site.script.write_text(asking("plain", "slow") + "print(there)\n")
     assert site.run().stdout == "['plain']\n"
+
+
+ONCE = """\
+import os
+with open(__file__ + '.imported', 'a') as file:
+    file.write(f'{os.getpid()}\\n')
+"""
+
+
+def test_next_attempt_imports_only_what_has_come_since(site: Site) -> None:
+    for name in ("early", "late"):
+        (site.packages / f"{name}.py").write_text(ONCE)
+    more = site.directory / "more"
+    place = site.start(
+        f"import os, early, time\nwhile not os.path.exists({str(more)!r}):\n    time.sleep(0.05)\n"
+        "import late\ntime.sleep(1000)\n"
+    )
+    context = place.context(environment=site.worker_environment())
+    server, worker = place.warm.pid, context.pids()[0]
+    end, found = time.monotonic() + HANG, set()
+    try:
+        while len(found) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+            place.warm.read()
+            if place.warm._prepared is not None:
+                found.add(place.warm._prepared.pid)
+                more.touch()
+        # It was forked from the one before, becomes the fork server's when that ends, and outlives the round.
+        assert place.warm._prepared is not None
+        while place.warm._prepared.pid not in children(server):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    finally:
+        context.close(signal.SIGKILL)
+    imported = {name: (site.packages / f"{name}.py.imported").read_text().split() for name in ("early", "late")}
+    assert {name: len(pids) for name, pids in imported.items()} == {"early": 2, "late": 2}, (worker, server, imported)
+    assert {int(pids[0]) for pids in imported.values()} == {worker}
+    assert {int(pids[1]) for pids in imported.values()} == found
+    site.script.write_text(asking("early", "late") + "print(there)\n")
+    assert site.run().stdout == "['early', 'late']\n"
+    assert_gone(server)
 
 
 ROWS = """\

@@ -54,11 +54,16 @@ def test_it_starts_the_workers_of_later_rounds(workplace: Make, caplog: pytest.L
     assert caplog.messages == ["workers start cold: the fork server died (SIGKILL)"]
 
 
-def test_the_first_workers_have_everything_where_that_is_waited_for(workplace: Make) -> None:
+def test_the_first_workers_have_everything_where_that_is_waited_for(
+    workplace: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     place = workplace()
-    place.script.write_text("import sys\nprint('torch._dynamo' in sys.modules)\n")
+    place.script.write_text(
+        "import os, sys\nprint('torch._dynamo' in sys.modules, [name for name in os.environ if 'INDUCTOR' in name])\n"
+    )
     place.warm.import_all(HANG)
-    assert place.run_warm().stdout == "True\n"
+    assert place.run_warm().stdout == "True []\n"
 
 
 def test_it_ends_with_a_fork_server_that_is_killed(workplace: Make) -> None:

@@ -61,8 +61,7 @@ class Workplace:
         """The children of the fork server, without those that are to take its place."""
         found = children(self.warm.pid)
         self.warm.read()
-        prepared = self.warm._prepared[0] if self.warm._prepared is not None else None
-        replacements = {other.pid for other in (self.warm._replacement, prepared) if other is not None}
+        replacements = {other.pid for other in (self.warm._replacement, self.warm._prepared) if other is not None}
         return [pid for pid in found if pid not in replacements]
 
     def context(
