@@ -36,7 +36,7 @@ from slurm_elastic.agent.forkserver._import_plan import (
 from slurm_elastic.agent.forkserver._import_recorder import ImportRecord, current_state, observe
 from slurm_elastic.agent.forkserver._import_replay import ImportReplay, SpoiledError
 from slurm_elastic.agent.forkserver._preload import LATER
-from slurm_elastic.agent.forkserver._source_effects import effects, fingerprint
+from slurm_elastic.agent.forkserver._source_effects import effects_of, fingerprint
 
 __all__ = ["ImportLearner", "Outcome"]
 
@@ -47,6 +47,7 @@ _MOST_ATTEMPTS = 8
 """Processes that are forked to import one plan, each with less than the one before."""
 _MOST_FILES = 200
 """That are looked at before a round."""
+_MOST_OWN_FILES = 100
 _UNKNOWN_SECONDS = 30.0
 """That imports are taken to need, where they were only recorded."""
 _PROBE_TIMEOUT = 20.0
@@ -108,6 +109,8 @@ class ImportLearner:
         self._bisection: Bisection | None = None
         self._progress = mmap.mmap(-1, mmap.PAGESIZE)
         self._verified: ImportPlan | None = None
+        self._prints: dict[str, str] = {}
+        """Fingerprints of the script's own files, as they were when this was learned."""
         self._notes: list[str] = []
         self._said: set[str] = set()
 
@@ -136,6 +139,7 @@ class ImportLearner:
         elif stored is not None and self._is_valid(stored):
             self.plan = ImportPlan((), stored.plan.left_out)
             self.wanted = ImportPlan((*self._preload, *stored.plan.steps), stored.plan.left_out)
+            self._prints = dict(stored.effects)
             self._verified = self.wanted if stored.verified else None
             self.seconds = stored.seconds if stored.verified else _UNKNOWN_SECONDS
 
@@ -148,7 +152,7 @@ class ImportLearner:
 
     def _is_valid(self, stored: StoredList) -> bool:
         """Return whether the script changes the same before its imports as when the list was written."""
-        return all(fingerprint(_effects_of(file)[0]) == value for file, value in stored.effects.items())
+        return all(fingerprint(effects_of(file)[0]) == value for file, value in stored.effects.items())
 
     # Records.
 
@@ -218,7 +222,7 @@ class ImportLearner:
             later: modules that are imported first.
         """
         workers = [parse_record(text) for text in self._texts]
-        sources = {file: _effects_of(file) for worker in workers for file in worker.own_files}
+        sources = {file: effects_of(file) for worker in workers for file in worker.own_files}
         known = self.plan if workers else ImportPlan(self.wanted.steps, self.plan.left_out)
         plan = plan_imports(workers, sources, known)
         steps = {step.module: step for step in (*map(ImportStep, later), *self._preload, *plan.steps)}
@@ -254,10 +258,11 @@ class ImportLearner:
         keep = tuple(step for step in plan.steps if step.module not in own or step.module in recorded | listed)
         self.plan = ImportPlan(keep, plan.left_out)
         self._progress = mmap.mmap(-1, mmap.PAGESIZE)
+        files = dict.fromkeys(file for worker in workers for file in worker.own_files)
+        prints = {file: fingerprint(effects_of(file)[0]) for file in files}
+        self._prints |= prints
         if not self._path or self._is_verified(plan) or not (keep or plan.left_out):
             return
-        files = dict.fromkeys(file for worker in workers for file in worker.own_files)
-        prints = {file: fingerprint(_effects_of(file)[0]) for file in files}
         try:
             with contextlib.suppress(ListError):
                 stored = read_list(self._path)
@@ -281,7 +286,7 @@ class ImportLearner:
         keep = ImportPlan(tuple(step for step in plan.steps if step.module not in own), plan.left_out)
         workers = [parse_record(text) for text in texts]
         files = dict.fromkeys(file for worker in workers for file in worker.own_files)
-        prints = {file: fingerprint(_effects_of(file)[0]) for file in files}
+        prints = {file: fingerprint(effects_of(file)[0]) for file in files}
         with contextlib.suppress(ListError, OSError):
             stored = read_list(self._path)
             if stored is None or (EVERYTHING not in stored.plan.left_out and not {*keep.steps} <= {*stored.plan.steps}):
@@ -344,6 +349,7 @@ class ImportLearner:
             "learned": self.learns and bool(self.plan.steps),
             "list": self._path,
             "changed": _changed_times(sys.modules.keys() - self._before),
+            "own": _own_files(self._prints),
         }
 
 
@@ -362,12 +368,13 @@ def _changed_times(modules: Iterable[str]) -> Mapping[str, int]:
     return times
 
 
-def _effects_of(file: str) -> Any:
-    try:
-        with open(file, encoding="utf-8", errors="replace") as source:  # noqa: PTH123
-            return effects(source.read())
-    except OSError:
-        return (), None
+def _own_files(prints: Mapping[str, str]) -> Mapping[str, tuple[int, str]]:
+    """Return when the script's own files were changed, and their fingerprints."""
+    found = {}
+    for path in sorted(prints)[:_MOST_OWN_FILES]:
+        with contextlib.suppress(OSError):
+            found[path] = os.stat(path).st_mtime_ns, prints[path]  # noqa: PTH116
+    return found
 
 
 def _how(code: int) -> str:

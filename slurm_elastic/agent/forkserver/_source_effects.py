@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["PATCH", "SEED", "STATE", "Effect", "effect_before", "effects", "fingerprint"]
+__all__ = ["PATCH", "SEED", "STATE", "Effect", "effect_before", "effects", "effects_of", "fingerprint"]
 
 PATCH, SEED, STATE = "patch", "seed", "state"
 
@@ -66,6 +66,15 @@ def effects(source: str) -> tuple[tuple[Effect, ...], int | None]:
         if kind is not None:
             found.append(Effect(getattr(node, "lineno", 0), function, ast.unparse(node)[:200], kind))
     return tuple(found), min(calls, default=None)
+
+
+def effects_of(file: str) -> tuple[tuple[Effect, ...], int | None]:
+    """Return the effects of a file, see `effects`; one that cannot be read has none."""
+    try:
+        with open(file, encoding="utf-8", errors="replace") as source:  # noqa: PTH123
+            return effects(source.read())
+    except OSError:
+        return (), None
 
 
 def fingerprint(found: Sequence[Effect]) -> str:

@@ -20,6 +20,7 @@ from slurm_elastic.agent.forkserver._linux import become_subreaper
 from slurm_elastic.agent.forkserver._orphans import kill_orphans
 from slurm_elastic.agent.forkserver._protocol import Order, StartInterruptedError, State
 from slurm_elastic.agent.forkserver._replacement import FormerServers, Replacement
+from slurm_elastic.agent.forkserver._source_effects import effects_of, fingerprint
 from slurm_elastic.agent.forkserver._spawn import spawn
 from slurm_elastic.agent.forkserver._waiting import wait_on
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program, worker_environment
@@ -236,6 +237,7 @@ class ForkServer:
             return
         self._take_replacement()
         changed = next((path for path, when in self._imported.items() if _changed_at(path) != when), None)
+        changed = changed or self._changed_script()
         if changed is not None:
             logger.warning("%s has changed since modules were imported: they are imported anew", changed)
         if changed is not None or self._distrusted:
@@ -245,6 +247,15 @@ class ForkServer:
             self._drop_prepared()
             self._former.add(self._process)
             self._channel, self._process = self._spawn()
+
+    def _changed_script(self) -> str | None:
+        """Return a file of the script's own that now changes something else before its imports; None if none does."""
+        for path, (when, effects) in self._own.items():
+            now = _changed_at(path)
+            if now != when and fingerprint(effects_of(path)[0]) != effects:
+                return path
+            self._own[path] = now or 0, effects
+        return None
 
     @property
     def has_learned(self) -> bool:
@@ -331,6 +342,7 @@ class ForkServer:
         self._sessions: set[int] = set()
         self._module = "Python"
         self._imported: dict[str, int] = {}
+        self._own: dict[str, tuple[int, str]] = {}
         self._has_learned, self._list = False, ""
         self._awaited = None
         self.state = State.IMPORTING
@@ -393,6 +405,7 @@ class ForkServer:
     def _note_imports(self, message: Mapping[str, Any]) -> None:
         """Tell what every worker has to import by itself."""
         self._imported = message.get("changed", {})
+        self._own = {path: (when, effects) for path, (when, effects) in message.get("own", {}).items()}
         self._has_learned, self._list = message.get("learned", False), message.get("list", "")
         for note in message.get("notes", ()):
             logger.info("%s", note)

@@ -278,6 +278,57 @@ def test_package_that_is_replaced_between_rounds(site: Site, caplog: pytest.LogC
     assert [message for message in caplog.messages if "changed" in message] == [changed]
 
 
+LARGE = """\
+with open('/proc/meminfo') as file:
+    free = next(int(line.split()[1]) for line in file if line.startswith('MemAvailable:'))
+KEPT = bytes(free * 1024 // 4 * 3)  # from calloc: pages that nobody reads or writes take no memory
+"""
+
+
+def test_script_that_imports_something_else_in_the_next_round(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    asked = asking("plain", "after")
+    site.learn(asked + "import plain\nprint(there)\n")
+    site.script.write_text(asked + "import after\nprint(there, after.SEEN)\n")
+    server = site.place.warm.pid if site.place is not None else 0
+    assert site.run({"CHOICE": "given"}).stdout == "['plain'] given\n"
+    assert not [message for message in caplog.messages if "changed" in message]
+    assert_gone(server)
+
+
+@pytest.mark.parametrize("later", ["round", "run"])
+def test_script_that_sets_something_else_before_an_import(
+    site: Site, caplog: pytest.LogCaptureFixture, later: str
+) -> None:
+    script = asking("before") + "import os\nos.environ['CHOICE'] = 'one'\nimport before\nprint(there, before.SEEN)\n"
+    assert site.learn(script) == "[] one\n"
+    site.script.write_text(script.replace("one", "another"))
+    if later == "run":
+        site.start()
+    assert site.run().stdout == "[] another\n"
+    told = [message for message in caplog.messages if "changed" in message]
+    changed = f"{site.script} has changed since modules were imported: they are imported anew"
+    assert told == ([changed] if later == "round" else [])
+
+
+def test_import_that_needs_more_memory_than_there_is_for_all(site: Site) -> None:
+    (site.packages / "large.py").write_text(LARGE)
+    script = asking("plain", "large", "after") + "import plain, large, after\nprint(there, len(large.KEPT) > 0)\n"
+    assert site.learn(script) == "[] True\n"
+    assert site.run().stdout == "['plain', 'after'] True\n"
+
+
+def test_later_run_does_not_wait_long_for_a_list_that_has_become_slow(site: Site) -> None:
+    script = asking("plain") + "import plain\nprint(there)\n"
+    site.learn(script)
+    (site.packages / "plain.py").write_text(
+        "import time, sys\ntime.sleep(0 if 'RANK' in __import__('os').environ else 1000)\n"
+    )
+    place, begun = site.start(), time.monotonic()
+    assert place.warm.wait_ready(HANG)
+    assert site.run().stdout == "[]\n"
+    assert time.monotonic() - begun < 60.0
+
+
 def _tear(site: Site, file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-20])
 
