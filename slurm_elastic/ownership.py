@@ -13,7 +13,15 @@ from pathlib import Path
 
 from slurm_elastic.errors import UsageError
 
-__all__ = ["NEW_DIRECTORY", "NEW_FILE", "open_own", "require_own", "require_safe_parent", "write_own"]
+__all__ = [
+    "NEW_DIRECTORY",
+    "NEW_FILE",
+    "is_writable_by_others",
+    "open_own",
+    "require_own",
+    "require_safe_parent",
+    "write_own",
+]
 
 NEW_DIRECTORY = 0o755
 NEW_FILE = 0o644
@@ -77,6 +85,12 @@ def require_safe_parent(path: Path, owners: Collection[int] = (), *, mend: str) 
         f"{path} belongs to another user (uid {status.st_uid}) and is open to others for writing (mode "
         f"{stat.S_IMODE(status.st_mode):04o}), who could replace what is in it; chmod +t it, or {mend}"
     )
+
+
+def is_writable_by_others(path: Path) -> bool:
+    """Return True if other users may put, rename and remove what they like in a directory."""
+    mode = path.stat().st_mode
+    return bool(mode & _WRITABLE) and not mode & stat.S_ISVTX
 
 
 def open_own(path: Path | str, flags: int, mode: int = NEW_FILE) -> int:

@@ -5,5 +5,16 @@ from slurm_elastic.rundir._atomic_files import read as read_file
 from slurm_elastic.rundir._errors import RecordError, RunDirError
 from slurm_elastic.rundir._job_records import JobRecords
 from slurm_elastic.rundir._run_dir import RunDir, incarnation
+from slurm_elastic.rundir._signatures import is_signature, signature
 
-__all__ = ["JobRecords", "RecordError", "RunDir", "RunDirError", "incarnation", "publish_file", "read_file"]
+__all__ = [
+    "JobRecords",
+    "RecordError",
+    "RunDir",
+    "RunDirError",
+    "incarnation",
+    "is_signature",
+    "publish_file",
+    "read_file",
+    "signature",
+]

@@ -6,7 +6,7 @@ import re
 
 from slurm_elastic.errors import UsageError
 
-__all__ = ["highest_number", "numbered", "safe"]
+__all__ = ["descending_numbers", "numbered", "safe"]
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _NUMBERED = re.compile(r"([0-9]{6,})\.json")
@@ -37,6 +37,6 @@ def numbered(number: int) -> str:
     return f"{number:06d}.json"
 
 
-def highest_number(names: list[str]) -> int | None:
-    """Return the highest number among file names that `numbered` has made; None if there is none."""
-    return max((int(match[1]) for name in names if (match := _NUMBERED.fullmatch(name))), default=None)
+def descending_numbers(names: list[str]) -> list[int]:
+    """Return the numbers in those file names that `numbered` has made, the highest first."""
+    return sorted((int(match[1]) for name in names if (match := _NUMBERED.fullmatch(name))), reverse=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_elastic.rundir import _atomic_files
-from slurm_elastic.rundir._errors import RunDirError, explain
+from slurm_elastic.rundir._errors import RecordError, RunDirError, explain
 from slurm_elastic.rundir._run_dir import RunDir
 
 __all__ = ["JobRecords"]
@@ -36,7 +36,7 @@ class JobRecords:
         """Record the signals that the job got, and their diagnosis."""
         path = self._path("notices", restart_count)
         with self._accessed(path):
-            _atomic_files.publish(path, json.dumps(record).encode())
+            self.run_dir.publish_record(path, json.dumps(record).encode())
 
     def notice(self, restart_count: int) -> dict[str, Any] | None:
         """Return the record of `publish_notice`; None if there is none that can be read."""
@@ -46,7 +46,7 @@ class JobRecords:
         """Claim the requeue of this start of the job. Returns False if another process has claimed it."""
         path = self._path("requeues", restart_count)
         with self._accessed(path):
-            return _atomic_files.claim(path, json.dumps(record).encode())
+            return self.run_dir.claim_record(path, json.dumps(record).encode())
 
     def requeues(self) -> list[dict[str, Any]]:
         """Return the records of all requeues of this job, the oldest first."""
@@ -62,13 +62,11 @@ class JobRecords:
         return self.run_dir.path / directory / f"{self.job_id}.{restart_count}.json"
 
     def _read(self, path: Path) -> dict[str, Any] | None:
-        with self._accessed(path, make=False):
-            content = _atomic_files.read(path)
         try:
-            record = json.loads(content) if content is not None else None
-        except ValueError:
+            content = self.run_dir.read_record(path)
+        except RecordError:
             return None
-        return record if isinstance(record, dict) else None
+        return None if content is None else dict(json.loads(content))
 
     @staticmethod
     @contextlib.contextmanager

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from slurm_elastic.rundir import _atomic_files, _secret
-from slurm_elastic.rundir._errors import RecordError, RunDirError, explain
-from slurm_elastic.rundir._file_names import highest_number, numbered, safe
+from slurm_elastic.rundir._errors import RunDirError, explain
+from slurm_elastic.rundir._file_names import descending_numbers, numbered, safe
 from slurm_elastic.rundir._filesystem_check import make_fit
+from slurm_elastic.rundir._signed_files import SignedFiles
 
 __all__ = ["RunDir", "incarnation"]
 
@@ -40,6 +41,10 @@ class RunDir:
 
     Records of different incarnations are separate: a requeued allocation reads neither terms nor endpoint of the start
     before. Rounds and DONE belong to the whole run.
+
+    Records are JSON objects whose last field is a signature by the run's secret. One without it is not a record of this
+    run, and counts as missing. A user who may not read the secret cannot tell, and reads what the owner of the
+    directory has written.
 
     Every method that uses the disk can block for as long as a network file system does; agents call them outside of the
     loop that waits for signals. All are safe among threads, processes and nodes. Every method that uses the disk,
@@ -105,16 +110,16 @@ class RunDir:
         Returns:
             False if another process has recorded it before; that record stays.
         """
-        return self._claim(self._done, json.dumps(record).encode())
+        return self.claim_record(self._done, json.dumps(record).encode())
 
     def is_done(self) -> bool:
         """Return True if the run is finished."""
         with self._accessed(self._done):
-            return _atomic_files.exists(self._done)
+            return self._signed.counts(self._done)
 
     def claim_round(self, number: int, content: bytes) -> bool:
         """Create the record of a round. Returns False if the number is taken."""
-        return self._claim(self._numbered("rounds", number), content)
+        return self.claim_record(self._numbered("rounds", number), content)
 
     def last_round(self) -> int | None:
         """Return the number of the newest round; None before the first round."""
@@ -126,14 +131,14 @@ class RunDir:
         Raises:
             RecordError: The record is not one JSON object.
         """
-        return self._record(self._numbered("rounds", number))
+        return self.read_record(self._numbered("rounds", number))
 
     def claim_epoch(self, scope: str, number: int, content: bytes) -> bool:
         """Create the record of a term. Returns False if the number is taken."""
         path = self._numbered(f"epochs/{safe('scope', scope)}", number)
         with self._accessed(path.parent):
             _atomic_files.make_directory(path.parent)
-        return self._claim(path, content)
+        return self.claim_record(path, content)
 
     def newest_epoch(self, scope: str) -> int | None:
         """Return the number of the newest term of an incarnation; None before the first."""
@@ -145,13 +150,11 @@ class RunDir:
         Raises:
             RecordError: The record is not one JSON object.
         """
-        return self._record(self._numbered(f"epochs/{safe('scope', scope)}", number))
+        return self.read_record(self._numbered(f"epochs/{safe('scope', scope)}", number))
 
     def publish_endpoint(self, scope: str, content: bytes) -> None:
         """Record the endpoint of the leader."""
-        path = self._endpoint(scope)
-        with self._accessed(path):
-            _atomic_files.publish(path, content)
+        self.publish_record(self._endpoint(scope), content)
 
     def endpoint(self, scope: str) -> bytes | None:
         """Return the last record of `publish_endpoint`; None before the first.
@@ -159,7 +162,7 @@ class RunDir:
         Raises:
             RecordError: The record is not one JSON object.
         """
-        return self._record(self._endpoint(scope))
+        return self.read_record(self._endpoint(scope))
 
     def scopes(self) -> list[str]:
         """Return the incarnations that have an endpoint, in no order."""
@@ -173,7 +176,7 @@ class RunDir:
         path = self._failure(scope)
         with self._accessed(path):
             _atomic_files.make_directory(path.parent)
-            _atomic_files.publish(path, content)
+        self.publish_record(path, content)
 
     def failure(self, scope: str) -> bytes | None:
         """Return why an incarnation of the run failed; None if it did not.
@@ -181,7 +184,7 @@ class RunDir:
         Raises:
             RecordError: The record is not one JSON object.
         """
-        return self._record(self._failure(scope))
+        return self.read_record(self._failure(scope))
 
     def failures(self) -> tuple[bytes, ...]:
         """Return the records of `publish_failure` of all incarnations, in no order.
@@ -192,7 +195,7 @@ class RunDir:
         directory = self.path / "failures"
         with self._accessed(directory):
             names = [name for name in _atomic_files.list_names(directory) if not name.startswith(".")]
-        found = (self._record(directory / name) for name in names)
+        found = (self.read_record(directory / name) for name in names)
         return tuple(content for content in found if content is not None)
 
     def publish_health(self, node: str, job: str, content: bytes) -> None:
@@ -235,6 +238,29 @@ class RunDir:
         width = max(2, len(str(world_size - 1)))
         return self.log_dir(round_number, node) / f"rank_{rank:0{width}d}"
 
+    def publish_record(self, path: Path, content: bytes) -> None:
+        """Create or replace a signed record, a JSON object."""
+        with self._accessed(path):
+            _atomic_files.publish(path, self._signed.sign(self.secret(), path, content))
+
+    def claim_record(self, path: Path, content: bytes) -> bool:
+        """Create a signed record, a JSON object. Returns False if another process was first."""
+        with self._accessed(path):
+            return self._signed.claim(self.secret(), path, content)
+
+    def read_record(self, path: Path) -> bytes | None:
+        """Return a record without its signature; None if there is none that this run has written.
+
+        Raises:
+            RecordError: The record is not one JSON object.
+        """
+        with self._accessed(path):
+            return self._signed.read(path)
+
+    @property
+    def _signed(self) -> SignedFiles:
+        return SignedFiles(self.path)
+
     @property
     def _done(self) -> Path:
         return self.path / "done.json"
@@ -257,22 +283,14 @@ class RunDir:
     def _newest(self, directory: str) -> int | None:
         path = self.path / directory
         with self._accessed(path):
-            names = _atomic_files.list_names(path)
-        return highest_number(names)
+            for number in descending_numbers(_atomic_files.list_names(path)):
+                if self._signed.counts(self._numbered(directory, number)):
+                    return number
+        return None
 
     def _claim(self, path: Path, content: bytes) -> bool:
         with self._accessed(path):
             return _atomic_files.claim(path, content)
-
-    def _record(self, path: Path) -> bytes | None:
-        with self._accessed(path):
-            content = _atomic_files.read(path)
-        if content is not None and not _is_json_object(content):
-            mend = "end the run, remove the file, and submit again"
-            raise RecordError(
-                f"{path} is not one complete JSON object: truncated, or written by another program; {mend}"
-            )
-        return content
 
     @staticmethod
     @contextlib.contextmanager
@@ -286,10 +304,3 @@ class RunDir:
 def incarnation(run_id: str, restart_count: int) -> str:
     """Return the name of an incarnation: one start of a run, whose records no other start reads."""
     return f"{run_id}.{restart_count}"
-
-
-def _is_json_object(content: bytes) -> bool:
-    try:
-        return isinstance(json.loads(content), dict)
-    except (ValueError, RecursionError):
-        return False

@@ -11,7 +11,7 @@ from pathlib import Path
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import _atomic_files
 
-__all__ = ["load_or_create"]
+__all__ = ["load", "load_or_create"]
 
 _BYTES = 32
 _LINE = re.compile(rb"[0-9a-f]{%d}\n" % (2 * _BYTES))
@@ -26,6 +26,16 @@ def load_or_create(path: Path) -> bytes:
     """
     if not _atomic_files.exists(path):
         _atomic_files.claim(path, secrets.token_hex(_BYTES).encode() + b"\n", mode=0o600)
+    return load(path)
+
+
+def load(path: Path) -> bytes:
+    """Return the secret in a file that exists.
+
+    Raises:
+        UsageError: See `load_or_create`.
+        OSError: The file cannot be read.
+    """
     # Opening another user's file fails without a reason, so the owner is checked before and after opening it.
     _require_private(path, path.lstat())
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

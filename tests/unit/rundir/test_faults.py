@@ -16,10 +16,10 @@ from tests.unit.rundir.processes import NOBODY, as_root, as_user, hidden
 
 @pytest.mark.parametrize("content", [b"", b'{"port": 1', b"[]", b"\x80\x04N.", b"\xff", b"[" * 100_000, b"{}{}"])
 def test_truncated_or_foreign_records_are_reported(run_dir: RunDir, content: bytes) -> None:
-    run_dir.publish_endpoint("0", content)
-    run_dir.claim_epoch("0", 1, content)
-    run_dir.claim_round(0, content)
-    run_dir.claim("done.json", content)
+    run_dir.secret()
+    (run_dir.path / "epochs/0").mkdir()
+    for name in ("endpoints/0.json", "epochs/0/000001.json", "rounds/000000.json", "done.json"):
+        (run_dir.path / name).write_bytes(content)
     for read in (
         lambda: run_dir.endpoint("0"),
         lambda: run_dir.epoch_record("0", 1),
@@ -28,6 +28,8 @@ def test_truncated_or_foreign_records_are_reported(run_dir: RunDir, content: byt
         with pytest.raises(RecordError, match="not one complete JSON object"):
             read()
     assert run_dir.is_done()
+    assert (run_dir.newest_epoch("0"), run_dir.last_round()) == (1, 0)
+    assert not run_dir.claim_round(0, b"{}")
 
 
 def test_a_missing_base(tmp_path: Path) -> None:
@@ -53,7 +55,7 @@ def test_a_directory_of_somebody_else(open_base: Path) -> None:
     assert f"{run.path}: no permission" in str(error)
     error = as_user(NOBODY, lambda: run.claim_round(0, b"{}"))
     assert isinstance(error, RunDirError)
-    assert "000000.json: no permission" in str(error)
+    assert "secret: no permission" in str(error)
 
 
 @as_root
@@ -80,7 +82,7 @@ def test_a_disk_that_gets_full_later(mount: Callable[[str], Path]) -> None:
     (base / "filler").write_bytes(bytes(900_000))
     for act in (
         lambda: run.publish_endpoint("0", b"{" + b" " * 200_000 + b"}"),
-        lambda: run.claim_epoch("0", 1, bytes(200_000)),
+        lambda: run.claim_epoch("0", 1, b"{" + b" " * 200_000 + b"}"),
         lambda: run.append_event("n1", "x" * 200_000),
     ):
         with pytest.raises(RunDirError, match="the file system is full"):

@@ -142,7 +142,7 @@ def test_done_is_recorded_once(run_dir: RunDir) -> None:
     assert run_dir.is_done()
     first = run_dir.read("done.json")
     assert first is not None
-    assert set(json.loads(first)) == {"by"}
+    assert set(json.loads(first)) == {"by", "signature"}
     assert not run_dir.mark_done({"by": "late"})
     assert run_dir.read("done.json") == first
 

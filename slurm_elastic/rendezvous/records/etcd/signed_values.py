@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 import secrets
 from collections.abc import Mapping
 from typing import Any
+
+from slurm_elastic.rundir import is_signature, signature
 
 __all__ = ["open_record", "seal_record"]
 
@@ -21,17 +22,13 @@ def seal_record(secret: bytes, key: str, record: Mapping[str, Any]) -> bytes:
     Two seals of one record differ, so that a writer whose answer was lost can tell what it wrote itself.
     """
     content = json.dumps({"record": record, "nonce": secrets.token_hex(8)}).encode()
-    return _digest(secret, key, content) + content
+    return signature(secret, _CONTEXT, key, content) + content
 
 
 def open_record(secret: bytes, key: str, sealed: bytes) -> dict[str, Any] | None:
     """Return the record that was sealed for a key, None if it was sealed by nobody who knows the secret."""
     digest, content = sealed[:_DIGEST_BYTES], sealed[_DIGEST_BYTES:]
-    if not hmac.compare_digest(digest, _digest(secret, key, content)):
+    if not is_signature(digest, secret, _CONTEXT, key, content):
         return None
     record: dict[str, Any] = json.loads(content)["record"]
     return record
-
-
-def _digest(secret: bytes, key: str, content: bytes) -> bytes:
-    return hmac.digest(secret, _CONTEXT + key.encode() + b"\0" + content, "sha256")

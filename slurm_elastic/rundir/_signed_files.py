@@ -1,0 +1,156 @@
+"""Signed records in files, and what is put in their place by others, which counts as missing."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_elastic.errors import UsageError
+from slurm_elastic.ownership import is_writable_by_others
+from slurm_elastic.rundir import _atomic_files, _secret
+from slurm_elastic.rundir._errors import RecordError
+from slurm_elastic.rundir._signatures import sign, signature, verified
+from slurm_elastic.text import printable
+
+__all__ = ["SignedFiles"]
+
+logger = logging.getLogger("slurm_elastic")
+
+_REMOVAL = b"slurm_elastic run directory removal 1\0"
+_MOST_TOLD = 16
+_MOST_SECRETS = 64
+_secrets: dict[Path, bytes] = {}
+"""Secrets that this process has read, by run directory, so that each record costs one file and not two."""
+_told: set[Path] = set()
+"""Foreign files that were named in the log; of further ones it says nothing."""
+
+
+class _ForeignError(Exception):
+    """A file that has the name of a record was not written by this run."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignedFiles:
+    """The signed records of one run directory. Methods raise OSError if the disk fails.
+
+    Attributes:
+        directory: The run directory; the key of a record is its path in it.
+    """
+
+    directory: Path
+
+    def sign(self, secret: bytes, path: Path, content: bytes) -> bytes:
+        """Return the content of a record's file."""
+        return sign(secret, self._key(path), content)
+
+    def read(self, path: Path) -> bytes | None:
+        """Return a record without its signature; None if there is none that this run has written.
+
+        Raises:
+            RecordError: This user has written it, and it is not one JSON object, as after a power loss.
+        """
+        try:
+            return self._content(path)
+        except _ForeignError as error:
+            _tell(path, str(error))
+            return None
+
+    def counts(self, path: Path) -> bool:
+        """Return True if this run has written a record, even if it was cut short since."""
+        try:
+            return self.read(path) is not None
+        except RecordError:
+            return True
+
+    def claim(self, secret: bytes, path: Path, content: bytes) -> bool:
+        """Create a record exclusively. Returns False if another process of this run was first."""
+        signed = self.sign(secret, path, content)
+        if _atomic_files.claim(path, signed):
+            return True
+        if self.counts(path):
+            return False
+        # Only the process that has this name, which nobody knows without the secret, removes what is foreign. Otherwise
+        # a slow one could remove what a faster one has written meanwhile.
+        name = signature(secret, _REMOVAL, self._key(path), b"").hex()
+        removal = path.with_name(f".{path.name}.{name[:32]}")
+        if not _atomic_files.claim(removal, b""):
+            raise PermissionError(errno.EPERM, "not written by this run; remove it", str(path))
+        try:
+            if not self.counts(path):
+                with contextlib.suppress(FileNotFoundError):
+                    path.rename(path.with_name(f".{path.name}.foreign.{secrets.token_hex(4)}"))
+            return _atomic_files.claim(path, signed)
+        finally:
+            removal.unlink(missing_ok=True)
+
+    def _content(self, path: Path) -> bytes | None:
+        try:
+            content = _atomic_files.read(path)
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.ELOOP) or (error.errno == errno.EACCES and not _is_own(path)):
+                raise _ForeignError(os.strerror(error.errno)) from None
+            raise
+        if content is None:
+            return None
+        secret = self._secret_of_reader()
+        key = self._key(path)
+        if secret:
+            found = verified(secret, key, content)
+            if found is None and self.directory in _secrets:
+                # The directory may have been removed and made again.
+                del _secrets[self.directory]
+                found = verified(self._secret_of_reader() or b"\0", key, content)
+            if found is not None:
+                return found
+        if not _is_json_object(content):
+            if secret is not None and not is_writable_by_others(path.parent):
+                mend = "end the run, remove the file, and submit again"
+                raise RecordError(
+                    f"{path} is not one complete JSON object: truncated, or written by another program; {mend}"
+                )
+            raise _ForeignError("no JSON object")
+        if secret is None:
+            return content
+        raise _ForeignError("no signature of this run")
+
+    def _secret_of_reader(self) -> bytes | None:
+        """Return the secret of the run; None if this user may not read it, and b"" if there is none."""
+        if self.directory in _secrets:
+            return _secrets[self.directory]
+        if len(_secrets) >= _MOST_SECRETS:
+            _secrets.clear()
+        try:
+            _secrets[self.directory] = _secret.load(self.directory / "secret")
+            return _secrets[self.directory]
+        except FileNotFoundError:
+            return b""
+        except (UsageError, PermissionError):
+            return None
+
+    def _key(self, path: Path) -> str:
+        return path.relative_to(self.directory).as_posix()
+
+
+def _is_own(path: Path) -> bool:
+    return path.lstat().st_uid in (os.geteuid(), path.parent.stat().st_uid)
+
+
+def _is_json_object(content: bytes) -> bool:
+    try:
+        return isinstance(json.loads(content), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _tell(path: Path, why: str) -> None:
+    if path in _told or len(_told) >= _MOST_TOLD:
+        return
+    _told.add(path)
+    more = "; more are dropped without a word" if len(_told) == _MOST_TOLD else ""
+    logger.warning("dropped %s: it was not written by this run (%s)%s", printable(str(path)), why, more)

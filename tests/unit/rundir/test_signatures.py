@@ -1,0 +1,172 @@
+"""Records that others have put into a run directory: they change nothing, and take no record's place."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.rundir import JobRecords, RunDir, _signed_files
+from slurm_elastic.rundir._signatures import sign, verified
+from tests.unit.rundir.processes import NOBODY, as_root, as_user, hidden, race
+
+NAMES = ("done.json", "endpoints/0.json", "epochs/0/000001.json", "rounds/000000.json", "failures/0.json")
+RECORD = b'{"epoch": 1}'
+
+
+@pytest.fixture(autouse=True)
+def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_signed_files, "_told", set())
+
+
+def forged(run_dir: RunDir, path: Path) -> None:
+    path.write_bytes(b'{"epoch": 9}')
+
+
+def signed_by_others(run_dir: RunDir, path: Path) -> None:
+    path.write_bytes(sign(bytes(32), path.relative_to(run_dir.path).as_posix(), b'{"epoch": 9}'))
+
+
+def signed_for_another_name(run_dir: RunDir, path: Path) -> None:
+    path.write_bytes(sign(run_dir.secret(), "rounds/000009.json", b'{"epoch": 9}'))
+
+
+def linked(run_dir: RunDir, path: Path) -> None:
+    path.symlink_to("/etc/passwd")
+
+
+def given(run_dir: RunDir, path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    path.write_bytes(b"\x1b[2J")
+    os.chown(path, NOBODY, -1)
+
+
+Forge = Callable[[RunDir, Path], None]
+FORGERIES = (forged, signed_by_others, signed_for_another_name, linked, given)
+
+
+def forge_all(run_dir: RunDir, forge: Forge) -> None:
+    run_dir.secret()
+    for name in NAMES:
+        path = run_dir.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        forge(run_dir, path)
+
+
+def contents(run_dir: RunDir) -> list[object]:
+    return [
+        run_dir.is_done(),
+        run_dir.endpoint("0"),
+        run_dir.newest_epoch("0"),
+        run_dir.epoch_record("0", 1),
+        run_dir.last_round(),
+        run_dir.round_record(0),
+        run_dir.failure("0"),
+        run_dir.failures(),
+    ]
+
+
+@pytest.mark.parametrize("forge", FORGERIES)
+def test_what_others_have_written_counts_as_missing(run_dir: RunDir, forge: Forge) -> None:
+    before = contents(run_dir)
+    forge_all(run_dir, forge)
+    assert contents(run_dir) == before
+
+
+@pytest.mark.parametrize("forge", FORGERIES)
+def test_a_record_takes_the_place_of_a_forged_one_once(run_dir: RunDir, forge: Forge) -> None:
+    forge_all(run_dir, forge)
+    run_dir.publish_endpoint("0", RECORD)
+    run_dir.publish_failure("0", RECORD)
+    for claim in (
+        lambda: run_dir.mark_done({"epoch": 1}),
+        lambda: run_dir.claim_epoch("0", 1, RECORD),
+        lambda: run_dir.claim_round(0, RECORD),
+    ):
+        assert claim()
+        assert not claim()
+    assert contents(run_dir) == [True, RECORD, 1, RECORD, 0, RECORD, RECORD, (RECORD,)]
+    # What was there is kept beside.
+    assert len([path for path in hidden(run_dir.path) if ".foreign." in path.name]) == 3
+
+
+def test_a_forged_round_or_epoch_of_the_future_supersedes_nobody(run_dir: RunDir) -> None:
+    assert run_dir.claim_epoch("0", 1, RECORD)
+    assert run_dir.claim_round(0, RECORD)
+    forged(run_dir, run_dir.path / "epochs/0/000007.json")
+    # A signature holds for one name.
+    for number in (1, 7):
+        (run_dir.path / f"rounds/{number:06d}.json").write_bytes((run_dir.path / "rounds/000000.json").read_bytes())
+    assert (run_dir.newest_epoch("0"), run_dir.last_round()) == (1, 0)
+
+
+def test_one_process_wins_where_a_forged_record_is_in_the_way(run_dir: RunDir) -> None:
+    run_dir.secret()
+    for number in range(20):
+        forged(run_dir, run_dir.path / f"rounds/{number:06d}.json")
+        won = race(lambda racer, number=number: run_dir.claim_round(number, b'{"by": %d}' % racer), racers=4)
+        # Who finds another one at the removal is told so, and does not lead.
+        assert won.count(True) == 1
+        assert run_dir.round_record(number) == b'{"by": %d}' % won.index(True)
+
+
+def test_notices_and_requeues_are_signed_too(run_dir: RunDir) -> None:
+    records = JobRecords(run_dir, "7")
+    records.publish_notice(0, {"cause": "preempted"})
+    assert records.notice(0) == {"cause": "preempted"}
+    (run_dir.path / "requeues").mkdir()
+    for path in (run_dir.path / "notices/7.0.json", run_dir.path / "requeues/7.0.json"):
+        forged(run_dir, path)
+    assert records.notice(0) is None
+    assert records.requeues() == []
+    assert records.claim_requeue(0, {"by": "n1"})
+    assert not records.claim_requeue(0, {"by": "n2"})
+    assert records.requeues() == [{"by": "n1"}]
+
+
+def test_others_are_named_in_the_log_within_bounds(run_dir: RunDir, caplog: pytest.LogCaptureFixture) -> None:
+    run_dir.secret()
+    for number in range(30):
+        forged(run_dir, run_dir.path / f"rounds/{number:06d}.json")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert run_dir.last_round() is None
+    assert len(caplog.records) == 16
+    assert caplog.records[-1].getMessage().endswith("; more are dropped without a word")
+
+
+def test_records_stay_json_for_everybody(run_dir: RunDir) -> None:
+    run_dir.publish_endpoint("0", json.dumps({"port": 1}).encode())
+    shown = json.loads((run_dir.path / "endpoints/0.json").read_bytes())
+    assert shown.pop("signature")
+    assert shown == {"port": 1}
+
+
+@as_root
+def test_another_user_reads_what_the_owner_has_written(open_base: Path) -> None:
+    run_dir = RunDir.for_run(open_base, "1").open()
+    assert run_dir.claim_round(0, RECORD)
+    content = as_user(NOBODY, lambda: RunDir.for_run(open_base, "1").round_record(0))
+    assert json.loads(content)["epoch"] == 1
+
+
+def test_without_a_secret_nothing_counts(run_dir: RunDir) -> None:
+    for name in NAMES[:2]:
+        (run_dir.path / name).write_bytes(sign(b"", name, b'{"epoch": 9}'))
+    assert not run_dir.is_done()
+    assert run_dir.endpoint("0") is None
+
+
+def test_a_changed_byte_breaks_a_signature() -> None:
+    signed = sign(b"secret", "a", b'{"x": {"y": "z"}}')
+    assert verified(b"secret", "a", signed) == b'{"x": {"y": "z"}}'
+    assert verified(b"secret", "b", signed) is None
+    for position in range(len(signed)):
+        changed = bytearray(signed)
+        changed[position] ^= 1
+        assert verified(b"secret", "a", bytes(changed)) is None
