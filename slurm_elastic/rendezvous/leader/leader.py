@@ -172,7 +172,15 @@ class Leader:
     # What the connections report.
 
     def _new_session(self) -> Session:
-        return Session(Role.LEADER, self.secret, self.run, epoch=self.epoch, busy=self._connections.busy)
+        connections = self._connections
+        return Session(
+            Role.LEADER,
+            self.secret,
+            self.run,
+            epoch=self.epoch,
+            busy=connections.busy,
+            repeated=connections.repeated,
+        )
 
     def opened(self, connection: AcceptedConnection) -> None:
         """See :class:`~.connection.Host`."""

@@ -7,7 +7,8 @@ connection. Content is JSON and is never unpickled.
 
 The agent's greeting carries a tag over its random number and its identity, keyed with the run's secret. It proves
 membership of the run to whoever listens before any state is kept for the connection (:mod:`.listener`), and no more
-than that: it can be repeated by whoever has seen it. Identity is proved by the second frame, and the proofs of the
+than that: whoever has seen it, as on a port where the leader is expected, can send it again. So a leader takes each
+greeting once. Identity is proved by the second frame, and the proofs of the
 listening side cover the port that it listens on, so that nobody passes them on from another one.
 
 The agent's greeting, and the leader's answer to one of another protocol, keep their fields in every protocol, so that
@@ -132,6 +133,7 @@ class Session:
         idle: on the listening end of an agent that leads nobody, its identity: what a valid greeting is answered with.
         busy: on the leader's end, asked about an agent that has greeted: seconds after which it is to come again, None
             if there is room for it now.
+        repeated: on the leader's end, asked about the random number of a valid greeting: whether it has come before.
 
     Attributes:
         admitted: on the listening end, whether the greeting has proved membership of the run.
@@ -148,13 +150,14 @@ class Session:
         port: int = 0,
         idle: str = "",
         busy: Callable[[str], float | None] | None = None,
+        repeated: Callable[[str], bool] | None = None,
     ) -> None:
         self.role = role
         self.agent = agent
         self.epoch = epoch
         self.port = port
         self.admitted = self.established = False
-        self._idle, self._busy = idle, busy
+        self._idle, self._busy, self._repeated = idle, busy, repeated
         self._secret = secret
         self._run = run
         self._nonce = secrets.token_hex(16)
@@ -238,6 +241,8 @@ class Session:
         assert isinstance(agent, str)
         if self._idle:
             raise self._refused("idle", self._idle)
+        if self._repeated is not None and self._repeated(self._challenge):
+            raise ForeignError("a greeting that has come before")
         seconds = self._busy(agent) if self._busy is not None else None
         if seconds is not None:
             raise self._refused("busy", seconds)

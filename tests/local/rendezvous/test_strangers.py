@@ -159,6 +159,22 @@ def test_a_recorded_session_played_back_is_dropped(start_run: StartRun, leaders:
     assert party.silent()
 
 
+def test_a_greeting_that_is_sent_again_takes_no_room(start_run: StartRun, leaders: list[Leader]) -> None:
+    run = start_run()
+    parties = run.all_of(2)
+    form(parties)
+    # As an agent has said it on a port where it expected the leader, and another user listened.
+    greeting = Session(Role.AGENT, run.run_dir.secret(), "run.0", agent=parties[1].config.agent).start()
+    with ExitStack() as stack:
+        strangers = [stack.enter_context(connect_to(parties[0])) for _ in range(20)]
+        for stranger in strangers:
+            stranger.sendall(greeting)
+        assert sum(b"proof" in stranger.recv(4096) for stranger in strangers) == 1
+        assert sum(leaders[0].rejected.values()) == 19
+        eventually(lambda: len(leaders[0]._connections._on_their_way) == 1)
+    assert all(party.silent() for party in parties)
+
+
 def _record_a_session(run: Run, party: Party) -> bytes:
     """What an agent of this run sends from its greeting on, up to the word that it leaves."""
     agent = Session(Role.AGENT, run.run_dir.secret(), "run.0", agent="node2/7.0/9")
