@@ -51,6 +51,10 @@ class JobEnd(Command):
 
 def _job_end(status: int, arguments: Sequence[str]) -> int:
     run_dir, job, found = _run(arguments)
+    if job is not None:
+        # Agents that were killed have left theirs, and their ports may be another user's soon.
+        with contextlib.suppress(SlurmElasticError):
+            run_dir.withdraw_health_of_job(job.job_id)
     if run_dir.is_done():
         return ExitCode.FINISHED
     shared = found.value("rdzv_id") is not None or (job is not None and job.shape is Shape.ARRAY)

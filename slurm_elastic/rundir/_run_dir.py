@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import _atomic_files, _secret
 from slurm_elastic.rundir._errors import RunDirError, explain
 from slurm_elastic.rundir._file_names import descending_numbers, numbered, safe
 from slurm_elastic.rundir._filesystem_check import make_fit
+from slurm_elastic.rundir._signatures import signature
 from slurm_elastic.rundir._signed_files import SignedFiles
 
 __all__ = ["RunDir", "incarnation"]
 
 _RUNS = "elastic-runs"
+_HEALTH_TOKEN = b"slurm_elastic health token 1\0"
 _SUBDIRECTORIES = ("rounds", "epochs", "endpoints", "events", "logs")
 
 
@@ -211,15 +214,29 @@ class RunDir:
         with self._accessed(path):
             path.unlink(missing_ok=True)
 
+    def withdraw_health_of_job(self, job: str) -> None:
+        """Remove the records of `publish_health` of all agents of a job."""
+        directory = self.path / "health"
+        suffix = f".{safe('job id', job)}.json"
+        with self._accessed(directory):
+            for name in _atomic_files.list_names(directory):
+                if name.endswith(suffix):
+                    (directory / name).unlink(missing_ok=True)
+
     def health_token(self) -> str:
-        """Return the token of the health ports, which the first process draws.
+        """Return the token of the health ports, which follows from the run's secret; the file is for clients.
+
+        Nobody who may write to the directory can put a token of its own choice there.
 
         Raises:
             UsageError: Other users can read the file, it belongs to another user, or it contains no token.
         """
         path = self.path / "health-token"
+        token = signature(self.secret(), _HEALTH_TOKEN, path.name, b"")
         with self._accessed(path):
-            return _secret.load_or_create(path).hex()
+            if _secret.load_or_create(path, lambda: token) != token:
+                raise UsageError(f"{path} is not the token of this run; remove it")
+        return token.hex()
 
     def append_event(self, node: str, line: str) -> None:
         """Append a line to the events of a node. Only agents of that node may call this."""

@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from slurm_elastic.errors import UsageError
@@ -17,15 +18,19 @@ _BYTES = 32
 _LINE = re.compile(rb"[0-9a-f]{%d}\n" % (2 * _BYTES))
 
 
-def load_or_create(path: Path) -> bytes:
+def load_or_create(path: Path, draw: Callable[[], bytes] = lambda: secrets.token_bytes(_BYTES)) -> bytes:
     """Return the secret in a file. The first process creates it; all processes get the same.
+
+    Args:
+        path: The file.
+        draw: Makes a new secret.
 
     Raises:
         UsageError: Other users can read the file, it belongs to another user, or it contains no secret.
         OSError: The file can be neither created nor read.
     """
     if not _atomic_files.exists(path):
-        _atomic_files.claim(path, secrets.token_hex(_BYTES).encode() + b"\n", mode=0o600)
+        _atomic_files.claim(path, draw().hex().encode() + b"\n", mode=0o600)
     return load(path)
 
 

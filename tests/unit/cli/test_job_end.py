@@ -72,6 +72,14 @@ def test_the_root_cause_of_this_incarnation_is_said_last(tmp_path: Path, capsys:
     assert capsys.readouterr().err == "root cause: rank 3 on n2 was killed by SIGSEGV\n  last words\n"
 
 
+def test_targets_of_agents_that_were_killed_are_withdrawn(tmp_path: Path) -> None:
+    run_dir = RunDir.for_run(tmp_path, "7").open()
+    for node, job in (("n1", "7"), ("n2", "7"), ("n1.7", "8"), ("n1", "17")):
+        run_dir.publish_health(node, job, b"[]")
+    assert main(["job-end", "1", "train.py"]) == 1
+    assert sorted(path.name for path in (run_dir.path / "health").iterdir()) == ["n1.17.json", "n1.7.8.json"]
+
+
 def test_the_root_cause_of_an_earlier_incarnation_is_not_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

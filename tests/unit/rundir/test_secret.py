@@ -69,3 +69,17 @@ def test_another_users_secret_is_refused(run_dir: RunDir, open_base: Path) -> No
     mine.secret()
     mine.path.chmod(0o777)
     assert "belongs to another user (uid 0)" in str(as_user(NOBODY, mine.secret))
+
+
+def test_the_token_of_health_ports_follows_from_the_secret(run_dir: RunDir, tmp_path: Path) -> None:
+    token = run_dir.health_token()
+    assert token == RunDir.for_run(tmp_path, "4711").health_token() != run_dir.secret().hex()
+    path = run_dir.path / "health-token"
+    assert path.read_text() == f"{token}\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.write_text(f"{'0' * 64}\n")
+    with pytest.raises(UsageError, match="health-token is not the token of this run; remove it"):
+        run_dir.health_token()
+    path.unlink()
+    assert run_dir.health_token() == token
+    assert RunDir.for_run(tmp_path, "2").open().health_token() != token
