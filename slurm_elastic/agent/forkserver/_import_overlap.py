@@ -30,6 +30,8 @@ _BEFORE = (
     *("_lzma", "_socket", "_struct", "_pickle", "_random", "_bisect", "_datetime", "_posixsubprocess", "mmap"),
     *("array", "binascii", "fcntl", "grp", "math", "resource", "select", "zlib", "asyncio", "msgspec"),
     *("_csv", "_blake2", "_sha2", "_sha512", "_contextvars", "_elementtree", "_heapq", "_opcode", "_statistics"),
+    # Since Python 3.14.
+    *("_hmac", "_zstd"),
 )
 """With parts in C, where they are not built in, or of Python with such parts; torch or the agent import them. Debian
 builds most of them into the interpreter; pyenv, conda and python.org's sources build them as files of their own."""
