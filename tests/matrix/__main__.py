@@ -183,9 +183,9 @@ def interpreter(release: str) -> tuple[str, Sequence[str]]:
             return str(candidate), ()
     if release == NEWER_PYTHON:
         inside = (*("unshare", "--mount", "sh", "-ec", ENTER, "sh"), str(NEWER_DEBIAN), str(CHECKOUT))
-        call(str(CHECKOUT / ".ci/setup"), "--release", "26.05")
         python = f"/usr/bin/python{release}"
         if not Path(f"{NEWER_DEBIAN}{python}").exists():
+            call(str(CHECKOUT / ".ci/setup"), "--release", "26.05")
             apt = ("apt-get", "install", "--yes", "--quiet=2", "--no-install-recommends", f"python{release}-venv")
             subprocess.run([*inside, *apt], check=False)
         if _is_python(release, [*inside, python]):
