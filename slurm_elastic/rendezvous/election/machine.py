@@ -820,7 +820,7 @@ class _Step:
         """Since when it is certain that there is no leader where there was one; None as long as it is not."""
         state, search, now = self.state, self.state.search, self.now
         if search.lost is not None:
-            return now if search.attempts.answer(search.lost) in _LEADS_NOBODY or self._is_silent() else None
+            return now if search.attempts.answer(search.lost) in _LEADS_NONE or self._is_silent() else None
         location = state.lookup.location
         if not location.published:
             if now < search.began + UNLED or self.config.campaign is None:
@@ -833,7 +833,7 @@ class _Step:
             if not twins <= state.twins:
                 self.change(twins=state.twins | twins)
             return None if self.state.twins else now
-        gone = all(search.attempts.answer(endpoint) in _LEADS_NOBODY for endpoint in location.endpoints)
+        gone = all(search.attempts.answer(endpoint) in _LEADS_NONE for endpoint in location.endpoints)
         return now if gone or now >= search.began + self.config.leader_limit else None
 
     def _is_silent(self) -> bool:
@@ -1211,7 +1211,7 @@ _HANDLERS: dict[type, Callable[[_Step, Any], None]] = {
 }
 
 _FOLLOWS_ITSELF = (Campaigning, Leading)
-_LEADS_NOBODY = (Answer.ENDED, Answer.IDLE)
+_LEADS_NONE = (Answer.ENDED, Answer.IDLE)
 
 _FOLLOWED = "a leader that has been followed by another"
 
