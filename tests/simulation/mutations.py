@@ -177,7 +177,9 @@ def either_half_goes_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(quorum, "has_quorum", enough)
 
 
-@mutation("a leave counts as gone before its workers have stopped", "one group trains", among=strikes_of(ALONE))
+@mutation(
+    "a leave counts as gone before its workers have stopped", "one group trains", among=after(2000, strikes_of(ALONE))
+)
 def leaves_count_at_once(patch: pytest.MonkeyPatch) -> None:
     retire, farewell = transitions.retire, leader_change.farewell
     patch.setattr(transitions, "retire", lambda *arguments, lingers=False: retire(*arguments))
@@ -244,7 +246,7 @@ def nothing_is_exclusive(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Records, "claim_round", lambda records, number, record: claim(records, number, record) or True)
 
 
-@mutation("a leader resigns while its own agent has workers", "one group trains", among=strikes_of(ALONE))
+@mutation("a leader resigns while its own agent has workers", "one group trains", among=after(2000, strikes_of(ALONE)))
 def resigns_too_soon(patch: pytest.MonkeyPatch) -> None:
     def resign(state: State) -> Any:
         return replace(state, phase=Phase.CLOSED), (Resign(tuple(state.agents)),)

@@ -70,8 +70,12 @@ def _struck(script: Script, repeat: str) -> Result:
     played = 1
     if violation is not None:
         return Result(played, _report(script, violation, repeat))
+    # Whichever of the messages before an answer it is lost at, it is the same one.
+    losable = {*world.answers.values()}
     for message in range(1, world.messages + 1):
         for kind in faults.STRIKES:
+            if kind == "lose" and message not in losable:
+                continue
             struck = faults.strike(script, message, kind)
             violation = play_script(struck)
             played += 1

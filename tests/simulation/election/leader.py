@@ -54,6 +54,7 @@ class Leader:
         told: as of :class:`~slurm_elastic.rendezvous.leader.agent_connections.AgentConnections`.
         term: state of the product's machine.
         loses_answer: whether the next action on the records is not answered.
+        answers: how many actions on the records were answered, or not.
     """
 
     def __init__(self, world: World, agent: Agent, number: int, campaign: Campaign, scope: str) -> None:
@@ -68,6 +69,7 @@ class Leader:
         self.ledger = FencedRecords(world.records, scope, campaign.term, endpoint, campaign.follows)
         self.term = term.initial_term(campaign.term, campaign.settings, world.now)
         self.over = self.loses_answer = False
+        self.answers = 0
         self.told: object = None
         self.wires: dict[str, Wire] = {}
         self._signs: dict[str, float] = {}
@@ -207,6 +209,7 @@ class Leader:
             self.world.before_message(self.agent)
             if self.agent.alive:
                 lost, self.loses_answer = self.loses_answer, False
+                self.answers += 1
                 allowed = (not lost or self.agent.rng.random() < 0.5) and operation()
                 self.world.before_message(self.agent)
                 answer = RecordsFailed(action, "the disk is full") if lost else RecordsAnswered(action, allowed)

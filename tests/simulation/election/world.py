@@ -11,6 +11,7 @@ from slurm_elastic.rendezvous.election.attempts import Answer
 from tests.simulation.election.agent import Agent
 from tests.simulation.election.checks import Checks
 from tests.simulation.election.faults import LEADER, Fault, Script
+from tests.simulation.election.leader import Leader
 from tests.simulation.election.records import Records
 from tests.simulation.election.wire import Wire
 from tests.simulation.violation import Violation
@@ -31,6 +32,7 @@ class World:
         dead_since: when each agent ended, or began to leave.
         slow_until: until when the records are slow.
         messages: how many have been under way so far; what is done with the records counts twice.
+        answers: for each answer of the records to a leader, the first message before which it can be lost.
         story: what happened, if it is wanted.
     """
 
@@ -42,6 +44,7 @@ class World:
         self.agents: dict[str, Agent] = {}
         self.checks = Checks(self)
         self.messages = 0
+        self.answers: dict[tuple[Leader, int], int] = {}
         self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._count = 0
         self._wires: list[Wire] = []
@@ -97,6 +100,8 @@ class World:
     def before_message(self, leader: Agent) -> None:
         """Another message arrives, or something is done with the records: a fault may strike right now."""
         self.messages += 1
+        if leader.leader is not None:
+            self.answers.setdefault((leader.leader, leader.leader.answers), self.messages)
         fault = self._struck.pop(self.messages, None)
         if fault is not None:
             self._happen(fault, leader)
