@@ -191,7 +191,8 @@ class Checks:
             self._check_gathered(before)
         if after.phase is Phase.RUNNING:
             require(after.table is self._latest, "one table is current", after.table)
-        self._given_up -= after.agents.keys() - before.agents.keys()
+        if self._given_up:
+            self._given_up -= after.agents.keys() - before.agents.keys()
         if after.restarts != before.restarts or before.inquest is not None or after.inquest is not None:
             self._check_blame(before, after, decisions)
         elif decisions:
@@ -241,10 +242,10 @@ class Checks:
         """What the machine counts is what there is."""
         agents = state.agents.values()
         blocking = sum(agent.status is not Status.WAITING for agent in agents)
-        require(state.blocking == blocking, "the books are right", f"blocking {state.blocking}, counted {blocking}")
+        require(state.blocking == blocking, "the books are right", ("blocking", state.blocking, "counted", blocking))
         if state.phase is not Phase.CLOSED:
             broken = {name for name, agent in state.agents.items() if agent.disconnected_at is not None}
-            require(state.broken == broken, "the books are right", f"broken {set(state.broken)}, counted {broken}")
+            require(state.broken == broken, "the books are right", ("broken", state.broken, "counted", broken))
         require(state.restarts <= state.settings.max_restarts, "restarts stay within the limit", state.restarts)
 
     def _check_publish(self, after: State, table: Table) -> None:

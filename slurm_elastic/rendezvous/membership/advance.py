@@ -53,7 +53,7 @@ def next_deadline(state: State) -> float:
         _timeout_due(state),
         leader_change.waiting_ends(state),
     )
-    return min(moment for moment in moments if moment is not None)
+    return min([moment for moment in moments if moment is not None])
 
 
 def _loss_due(state: State) -> float | None:
