@@ -30,7 +30,18 @@ NEW_FILE = 0o644
 _WRITABLE = 0o022
 
 
-def require_own(path: Path, owners: Collection[int] = (), *, mend: str = "remove it, or take another place") -> None:
+def group_may_write() -> bool:
+    """Return True if the user wants its run directories open to their group for writing."""
+    return bool(os.environ.get("SLURM_ELASTIC_GROUP_WRITE"))
+
+
+def require_own(
+    path: Path,
+    owners: Collection[int] = (),
+    *,
+    mend: str = "remove it, or take another place",
+    group: bool = False,
+) -> None:
     """Make sure that a directory belongs to this user, and that no other may write to it.
 
     One of this user's that others may write to, as an umask of 002 makes it, is closed to them.
@@ -40,18 +51,20 @@ def require_own(path: Path, owners: Collection[int] = (), *, mend: str = "remove
         owners: user ids that count as this user's beside its own, as a file server with root_squash changes it
             (exports(5)).
         mend: what a person can do.
+        group: whether its group may write to it.
 
     Raises:
         UsageError: it does not, or they may.
     """
+    writable = _writable(group)
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)
         if status.st_uid not in (os.geteuid(), *owners):
             raise UsageError(f"{path} belongs to another user (uid {status.st_uid}); {mend}")
-        if status.st_mode & _WRITABLE:
+        if status.st_mode & writable:
             try:
-                os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~_WRITABLE)
+                os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~writable)
             except OSError as error:
                 mode = stat.S_IMODE(status.st_mode)
                 raise UsageError(
@@ -62,7 +75,7 @@ def require_own(path: Path, owners: Collection[int] = (), *, mend: str = "remove
         os.close(descriptor)
 
 
-def require_safe_parent(path: Path, owners: Collection[int] = (), *, mend: str) -> None:
+def require_safe_parent(path: Path, owners: Collection[int] = (), *, mend: str, group: bool = False) -> None:
     """Make sure that no other user can replace what this one makes in a directory.
 
     It may belong to somebody else and be open to a group or to all, if it has the sticky bit.
@@ -71,20 +84,25 @@ def require_safe_parent(path: Path, owners: Collection[int] = (), *, mend: str) 
         path: of the directory.
         owners: see `require_own`.
         mend: what a person can do.
+        group: whether its group counts as this user.
 
     Raises:
         UsageError: others can.
     """
     status = path.stat()
-    if not status.st_mode & _WRITABLE or status.st_mode & stat.S_ISVTX:
+    if not status.st_mode & _writable(group) or status.st_mode & stat.S_ISVTX:
         return
     if status.st_uid in (os.geteuid(), *owners):
-        require_own(path, owners, mend=mend)
+        require_own(path, owners, mend=mend, group=group)
         return
     raise UsageError(
         f"{path} belongs to another user (uid {status.st_uid}) and is open to others for writing (mode "
         f"{stat.S_IMODE(status.st_mode):04o}), who could replace what is in it; chmod +t it, or {mend}"
     )
+
+
+def _writable(group: bool) -> int:
+    return _WRITABLE & ~stat.S_IWGRP if group else _WRITABLE
 
 
 def is_writable_by_others(path: Path) -> bool:

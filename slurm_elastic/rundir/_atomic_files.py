@@ -11,11 +11,12 @@ import contextlib
 import errno
 import os
 import secrets
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from slurm_elastic.ownership import NEW_DIRECTORY, NEW_FILE, open_own, write_own
+from slurm_elastic.ownership import NEW_DIRECTORY, NEW_FILE, group_may_write, open_own, write_own
 
 __all__ = ["append", "claim", "exists", "list_names", "make_directory", "publish", "read", "written"]
 
@@ -120,6 +121,8 @@ def make_directory(path: Path) -> None:
     """Make a directory unless it exists; its parent has to exist."""
     try:
         path.mkdir(NEW_DIRECTORY)
+        if group_may_write():
+            path.chmod(NEW_DIRECTORY | stat.S_IWGRP)
     except FileExistsError:
         if not path.is_dir():
             _forget_absence(path.parent)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.ownership import require_own, require_safe_parent
+from slurm_elastic.ownership import group_may_write, require_own, require_safe_parent
 from slurm_elastic.rundir import _atomic_files
 from slurm_elastic.rundir._errors import explain
 
@@ -43,11 +43,13 @@ def make_fit(base: Path, path: Path, subdirectories: Iterable[str]) -> None:
     for directory in (path.parent, path, *(path / name for name in subdirectories)):
         with _unfit(directory):
             _atomic_files.make_directory(directory)
+    group = group_may_write()
     with _unfit(path):
         owner = _probe(path)
-        require_safe_parent(path.parent, (owner,), mend=_MEND)
+        require_safe_parent(path.parent, (owner,), mend=_MEND, group=group)
         for directory in (path, *(path / name for name in subdirectories)):
-            require_own(directory, (owner,), mend=_MEND)
+            # Never the logs: they are written by names, of which a group could make links to other places.
+            require_own(directory, (owner,), mend=_MEND, group=group and directory.name != "logs")
 
 
 def _probe(path: Path) -> int:

@@ -105,6 +105,29 @@ def test_a_forged_round_or_epoch_of_the_future_supersedes_nobody(run_dir: RunDir
     assert (run_dir.newest_epoch("0"), run_dir.last_round()) == (1, 0)
 
 
+def test_a_group_that_may_write_forges_nothing(open_base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_ELASTIC_GROUP_WRITE", "1")
+    before = os.umask(0o022)
+    try:
+        run_dir = RunDir.for_run(open_base, "1").open()
+        assert run_dir.claim_epoch("0", 1, RECORD)
+    finally:
+        os.umask(before)
+    modes = {name: (run_dir.path / name).stat().st_mode & 0o777 for name in (".", "rounds", "epochs/0", "logs")}
+    assert modes == {".": 0o775, "rounds": 0o775, "epochs/0": 0o775, "logs": 0o755}
+    assert run_dir.claim_round(0, RECORD)
+    # A record of the user's own that the group has moved, and another file of the user's.
+    (run_dir.path / "rounds/000001.json").write_bytes((run_dir.path / "rounds/000000.json").read_bytes())
+    (run_dir.path / "done.json").write_bytes(b"a log")
+    assert contents(run_dir) == [False, None, 1, RECORD, 0, RECORD, None, ()]
+    assert run_dir.mark_done({})
+    assert run_dir.is_done()
+    # Without the option it is closed again.
+    monkeypatch.delenv("SLURM_ELASTIC_GROUP_WRITE")
+    run_dir.open()
+    assert run_dir.path.stat().st_mode & 0o777 == 0o755
+
+
 def test_one_process_wins_where_a_forged_record_is_in_the_way(run_dir: RunDir) -> None:
     run_dir.secret()
     for number in range(20):
