@@ -33,6 +33,12 @@ def etcd(first_etcd: EtcdServer) -> EtcdServer:
     return first_etcd
 
 
+@pytest.fixture(autouse=True)
+def nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The etcd of these tests asks for neither a user nor a certificate."""
+    monkeypatch.setenv("SLURM_ELASTIC_ETCD_OPEN", "1")
+
+
 @pytest.fixture
 def backend(client: EtcdClient, prefix: str) -> EtcdV3RendezvousBackend:
     return EtcdV3RendezvousBackend(client, prefix)
@@ -222,6 +228,12 @@ def training(tmp_path: Path) -> Path:
     script = tmp_path / "train.py"
     script.write_text(TRAINING)
     return script
+
+
+def test_an_etcd_for_everybody_is_refused(etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_ELASTIC_ETCD_OPEN")
+    with pytest.raises(UsageError, match=r"torch unpickles it.*give it a user or a client certificate, or set SLURM_"):
+        create_backend(parameters(str(etcd.config)))
 
 
 def test_two_agents_of_torchrun_meet(first_etcd: EtcdServer, training: Path, prefix: str) -> None:

@@ -2,13 +2,14 @@
 
 torch pickles the rendezvous state and unpickles what the backend returns (torch 2.13,
 distributed/elastic/rendezvous/dynamic_rendezvous.py, _BackendRendezvousStateHolder.sync): whoever can write under the
-prefix can run code in every agent. Ask for user and password in etcd, and give each user a prefix of his own. The
-project's own rendezvous unpickles nothing.
+prefix can run code in every agent. So it takes a user or a client certificate of etcd, which has to give each user a
+prefix of its own. The project's own rendezvous unpickles nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
@@ -24,7 +25,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
-from slurm_elastic.rendezvous.records.etcd.config import load_config
+from slurm_elastic.rendezvous.records.etcd.config import ENVIRONMENT_PREFIX, load_config
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdError, EtcdLeaseLostError, EtcdUnknownHostError
 from slurm_elastic.rendezvous.records.etcd.store import LEASE_SECONDS, EtcdStore
 from slurm_elastic.rendezvous.records.etcd.transactions import Compare, Get, KeyValue, Put
@@ -32,6 +33,7 @@ from slurm_elastic.rendezvous.records.etcd.transactions import Compare, Get, Key
 __all__ = ["EtcdV3RendezvousBackend", "create_backend", "create_handler"]
 
 _NAME = "etcd-v3"
+_OPEN_VARIABLE = f"{ENVIRONMENT_PREFIX}OPEN"
 _DIGEST_BYTES = 32
 
 _T = TypeVar("_T")
@@ -110,10 +112,16 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdV3RendezvousBacken
     ``$SLURM_JOB_ID.$SLURM_RESTART_COUNT``, because torch's handler closes a run id for good.
 
     Raises:
-        UsageError: An option is wrong, or etcd is not what the options say; also a ValueError for a wrong protocol.
+        UsageError: An option is wrong, etcd is not what the options say, or there is neither a user nor a certificate;
+            also a ValueError for a wrong protocol.
         RendezvousConnectionError: etcd did not answer, or the name service does not know its host.
     """
     config = load_config(_with_scheme(params.endpoint, params.get("protocol")), params.config)
+    if config.user is None and config.ssl_cert is None and not os.environ.get(_OPEN_VARIABLE):
+        raise UsageError(
+            f"the etcd-v3 backend runs what is in etcd as code (torch unpickles it), and {config} would take it from "
+            f"everybody; give it a user or a client certificate, or set {_OPEN_VARIABLE}=1 where nobody else reaches it"
+        )
     read_timeout = params.get_as_int("read_timeout", 60)
     if read_timeout is None or read_timeout <= 0:
         raise UsageError("the read_timeout in --rdzv-conf must be a positive number of seconds")
