@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar, NoReturn
 
+from slurm_elastic.cli._completion import add_print_completion
 from slurm_elastic.errors import SlurmElasticError, UsageError, did_you_mean
 
 __all__ = ["Command", "Parser", "with_one_line_errors"]
@@ -89,6 +90,9 @@ class Command(ABC):
     summary: ClassVar[str]
     """The line of the command in ``slurm-elastic --help``."""
 
+    examples: ClassVar[str] = ""
+    """Lines for the end of the help text."""
+
     @abstractmethod
     def run(self, arguments: Sequence[str]) -> int:
         """Run the command.
@@ -109,15 +113,21 @@ class Command(ABC):
         The caller calls this only in a process that does nothing else.
         """
 
-    def parser(self, *, examples: str = "") -> Parser:
-        """Return a parser for the arguments of this command, without arguments yet.
+    def add_options(self, parser: Parser) -> None:  # noqa: B027
+        """Add the arguments of the command."""
 
-        Args:
-            examples: Lines for the end of the help text.
-        """
-        return Parser(
+    def parser(self) -> argparse.ArgumentParser:
+        """Return the parser of this command; a shell completes the options that it has."""
+        parser = Parser(
             prog=f"slurm-elastic {self.name}",
             description=f"{self.summary[0].upper()}{self.summary[1:]}.",
-            epilog=examples and f"examples:\n{examples}",
+            epilog=self.examples and f"examples:\n{self.examples}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        self.add_options(parser)
+        add_print_completion(parser)
+        return parser
+
+    def completion_parser(self) -> argparse.ArgumentParser:
+        """Return the parser whose options and values a shell completes, where it knows more than that of `parser`."""
+        return self.parser()

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from slurm_elastic.cli._command import Command, Parser
+from slurm_elastic.cli._command import Command
 from slurm_elastic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,16 +22,10 @@ _SUBMIT = "--submit"
 class ServingCommand(Command):
     """A command that serves from its start until a signal comes, and may submit the job that it serves."""
 
-    examples: ClassVar[str]
-    """Example lines of the help text."""
     submit_help: ClassVar[str]
     """Help text of ``--submit``."""
     submit_example: ClassVar[str]
     """Example of the words that follow ``--submit``."""
-
-    @abstractmethod
-    def add_options(self, parser: Parser) -> None:
-        """Add all options but ``--submit``."""
 
     def check(self, options: argparse.Namespace) -> None:
         """Raise UsageError for options that contradict each other; ``options.submit`` has the arguments of sbatch."""
@@ -63,13 +57,16 @@ class ServingCommand(Command):
         tell(node)
         return self.serve(options, notices, node)
 
-    def _options(self, arguments: Sequence[str]) -> argparse.Namespace:
-        parser = self.parser(examples=self.examples)
-        self.add_options(parser)
+    def parser(self) -> argparse.ArgumentParser:
+        """Add ``--submit`` to the options of the command."""
+        parser = super().parser()
         parser.add_argument(_SUBMIT, nargs=argparse.REMAINDER, metavar="...", help=f"last option: {self.submit_help}")
+        return parser
+
+    def _options(self, arguments: Sequence[str]) -> argparse.Namespace:
         # argparse would take options of sbatch for options of this command.
         own = list(arguments).index(_SUBMIT) if _SUBMIT in arguments else len(arguments)
-        options = parser.parse_args(arguments[:own])
+        options = self.parser().parse_args(arguments[:own])
         options.submit = arguments[own + 1 :]
         if own < len(arguments) and not options.submit:
             raise UsageError(f"{_SUBMIT}: name a batch script, as in {_SUBMIT} {self.submit_example}")

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from slurm_elastic.cli._command import Command, with_one_line_errors
 
 if TYPE_CHECKING:
+    import argparse
+
     from slurm_elastic.agent.forkserver import ForkServer
 
 __all__ = ["Agent", "go_on"]
@@ -41,6 +43,12 @@ class Agent(Command):
                 arguments=arguments,
                 signals=RECORDED,
             )
+
+    def parser(self) -> argparse.ArgumentParser:
+        """Return torchrun's parser with the options of the agent; imports torch."""
+        from slurm_elastic.cli.agent_parser import agent_parser
+
+        return agent_parser()
 
     def run(self, arguments: Sequence[str]) -> int:
         """Resolve the command line and Slurm's environment, and run the agent."""

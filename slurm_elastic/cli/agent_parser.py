@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.distributed.run import get_args_parser
 
 from slurm_elastic.agent.option_table import GENERAL, HEALTH
 from slurm_elastic.cli._command import Parser
+from slurm_elastic.cli._completion import add_print_completion
 from slurm_elastic.errors import UsageError
 
 __all__ = ["agent_parser"]
@@ -76,36 +76,10 @@ def agent_parser() -> argparse.ArgumentParser:
             help=option.help,
             **_given(dest=option.torchrun, metavar=option.metavar, choices=option.choices, default=option.default),
         )
-    group.add_argument(
-        "--print-completion",
-        "--print_completion",
-        action=_PrintCompletion,
-        choices=("bash", "zsh", "tcsh"),
-        help="print a script that completes the options of slurm-elastic in a shell, and exit; needs shtab",
-    )
+    add_print_completion(group)
     return parser
 
 
 def _given(**settings: Any) -> dict[str, Any]:
     """Leave out settings that are None: the action of a switch does not accept them."""
     return {name: value for name, value in settings.items() if value is not None}
-
-
-class _PrintCompletion(argparse.Action):
-    """Prints what a shell completes after ``slurm-elastic``; torch's own would print that of torchrun (torch 2.14)."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_arguments: object) -> None:
-        shell = _arguments[1]
-        try:
-            shtab = importlib.import_module("shtab")
-        except ModuleNotFoundError:
-            raise UsageError("--print-completion needs the package shtab; pip install shtab") from None
-        from slurm_elastic.cli.main import summaries
-
-        command = argparse.ArgumentParser(prog="slurm-elastic")
-        commands = command.add_subparsers()
-        for name, summary in summaries():
-            options = [parser] if name == "agent" else []
-            commands.add_parser(name, help=summary, parents=options, add_help=False)
-        print(shtab.complete(command, shell=shell))
-        parser.exit()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_elastic.cli._command import Command
+from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.cli._leave_request import add_run, find_run, request_leave
 from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm import expand
@@ -23,14 +23,17 @@ class Drain(Command):
 
     name = "drain"
     summary = "make nodes leave a run with notice, for instance before maintenance"
+    examples = _EXAMPLES
 
-    def run(self, arguments: Sequence[str]) -> int:
-        """Ask the leader, and print the nodes that will leave."""
-        parser = self.parser(examples=_EXAMPLES)
+    def add_options(self, parser: Parser) -> None:
+        """See base class."""
         add_run(parser)
         parser.add_argument("nodes", metavar="NODE", nargs="*", default=(), help="Slurm's name; also node[1-3]")
         parser.add_argument("--all", action="store_true", help="every node of the run")
-        options = parser.parse_args(arguments)
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Ask the leader, and print the nodes that will leave."""
+        options = self.parser().parse_args(arguments)
         if options.all == bool(options.nodes):
             raise UsageError("name the nodes that have to leave, or give --all")
         nodes = tuple(dict.fromkeys(node for text in options.nodes for node in expand(text)))

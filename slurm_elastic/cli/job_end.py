@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from slurm_elastic.agent.option_table import Scan, scan
 from slurm_elastic.agent.option_values import base_directory, requeue_policy
 from slurm_elastic.agent.requeue import requeue_job
-from slurm_elastic.cli._command import Command
+from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
 from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import Controller, Shape, SlurmJob
@@ -35,13 +35,16 @@ class JobEnd(Command):
 
     name = "job-end"
     summary = "exit with 0 if the run is finished, otherwise requeue the job if it can go on; for batch scripts"
+    examples = _EXAMPLES
+
+    def add_options(self, parser: Parser) -> None:
+        """See base class."""
+        parser.add_argument("status", type=int, help="exit code of srun")
+        parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the arguments of the agents")
 
     def run(self, arguments: Sequence[str]) -> int:
         """Return the exit code of the job."""
-        parser = self.parser(examples=_EXAMPLES)
-        parser.add_argument("status", type=int, help="exit code of srun")
-        parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the arguments of the agents")
-        options = parser.parse_args(arguments)
+        options = self.parser().parse_args(arguments)
         try:
             return _job_end(options.status, options.arguments)
         except SlurmElasticError as error:

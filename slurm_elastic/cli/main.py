@@ -8,9 +8,10 @@ import sys
 from collections.abc import Sequence
 
 from slurm_elastic.cli._command import Command, Parser, with_one_line_errors
+from slurm_elastic.cli._completion import add_print_completion
 from slurm_elastic.errors import ExitCode, UsageError, did_you_mean
 
-__all__ = ["main", "summaries"]
+__all__ = ["commands", "main"]
 
 _COMMANDS = {
     "agent": "Agent",
@@ -68,8 +69,8 @@ def _run(argv: Sequence[str] | None) -> int:
 class _MainParser(Parser):
     def format_help(self) -> str:
         """Add the summaries of all commands, which imports their modules."""
-        commands = "\n".join(f"  {name:<12}{summary}" for name, summary in summaries())
-        self.description = f"PyTorch training on Slurm that grows, shrinks and restarts.\n\ncommands:\n{commands}"
+        lines = "\n".join(f"  {each.name:<12}{each.summary}" for each in commands())
+        self.description = f"PyTorch training on Slurm that grows, shrinks and restarts.\n\ncommands:\n{lines}"
         return super().format_help()
 
 
@@ -83,14 +84,15 @@ def _parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"slurm-elastic {__version__}")
+    add_print_completion(parser)
     parser.add_argument("command", metavar="COMMAND", help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
 
-def summaries() -> list[tuple[str, str]]:
-    """Return all commands, each with one line about it; imports their modules."""
-    return [(name, _imported(name).summary) for name in _COMMANDS]
+def commands() -> list[Command]:
+    """Return all commands; imports their modules."""
+    return [_imported(name) for name in _COMMANDS]
 
 
 def _imported(name: str) -> Command:

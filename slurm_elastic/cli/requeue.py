@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_elastic.cli._command import Command
+from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.cli._leave_request import add_run, find_run, request_leave
 
 __all__ = ["Requeue"]
@@ -20,12 +20,15 @@ class Requeue(Command):
 
     name = "requeue"
     summary = "make a run save, give its nodes back and start again when Slurm has new ones"
+    examples = _EXAMPLES
+
+    def add_options(self, parser: Parser) -> None:
+        """See base class."""
+        add_run(parser)
 
     def run(self, arguments: Sequence[str]) -> int:
         """Ask the leader, and print the nodes that the run will give back."""
-        parser = self.parser(examples=_EXAMPLES)
-        add_run(parser)
-        options = parser.parse_args(arguments)
+        options = self.parser().parse_args(arguments)
         answer = request_leave(find_run(options), (), "requeued")
         if answer.nodes:
             print(f"asked to leave and come back: {', '.join(answer.nodes)}")

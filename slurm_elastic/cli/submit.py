@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_elastic.cli._command import Command
+from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,12 +22,6 @@ __all__ = ["Submit"]
 _EPILOG = """\
 Options of sbatch, such as --partition or --time, and options of the agents, such as --max-restarts, stand before the
 script in any order. Single letters are options of sbatch, except -m MODULE, which is an option of the agents.
-
-  --nodes MIN:MAX    minimum and maximum of nodes; also N, and MIN-MAX as sbatch writes it
-  --shape SHAPE      allocation: one job with all nodes (default); array: one job per node, which start and end alone
-  --template FILE    a batch script with your site's lines (default: the file that SLURM_ELASTIC_TEMPLATE names, else
-                     the template of the package, which slurm-elastic template prints)
-  --dry-run          print the batch script and submit nothing
 """
 
 _EXAMPLES = """\
@@ -51,6 +45,44 @@ class Submit(Command):
 
     name = "submit"
     summary = "submit a script; options of sbatch and of the agent before it"
+    examples = _EXAMPLES
+
+    def add_options(self, parser: Parser) -> None:
+        """See base class."""
+        parser.usage = "slurm-elastic submit [options] train.py [arguments of train.py]"
+        parser.epilog = f"{_EPILOG}\n{parser.epilog}"
+        parser.add_argument(
+            "--nodes", metavar="MIN:MAX", help="minimum and maximum of nodes; also N, and MIN-MAX as sbatch writes it"
+        )
+        parser.add_argument(
+            "--shape",
+            choices=("allocation", "array"),
+            help="allocation: one job with all nodes (default); array: one job per node, which start and end alone",
+        )
+        parser.add_argument(
+            "--template",
+            metavar="FILE",
+            help="a batch script with your site's lines (default: the file that SLURM_ELASTIC_TEMPLATE names, else the "
+            "template of the package, which slurm-elastic template prints)",
+        )
+        parser.add_argument("--dry-run", action="store_true", help="print the batch script and submit nothing")
+
+    def completion_parser(self) -> argparse.ArgumentParser:
+        """Add the options of the agent and of sbatch."""
+        from slurm_elastic.submission.submit_options import SBATCH_OPTIONS
+
+        parser = self.parser()
+        known = set(parser._option_string_actions)
+        agent = _agent_parser()
+        for action in agent._actions:
+            names = known & set(action.option_strings)
+            if not names and action.dest.replace("_", "-") not in _DECIDED:
+                parser._add_action(action)
+                known |= set(action.option_strings)
+        for name in SBATCH_OPTIONS:
+            if f"--{name}" not in known:
+                parser.add_argument(f"--{name}", help="option of sbatch")
+        return parser
 
     def run(self, arguments: Sequence[str]) -> int:
         """Check the command line, submit, and print the job id and the path of the output."""
@@ -59,13 +91,15 @@ class Submit(Command):
 
         # The parser of the agents' options imports torch; the help text does not need it.
         if not arguments or arguments[0] in ("-h", "--help"):
-            self._help()
+            self.parser().print_help()
             return 0
+        if arguments[0].replace("_", "-").startswith("--print-completion"):
+            self.parser().parse_args(arguments)
         agent = _agent_parser()
         options, switches = _options(agent)
         line = read_command_line(arguments, options, switches)
         if "help" in line.own:
-            self._help()
+            self.parser().print_help()
             return 0
         _require_agent_options(agent, line)
         plan = _plan(line)
@@ -79,12 +113,6 @@ class Submit(Command):
         print(job_id)
         print(f"output: {_output(dict(script.options), job_id)}", file=sys.stderr)
         return 0
-
-    def _help(self) -> None:
-        parser = self.parser(examples=_EXAMPLES)
-        parser.usage = "slurm-elastic submit [options] train.py [arguments of train.py]"
-        parser.epilog = f"{_EPILOG}\n{parser.epilog}"
-        parser.print_help()
 
 
 def _agent_parser() -> argparse.ArgumentParser:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 
-from slurm_elastic.cli._command import Command
+from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.submission import templates
 
 __all__ = ["Template"]
@@ -21,12 +22,22 @@ class Template(Command):
 
     name = "template"
     summary = "print a batch script to adapt to your site, or list all of them"
+    examples = _EXAMPLES
+
+    def add_options(self, parser: Parser) -> None:
+        """See base class."""
+        parser.add_argument("name", nargs="?", help="name of the template; without it, print a list of all")
+
+    def completion_parser(self) -> argparse.ArgumentParser:
+        """Let a shell complete the names of the templates."""
+        parser = self.parser()
+        (name,) = (action for action in parser._actions if action.dest == "name")
+        name.choices = templates.names()
+        return parser
 
     def run(self, arguments: Sequence[str]) -> int:
         """Print the template that the command line names, or the list of templates."""
-        parser = self.parser(examples=_EXAMPLES)
-        parser.add_argument("name", nargs="?", help="name of the template; without it, print a list of all")
-        name = parser.parse_args(arguments).name
+        name = self.parser().parse_args(arguments).name
         if name is None:
             for each in templates.names():
                 print(f"{each:<14}{templates.summary(each)}")

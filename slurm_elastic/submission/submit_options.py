@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from slurm_elastic.errors import UsageError
 from slurm_elastic.submission.batch_script import LONG_NAMES
 
-__all__ = ["CommandLine", "read_command_line"]
+__all__ = ["SBATCH_OPTIONS", "CommandLine", "read_command_line"]
 
 _SBATCH_SWITCHES = frozenset(
     {
@@ -44,6 +44,9 @@ _SBATCH_SWITCHES = frozenset(
     }
 )
 """Options of sbatch whose value is missing or optional (sbatch(1), 22.05 to 26.05)."""
+
+SBATCH_OPTIONS = tuple(sorted({*LONG_NAMES.values(), *_SBATCH_SWITCHES}))
+"""Long options of sbatch without dashes, for a shell to complete; sbatch has more."""
 
 _OWN_SWITCHES = frozenset({"dry-run", "help"})
 _OWN = frozenset({"shape", "template", "nodes"}) | _OWN_SWITCHES
