@@ -2,7 +2,7 @@
 
 PYTHON := /opt/slurm-elastic/venv/bin/python
 
-.PHONY: help setup demo check test test-all test-matrix simulate soak lint lines bench docs shell
+.PHONY: help setup demo check test test-all test-matrix test-gpu simulate soak lint lines package bench docs shell
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,9 @@ simulate: setup ## a million simulated schedules on all cores; SIMULATE="--sched
 # Whoever chooses the mishaps wants these alone.
 soak: setup $(if $(SOAK),,simulate) ## that, and mishaps to one run on a real cluster for an hour; SOAK="--mishaps preempt --times 20"
 	@$(PYTHON) -m tests.cluster.soak $(SOAK)
+
+package: setup ## sdist and wheel in build/dist, checked, and the demo from the wheel in an empty environment
+	@.ci/package $(PACKAGE)
 
 bench: setup ## the benchmarks behind docs/benchmarks.md
 	@mkdir -p build

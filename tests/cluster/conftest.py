@@ -181,7 +181,7 @@ def environment() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def own_environment(upon: Path = VENV) -> Iterator[Path]:
-    """Install this checkout's package, and yield the directory of its programs.
+    """Install the wheel of this checkout, and yield the directory of its programs.
 
     It is the caller's own and stacked upon the common one, so that sessions of different checkouts do not change each
     other's package.
@@ -192,9 +192,15 @@ def own_environment(upon: Path = VENV) -> Iterator[Path]:
         (below,) = upon.glob("lib/python3*/site-packages")
         (packages,) = own.glob("lib/python3*/site-packages")
         (packages / "below.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
-        pip = [str(VENV / "bin/pip"), "--python", str(own / "bin/python"), "--disable-pip-version-check"]
-        install = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--ignore-installed"]
-        _run(*pip, *install, str(CHECKOUT))
+        pip = [str(VENV / "bin/pip"), "--disable-pip-version-check"]
+        # As it is published: the wheel comes from the sdist, and the sdist from the checkout.
+        dist = own / "dist"
+        sdist = ["hatchling", "build", "--target", "sdist", "--directory", str(dist)]
+        _run(str(VENV / "bin/python"), "-m", *sdist, cwd=CHECKOUT)
+        wheel = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(dist)]
+        _run(*pip, *wheel, *map(str, dist.glob("*.tar.gz")))
+        install = ["--python", str(own / "bin/python"), "install", "--quiet", "--no-deps", "--ignore-installed"]
+        _run(*pip, *install, *map(str, dist.glob("*.whl")))
         yield own / "bin"
     finally:
         shutil.rmtree(own, ignore_errors=True)
@@ -206,7 +212,9 @@ def _remove_if_empty(directory: Path) -> None:
         directory.rmdir()
 
 
-def _run(*argv: str) -> None:
-    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, umask=0o022, check=False)
+def _run(*argv: str, cwd: Path | None = None) -> None:
+    done = subprocess.run(
+        argv, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, umask=0o022, check=False
+    )
     if done.returncode != 0:
         pytest.fail(f"{' '.join(argv)}: exit {done.returncode}\n{done.stdout}", pytrace=False)

@@ -1,0 +1,48 @@
+"""The recipes of other package managers, and what else repeats pyproject.toml."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from slurm_elastic import __version__
+
+CHECKOUT = Path(__file__).parents[2]
+CONDA = (CHECKOUT / "docs/packaging/conda/recipe.yaml").read_text()
+SPACK = (CHECKOUT / "docs/packaging/spack/packages/py_slurm_elastic/package.py").read_text()
+
+
+def requirements() -> dict[str, str]:
+    """What pyproject.toml requires, with the oldest version."""
+    text = (CHECKOUT / "pyproject.toml").read_text()
+    listed = text[text.index("\ndependencies = [") : text.index("[project.optional-dependencies]")]
+    python = re.search(r'requires-python = ">=([0-9.]+)"', text)
+    assert python
+    return {"python": python[1], **dict(re.findall(r'"([\w-]+)>=([0-9.]+)"', listed))}
+
+
+def test_conda_requires_the_same() -> None:
+    run = CONDA[CONDA.index("  run:") : CONDA.index("\ntests:")]
+    found = dict(re.findall(r"    - ([\w-]+) >=([0-9.]+)", run))
+    assert {name.replace("pytorch", "torch"): oldest for name, oldest in found.items()} == requirements()
+
+
+def test_spack_requires_the_same() -> None:
+    found = dict(re.findall(r'depends_on\("(?:py-)?([\w-]+)@([0-9.]+):', SPACK))
+    del found["hatchling"], found["shtab"]
+    wanted = {name.replace("_", "-"): oldest for name, oldest in requirements().items()}
+    assert found == wanted
+    compile(SPACK, "package.py", "exec")
+
+
+def test_everything_names_this_version() -> None:
+    for name, text, line in (
+        ("conda", CONDA, f"  version: {__version__}"),
+        ("spack", SPACK, f'    version("{__version__}")'),
+        ("CITATION.cff", (CHECKOUT / "CITATION.cff").read_text(), f"version: {__version__}"),
+    ):
+        assert line in text.splitlines(), name
+    # The first section with a version is this one.
+    sections = re.findall(r"^## (\d\S*) - (\S+)$", (CHECKOUT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert sections[0][0] == __version__
+    assert f'date-released: "{sections[0][1]}"' in (CHECKOUT / "CITATION.cff").read_text()
