@@ -2,7 +2,7 @@
 
 PYTHON := /opt/slurm-elastic/venv/bin/python
 
-.PHONY: help setup demo check test test-all test-matrix test-gpu simulate soak lint lines package bench docs shell
+.PHONY: help setup demo check test test-all test-matrix test-containers test-gpu simulate soak lint lines package bench docs shell
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,6 +27,13 @@ test-all: test ## the cluster layer on Slurm 24.11 and 26.05, too
 	@SLURM_ELASTIC_TEST_RELEASE=24.11 $(PYTHON) -m pytest tests/cluster $(PYTEST)
 	@.ci/setup --release 26.05
 	@SLURM_ELASTIC_TEST_RELEASE=26.05 $(PYTHON) -m pytest tests/cluster $(PYTEST)
+
+test-gpu: ## agents on the GPUs of this machine, with the CUDA torch of python3; GPU_PYTHON=/path/to/python make test-gpu
+	@$(or $(GPU_PYTHON),python3) -m pytest tests/gpu -s $(PYTEST)
+
+test-containers: setup ## agents in Apptainer images on the test cluster; Apptainer comes from Debian sid
+	@.ci/setup --apptainer
+	@$(PYTHON) -m pytest tests/containers $(PYTEST)
 
 check: setup ## lint, types, unit tests and a thousand simulated schedules, in less than two minutes
 	@.ci/check

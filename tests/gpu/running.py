@@ -1,0 +1,56 @@
+"""Agents whose workers are tests/gpu/worker.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.machine import descendants, devices_of
+from tests.local.agents import Agent, Allocation
+from tests.local.waiting import eventually
+
+WORKER = Path(__file__).with_name("worker.py")
+
+
+class Training:
+    """One agent on this machine, and what its workers wrote down."""
+
+    def __init__(
+        self, allocation: Allocation, mode: str, workers: int, *options: str, device: str = "cuda", **variables: str
+    ) -> None:
+        self.allocation, self.workers = allocation, workers
+        # CUDA's libraries, and the programs of the driver.
+        inherited = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME") if name in os.environ}
+        agent = [sys.executable, "-m", "slurm_elastic", "agent", f"--nproc-per-node={workers}", *options]
+        self.agent: Agent = allocation.command(
+            1, *agent, str(WORKER), mode, f"--device={device}", **{**inherited, **variables}
+        )
+
+    def seen(self, round_number: int = 0, kind: str = "seen") -> list[dict[str, Any]]:
+        """Wait for the records of a round and return them by rank; of kind ``failed`` rank 0 alone has one."""
+        ranks = range(self.workers) if kind == "seen" else range(1)
+        files = [self.allocation.directory / kind / f"{round_number}.{rank}.json" for rank in ranks]
+        eventually(lambda: all(file.exists() for file in files) or not self.agent.running(), lambda: self.agent.err)
+        assert all(file.exists() for file in files), f"the agent has ended:\n{self.agent.err}\n{self.logs()}"
+        return [json.loads(file.read_text()) for file in files]
+
+    def others_with_devices(self, workers: list[dict[str, Any]]) -> dict[int, list[str]]:
+        """Return the devices that processes of the agent have open, its fork server among them, but not its workers."""
+        mine = {record["pid"] for record in workers}
+        below = set().union(*(descendants(pid) for pid in mine))
+        others = descendants(self.agent.pid) - below
+        assert self.agent.pid in others
+        return {pid: devices for pid in others if (devices := devices_of(pid))}
+
+    def finish(self) -> None:
+        """End the training; the agent has to end well."""
+        self.allocation.touch("finish")
+        assert self.agent.wait() == 0, f"{self.agent.err}\n{self.logs()}"
+
+    def logs(self) -> str:
+        """What the workers wrote to stderr."""
+        files = sorted(self.allocation.run_dir.glob("logs/**/stderr.log"))
+        return "\n".join(f"{file}:\n{file.read_text()}" for file in files)

@@ -1,0 +1,105 @@
+"""Agents, fork server and workers on GPUs."""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+
+import pytest
+
+FRAMEWORKS = ("torch", "numpy", "accelerate", "datasets", "transformers", "lightning", "torchdata", "triton")
+
+
+def bare(uuid: str) -> str:
+    """A UUID without what nvidia-smi puts before it, as torch has it (torch/csrc/cuda/Module.cpp, 2.13)."""
+    return uuid.removeprefix("GPU-").removeprefix("MIG-")
+
+
+def forked(training) -> bool:
+    """Return True if the workers were forked; else they started cold, and the agent has said why."""
+    return "cold" not in training.agent.err
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_agent_and_its_fork_server_open_no_device(train, framework):
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"{framework} is not installed")
+    training = train("devices", 1, f"--preload={framework}")
+    (seen,) = workers = training.seen()
+    assert forked(training), training.agent.err
+    assert not seen["initialized"], "CUDA was initialized before the script"
+    assert training.others_with_devices(workers) == {}
+    training.finish()
+
+
+def test_each_worker_has_the_device_of_its_local_rank(train, machine):
+    training = train("devices", len(machine))
+    workers = training.seen()
+    assert [record["uuid"] for record in workers] == [bare(gpu.uuid) for gpu in machine]
+    assert {record["count"] for record in workers} == {len(machine)}
+    assert {record["product"] for record in workers} == {64.0**3}
+    training.finish()
+
+
+def test_the_default_is_one_worker_for_each_gpu_that_slurm_has_bound(train, machine):
+    """Slurm gives a step the GPUs of CUDA_VISIBLE_DEVICES; here the last one, by its UUID."""
+    last = machine[-1]
+    training = train("devices", 1, "--nproc-per-node=gpu", CUDA_VISIBLE_DEVICES=last.uuid, SLURM_GPUS_ON_NODE="1")
+    (seen,) = training.seen()
+    assert (seen["visible"], seen["uuid"], seen["count"]) == (last.uuid, bare(last.uuid), 1)
+    training.finish()
+
+
+def test_pinned_memory_in_a_forked_worker(train):
+    training = train("pinned", 1)
+    (seen,) = training.seen()
+    assert forked(training), training.agent.err
+    assert seen["pinned"] == {"by_hand": True, "same": True, "loader": sum(range(64))}
+    training.finish()
+
+
+@pytest.mark.parametrize("start", ["warm", "cold"])
+def test_nccl_reduces_over_all_gpus(train, machine, start):
+    training = train("group", len(machine), f"--start={start}")
+    assert {record["sum"] for record in training.seen()} == {float(sum(range(1, len(machine) + 1)))}
+    training.finish()
+
+
+def test_a_worker_that_hangs_in_a_kernel_is_killed_and_the_run_goes_on(train):
+    training = train("hang", 1, "--max-restarts=1")
+    (before,) = training.seen()
+    (after,) = training.seen(1)
+    assert after["pid"] != before["pid"]
+    # The device is free again: the killed worker's kernel has ended with it.
+    assert after["product"] == 64.0**3
+    (stacks,) = training.allocation.run_dir.glob("logs/round_0000/*/rank_00/stacks.txt")
+    assert f"process {before['pid']}," in stacks.read_text()
+    training.finish()
+
+
+def test_each_mig_instance_is_a_device(train, machine):
+    instances = [instance for gpu in machine for instance in gpu.instances]
+    if not instances:
+        pytest.skip("no GPU of this machine is partitioned by MIG")
+    # A process sees one instance only (NVIDIA, MIG User Guide, "CUDA Visible Devices").
+    for instance in instances:
+        training = train("devices", 1, CUDA_VISIBLE_DEVICES=instance)
+        (seen,) = training.seen()
+        assert (seen["visible"], seen["count"]) == (instance, 1)
+        training.finish()
+        (training.allocation.directory / "finish").unlink()
+        (training.allocation.directory / "seen/0.0.json").unlink()
+
+
+def test_the_time_of_a_restart_with_that_of_the_context(train, machine, report):
+    """Workers fail once; what follows is measured, and CUDA's context shown apart."""
+    training = train("restart", len(machine), "--max-restarts=1")
+    before, after = training.seen(), training.seen(1)
+    (failed,) = training.seen(0, "failed")
+    assert forked(training), training.agent.err
+    assert {record["pid"] for record in before}.isdisjoint(record["pid"] for record in after)
+    context = statistics.median(record["context"] - record["imported"] for record in after)
+    whole = max(record["stepped"] for record in after) - failed["failed"]
+    report["restart"] = {"seconds": round(whole, 3), "of that, CUDA context": round(context, 3)}
+    assert 0 < context < whole
+    training.finish()
