@@ -6,17 +6,19 @@ import contextlib
 import gc
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
+from slurm_elastic._version import __version__
 from slurm_elastic.cli._command import Command, with_one_line_errors
+from slurm_elastic.errors import UsageError
 
 if TYPE_CHECKING:
     import argparse
 
     from slurm_elastic.agent.forkserver import ForkServer
 
-__all__ = ["Agent", "go_on"]
+__all__ = ["Agent", "go_on", "require_version"]
 
 
 class Agent(Command):
@@ -27,6 +29,7 @@ class Agent(Command):
 
     def execute(self, arguments: Sequence[str]) -> None:
         """Import torch once for the agent and its fork server, where that is possible; see `forkserver.joint`."""
+        require_version(os.environ)
         from slurm_elastic.agent.forkserver.joint import can_be_joint, execute_jointly
         from slurm_elastic.agent.signals import RECORDED
         from slurm_elastic.rendezvous.secret_env import PRIVATE
@@ -52,6 +55,7 @@ class Agent(Command):
 
     def run(self, arguments: Sequence[str]) -> int:
         """Resolve the command line and Slurm's environment, and run the agent."""
+        require_version(os.environ)
         return _run(arguments, None)
 
 
@@ -112,6 +116,27 @@ def _run(arguments: Sequence[str], warm: ForkServer | None) -> int:
             return int(launch(settings, warm if can_fork else None))
     finally:
         warm.close()
+
+
+BATCH_VERSION = "SLURM_ELASTIC_BATCH_VERSION"
+"""What ``slurm-elastic --version`` printed in the batch script, if the agents may run in an image."""
+
+
+def require_version(environ: MutableMapping[str, str]) -> None:
+    """Refuse to run in an image with another version than that of the batch script, whose job-end reads the run.
+
+    Args:
+        environ: The environment of the agent; the variable is for the agent alone and is taken out of it.
+
+    Raises:
+        UsageError: The versions differ.
+    """
+    outside = environ.pop(BATCH_VERSION, "").removeprefix("slurm-elastic ")
+    if outside not in ("", __version__):
+        raise UsageError(
+            f"the agents are of version {__version__}, and the batch script has slurm-elastic {outside}; install the "
+            "same version in the image of the agents and outside"
+        )
 
 
 class _WarmStart:

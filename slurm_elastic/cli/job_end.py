@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from slurm_elastic._version import __version__
 from slurm_elastic.agent.option_table import Scan, scan
 from slurm_elastic.agent.option_values import base_directory, requeue_policy
 from slurm_elastic.agent.requeue import requeue_job
@@ -60,6 +61,12 @@ def _job_end(status: int, arguments: Sequence[str]) -> int:
             run_dir.withdraw_health_of_job(job.job_id)
     if run_dir.is_done():
         return ExitCode.FINISHED
+    if "SLURM_ELASTIC_BATCH_VERSION" in os.environ and status not in list(ExitCode) and not run_dir.path.is_dir():
+        _print(
+            f"no agent has started, srun ended with {status}; install slurm_elastic {__version__} in the image of the "
+            "agents"
+        )
+        return status
     shared = found.value("rdzv_id") is not None or (job is not None and job.shape is Shape.ARRAY)
     failure = run_dir.failure(incarnation(run_dir.run_id, job.restart_count if job is not None and not shared else 0))
     if failure is not None and status == ExitCode.FAILED:

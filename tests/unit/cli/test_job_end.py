@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic import __version__
 from slurm_elastic.cli import main
 from slurm_elastic.rundir import RunDir
 
@@ -89,3 +90,20 @@ def test_the_root_cause_of_an_earlier_incarnation_is_not_said(
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert main(["job-end", "1", "train.py"]) == 1
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("status", "said"), [(255, True), (127, True), (1, False), (2, False)])
+def test_an_image_without_the_package_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, status: int, said: bool
+) -> None:
+    monkeypatch.setenv("SLURM_ELASTIC_BATCH_VERSION", f"slurm-elastic {__version__}")
+    assert main(["job-end", str(status), "train.py"]) == status
+    line = (
+        f"slurm-elastic job-end: no agent has started, srun ended with {status}; "
+        f"install slurm_elastic {__version__} in the image of the agents\n"
+    )
+    assert (line in capsys.readouterr().err) == said
+    # Agents have run.
+    RunDir.for_run(tmp_path, "7").open()
+    assert main(["job-end", str(status), "train.py"]) == status
+    assert line not in capsys.readouterr().err

@@ -10,6 +10,7 @@ import pytest
 
 from slurm_elastic import __version__
 from slurm_elastic.cli import main
+from slurm_elastic.cli.agent import require_version
 from slurm_elastic.cli.agent_parser import agent_parser
 from slurm_elastic.errors import UsageError
 
@@ -165,6 +166,20 @@ def test_an_agent_that_cannot_start_says_so_in_one_line(tmp_path: Path, environ:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"slurm-elastic: error: {message.format(here=tmp_path)}\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_agent_of_another_version_than_its_batch_script_refuses(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_ELASTIC_BATCH_VERSION", "slurm-elastic 0.0.1")
+    assert main(["agent", "train.py"]) == 2
+    assert capsys.readouterr().err == (
+        f"slurm-elastic: error: the agents are of version {__version__}, and the batch script has slurm-elastic 0.0.1; "
+        "install the same version in the image of the agents and outside\n"
+    )
+    environ = {"SLURM_ELASTIC_BATCH_VERSION": f"slurm-elastic {__version__}", "A": "1"}
+    require_version(environ)
+    assert environ == {"A": "1"}
 
 
 def test_only_the_command_that_runs_is_imported() -> None:

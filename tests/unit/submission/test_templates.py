@@ -177,6 +177,49 @@ def test_the_site_block_may_give_srun_options(job: Job) -> None:
     assert job.calls() == [[*SRUN, "--container-image=my image", "slurm-elastic", "agent", "train.py"]]
 
 
+CONTAINERS = {
+    "apptainer": (
+        "container=(apptainer exec --nv --bind /shared --bind /run/munge /shared/slurm_elastic.sif)",
+        [],
+        ["apptainer", "exec", "--nv", "--bind", "/shared", "--bind", "/run/munge", "/shared/slurm_elastic.sif"],
+    ),
+    "pyxis": (
+        "srun_options=(--container-image=/shared/slurm_elastic.sqsh --container-mounts=/shared:/shared"
+        ' --container-workdir="$PWD")',
+        [
+            "--container-image=/shared/slurm_elastic.sqsh",
+            "--container-mounts=/shared:/shared",
+            "--container-workdir={cwd}",
+        ],
+        [],
+    ),
+    "enroot": (
+        "container=(enroot start --conf /shared/enroot.conf --mount /shared:/shared slurm_elastic)",
+        [],
+        ["enroot", "start", "--conf", "/shared/enroot.conf", "--mount", "/shared:/shared", "slurm_elastic"],
+    ),
+}
+"""Lines of the site block in docs/howto/containers.md, and the words that they add to srun before and after its end."""
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_the_site_block_may_name_an_image(job: Job, name: str) -> None:
+    line, options, command = CONTAINERS[name]
+    assert f"\n{line}\n" in (Path(__file__).parents[3] / "docs/howto/containers.md").read_text()
+    text = job.script.read_text()
+    empty = f"\n{line.partition('(')[0]}()\n"
+    assert text.count(empty) == 1
+    script = job.directory / "elastic.sbatch"
+    script.write_text(text.replace(empty, f"\n{line}\n"))
+    job.stand_in("slurm-elastic", 'echo "slurm-elastic 9.9"')
+    job.stand_in("srun", 'echo "$SLURM_ELASTIC_BATCH_VERSION" >&2')
+
+    assert job.run("train.py", script=script) == (0, "slurm-elastic 9.9\n")
+
+    words = [word.format(cwd=job.directory) for word in (*options, *command)]
+    assert job.calls() == [["slurm-elastic", "--version"], [*SRUN, *words, "slurm-elastic", "agent", "train.py"]]
+
+
 @pytest.mark.parametrize("status", [1, 75, 137])
 def test_the_run_directory_decides_about_a_failure(job: Job, status: int) -> None:
     job.stand_in("srun", f"exit {status}")
