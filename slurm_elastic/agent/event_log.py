@@ -15,9 +15,13 @@ from collections.abc import Mapping
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rundir import RunDir, RunDirError
 
-__all__ = ["EventLog"]
+__all__ = ["SCHEMA", "EventLog", "stamp", "utc_now"]
 
 logger = logging.getLogger("slurm_elastic")
+
+SCHEMA = 1
+"""The version of the schema in docs/events.md. A reader that knows a version can read all records of it: fields and
+kinds of events may be added without a new version; none goes away, and none changes its meaning."""
 
 _NOWHERE = "null"
 """torch's handler that drops everything (elastic/events/handlers.py, 2.13)."""
@@ -28,7 +32,7 @@ class EventLog:
 
     Args:
         run_dir: its ``events/<node>.jsonl`` gets one JSON object per event: time (of this node's clock, for people),
-            event, node (that wrote it), text, and the event's own fields.
+            event, node (that wrote it), schema (see docs/events.md), text, and the event's own fields.
         node: Slurm's name of this node.
         destination: name of torch's event handler (torchrun's ``--event-log-handler``).
     """
@@ -42,8 +46,7 @@ class EventLog:
     def add(self, entry: Entry, level: int = logging.INFO) -> None:
         """Record one event. Returns at once."""
         logger.log(level, "%s", entry.text)
-        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
-        record_ = {"time": now, "event": entry.event, "node": self._node, "text": entry.text, **entry.fields}
+        record_ = {**stamp(entry.event, self._node), "text": entry.text, **entry.fields}
         self._lines.put(json.dumps(record_))
         if self._destination != _NOWHERE:
             _tell_torch(f"slurm_elastic.{entry.event}", record_, self._destination)
@@ -62,6 +65,16 @@ class EventLog:
                 if not complained:
                     logger.warning("events are not written: %s", error)
                 complained = True
+
+
+def stamp(event: str, node: str) -> dict[str, object]:
+    """Return the fields that every record of an agent begins with."""
+    return {"time": utc_now(), "event": event, "node": node, "schema": SCHEMA}
+
+
+def utc_now() -> str:
+    """Return the time of this node's clock, as records have it."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _tell_torch(name: str, fields: Mapping[str, object], destination: str) -> None:

@@ -272,6 +272,7 @@ def notice_record(signals: Sequence[signal.Signals], finding: Diagnosis, progres
         "signals": [number.name for number in signals],
         "cause": finding.cause.name,
         "text": str(finding),
+        "seconds": finding.seconds,
         "progress": progress,
     }
 

@@ -1,4 +1,4 @@
-"""Shows what workers write, line by line, while they write it.
+"""Shows what workers write, line by line, while they write it, and notes when which bytes came.
 
 Takes the place of torch's TailLog (torch/distributed/elastic/multiprocessing/tail_log.py, 2.13), which has a thread for
 every file, needs up to 0.1 s for each of its two streams to stop, and so makes up most of a restart; and which puts its
@@ -8,19 +8,25 @@ prefix into the middle of a line that is written in parts.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TextIO
 
 from slurm_elastic.agent.nonblocking_output import NonblockingStream
+from slurm_elastic.ownership import write_own
 
-__all__ = ["Followed", "Tail"]
+__all__ = ["Followed", "LogTimes", "Tail"]
 
 _SHORTEST, _LONGEST = 0.02, 1.0
 """Seconds between looks: few while there is something to show, more while there is not."""
 _CHUNK = 1 << 16
+_TIMES_PAUSE = 0.25
+"""Seconds between two lines of the file of times, while the logs grow."""
 
 
 @dataclass(slots=True)
@@ -68,17 +74,75 @@ class Followed:
             self.destination.flush()
 
 
-class Tail:
-    """Follows files in one thread from `start` until `stop`, which returns when everything was shown."""
+class LogTimes:
+    """Writes down when which bytes of a round's logs came, as JSON lines: the logs themselves have no times.
 
-    def __init__(self, files: Sequence[Followed]) -> None:
-        self._files = files
+    A line has the time of this node's clock in seconds, and the new sizes of the logs that have grown since the line
+    before: ``{"time": 1764000000.123, "sizes": {"rank_03/stdout.log": 4711}}``. docs/events.md describes it.
+
+    Args:
+        path: of the file, in the directory of the first rank of this node.
+        logs: the logs of all ranks of this node; they need not exist yet.
+    """
+
+    def __init__(self, path: str, logs: Sequence[str]) -> None:
+        self._path = path
+        self._logs = {f"{Path(log).parent.name}/{Path(log).name}": log for log in logs}
+        self._sizes = dict.fromkeys(self._logs, 0)
+        self._written = float("-inf")
+        self._descriptor: int | None = None
+        self._failed = False
+
+    def note(self, *, at_once: bool = False) -> bool:
+        """Write a line if logs have grown and the last line is not too new; return True if they have grown."""
+        now = time.monotonic()
+        if self._failed or (now - self._written < _TIMES_PAUSE and not at_once):
+            return False
+        grown = {name: size for name, log in self._logs.items() if (size := _size(log)) != self._sizes[name]}
+        if grown:
+            self._written = now
+            self._sizes.update(grown)
+            line = json.dumps({"time": round(time.time(), 3), "sizes": grown}) + "\n"
+            try:
+                if self._descriptor is None:
+                    self._descriptor = write_own(self._path)
+                os.write(self._descriptor, line.encode())
+            except OSError:
+                # The disk is full or gone, which the logs suffer from, too; `slurm-elastic logs` does without.
+                self._failed = True
+        return bool(grown)
+
+    def close(self) -> None:
+        """Write the last line."""
+        self.note(at_once=True)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _size(log: str) -> int:
+    try:
+        return os.stat(log).st_size  # noqa: PTH116 (called for each log several times a second)
+    except OSError:
+        return 0
+
+
+class Tail:
+    """Follows files in one thread from `start` until `stop`, which returns when everything was shown.
+
+    Args:
+        files: to show.
+        times: writes down when the logs of the round grow; None for no such record.
+    """
+
+    def __init__(self, files: Sequence[Followed], times: LogTimes | None = None) -> None:
+        self._files, self._times = files, times
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="slurm-elastic-tail", daemon=True)
 
     def start(self) -> None:
         """Begin to show."""
-        if self._files:
+        if self._files or self._times is not None:
             self._thread.start()
 
     def stop(self) -> None:
@@ -91,6 +155,10 @@ class Tail:
         pause = _SHORTEST
         while not self._over.wait(pause):
             busy = [file.show() for file in self._files]
+            if self._times is not None:
+                busy.append(self._times.note())
             pause = _SHORTEST if any(busy) else min(2 * pause, _LONGEST)
         for file in self._files:
             file.show(to_the_end=True)
+        if self._times is not None:
+            self._times.close()

@@ -13,7 +13,7 @@ import msgspec
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from slurm_elastic.agent.agent import Agent
-from slurm_elastic.agent.event_log import EventLog
+from slurm_elastic.agent.event_log import EventLog, utc_now
 from slurm_elastic.agent.features import Feature, HealthFeature, LearnedImportsFeature, WatchdogFeature, hang_event
 from slurm_elastic.agent.forkserver import ForkServer, StartInterruptedError
 from slurm_elastic.agent.health import Health, Snapshot, health_port, withdraw_lost
@@ -22,6 +22,7 @@ from slurm_elastic.agent.job_end_effects import JobAtEnd, is_known_done
 from slurm_elastic.agent.lifecycle import AgentOutcome
 from slurm_elastic.agent.option_values import require_known
 from slurm_elastic.agent.preemption import SignalDiagnosis, asks_slurm
+from slurm_elastic.agent.progress_log import ProgressLog
 from slurm_elastic.agent.root_cause import root_cause
 from slurm_elastic.agent.settings import AgentSettings
 from slurm_elastic.agent.signals import record_signals
@@ -101,7 +102,8 @@ def _supervise(settings: AgentSettings, records: Records, warm: ForkServer | Non
     health.pages.rejected = coordination.rejected
     # The leader knows of this agent from now on, and lets others that come about now wait for it.
     _get_ready(settings, warm, coordination)
-    features: list[Feature] = [HealthFeature(health.reporter)]
+    progress = ProgressLog(settings.run_dir, settings.node, settings.agent, config.nproc_per_node, config.max_restarts)
+    features: list[Feature] = [HealthFeature(health.reporter), progress]
     watchdog = _watchdog(settings, events, health)
     if watchdog is not None:
         features.insert(0, WatchdogFeature(watchdog))
@@ -136,6 +138,7 @@ def _supervise(settings: AgentSettings, records: Records, warm: ForkServer | Non
         outcome = AgentOutcome(ExitCode.FINISHED)
     _record_end(outcome, rendezvous, coordination.leads, events)
     events.close()
+    progress.close(outcome.exit_code)
     if settings.job is not None:
         _job_at_end(settings, settings.job, rendezvous, coordination).carry_out(
             AgentEnd(
@@ -208,7 +211,8 @@ def _signal_diagnosis(settings: AgentSettings, checkpoint: Callable[[], int | No
 
     def write(signals: Sequence[signal.Signals], finding: Diagnosis) -> None:
         try:
-            records.publish_notice(job.restart_count, notice_record(signals, finding, checkpoint()))
+            record = {**notice_record(signals, finding, checkpoint()), "time": utc_now()}
+            records.publish_notice(job.restart_count, record)
         except RunDirError as error:
             logger.warning("the notice is not written down: %s", error)
 

@@ -19,6 +19,8 @@ from slurm_elastic.control._shared_page import (
     CHECKPOINT,
     DEADLINE,
     FENCED,
+    FIRST_STEP,
+    FIRST_TIME,
     HOLD,
     NONE,
     REGISTERED,
@@ -51,6 +53,8 @@ class WorkerProgress:
         checkpoint: The step of the last checkpoint that the script reported; None before.
         seconds_since_boundary: Seconds since the last call of should_stop; None before the first.
         stopped: True if should_stop has told the script to stop.
+        seconds_since_first: Seconds since the first call of should_stop in this round; None before it.
+        first_step: The step that the script reported by that call, in its own count; None if it reported none.
     """
 
     local_rank: int
@@ -60,6 +64,8 @@ class WorkerProgress:
     checkpoint: int | None
     seconds_since_boundary: float | None
     stopped: bool
+    seconds_since_first: float | None = None
+    first_step: int | None = None
 
 
 class Agreement:
@@ -219,6 +225,7 @@ class RoundControl(Agreement):
 
 def _progress(local_rank: int, page: Fields, now: int) -> WorkerProgress:
     boundary, step, checkpoint, at = page[BOUNDARY], page[STEP], page[CHECKPOINT], page[BOUNDARY_TIME]
+    first_at, first_step = page[FIRST_TIME], page[FIRST_STEP]
     return WorkerProgress(
         local_rank=local_rank,
         attached=bool(page[ATTACHED]),
@@ -227,4 +234,6 @@ def _progress(local_rank: int, page: Fields, now: int) -> WorkerProgress:
         checkpoint=None if checkpoint == NONE else checkpoint,
         seconds_since_boundary=max(0, now - at) / 1e9 if boundary else None,
         stopped=bool(page[STOPPED]),
+        seconds_since_first=max(0, now - first_at) / 1e9 if first_at else None,
+        first_step=first_step if first_at and first_step != NONE else None,
     )

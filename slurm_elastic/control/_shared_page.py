@@ -20,6 +20,8 @@ __all__ = [
     "CHECKPOINT",
     "DEADLINE",
     "FENCED",
+    "FIRST_STEP",
+    "FIRST_TIME",
     "HOLD",
     "NONE",
     "REASON",
@@ -74,6 +76,10 @@ STOPPED = 22
 """The boundary at which should_stop told it to stop; 0 before."""
 SHIELDED = 23
 """1: SIGTERM has no effect on the worker, see `_signal_shield`."""
+FIRST_TIME = 24
+"""BOUNDARY_TIME of the first boundary; 0 before, and always from a worker with an older version of this package."""
+FIRST_STEP = 25
+"""STEP at the first boundary; NONE before."""
 
 
 class PageError(Exception):
@@ -99,7 +105,7 @@ def new_page(descriptor: int) -> Fields:
     while view:
         view = view[os.write(descriptor, view) :]
     fields = _map(descriptor)
-    for field in (DEADLINE, STEP, CHECKPOINT):
+    for field in (DEADLINE, STEP, CHECKPOINT, FIRST_STEP):
         fields[field] = NONE
     fields[_VERSION] = _VERSION_VALUE
     fields[_MAGIC] = _MAGIC_VALUE

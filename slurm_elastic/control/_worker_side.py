@@ -15,6 +15,8 @@ from slurm_elastic.control._shared_page import (
     CHECKPOINT,
     DEADLINE,
     FENCED,
+    FIRST_STEP,
+    FIRST_TIME,
     HOLD,
     NONE,
     REGISTERED,
@@ -138,11 +140,14 @@ class WorkerControl:
         if fields[HOLD]:
             return self._wait(boundary)
         if boundary == 1:
+            self._note_first()
             self._raise_shield()
         return None
 
     def _wait(self, boundary: int) -> Stop | None:
         fields = self._fields
+        if boundary == 1:
+            self._note_first()
         self._raise_shield()
         try:
             while not (stop := fields[STOP]):
@@ -158,6 +163,10 @@ class WorkerControl:
         self._stop = Stop(fields)
         fields[STOPPED] = boundary
         return self._stop
+
+    def _note_first(self) -> None:
+        self._fields[FIRST_STEP] = self._fields[STEP]
+        self._fields[FIRST_TIME] = self._fields[BOUNDARY_TIME]
 
     def _raise_shield(self) -> None:
         if self._shield is not None:

@@ -40,6 +40,7 @@ class RunDir:
             health-token                        token for all pages of health ports but liveness, mode 0600
             endpoints/<incarnation>.json        address of the leader, replaced when it changes
             events/<node>.jsonl                 appended to by the agents of that node
+            progress/<node>.<job>.jsonl         appended to by the agent of that node and job
             logs/round_0003/<node>/rank_05/
 
     Records of different incarnations are separate: a requeued allocation reads neither terms nor endpoint of the start
@@ -244,6 +245,15 @@ class RunDir:
             raise ValueError(f"an event is one line: {line!r}")
         path = self.path / "events" / f"{safe('node name', node)}.jsonl"
         with self._accessed(path):
+            _atomic_files.append(path, line.encode() + b"\n")
+
+    def append_progress(self, node: str, job: str, line: str) -> None:
+        """Append a line to the progress of an agent. Only the agents of that node and job may call this."""
+        if "\n" in line:
+            raise ValueError(f"a record is one line: {line!r}")
+        path = self.path / "progress" / f"{safe('node name', node)}.{safe('job id', job)}.jsonl"
+        with self._accessed(path):
+            _atomic_files.make_directory(path.parent)
             _atomic_files.append(path, line.encode() + b"\n")
 
     def log_dir(self, round_number: int, node: str) -> Path:

@@ -168,6 +168,16 @@ def test_every_event_is_in_the_golden_file_of_a_run() -> None:
     assert sorted(written) == sorted(golden("run_events"))
 
 
+@pytest.mark.parametrize("name", ["run_events", "run_progress"])
+def test_the_page_about_events_has_every_field(name: str) -> None:
+    page = (PACKAGE.parent / "docs" / "events.md").read_text()
+    chapter = page.partition("## events/" if name == "run_events" else "## progress/")[2].partition("\n## ")[0]
+    everywhere = {"time", "event", "node", "schema", "text", "agent"}
+    for event, fields in golden(name).items():
+        row = chapter if ":" in event else next(line for line in chapter.splitlines() if f"`{event}`" in line)
+        assert set(fields) - everywhere <= set(re.findall(r"`(\w+)`", row)), event
+
+
 def test_rendezvous_options() -> None:
     found = {
         field.name: str(getattr(RendezvousOptions(), field.name)) for field in dataclasses.fields(RendezvousOptions)

@@ -46,6 +46,7 @@ _MEANWHILE = (
     *("slurm_elastic.cli.agent", "slurm_elastic.agent.single_instance", "slurm_elastic.agent.console_log"),
     *("slurm_elastic.agent.job_end_effects", "slurm_elastic.agent.scratch_dir"),
     *("slurm_elastic.agent.features", "slurm_elastic.agent.event_log", "slurm_elastic.agent.preemption"),
+    "slurm_elastic.agent.progress_log",
     *("slurm_elastic.agent.health._connection", "slurm_elastic.agent.health._agent_pages"),
     *("slurm_elastic.agent.root_cause", "slurm_elastic.agent.log_tail"),
     *("torchgen.model", "unittest.mock", "importlib.metadata", "typing_extensions", "urllib.request"),

@@ -14,6 +14,7 @@ import signal as signals
 import time
 from collections.abc import Callable
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, ProcessFailure, RunProcsResult
@@ -28,7 +29,7 @@ from slurm_elastic.agent.forkserver._protocol import Order, State
 from slurm_elastic.agent.forkserver._waiting import wait_on
 from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION
-from slurm_elastic.agent.log_tail import Followed, Tail
+from slurm_elastic.agent.log_tail import Followed, LogTimes, Tail
 from slurm_elastic.ownership import write_own
 
 __all__ = ["ForkServerContext", "start_workers"]
@@ -121,7 +122,8 @@ class ForkServerContext(PContext):
     ) -> None:
         filters = (duplicate_stdout_filters, duplicate_stderr_filters)
         super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters)
-        self._tail_logs: list[Any] = [Tail([followed for tail in self._tail_logs for followed in _files_of(tail)])]
+        followed = [each for tail in self._tail_logs for each in _files_of(tail)]
+        self._tail_logs: list[Any] = [Tail(followed, self._log_times())]
         self._warm = warm
         self._numa_options = numa_options
         self._should_stop = should_stop
@@ -139,6 +141,11 @@ class ForkServerContext(PContext):
         self._start()
         for tail in self._tail_logs:
             tail.start()
+
+    def _log_times(self) -> LogTimes | None:
+        """Return what notes the times of the logs; None if no stream goes to a file of its own."""
+        logs = [path for by_rank in (self.stdouts, self.stderrs) for path in by_rank.values() if _is_log(path)]
+        return LogTimes(str(Path(logs[0]).with_name("times.jsonl")), logs) if logs else None
 
     def pids(self) -> dict[int, int]:
         """Process ids by local rank."""
@@ -298,6 +305,10 @@ def _files_of(tail: Any) -> list[Followed]:
         Followed(path, prefixes.get(rank, f"[{tail._name}{rank}]:"), tail._dst, tail._log_line_filter)
         for rank, path in tail._log_files.items()
     ]
+
+
+def _is_log(path: str) -> bool:
+    return bool(path) and not path.startswith("/dev/")
 
 
 def _opened(path: str) -> int:

@@ -49,9 +49,11 @@ def test_a_run_with_every_event(allocate: Allocate, tmp_path: Path) -> None:
         usage = failing.start(1, "--nnodes=none", script=[SCRIPT]).wait()
         files = layout(nodes.run_dir, failing.run_dir)
         records = [*nodes.events(), *failing.events()]
+        progress = [*progress_of(nodes), *progress_of(failing)]
 
     check("run_exit_codes", {"finished": finished, "left": left, "failed": failed, "usage": usage})
     check("run_events", events(records))
+    check("run_progress", events(progress))
     check("run_files", files)
     check("run_worker_variables", variables(nodes))
     check("run_pages", pages)
@@ -63,6 +65,14 @@ def events(records: list[dict[str, Any]]) -> dict[str, list[str]]:
     for record in records:
         found.setdefault(record["event"], set()).update(record)
     return {name: sorted(fields) for name, fields in found.items()}
+
+
+def progress_of(nodes: Allocation) -> list[dict[str, Any]]:
+    """The records of all agents' progress, those of a worker as kinds of their own."""
+    paths = sorted((nodes.run_dir / "progress").glob("*.jsonl"))
+    found = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    workers = [worker for record in found for worker in record.get("workers", ()) if record["event"] == "workers_ended"]
+    return [*found, *({"event": "workers_ended: workers[]", **worker} for worker in workers)]
 
 
 def variables(nodes: Allocation) -> list[str]:

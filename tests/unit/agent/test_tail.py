@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import io
+import json
+import time
 from pathlib import Path
 
-from slurm_elastic.agent.log_tail import Followed, Tail
+from slurm_elastic.agent.log_tail import Followed, LogTimes, Tail
 
 
 def everything(text: str) -> bool:
@@ -60,3 +62,42 @@ def test_a_file_that_never_came_is_no_trouble(tmp_path: Path) -> None:
     tail.start()
     tail.stop()
     assert shown.getvalue() == ""
+
+
+def test_the_times_of_logs_are_noted_when_they_grow(tmp_path: Path) -> None:
+    logs = [tmp_path / f"rank_0{rank}" / "stdout.log" for rank in (0, 1)]
+    for log in logs:
+        log.parent.mkdir()
+    index = logs[0].with_name("times.jsonl")
+    times = LogTimes(str(index), [str(log) for log in logs])
+    assert not times.note()
+    before = time.time()
+    logs[0].write_text("one\n")
+    assert times.note()
+    # The logs grow all the time; a line for each look would be more than they are.
+    logs[0].write_text("one\ntwo\n")
+    logs[1].write_text("1\n")
+    assert not times.note()
+    times.close()
+    first, second = (json.loads(line) for line in index.read_text().splitlines())
+    assert first["sizes"] == {"rank_00/stdout.log": 4}
+    assert second["sizes"] == {"rank_00/stdout.log": 8, "rank_01/stdout.log": 2}
+    assert before - 0.01 <= first["time"] <= second["time"] <= time.time() + 0.01
+
+
+def test_a_disk_that_refuses_the_times_stops_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "stdout.log"
+    log.write_text("one\n")
+    times = LogTimes(str(tmp_path / "missing" / "times.jsonl"), [str(log)])
+    assert times.note()
+    assert not times.note(at_once=True)
+    times.close()
+
+
+def test_a_tail_without_files_to_show_notes_their_times(tmp_path: Path) -> None:
+    log, index = tmp_path / "stdout.log", tmp_path / "times.jsonl"
+    tail = Tail([], LogTimes(str(index), [str(log)]))
+    tail.start()
+    log.write_text("one\n")
+    tail.stop()
+    assert json.loads(index.read_text())["sizes"] == {f"{tmp_path.name}/stdout.log": 4}

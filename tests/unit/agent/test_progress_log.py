@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_elastic.agent import progress_log
+from slurm_elastic.agent.features import RunningRound
+from slurm_elastic.agent.progress_log import ProgressLog
+from slurm_elastic.control import WorkerProgress
+from slurm_elastic.errors import ExitCode
+from slurm_elastic.rendezvous.membership import Reason
+from slurm_elastic.rendezvous.transport.messages import Assignment, Place
+from slurm_elastic.rundir import RunDir
+from tests.local.waiting import eventually
+
+AGENT = "n1/7.2/4711"
+
+
+def assignment(base_rank: int) -> Assignment:
+    place = Place(
+        agent=AGENT,
+        node="n1",
+        rank=base_rank // 2,
+        base_rank=base_rank,
+        local_world_size=2,
+        role="default",
+        role_base_rank=base_rank,
+        role_world_size=4,
+        address="n1",
+        standby_port=1,
+    )
+    return Assignment(
+        round=3,
+        attempt=1,
+        reason=Reason.START,
+        nodes=2,
+        world_size=4,
+        restarts=0,
+        store_address="n1",
+        store_port=1,
+        place=place,
+    )
+
+
+def records(run_dir: RunDir) -> list[dict[str, Any]]:
+    path = run_dir.path / "progress" / "n1.7.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    return RunDir.for_run(tmp_path, "7").open()
+
+
+def workers(boundary: int) -> Sequence[WorkerProgress]:
+    return [
+        WorkerProgress(0, True, boundary, 100 + boundary, 100, 0.0, False, 0.2, 101),
+        WorkerProgress(1, False, 0, None, None, None, False),
+    ]
+
+
+@pytest.mark.parametrize("base_rank", [0, 2])
+def test_the_agent_of_rank_0_records_the_steps_while_they_are_taken(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, base_rank: int
+) -> None:
+    monkeypatch.setattr(progress_log, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(progress_log, "_LONGEST_PAUSE", 0.02)
+    log = ProgressLog(run_dir, "n1", AGENT, 2, 3)
+    steps, looks = [7], []
+
+    def progress() -> Sequence[WorkerProgress]:
+        looks.append(steps[0])
+        return workers(steps[0])
+
+    log.workers_started(RunningRound(assignment(base_rank), {}, {}, progress))
+    if base_rank == 0:
+        eventually(lambda: len(records(run_dir)) == 3)
+        # The same steps again are no record.
+        eventually(lambda: len(looks) > 5)
+        steps[0] = 9
+        eventually(lambda: len(records(run_dir)) == 4)
+    log.round_ended(workers(11))
+    log.close(ExitCode.LEFT)
+    found = records(run_dir)
+    kinds = [record["event"] for record in found]
+    sampled = ["progress", "progress"] if base_rank == 0 else []
+    assert kinds == ["agent_started", "workers_started", *sampled, "workers_ended", "agent_ended"]
+    assert {record["agent"] for record in found} == {AGENT}
+    assert (found[0]["local_world_size"], found[0]["max_restarts"]) == (2, 3)
+    assert found[0]["seconds"] > 0
+    assert (found[1]["round"], found[1]["rank"], found[1]["local_world_size"], found[1]["world_size"]) == (
+        3,
+        base_rank,
+        2,
+        4,
+    )
+    if base_rank == 0:
+        assert [(record["steps"], record["step"]) for record in found[2:4]] == [(7, 107), (9, 109)]
+        assert found[2]["checkpoint"] == 100
+    first, second = found[-2]["workers"]
+    assert (first["rank"], first["steps"], first["step"], first["first_step"]) == (base_rank, 11, 111, 101)
+    assert first["first"] <= first["last"] <= found[-2]["seconds"]
+    assert second == {"rank": base_rank + 1, "reports": False}
+    assert found[-1]["exit_code"] == 75
+
+
+def test_a_disk_that_fails_is_one_line_and_stops_nothing(run_dir: RunDir, caplog: pytest.LogCaptureFixture) -> None:
+    (run_dir.path / "progress").write_text("a file in the place of the directory")
+    log = ProgressLog(run_dir, "n1", AGENT, 2, 3)
+    log.close(ExitCode.FINISHED)
+    assert [record.message for record in caplog.records if "progress is not written" in record.message] != []
+    assert len(caplog.records) == 1
