@@ -19,7 +19,9 @@ _COMMANDS = {
     "drain": "Drain",
     "etcd": "Etcd",
     "job-end": "JobEnd",
+    "list": "List",
     "requeue": "Requeue",
+    "status": "Status",
     "submit": "Submit",
     "template": "Template",
 }

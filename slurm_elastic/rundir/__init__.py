@@ -2,6 +2,7 @@
 
 from slurm_elastic.rundir._atomic_files import publish as publish_file
 from slurm_elastic.rundir._atomic_files import read as read_file
+from slurm_elastic.rundir._contents import LogFile, RunContents, RunFile, run_ids
 from slurm_elastic.rundir._errors import RecordError, RunDirError
 from slurm_elastic.rundir._job_records import JobRecords
 from slurm_elastic.rundir._run_dir import RunDir, incarnation
@@ -9,12 +10,16 @@ from slurm_elastic.rundir._signatures import is_signature, signature
 
 __all__ = [
     "JobRecords",
+    "LogFile",
     "RecordError",
+    "RunContents",
     "RunDir",
     "RunDirError",
+    "RunFile",
     "incarnation",
     "is_signature",
     "publish_file",
     "read_file",
+    "run_ids",
     "signature",
 ]

@@ -17,9 +17,9 @@ from slurm_elastic.rundir._filesystem_check import make_fit
 from slurm_elastic.rundir._signatures import signature
 from slurm_elastic.rundir._signed_files import SignedFiles
 
-__all__ = ["RunDir", "incarnation"]
+__all__ = ["RUNS", "RunDir", "incarnation"]
 
-_RUNS = "elastic-runs"
+RUNS = "elastic-runs"
 _HEALTH_TOKEN = b"slurm_elastic health token 1\0"
 _SUBDIRECTORIES = ("rounds", "epochs", "endpoints", "events", "logs")
 
@@ -69,7 +69,7 @@ class RunDir:
         Raises:
             UsageError: The run id is no safe file name.
         """
-        return cls(path=Path(base).absolute() / _RUNS / safe("run id", run_id), run_id=run_id)
+        return cls(path=Path(base).absolute() / RUNS / safe("run id", run_id), run_id=run_id)
 
     def open(self) -> RunDir:
         """Create the directory unless it exists, check by writing that it works, and return this object.

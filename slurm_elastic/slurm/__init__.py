@@ -14,7 +14,7 @@ from slurm_elastic.slurm.hostlist import compress, expand, natural_key
 from slurm_elastic.slurm.job import ArrayElement, Context, HetComponent, Shape, SlurmJob
 from slurm_elastic.slurm.ports import ephemeral_low, port_sequence, ports_exhausted
 from slurm_elastic.slurm.requeue_policy import History, Requeue, RequeueDecision, requeue_decision
-from slurm_elastic.slurm.scontrol_output import ControllerClock, JobView, NodeState, NodeView
+from slurm_elastic.slurm.scontrol_output import ControllerClock, JobView, NodeState, NodeView, QueuedJob
 
 __all__ = [
     "AddressFacts",
@@ -31,6 +31,7 @@ __all__ = [
     "SignalDefaults",
     "NodeState",
     "NodeView",
+    "QueuedJob",
     "Requeue",
     "RequeueDecision",
     "Shape",

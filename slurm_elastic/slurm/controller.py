@@ -16,15 +16,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from slurm_elastic.slurm.scontrol_output import (
+    QUEUE_FORMAT,
     ControllerClock,
     JobView,
     NodeState,
     NodeView,
+    QueuedJob,
     parse_clock,
     parse_jobs,
     parse_nodes,
     parse_partition_grace,
     parse_qos_grace,
+    parse_queue,
     parse_release,
 )
 
@@ -90,6 +93,11 @@ class Controller:
         """Return Slurm's view of all elements of an array; empty if Slurm does not answer."""
         answer = self._ask("scontrol", "show", "job", array_job_id)
         return parse_jobs(answer.output) if answer else ()
+
+    def own_jobs(self) -> tuple[QueuedJob, ...] | None:
+        """Return all jobs of this user that wait or run, by one question; None if Slurm does not answer."""
+        answer = self._ask("squeue", "--noheader", "--me", f"--format={QUEUE_FORMAT}")
+        return parse_queue(answer.output) if answer is not None and answer.status == 0 else None
 
     def is_queued(self, job_id: str) -> bool | None:
         """Return True if a job, or any element of an array, waits or runs; None if Slurm does not answer.

@@ -10,15 +10,18 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm.hostlist import expand
 
 __all__ = [
+    "QUEUE_FORMAT",
     "ControllerClock",
     "JobView",
     "NodeState",
     "NodeView",
+    "QueuedJob",
     "parse_clock",
     "parse_jobs",
     "parse_nodes",
     "parse_partition_grace",
     "parse_qos_grace",
+    "parse_queue",
     "parse_release",
 ]
 
@@ -91,6 +94,28 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """A job in the queue, as squeue lists it."""
+
+    name: str
+    """The job's id for people: ``12``, ``12_3``, or ``12_[4-7]`` for elements that have not started yet."""
+    job_id: str
+    array_job_id: str
+    """The same as `job_id` for a job that is no array element."""
+    state: str
+    reason: str | None
+    """Why a job waits; None for none."""
+    start_time: int | None
+    """Of a pending job the expected start in seconds since 1970, None where Slurm has not planned it yet."""
+    work_dir: str
+    """The directory in which the job was submitted."""
+
+
+QUEUE_FORMAT = "%i|%A|%F|%T|%S|%r|%Z"
+"""squeue(1); a directory, which may contain any character, is the last."""
+
+
+@dataclass(frozen=True, slots=True)
 class ControllerClock:
     """The controller's own time, for comparison with the times in a `JobView`."""
 
@@ -119,6 +144,19 @@ def parse_jobs(text: str) -> tuple[JobView, ...]:
     """Parse ``scontrol show job``, printed with SLURM_TIME_FORMAT=%s; for an array it prints several jobs."""
     records = re.split(r"^(?=JobId=)", text, flags=re.MULTILINE)
     return tuple(_job_view(_job_fields(record)) for record in records if record.startswith("JobId="))
+
+
+def parse_queue(text: str) -> tuple[QueuedJob, ...]:
+    """Parse squeue with `QUEUE_FORMAT`, printed with SLURM_TIME_FORMAT=%s."""
+    found = []
+    for line in text.splitlines():
+        words = line.split("|", 6)
+        if len(words) == 7:
+            name, job, array, state, start, reason, work_dir = words
+            found.append(
+                QueuedJob(name, job, array, state, None if reason == "None" else reason, _seconds(start), work_dir)
+            )
+    return tuple(found)
 
 
 def parse_clock(text: str) -> ControllerClock | None:

@@ -76,7 +76,11 @@ def test_module_is_the_command() -> None:
     [
         ("agnt", "no command 'agnt'; did you mean agent?"),
         ("verdit", "no command 'verdit'; did you mean verdict?"),
-        ("x", "no command 'x'; the commands are agent, coordinator, drain, etcd, job-end, requeue, submit, template"),
+        (
+            "x",
+            "no command 'x'; the commands are agent, coordinator, drain, etcd, job-end, list, requeue, status, submit, "
+            "template",
+        ),
         ("--versoin", "no option --versoin; did you mean --version?"),
         ("--versoin agent train.py", "no option --versoin; did you mean --version?"),
         ("--bogus agent", "no option --bogus; see slurm-elastic --help"),

@@ -14,6 +14,7 @@ from slurm_elastic.slurm.scontrol_output import (
     parse_nodes,
     parse_partition_grace,
     parse_qos_grace,
+    parse_queue,
     parse_release,
 )
 
@@ -178,3 +179,12 @@ def test_node_states(text: str, state: NodeState) -> None:
     view = parse_nodes(f"NodeName=n1 Arch=x86_64 NodeAddr=10.0.0.1 State={text} ThreadsPerCore=1 Reason=State=IDLE\n")
     assert view["n1"].state is state
     assert view["n1"].address == "10.0.0.1"
+
+
+def test_the_queue_is_parsed_with_any_directory() -> None:
+    lines = ["12|12|12|RUNNING|1764000000|None|/home/a b|c", "7_[3-7]|9|7|PENDING|N/A|Priority|/w", "damaged|line"]
+    running, waiting = parse_queue("\n".join(lines))
+    assert (running.name, running.state, running.reason, running.work_dir) == ("12", "RUNNING", None, "/home/a b|c")
+    assert running.start_time == 1764000000
+    assert (waiting.name, waiting.job_id, waiting.array_job_id, waiting.start_time) == ("7_[3-7]", "9", "7", None)
+    assert waiting.reason == "Priority"

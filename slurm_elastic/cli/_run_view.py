@@ -1,0 +1,203 @@
+"""Functions that the commands which show a run share: find it, read it, ask Slurm, print it."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import functools
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO
+
+from slurm_elastic.cli._command import Command, Parser
+from slurm_elastic.observe.find import find_run
+from slurm_elastic.observe.records import RunRecords, read_records
+from slurm_elastic.observe.status import RunState, RunStatus, jobs_of, run_status
+from slurm_elastic.rundir import RunContents, RunDir
+from slurm_elastic.slurm import Controller, QueuedJob
+from slurm_elastic.text import printable
+
+__all__ = [
+    "Queue",
+    "Terminal",
+    "ViewCommand",
+    "add_run",
+    "ago",
+    "clock",
+    "open_run",
+    "present_status",
+    "problems_to_stderr",
+    "table",
+]
+
+_COLOURS = {
+    RunState.RUNNING: "32",
+    RunState.WAITING: "33",
+    RunState.FINISHED: "36",
+    RunState.FAILED: "31",
+    RunState.STOPPED: "35",
+}
+"""Of a terminal: ECMA-48, SGR."""
+_CONNECT = 2.0
+"""Seconds to wait for the leader's node."""
+
+
+class ViewCommand(Command):
+    """A command that shows a run. It ends quietly when its reader, such as ``head``, or its user has seen enough."""
+
+    @abstractmethod
+    def show(self, arguments: Sequence[str]) -> int:
+        """Show what is asked for and return the exit code."""
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Run the command."""
+        # One line of ours says that Slurm does not answer or that a record is forged; squeue's own words are many.
+        loggers = [logging.getLogger(name) for name in ("slurm_elastic", Controller.__module__)]
+        levels = [each.level for each in loggers]
+        try:
+            for each in loggers:
+                each.setLevel(logging.ERROR)
+            code = self.show(arguments)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # docs.python.org, signal, "Note on SIGPIPE": the interpreter flushes stdout once more.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 128 + signal.SIGPIPE
+        except KeyboardInterrupt:
+            return 128 + signal.SIGINT
+        finally:
+            for each, level in zip(loggers, levels, strict=True):
+                each.setLevel(level)
+        return code
+
+
+class Queue:
+    """The jobs of this user in Slurm's queue, asked for once and only if they are needed."""
+
+    @functools.cached_property
+    def jobs(self) -> tuple[QueuedJob, ...] | None:
+        """The jobs; None if Slurm does not answer."""
+        return Controller().own_jobs()
+
+
+def add_run(parser: Parser) -> None:
+    """Add the arguments that name the run."""
+    parser.add_argument(
+        "run_id", metavar="RUN", help="id of the run or the beginning of it, or the id of one of its jobs"
+    )
+    parser.add_argument("--run-dir", metavar="DIR", help="as for the agent (default: the current directory)")
+
+
+def open_run(options: argparse.Namespace, queue: Queue) -> RunDir:
+    """Return the directory of the run that the command line names.
+
+    Args:
+        options: The parsed command line, with the arguments of `add_run`.
+        queue: Knows where jobs were submitted.
+
+    Raises:
+        UsageError: There is no such run, there are several, or the run belongs to another user.
+    """
+
+    def asks_slurm(job: str) -> str | None:
+        if options.run_dir is not None:
+            return None
+        return next((each.work_dir for each in queue.jobs or () if job in (each.job_id, each.array_job_id)), None)
+
+    return find_run(Path(options.run_dir or Path.cwd()), options.run_id, asks_slurm)
+
+
+def present_status(run_dir: RunDir, queue: Queue) -> RunStatus:
+    """Read a run, ask Slurm and the leader about it unless it is finished, and return its state."""
+    records = read_records(RunContents(run_dir), run_dir.run_id)
+    if records.done is not None:
+        return run_status(records, time.time())
+    status = run_status(records, time.time(), queue.jobs, _leader_answers(records))
+    if queue.jobs is None and jobs_of(records):
+        unknown = "Slurm does not answer here: what is in the queue is unknown, and the state is that of the records"
+        status = replace(status, problems=(*status.problems, unknown))
+    return status
+
+
+def _leader_answers(records: RunRecords) -> bool | None:
+    """Return True if the port of the newest leader on record accepts connections; None if none is on record."""
+    newest = records.rounds[-1].incarnation if records.rounds else ""
+    endpoint = records.endpoints.get(newest) or next(iter(records.endpoints.values()), None)
+    if endpoint is None:
+        return None
+    try:
+        with socket.create_connection((str(endpoint.get("address")), int(endpoint.get("port", 0))), _CONNECT):
+            return True
+    except (OSError, ValueError, OverflowError):
+        return False
+
+
+class Terminal:
+    """Writes to stdout, with colours if that is a terminal that shows them.
+
+    Args:
+        stream: Where the output goes.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        # https://no-color.org
+        self._colours = self._stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+    def bold(self, text: str) -> str:
+        """Return text in bold where there are colours."""
+        return f"\x1b[1m{text}\x1b[0m" if self._colours else text
+
+    def state(self, state: RunState, width: int = 0) -> str:
+        """Return the name of a state in its colour, filled up to a width."""
+        text = state.value.ljust(width)
+        return f"\x1b[1;{_COLOURS[state]}m{text}\x1b[0m" if self._colours else text
+
+    def faint(self, text: str) -> str:
+        """Return text that stands back where there are colours."""
+        return f"\x1b[2m{text}\x1b[0m" if self._colours else text
+
+    def red(self, text: str) -> str:
+        """Return text in red where there are colours."""
+        return f"\x1b[31m{text}\x1b[0m" if self._colours else text
+
+    def write(self, line: str = "") -> None:
+        """Write a line."""
+        print(line, file=self._stream)
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of text as lines with aligned columns."""
+    if not rows:
+        return []
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def problems_to_stderr(problems: Iterable[str]) -> None:
+    """Print a line on stderr for each thing that could not be read."""
+    for problem in problems:
+        print(f"slurm-elastic: warning: {printable(problem)}", file=sys.stderr, flush=True)
+
+
+def ago(seconds: float) -> str:
+    """Return a duration in a few characters."""
+    seconds = max(0.0, seconds)
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{int(seconds)} s"
+
+
+def clock(seconds: float, now: float) -> str:
+    """Return a time in the zone of this machine, with its date if it is not of today."""
+    when, today = (datetime.datetime.fromtimestamp(each).astimezone() for each in (seconds, now))
+    return when.strftime("%H:%M:%S" if when.date() == today.date() else "%Y-%m-%d %H:%M:%S")

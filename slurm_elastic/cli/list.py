@@ -1,0 +1,81 @@
+"""``slurm-elastic list``: shows the runs of a directory, or of all queued jobs of this user."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from slurm_elastic.cli._command import Parser
+from slurm_elastic.cli._run_view import Queue, Terminal, ViewCommand, ago, present_status, table
+from slurm_elastic.errors import UsageError
+from slurm_elastic.observe.find import own_run_dirs
+from slurm_elastic.observe.status import RunState, status_json
+from slurm_elastic.slurm import QueuedJob
+
+__all__ = ["List"]
+
+_EXAMPLES = """\
+  slurm-elastic list                 runs whose jobs were submitted in this directory
+  slurm-elastic list --queued        runs of all queued jobs, wherever they were submitted
+"""
+
+
+class List(ViewCommand):
+    """Shows one line for each run."""
+
+    name = "list"
+    summary = "show the runs of this directory, or of all queued jobs"
+    examples = _EXAMPLES
+
+    def add_options(self, parser: Parser) -> None:
+        """See base class."""
+        parser.add_argument("--run-dir", metavar="DIR", help="as for the agent (default: the current directory)")
+        parser.add_argument("--queued", action="store_true", help="the runs of all queued jobs, as squeue lists them")
+        parser.add_argument("--json", action="store_true", help="a list of what `status --json` prints")
+
+    def show(self, arguments: Sequence[str]) -> int:
+        """Print a table of runs."""
+        options = self.parser().parse_args(arguments)
+        if options.queued and options.run_dir:
+            raise UsageError("--queued finds the directories itself; give either --queued or --run-dir")
+        queue = Queue()
+        bases = [Path(options.run_dir or Path.cwd())]
+        if options.queued:
+            bases = [Path(each) for each in dict.fromkeys(job.work_dir for job in _answer(queue))]
+        run_dirs = [run_dir for base in bases for run_dir in own_run_dirs(base)]
+        found = [present_status(run_dir, queue) for run_dir in run_dirs]
+        if options.queued:
+            found = [status for status in found if status.state in (RunState.RUNNING, RunState.WAITING)]
+        found.sort(key=lambda status: status.updated or 0.0)
+        if options.json:
+            print(json.dumps([status_json(status) for status in found], indent=1))
+            return 0
+        if not found:
+            where = "queued jobs" if options.queued else f"{bases[0].absolute()}"
+            print(f"no runs of {where}" if options.queued else f"no runs in {where}")
+            return 0
+        terminal, now = Terminal(), time.time()
+        rows = [("RUN", "ROUND", "NODES", "WORKERS", "STEP", "CHANGED")]
+        rows += [
+            (
+                status.run,
+                "" if status.round is None else str(status.round),
+                str(status.nodes) if status.nodes else "",
+                str(status.world_size) if status.world_size else "",
+                "" if status.step is None else str(status.step),
+                f"{ago(now - status.updated)} ago" if status.updated else "",
+            )
+            for status in found
+        ]
+        states = ["STATE".ljust(8), *(terminal.state(status.state, 8) for status in found)]
+        for state, line in zip(states, table(rows), strict=True):
+            terminal.write(f"{state}  {line}")
+        return 0
+
+
+def _answer(queue: Queue) -> tuple[QueuedJob, ...]:
+    if queue.jobs is None:
+        raise UsageError("squeue gives no answer on this machine; leave out --queued, or run it on a login node")
+    return queue.jobs

@@ -1,0 +1,143 @@
+"""``slurm-elastic status``: shows what a run does now, or why it stopped."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+
+from slurm_elastic.cli._command import Parser
+from slurm_elastic.cli._run_view import (
+    Queue,
+    Terminal,
+    ViewCommand,
+    add_run,
+    ago,
+    clock,
+    open_run,
+    present_status,
+    problems_to_stderr,
+    table,
+)
+from slurm_elastic.observe.status import AgentView, RunStatus, StatusExit, status_json
+from slurm_elastic.slurm import compress
+from slurm_elastic.text import printable
+
+__all__ = ["Status"]
+
+_EXAMPLES = """\
+  slurm-elastic status 1234
+  slurm-elastic status 1234 --json
+  until slurm-elastic status 1234 >/dev/null; [ $? -lt 3 ]; do sleep 60; done
+
+exit codes: 0 finished, 1 failed, 2 wrong usage, 3 running, 4 waiting for nodes or in the queue, 5 stopped: no agent
+runs and no job waits
+"""
+
+
+class Status(ViewCommand):
+    """Shows the state of a run, from its run directory, Slurm and its leader."""
+
+    name = "status"
+    summary = "show what a run does now, or why it stopped"
+    examples = _EXAMPLES
+
+    def add_options(self, parser: Parser) -> None:
+        """See base class."""
+        add_run(parser)
+        parser.add_argument("--json", action="store_true", help="JSON, with the schema in docs/events.md")
+
+    def show(self, arguments: Sequence[str]) -> int:
+        """Print the state of the run; the exit code says it, too."""
+        options = self.parser().parse_args(arguments)
+        queue = Queue()
+        status = present_status(open_run(options, queue), queue)
+        if options.json:
+            print(json.dumps(status_json(status), indent=1))
+        else:
+            problems_to_stderr(status.problems)
+            _show(status, Terminal(), time.time())
+        return StatusExit[status.state.name]
+
+
+def _show(status: RunStatus, terminal: Terminal, now: float) -> None:
+    write = terminal.write
+    state = terminal.state(status.state)
+    since = f", last change {ago(now - status.updated)} ago" if status.updated else ""
+    write(f"run {terminal.bold(status.run)}: {state}{since}")
+    rows = list(_facts(status, now))
+    for line in table(rows):
+        write(f"  {line}")
+    if status.agents:
+        write()
+        for line in table([("NODES", "STATE", "ROUND", "RANKS", "JOB", "SINCE"), *_nodes(status.agents, now)]):
+            write(f"  {line}")
+    cause = status.root_cause
+    if cause is not None:
+        write()
+        rank = "" if cause.rank is None else f"rank {cause.rank} on "
+        write(
+            terminal.bold("root cause" if status.state.value == "failed" else "last failure") + f": {rank}{cause.node}"
+        )
+        for line in cause.text.splitlines()[-20:]:
+            write(f"  {terminal.red(printable(line))}")
+        if cause.log:
+            write(f"  the rest: {printable(cause.log, 4096)}")
+    if status.events:
+        write()
+        for event in status.events:
+            write(f"  {terminal.faint(clock(event.time, now))}  {printable(event.text)}")
+
+
+def _facts(status: RunStatus, now: float) -> Iterable[tuple[str, str]]:
+    if status.round is not None:
+        now_ = f": {status.nodes} nodes, {status.world_size} workers" if status.nodes else ""
+        yield "round", f"{status.round} after {status.reason.replace('_', ' ')}{now_}"
+    if status.step is not None:
+        speed = f", {status.steps_per_second:g} a second" if status.steps_per_second else ""
+        yield "step", f"{status.step}{speed}"
+    elif status.steps_per_second:
+        yield "steps", f"{status.steps_per_second:g} a second"
+    if status.checkpoint is not None:
+        yield "checkpoint", f"step {status.checkpoint}"
+    left = "" if status.restarts_left is None else f", {status.restarts_left} left"
+    yield "restarts", f"{status.restarts} charged{left}"
+    if status.leader:
+        answer = {None: "", True: "", False: " (does not answer)"}[status.leader_answers]
+        yield "leader", f"{status.leader}{answer}"
+    for notice in status.notices:
+        left = "" if notice.seconds is None else f"; {notice.seconds:.0f} s left"
+        yield "notice", f"job {notice.job}: {printable(notice.text)}{left}"
+    for job in status.jobs or ():
+        start = f", expected to start at {clock(job.start, now)}" if job.start else ""
+        yield "job", f"{job.job} {job.state.lower()}" + (f" ({job.reason})" if job.reason else "") + start
+
+
+def _nodes(agents: Sequence[AgentView], now: float) -> Iterable[tuple[str, ...]]:
+    """Yield a row for all nodes that do the same."""
+    groups: dict[tuple[str, int | None, str, str], list[AgentView]] = {}
+    for agent in agents:
+        ended = "" if agent.exit_code is None else f" ({agent.exit_code})"
+        groups.setdefault((f"{agent.state}{ended}", agent.round, agent.job, ""), []).append(agent)
+    for (state, round_, job, _), members in groups.items():
+        ranks = sorted((agent.rank, agent.workers) for agent in members if agent.rank is not None and agent.workers)
+        since = [agent.since for agent in members if agent.since]
+        yield (
+            compress(dict.fromkeys(agent.node for agent in members)),
+            state,
+            "" if round_ is None else str(round_),
+            _ranks(ranks) if state == "training" else "",
+            job,
+            ago(now - min(since)) if since else "",
+        )
+
+
+def _ranks(ranks: Sequence[tuple[int, int]]) -> str:
+    """Return ranks as ``0-7,16-23``."""
+    spans: list[list[int]] = []
+    for first, number in ranks:
+        if spans and spans[-1][1] + 1 == first:
+            spans[-1][1] = first + number - 1
+        else:
+            spans.append([first, first + number - 1])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

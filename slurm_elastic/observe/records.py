@@ -1,0 +1,334 @@
+"""The records of a run as frozen values: docs/events.md has their schema.
+
+Records can be missing, cut short, damaged, or of a newer release. Each of these is one line in `RunRecords.problems`,
+and the rest is read.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_elastic.rundir import RunContents, RunFile
+
+__all__ = ["SCHEMA", "Event", "Round", "RunRecords", "Worker", "parse_time", "read_records", "run_records"]
+
+SCHEMA = 1
+"""The newest schema of events and progress that this release knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of a file of events or progress.
+
+    Attributes:
+        time: Seconds since 1970, by the clock of the node.
+        kind: The kind of event.
+        node: The node that wrote it.
+        agent: Identity of the agent that wrote it; empty in a file of events.
+        text: The line for people; empty in a file of progress.
+        fields: All fields of the record.
+    """
+
+    time: float
+    kind: str
+    node: str
+    agent: str = ""
+    text: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def number(self, name: str) -> float | None:
+        """Return a field that should be a number; None if it is not."""
+        return _number(self.fields.get(name))
+
+    def whole(self, name: str) -> int | None:
+        """Return a field that should be a whole number; None if it is not."""
+        return _whole(self.fields.get(name))
+
+    def word(self, name: str) -> str:
+        """Return a field that should be text; empty if it is not."""
+        value = self.fields.get(name)
+        return value if isinstance(value, str) else ""
+
+    @property
+    def round(self) -> int | None:
+        """The number of the round that the record is about; None if it names none."""
+        return self.whole("round")
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that the record is about."""
+        value = self.fields.get("nodes")
+        return tuple(name for name in value if isinstance(name, str)) if isinstance(value, list) else ()
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """The workers of a `workers_ended`, or the one that a `progress` is about."""
+        if self.kind == "progress":
+            return (_worker({**self.fields, "rank": 0, "reports": True}),)
+        value = self.fields.get("workers")
+        return tuple(_worker(each) for each in value if isinstance(each, dict)) if isinstance(value, list) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """The progress of a worker in a round; times in seconds since the workers of its node started."""
+
+    rank: int
+    reports: bool = False
+    steps: int = 0
+    step: int | None = None
+    first_step: int | None = None
+    checkpoint: int | None = None
+    first: float | None = None
+    last: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A round on record.
+
+    Attributes:
+        number: Its number.
+        reason: Why it was formed.
+        nodes: Its nodes in the order of ranks.
+        agents: The agents on these nodes.
+        ranks: The first rank and the number of workers of each of these nodes.
+        world_size: Number of workers.
+        restarts: Worker failures charged so far.
+        leader: The agent that published it.
+        incarnation: The incarnation to which it belongs.
+    """
+
+    number: int
+    reason: str = ""
+    nodes: tuple[str, ...] = ()
+    agents: tuple[str, ...] = ()
+    ranks: tuple[tuple[int, int], ...] = ()
+    world_size: int = 0
+    restarts: int = 0
+    leader: str = ""
+    incarnation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecords:
+    """All records of a run.
+
+    Attributes:
+        run_id: Id of the run.
+        directory: The run directory.
+        rounds: Rounds in the order of their numbers.
+        events: Events in the order of their times.
+        progress: Progress in the order of times.
+        done: The record of a finished run.
+        failures: Root causes by incarnation.
+        notices: Notices by ``<job>.<restart count>``.
+        requeues: Requeues by ``<job>.<restart count>``.
+        endpoints: Endpoints of leaders by incarnation.
+        problems: One line for each thing that could not be read.
+    """
+
+    run_id: str
+    directory: str = ""
+    rounds: tuple[Round, ...] = ()
+    events: tuple[Event, ...] = ()
+    progress: tuple[Event, ...] = ()
+    done: Mapping[str, Any] | None = None
+    failures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    notices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    requeues: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    endpoints: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+def read_records(contents: RunContents, run_id: str) -> RunRecords:
+    """Read a run directory.
+
+    Args:
+        contents: The files of the run directory.
+        run_id: Id of the run.
+    """
+    done = contents.done()
+    return run_records(
+        run_id,
+        str(contents.path),
+        rounds=contents.rounds(),
+        events=contents.events(),
+        progress=contents.progress(),
+        done=done,
+        failures=contents.failures(),
+        notices=contents.notices(),
+        requeues=contents.requeues(),
+        endpoints=contents.endpoints(),
+        problems=contents.problems,
+    )
+
+
+def run_records(
+    run_id: str,
+    directory: str = "",
+    *,
+    rounds: Sequence[RunFile] = (),
+    events: Sequence[RunFile] = (),
+    progress: Sequence[RunFile] = (),
+    done: RunFile | None = None,
+    failures: Sequence[RunFile] = (),
+    notices: Sequence[RunFile] = (),
+    requeues: Sequence[RunFile] = (),
+    endpoints: Sequence[RunFile] = (),
+    problems: Sequence[str] = (),
+) -> RunRecords:
+    """Return what the files of a run directory say. Pure."""
+    found: list[str] = []
+
+    def objects(files: Sequence[RunFile]) -> dict[str, Mapping[str, Any]]:
+        return {file.stem: record for file in files if (record := _object(file, found)) is not None}
+
+    parsed_rounds = tuple(
+        _round(int(stem), record) for stem, record in sorted(objects(rounds).items()) if stem.isdigit()
+    )
+    parsed_events, parsed_progress = _events(events, found), _events(progress, found)
+    missing = _missing(parsed_rounds, parsed_events)
+    return RunRecords(
+        run_id,
+        directory,
+        rounds=parsed_rounds,
+        events=parsed_events,
+        progress=parsed_progress,
+        done=None if done is None else _object(done, found) or {},
+        failures=objects(failures),
+        notices=objects(notices),
+        requeues=objects(requeues),
+        endpoints=objects(endpoints),
+        problems=(*problems, *found, *missing),
+    )
+
+
+def parse_time(text: object) -> float | None:
+    """Return a time of a record in seconds since 1970; None if it is none."""
+    try:
+        # Python 3.10 does not read the Z that other programs write for UTC.
+        when = datetime.datetime.fromisoformat(text.replace("Z", "+00:00")) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    return None if when is None or when.tzinfo is None else when.timestamp()
+
+
+def _object(file: RunFile, problems: list[str]) -> Mapping[str, Any] | None:
+    try:
+        record = json.loads(file.content)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict):
+        problems.append(f"{file.name} is cut short or damaged; it is left out")
+        return None
+    return record
+
+
+def _events(files: Sequence[RunFile], problems: list[str]) -> tuple[Event, ...]:
+    found: list[Event] = []
+    for file in files:
+        newer = 0
+        damaged: list[int] = []
+        cut = not file.content.endswith(b"\n") and file.content != b""
+        lines = file.content.split(b"\n")[:-1]
+        for number, line in enumerate(lines, 1):
+            event = _event(line)
+            if event is None:
+                damaged.append(number)
+                continue
+            schema = event.whole("schema")
+            newer = max(newer, schema or 0)
+            found.append(event)
+        if cut:
+            problems.append(f"{file.name} is cut short: its last line is left out")
+        if damaged:
+            lines_, are = ("line", "is") if len(damaged) == 1 else ("lines", "are")
+            shown = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
+            problems.append(f"{file.name}: {lines_} {shown} {are} damaged and left out")
+        if newer > SCHEMA:
+            problems.append(
+                f"{file.name} is of a newer release (schema {newer}; this one knows {SCHEMA}): what is new in it is "
+                "not shown; update slurm_elastic here"
+            )
+    return tuple(sorted(found, key=lambda event: event.time))
+
+
+def _event(line: bytes) -> Event | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    time, kind, node = parse_time(record.get("time")), record.get("event"), record.get("node")
+    if time is None or not isinstance(kind, str) or not isinstance(node, str):
+        return None
+    agent, text = record.get("agent", ""), record.get("text", "")
+    return Event(
+        time, kind, node, agent if isinstance(agent, str) else "", text if isinstance(text, str) else "", record
+    )
+
+
+def _round(number: int, record: Mapping[str, Any]) -> Round:
+    places = [place for place in _list(record.get("places")) if isinstance(place, dict)]
+    return Round(
+        number=number,
+        reason=_text(record.get("reason")),
+        nodes=tuple(_text(place.get("node")) for place in places),
+        agents=tuple(_text(place.get("agent")) for place in places),
+        ranks=tuple(
+            (_whole(place.get("base_rank")) or 0, _whole(place.get("local_world_size")) or 0) for place in places
+        ),
+        world_size=_whole(record.get("world_size")) or 0,
+        restarts=_whole(record.get("restarts")) or 0,
+        leader=_text(record.get("leader")),
+        incarnation=_text(record.get("scope")),
+    )
+
+
+def _missing(rounds: Sequence[Round], events: Sequence[Event]) -> Iterator[str]:
+    """Name what a half-deleted directory lacks."""
+    have = {round_.number for round_ in rounds}
+    told = {event.round for event in events if event.kind == "round_formed" and event.round is not None}
+    gone = sorted((told | set(range(max(have | told, default=-1) + 1))) - have)
+    if gone:
+        yield f"rounds/ lacks {_ranges(gone)}: parts of the run directory were removed"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    shown = [str(number) for number in numbers[:8]]
+    return f"round {', '.join(shown)}" + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+
+
+def _worker(record: Mapping[str, Any]) -> Worker:
+    return Worker(
+        rank=_whole(record.get("rank")) or 0,
+        reports=record.get("reports") is True,
+        steps=_whole(record.get("steps")) or 0,
+        step=_whole(record.get("step")),
+        first_step=_whole(record.get("first_step")),
+        checkpoint=_whole(record.get("checkpoint")),
+        first=_number(record.get("first")),
+        last=_number(record.get("last")),
+    )
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,405 @@
+"""The present state of a run, as its records, Slurm and its leader tell it. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from slurm_elastic.observe.records import Event, Round, RunRecords, Worker, parse_time
+from slurm_elastic.rendezvous.identity import AgentIdentity
+from slurm_elastic.slurm import QueuedJob
+from slurm_elastic.slurm.hostlist import natural_key
+
+__all__ = [
+    "AgentView",
+    "JobInQueue",
+    "NoticeView",
+    "RootCause",
+    "RunState",
+    "RunStatus",
+    "StatusExit",
+    "jobs_of",
+    "run_status",
+    "status_json",
+]
+
+STATUS_SCHEMA = 1
+_NEWEST_EVENTS = 10
+_WAITS = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING"})
+_RUNS = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "RESIZING", "SIGNALING", "STOPPED", "STAGE_OUT"})
+
+
+class RunState(enum.Enum):
+    """The states of a run."""
+
+    RUNNING = "running"
+    """Workers train."""
+    WAITING = "waiting"
+    """No workers train, and the run will go on: its agents wait for nodes, or its job waits in the queue."""
+    FINISHED = "finished"
+    """The run is done."""
+    FAILED = "failed"
+    """The workers failed for good, or the run was given up."""
+    STOPPED = "stopped"
+    """No agent runs and no job waits: the run was drained, cancelled or killed, and can be submitted again."""
+
+
+_GOES_ON = frozenset({RunState.RUNNING, RunState.WAITING})
+
+
+class StatusExit(enum.IntEnum):
+    """Exit codes of ``slurm-elastic status``; 2 is wrong usage, as for every command."""
+
+    FINISHED = 0
+    FAILED = 1
+    RUNNING = 3
+    WAITING = 4
+    STOPPED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class AgentView:
+    """An agent that has taken part in the run, the newest of its node and job.
+
+    Attributes:
+        node: Its node.
+        job: Its job.
+        agent: Its identity.
+        state: ``joining``, ``spare``, ``training``, ``lost`` or ``ended``.
+        since: Seconds since 1970 at which the state began.
+        round: The last round in which its workers ran; None if it had none.
+        rank: Its first rank in that round.
+        workers: Number of its workers in that round.
+        exit_code: How it ended; None before, or if it was killed.
+    """
+
+    node: str
+    job: str
+    agent: str
+    state: str
+    since: float
+    round: int | None = None
+    rank: int | None = None
+    workers: int = 0
+    exit_code: int | None = None
+
+    @property
+    def alive(self) -> bool:
+        """True unless the agent is known to have ended."""
+        return self.state not in ("lost", "ended")
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeView:
+    """A notice that an agent of the run got and whose job has not ended yet; seconds are those left now."""
+
+    job: str
+    text: str
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobInQueue:
+    """A job of the run that Slurm has not ended; `start` is the expected start in seconds since 1970."""
+
+    job: str
+    state: str
+    reason: str | None
+    start: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RootCause:
+    """The failure that ended the run, or the last one that a restart has followed."""
+
+    node: str
+    rank: int | None
+    text: str
+    log: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """The state of a run. Fields of ``status --json`` have the same names; docs/events.md describes them."""
+
+    run: str
+    directory: str
+    state: RunState
+    round: int | None = None
+    reason: str = ""
+    nodes: int = 0
+    world_size: int = 0
+    restarts: int = 0
+    restarts_left: int | None = None
+    step: int | None = None
+    checkpoint: int | None = None
+    steps_per_second: float | None = None
+    leader: str = ""
+    leader_answers: bool | None = None
+    agents: tuple[AgentView, ...] = ()
+    notices: tuple[NoticeView, ...] = ()
+    jobs: tuple[JobInQueue, ...] | None = None
+    root_cause: RootCause | None = None
+    events: tuple[Event, ...] = ()
+    updated: float | None = None
+    problems: tuple[str, ...] = ()
+
+
+def run_status(
+    records: RunRecords, now: float, jobs: Sequence[QueuedJob] | None = None, leader_answers: bool | None = None
+) -> RunStatus:
+    """Return the state of a run.
+
+    Args:
+        records: The run's records.
+        now: Seconds since 1970.
+        jobs: All jobs of this user in the queue; None if Slurm was not asked, or did not answer.
+        leader_answers: True if the leader on record answers; None if it was not asked.
+    """
+    agents = _agents(records)
+    newest = records.rounds[-1] if records.rounds else None
+    cause, final = _root_cause(records, newest)
+    queued = None if jobs is None else _in_queue(jobs, jobs_of(records))
+    state, problems = _state(records, agents, queued, leader_answers, final)
+    training = [agent for agent in agents if agent.state == "training"] if state is RunState.RUNNING else []
+    in_round = [each for each in records.progress if newest is not None and each.round == newest.number]
+    workers = [worker for each in in_round for worker in each.workers if worker.reports]
+    limit = next(
+        (each.whole("max_restarts") for each in reversed(records.progress) if each.kind == "agent_started"), None
+    )
+    restarts = newest.restarts if newest else 0
+    return RunStatus(
+        run=records.run_id,
+        directory=records.directory,
+        state=state,
+        round=newest.number if newest else None,
+        reason=newest.reason if newest else "",
+        nodes=len({agent.node for agent in training}) if training else 0,
+        world_size=sum(agent.workers for agent in training),
+        restarts=restarts,
+        restarts_left=None if limit is None else max(0, limit - restarts),
+        step=max((worker.step for worker in workers if worker.step is not None), default=None),
+        checkpoint=_checkpoint(records.progress),
+        steps_per_second=_speed(in_round),
+        leader=_leader(records),
+        leader_answers=leader_answers if state in _GOES_ON else None,
+        agents=agents if state in _GOES_ON else tuple(_over(agent) for agent in agents),
+        notices=_notices(records, agents, now) if state in _GOES_ON else (),
+        jobs=queued,
+        root_cause=cause,
+        events=records.events[-_NEWEST_EVENTS:],
+        updated=max((each[-1].time for each in (records.events, records.progress) if each), default=None),
+        problems=(*records.problems, *problems),
+    )
+
+
+def jobs_of(records: RunRecords) -> frozenset[str]:
+    """Return the ids of the jobs whose agents have taken part in the run, and its own id, if that may be a job's."""
+    known = {identity.job for agent in _identities(records) if (identity := AgentIdentity.parse(agent))}
+    if records.run_id.isdigit():
+        known.add(records.run_id)
+    return frozenset(known - {"0"})
+
+
+def status_json(status: RunStatus) -> dict[str, Any]:
+    """Return the state of a run as JSON; docs/events.md has the schema."""
+    found = asdict(status)
+    found["state"] = status.state.value
+    found["events"] = [dict(event.fields) for event in status.events]
+    return {"schema": STATUS_SCHEMA, **found}
+
+
+def _identities(records: RunRecords) -> set[str]:
+    return {each.agent for each in records.progress} | {agent for round_ in records.rounds for agent in round_.agents}
+
+
+def _agents(records: RunRecords) -> tuple[AgentView, ...]:
+    """Return the newest agent of every node and job, in the order of nodes."""
+    found: dict[str, AgentView] = {}
+    for round_ in records.rounds:
+        # An agent of an earlier release writes no progress.
+        for node, agent, (rank, workers) in zip(round_.nodes, round_.agents, round_.ranks, strict=False):
+            found[agent] = AgentView(node, _job(agent), agent, "training", 0.0, round_.number, rank, workers)
+    for each in records.progress:
+        if each.agent:
+            found[each.agent] = _next(found.get(each.agent), each)
+    by_place: dict[tuple[str, str], AgentView] = {}
+    for view in sorted(found.values(), key=lambda view: (_restarts(view.agent), view.since)):
+        by_place[view.node, view.job] = view
+    newest = records.rounds[-1] if records.rounds else None
+    views = [_seen_by_leader(view, records.events, newest) for view in by_place.values()]
+    # Slurm starts a job again when it has ended all processes of its last start.
+    starts: dict[str, int] = {}
+    for view in views:
+        starts[view.job] = max(starts.get(view.job, 0), _restarts(view.agent))
+    views = [view if _restarts(view.agent) == starts[view.job] else _over(view) for view in views]
+    return tuple(sorted(views, key=lambda view: (natural_key(view.node), view.job)))
+
+
+def _next(view: AgentView | None, event: Event) -> AgentView:
+    """Return an agent after one of its own records."""
+    if view is None:
+        view = AgentView(event.node, _job(event.agent), event.agent, "training", event.time, event.round)
+    match event.kind:
+        case "agent_started":
+            return replace(view, state="joining", since=event.time)
+        case "workers_started":
+            rank, workers = event.whole("rank"), event.whole("local_world_size") or 0
+            return replace(view, state="training", since=event.time, round=event.round, rank=rank, workers=workers)
+        case "workers_ended":
+            return replace(view, state="joining", since=event.time)
+        case "agent_ended":
+            return replace(view, state="ended", since=event.time, exit_code=event.whole("exit_code"))
+    return view
+
+
+def _seen_by_leader(view: AgentView, events: Sequence[Event], newest: Round | None) -> AgentView:
+    """Return an agent with what the leader has recorded of its node since its own last record."""
+    if view.state == "ended":
+        return view
+    if not view.since and newest is not None and view.agent not in newest.agents:
+        # It has written no progress, and is in no round any more.
+        return replace(view, state="ended")
+    for event in reversed(events):
+        if event.time < view.since:
+            break
+        if view.node in event.nodes and event.kind in ("node_lost", "node_left", "node_spare"):
+            state = {"node_lost": "lost", "node_left": "ended", "node_spare": "spare"}[event.kind]
+            return replace(view, state=state, since=event.time)
+    return view
+
+
+def _over(view: AgentView) -> AgentView:
+    """Return an agent of a run that is over: it ended without a record, as one that is killed."""
+    return replace(view, state="ended") if view.alive else view
+
+
+def _state(
+    records: RunRecords,
+    agents: Sequence[AgentView],
+    queued: Sequence[JobInQueue] | None,
+    leader_answers: bool | None,
+    failed: bool,
+) -> tuple[RunState, list[str]]:
+    if records.done is not None:
+        return RunState.FINISHED, []
+    alive = [agent for agent in agents if agent.alive]
+    problems = []
+    in_slurm = queued is not None and any(agent.job != "0" for agent in agents)
+    if in_slurm and queued is not None and not any(job.state in _RUNS for job in queued):
+        # Slurm knows better than records whose writers were killed.
+        alive = [agent for agent in alive if agent.job == "0"]
+    elif alive and leader_answers is False:
+        if in_slurm:
+            problems.append(
+                "the leader does not answer: it starts, has been lost just now, or cannot be reached from here"
+            )
+        else:
+            alive = []
+    if failed and not any(agent.state != "training" for agent in alive):
+        return RunState.FAILED, []
+    if any(agent.state == "training" for agent in alive):
+        return RunState.RUNNING, problems
+    if alive or any(job.state in _WAITS for job in queued or ()):
+        return RunState.WAITING, problems
+    if queued and any(job.state in _RUNS for job in queued):
+        return RunState.WAITING, problems
+    return (RunState.FAILED if failed else RunState.STOPPED), problems
+
+
+def _root_cause(records: RunRecords, newest: Round | None) -> tuple[RootCause | None, bool]:
+    """Return the root cause, and whether it has ended the run."""
+    members = set(newest.agents) if newest is not None else None
+    for record in records.failures.values():
+        # No identity is used twice: with another agent it is the failure of an earlier incarnation.
+        if members is None or record.get("agent") in members:
+            return _of_record(record), True
+    for event in reversed(records.events):
+        if event.kind == "run_ended":
+            failed = event.word("outcome") in ("failed", "timed_out")
+            started = any(each.kind == "agent_started" and each.time > event.time for each in records.progress)
+            if failed and not started:
+                return RootCause(next(iter(event.nodes), ""), event.whole("rank"), event.text), True
+        if event.kind == "round_ended" and event.word("reason") == "worker_failed":
+            return RootCause(next(iter(event.nodes), ""), None, event.word("detail") or event.text), False
+    return None, False
+
+
+def _of_record(record: Mapping[str, Any]) -> RootCause:
+    rank, code = record.get("rank"), record.get("exit_code")
+    message = str(record.get("message") or f"exit code {code}")
+    log = str(record.get("log") or record.get("error_file") or "")
+    return RootCause(str(record.get("node", "")), rank if isinstance(rank, int) else None, message, log)
+
+
+def _in_queue(jobs: Iterable[QueuedJob], ids: frozenset[str]) -> tuple[JobInQueue, ...]:
+    return tuple(
+        JobInQueue(job.name, job.state, job.reason, job.start_time if job.state == "PENDING" else None)
+        for job in jobs
+        if job.job_id in ids or job.array_job_id in ids
+    )
+
+
+def _notices(records: RunRecords, agents: Sequence[AgentView], now: float) -> tuple[NoticeView, ...]:
+    leaving = {_incarnation(agent.agent): agent.job for agent in agents if agent.alive}
+    found = []
+    for name, record in records.notices.items():
+        if name in leaving:
+            given, seconds = parse_time(record.get("time")), record.get("seconds")
+            left = max(0.0, seconds - (now - given)) if given and isinstance(seconds, int | float) else None
+            found.append(
+                NoticeView(leaving[name], str(record.get("text", "")), None if left is None else round(left, 1))
+            )
+    return tuple(found)
+
+
+def _checkpoint(progress: Sequence[Event]) -> int | None:
+    """Return the step of the checkpoint that was reported last."""
+    for each in reversed(progress):
+        steps = [worker.checkpoint for worker in each.workers if worker.checkpoint is not None]
+        if steps:
+            return max(steps)
+    return None
+
+
+def _speed(progress: Sequence[Event]) -> float | None:
+    """Return the steps per second between the last two records of a round, else since its first step."""
+    found = [_slowest(each.workers) for each in progress]
+    known = [worker for worker in found if worker is not None and worker.first is not None and worker.last is not None]
+    if not known:
+        return None
+    last = known[-1]
+    steps, seconds = last.steps - 1, (last.last or 0.0) - (last.first or 0.0)
+    for before in reversed(known[:-1]):
+        if before.steps < last.steps:
+            steps, seconds = last.steps - before.steps, (last.last or 0.0) - (before.last or 0.0)
+            break
+    return round(steps / seconds, 3) if steps > 0 and seconds > 0 else None
+
+
+def _slowest(workers: Sequence[Worker]) -> Worker | None:
+    return min((worker for worker in workers if worker.reports), key=lambda worker: worker.steps, default=None)
+
+
+def _leader(records: RunRecords) -> str:
+    newest = records.rounds[-1] if records.rounds else None
+    scope = newest.incarnation if newest else ""
+    record = records.endpoints.get(scope) or next(iter(records.endpoints.values()), {})
+    return str(record.get("agent", newest.leader if newest else "")).partition("/")[0]
+
+
+def _job(agent: str) -> str:
+    identity = AgentIdentity.parse(agent)
+    return identity.job if identity else ""
+
+
+def _restarts(agent: str) -> int:
+    identity = AgentIdentity.parse(agent)
+    return identity.restarts if identity else 0
+
+
+def _incarnation(agent: str) -> str:
+    identity = AgentIdentity.parse(agent)
+    return f"{identity.job}.{identity.restarts}" if identity else ""

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import pwd
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.cli import main
+from tests.unit.observe.runs import WrittenRun
+
+A, B = "n1/7.0/100", "n2/7.0/200"
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    return tmp_path
+
+
+@pytest.fixture
+def run(base: Path) -> WrittenRun:
+    return finished(base, "7")
+
+
+def finished(base: Path, run_id: str) -> WrittenRun:
+    run = WrittenRun(base, run_id)
+    run.started(0, A)
+    run.started(0, B)
+    run.round(1, 0, [A, B])
+    run.run_dir.mark_done({"outcome": "succeeded"})
+    return run
+
+
+@contextlib.contextmanager
+def leads(run: WrittenRun) -> Iterator[None]:
+    """A leader that can be reached is on record."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = {"agent": A, "address": "127.0.0.1", "port": server.getsockname()[1], "epoch": 1}
+        run.run_dir.publish_endpoint("7.0", json.dumps(place).encode())
+        yield
+
+
+def squeue(base: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    """Put a squeue into PATH that prints these lines."""
+    tools = base / "tools"
+    tools.mkdir()
+    text = "\n".join(["#!/bin/sh", *(f"echo '{line}'" for line in lines)]) + "\n"
+    (tools / "squeue").write_text(text)
+    (tools / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}")
+
+
+def test_a_finished_run_is_0(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "7"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("run 7: finished, last change")
+    assert "n[1-2]" in out
+    assert "\x1b" not in out
+    assert err == ""
+
+
+def test_a_run_that_trains_is_3_and_one_that_waits_4(
+    base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = WrittenRun(base)
+    run.started(0, A)
+    with leads(run):
+        assert main(["status", "7"]) == 4
+        run.round(1, 0, [A, B])
+        assert main(["status", "7"]) == 3
+    out, err = capsys.readouterr()
+    assert "round     0 after start: 2 nodes, 4 workers" in out
+    assert err.count("Slurm does not answer") == 2
+    # Nothing listens where the leader was.
+    assert main(["status", "7"]) == 5
+    squeue(base, monkeypatch, f"7|7|7|PENDING|1764000120|BeginTime|{base}")
+    assert main(["status", "7"]) == 4
+    out, err = capsys.readouterr()
+    assert "7 pending (BeginTime), expected to start at 2025-11-24" in out
+    assert err.count("Slurm does not answer") == 1
+
+
+def test_a_failed_run_is_1(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = WrittenRun(base)
+    run.started(0, A)
+    run.round(1, 0, [A])
+    failure = {"agent": A, "node": "n1", "rank": 1, "exit_code": 1, "message": "ValueError: \x1b[31mno"}
+    run.run_dir.publish_failure("7.0", json.dumps(failure).encode())
+    assert main(["status", "7"]) == 1
+    out = capsys.readouterr().out
+    assert "root cause: rank 1 on n1\n  ValueError: ?[31mno\n" in out
+
+
+def test_json(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "7", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "finished"
+    assert main(["list", "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["run"], listed["state"]) == ("7", "finished")
+
+
+def test_list(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    assert capsys.readouterr().out == f"no runs in {base}\n"
+    finished(base, "7")
+    WrittenRun(base, "8")
+    assert main(["list", "--run-dir", str(base)]) == 0
+    head, first, second = capsys.readouterr().out.splitlines()
+    assert head.split() == ["STATE", "RUN", "ROUND", "NODES", "WORKERS", "STEP", "CHANGED"]
+    assert first.split() == ["stopped", "8"]
+    assert second.split()[:3] == ["finished", "7", "0"]
+
+
+def test_list_of_queued_jobs_finds_their_directories(
+    base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["list", "--queued"]) == 2
+    assert "squeue gives no answer" in capsys.readouterr().err
+    elsewhere = base / "with blank"
+    elsewhere.mkdir()
+    run = WrittenRun(elsewhere)
+    run.started(0, A)
+    squeue(base, monkeypatch, f"7|7|7|PENDING|N/A|Resources|{elsewhere}")
+    assert main(["list", "--queued"]) == 0
+    assert "waiting   7" in capsys.readouterr().out
+    # status finds it, too, from wherever it is called.
+    assert main(["status", "7"]) == 4
+
+
+@pytest.mark.parametrize("command", ["status"])
+def test_no_such_run(base: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert main([command, "7"]) == 2
+    assert f"no run 7 in {base}/elastic-runs; change to the directory" in capsys.readouterr().err
+    finished(base, "1234")
+    assert main([command, "1235"]) == 2
+    assert "did you mean 1234?" in capsys.readouterr().err
+    assert main([command, "../7"]) == 2
+
+
+def test_several_runs_match(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for run_id in ("120", "121", "12"):
+        finished(base, run_id)
+    assert main(["status", "12"]) == 0
+    assert main(["status", "121"]) == 0
+    capsys.readouterr()
+    assert main(["status", "1"]) == 2
+    assert capsys.readouterr().err == ("slurm-elastic: error: 3 runs match '1': 12, 120, 121; give more of the id\n")
+
+
+def test_a_run_is_found_by_one_of_its_jobs(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = WrittenRun(base, "mine")
+    run.started(0, "n1/4711.0/3")
+    assert main(["status", "4711"]) == 4
+    assert capsys.readouterr().out.startswith("run mine: waiting")
+
+
+def test_a_run_of_another_user(
+    run: WrittenRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    owner = pwd.getpwuid(os.geteuid()).pw_name
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    assert main(["status", "7"]) == 2
+    assert f"run 7 belongs to user {owner}; only that user and root can look at it" in capsys.readouterr().err
+    assert main(["list"]) == 0
+    assert capsys.readouterr().out.startswith("no runs in")
+
+
+def test_problems_are_lines_on_stderr(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run.event(3, "n3", "x", schema=9)
+    (run.path / "rounds" / "000000.json").write_text("{")
+    assert main(["status", "7"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.startswith("slurm-elastic: warning: ") for line in lines] == [True] * 3
+
+
+def test_colours_on_a_terminal_only(run: WrittenRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    script = "import sys; from slurm_elastic.cli import main; sys.exit(main(['status', '7']))"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+
+    def shown(**variables: str) -> str:
+        ours, theirs = pty.openpty()
+        with contextlib.closing(socket.socket()):
+            process = subprocess.Popen([sys.executable, "-c", script], stdout=theirs, env={**environment, **variables})
+        os.close(theirs)
+        found = b""
+        with contextlib.suppress(OSError):
+            while data := os.read(ours, 65536):
+                found += data
+        os.close(ours)
+        assert process.wait(60) == 0
+        return found.decode()
+
+    assert "\x1b[1;36mfinished\x1b[0m" in shown(TERM="xterm")
+    assert "\x1b" not in shown(TERM="dumb")
+    assert "\x1b" not in shown(TERM="xterm", NO_COLOR="1")
+
+
+def test_a_reader_that_ends_early_is_no_traceback(run: WrittenRun) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    for number in range(3000):
+        run.event(number, f"n{number % 9}", "leader_changed", "x" * 200)
+    script = "import sys; from slurm_elastic.cli import main; sys.exit(main(['status', '7', '--json']))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(60) == 141
+
+
+def test_a_run_of_a_thousand_nodes_is_read_within_two_seconds(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = WrittenRun(base)
+    agents = [f"n{number}/7.0/1" for number in range(1, 1025)]
+    for agent in agents:
+        run.started(0, agent)
+    run.round(1, 0, agents)
+    begun = time.process_time()
+    with leads(run):
+        assert main(["status", "7"]) == 3
+    taken = time.process_time() - begun
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split()[:4] == ["n[1-1024]", "training", "0", "0-2047"] for line in lines)
+    assert len(lines) < 20
+    assert taken < 2.0

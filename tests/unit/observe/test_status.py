@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from slurm_elastic.observe.status import RunState, RunStatus, run_status, status_json
+from slurm_elastic.rundir import JobRecords
+from slurm_elastic.slurm import QueuedJob
+from tests.unit.observe.runs import START, WrittenRun, iso
+
+A, B, C = "n1/7.0/100", "n2/7.0/200", "n10/7.0/300"
+
+
+def queued(state: str = "RUNNING", reason: str | None = None, start: int | None = None) -> QueuedJob:
+    return QueuedJob("7", "7", "7", state, reason, start, "/home/me")
+
+
+def trains(run: WrittenRun) -> None:
+    for agent in (A, B, C):
+        run.started(0, agent)
+    run.round(1, 0, [A, B, C])
+    sample = {"round": 0, "first_step": 1, "first": 1.0}
+    run.progress(11, A, "progress", **sample, steps=50, step=50, checkpoint=40, last=6.0)
+    run.progress(21, A, "progress", **sample, steps=150, step=150, checkpoint=140, last=16.0)
+
+
+def status(run: WrittenRun, at: float = 30, *jobs: QueuedJob, live: bool | None = None) -> RunStatus:
+    return run_status(run.records(), START + at, jobs or None, live)
+
+
+def test_a_run_that_trains(run: WrittenRun) -> None:
+    trains(run)
+    seen = status(run, 30, queued(), live=True)
+    assert (seen.state, seen.round, seen.nodes, seen.world_size) == (RunState.RUNNING, 0, 3, 6)
+    assert (seen.step, seen.checkpoint, seen.steps_per_second) == (150, 140, 10.0)
+    assert (seen.restarts, seen.restarts_left) == (0, 3)
+    # In Slurm's order of nodes.
+    assert [(agent.node, agent.state, agent.rank) for agent in seen.agents] == [
+        ("n1", "training", 0),
+        ("n2", "training", 2),
+        ("n10", "training", 4),
+    ]
+
+
+def test_a_lost_node_is_lost_until_it_comes_back(run: WrittenRun) -> None:
+    trains(run)
+    run.event(22, "n1", "node_lost", "lost n2", nodes=["n2"], why="its connection broke", silent_for=0.3)
+    run.round(23, 1, [A, C], "node_lost")
+    seen = status(run)
+    assert [(agent.node, agent.state) for agent in seen.agents] == [
+        ("n1", "training"),
+        ("n2", "lost"),
+        ("n10", "training"),
+    ]
+    assert (seen.state, seen.round, seen.reason, seen.nodes) == (RunState.RUNNING, 1, "node_lost", 2)
+    again = "n2/7.0/999"
+    run.started(25, again)
+    run.round(26, 2, [A, again, C], "node_joined")
+    assert {agent.state for agent in status(run).agents} == {"training"}
+
+
+def test_agents_without_a_round_wait(run: WrittenRun) -> None:
+    run.started(0, A)
+    assert status(run, 5, queued()).state is RunState.WAITING
+
+
+def test_a_requeued_job_waits_with_its_reason_and_its_start(run: WrittenRun) -> None:
+    trains(run)
+    run.ended(25, 0, [A, B, C], 1.1)
+    for agent in (A, B, C):
+        run.progress(26, agent, "agent_ended", exit_code=75)
+    seen = status(run, 30, queued("PENDING", "BeginTime", 1_764_000_120), live=False)
+    assert seen.state is RunState.WAITING
+    assert seen.jobs is not None
+    assert [(job.job, job.reason, job.start) for job in seen.jobs] == [("7", "BeginTime", 1_764_000_120)]
+    assert {(agent.state, agent.exit_code) for agent in seen.agents} == {("ended", 75)}
+
+
+def test_killed_agents_are_not_taken_for_running(run: WrittenRun) -> None:
+    trains(run)
+    assert run_status(run.records(), START + 30, (), False).state is RunState.STOPPED
+    assert {agent.state for agent in run_status(run.records(), START + 30, (), False).agents} == {"ended"}
+    # Slurm does not answer; nothing listens where the leader was.
+    assert status(run, live=False).state is RunState.STOPPED
+    # Slurm runs the job: the leader is being replaced, or cannot be reached from here.
+    seen = status(run, 30, queued(), live=False)
+    assert seen.state is RunState.RUNNING
+    assert "the leader does not answer" in seen.problems[0]
+
+
+def test_a_failed_run_has_its_root_cause(run: WrittenRun) -> None:
+    trains(run)
+    failure = {
+        "agent": B,
+        "node": "n2",
+        "rank": 3,
+        "exit_code": 1,
+        "message": "ValueError: no",
+        "log": "/logs/stderr.log",
+    }
+    run.run_dir.publish_failure("7.0", json.dumps(failure).encode())
+    run.event(22, "n1", "run_ended", "the run failed", outcome="failed", nodes=["n2"], rank=3, detail="")
+    seen = status(run, live=False)
+    assert seen.state is RunState.FAILED
+    assert seen.root_cause is not None
+    assert (seen.root_cause.node, seen.root_cause.rank, seen.root_cause.text) == ("n2", 3, "ValueError: no")
+    # It was submitted again.
+    again = "n1/7.1/500"
+    run.started(40, again)
+    assert status(run, 41, queued()).state is RunState.WAITING
+    run.round(42, 1, [again], "requeued")
+    assert status(run, 43, queued()).state is RunState.RUNNING
+
+
+def test_a_run_that_was_given_up_has_failed(run: WrittenRun) -> None:
+    run.started(0, A)
+    run.event(600, "n1", "run_ended", "the run was given up", outcome="timed_out", detail="")
+    run.progress(601, A, "agent_ended", exit_code=1)
+    assert status(run, 700).state is RunState.FAILED
+
+
+def test_a_failure_that_was_restarted_is_the_last_failure(run: WrittenRun) -> None:
+    trains(run)
+    detail = "rank 1 on n1: ValueError: once"
+    run.event(22, "n1", "round_ended", "round 0 ends", round=0, reason="worker_failed", nodes=["n1"], detail=detail)
+    run.round(23, 1, [A, B, C], "worker_failed", restarts=1)
+    seen = status(run)
+    assert (seen.state, seen.restarts, seen.restarts_left) == (RunState.RUNNING, 1, 2)
+    assert seen.root_cause is not None
+    assert seen.root_cause.text == detail
+
+
+def test_a_finished_run_is_finished_whatever_slurm_says(run: WrittenRun) -> None:
+    trains(run)
+    run.run_dir.mark_done({"outcome": "succeeded"})
+    seen = status(run, 40, queued("PENDING"))
+    assert seen.state is RunState.FINISHED
+    assert {agent.state for agent in seen.agents} == {"ended"}
+
+
+def test_notices_count_down(run: WrittenRun) -> None:
+    trains(run)
+    notice = {"text": "preempted, 15 s left", "seconds": 15.0, "time": iso(25)}
+    for job in ("7", "6"):
+        JobRecords(run.run_dir, job).publish_notice(0, notice)
+    (seen,) = status(run, 30).notices
+    assert (seen.job, seen.seconds) == ("7", 10.0)
+    assert status(run, 300).notices[0].seconds == 0.0
+
+
+def test_agents_of_an_earlier_release_write_no_progress(run: WrittenRun) -> None:
+    trains(run)
+    for path in (run.path / "progress").iterdir():
+        path.unlink()
+    seen = status(run, 30, queued())
+    assert (seen.state, seen.nodes, seen.world_size, seen.step) == (RunState.RUNNING, 3, 6, None)
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "PENDING"])
+def test_json_has_plain_values(run: WrittenRun, state: str) -> None:
+    trains(run)
+    found = json.loads(json.dumps(status_json(status(run, 30, queued(state)))))
+    assert (found["schema"], found["run"]) == (1, "7")
+    assert found["events"][0]["event"] == "round_formed"
+    assert found["agents"][0]["agent"] == A
