@@ -35,6 +35,7 @@ __all__ = [
     "open_run",
     "present_status",
     "problems_to_stderr",
+    "rank_list",
     "table",
 ]
 
@@ -201,3 +202,14 @@ def clock(seconds: float, now: float) -> str:
     """Return a time in the zone of this machine, with its date if it is not of today."""
     when, today = (datetime.datetime.fromtimestamp(each).astimezone() for each in (seconds, now))
     return when.strftime("%H:%M:%S" if when.date() == today.date() else "%Y-%m-%d %H:%M:%S")
+
+
+def rank_list(numbers: Iterable[int]) -> str:
+    """Return ascending numbers as ``0-7,16-23``."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and spans[-1][1] + 1 == number:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

@@ -20,6 +20,7 @@ _COMMANDS = {
     "etcd": "Etcd",
     "job-end": "JobEnd",
     "list": "List",
+    "logs": "Logs",
     "requeue": "Requeue",
     "status": "Status",
     "submit": "Submit",

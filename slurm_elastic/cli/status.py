@@ -17,6 +17,7 @@ from slurm_elastic.cli._run_view import (
     open_run,
     present_status,
     problems_to_stderr,
+    rank_list,
     table,
 )
 from slurm_elastic.observe.status import AgentView, RunStatus, StatusExit, status_json
@@ -120,24 +121,18 @@ def _nodes(agents: Sequence[AgentView], now: float) -> Iterable[tuple[str, ...]]
         ended = "" if agent.exit_code is None else f" ({agent.exit_code})"
         groups.setdefault((f"{agent.state}{ended}", agent.round, agent.job, ""), []).append(agent)
     for (state, round_, job, _), members in groups.items():
-        ranks = sorted((agent.rank, agent.workers) for agent in members if agent.rank is not None and agent.workers)
+        ranks = sorted(
+            rank
+            for agent in members
+            if agent.rank is not None
+            for rank in range(agent.rank, agent.rank + agent.workers)
+        )
         since = [agent.since for agent in members if agent.since]
         yield (
             compress(dict.fromkeys(agent.node for agent in members)),
             state,
             "" if round_ is None else str(round_),
-            _ranks(ranks) if state == "training" else "",
+            rank_list(ranks) if state == "training" else "",
             job,
             ago(now - min(since)) if since else "",
         )
-
-
-def _ranks(ranks: Sequence[tuple[int, int]]) -> str:
-    """Return ranks as ``0-7,16-23``."""
-    spans: list[list[int]] = []
-    for first, number in ranks:
-        if spans and spans[-1][1] + 1 == first:
-            spans[-1][1] = first + number - 1
-        else:
-            spans.append([first, first + number - 1])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

@@ -161,6 +161,13 @@ class RunContents:
             self._complain(path, error)
             return b""
 
+    def modified(self, path: Path) -> float | None:
+        """Return when a log was written to last, in seconds since 1970; None if it cannot be said."""
+        try:
+            return path.stat().st_mtime
+        except OSError:
+            return None
+
     def _rank_directories(self, round_number: int) -> Iterator[Path]:
         above = f"logs/round_{round_number:04d}"
         for node in self._list(above):

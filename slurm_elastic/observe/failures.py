@@ -1,0 +1,152 @@
+"""The failures of a run: the root cause of each, and what followed from it. Pure but for `read_failures`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slurm_elastic.agent.root_cause import last_words
+from slurm_elastic.observe.records import RunRecords
+from slurm_elastic.rundir import RunContents
+
+__all__ = ["Consequence", "RoundFailure", "WorkerError", "read_failures", "round_failures"]
+
+_TRACEBACK = "Traceback (most recent call last):"
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|[0-9]+(?:\.[0-9]+)*")
+_ROOT_RANK = re.compile(r"rank ([0-9]{1,9}): ")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerError:
+    """The last words of a worker that ended with an error.
+
+    Attributes:
+        round, node, rank: The worker.
+        text: Its traceback or last lines.
+        log: The file with the rest.
+    """
+
+    round: int
+    node: str
+    rank: int
+    text: str
+    log: str = ""
+
+    @property
+    def summary(self) -> str:
+        """The last line, which in a traceback names the error."""
+        return next((line.strip() for line in reversed(self.text.splitlines()) if line.strip()), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Consequence:
+    """Errors of workers that say the same but for numbers."""
+
+    summary: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFailure:
+    """Rounds that ended for the same reason.
+
+    Attributes:
+        rounds: Their numbers; more than one if the same failure came again.
+        cause: One line: why the round ended.
+        node: The node of the root cause; empty if the failure is not one of a worker.
+        rank: The rank of the root cause; None if the failure is not one of a worker.
+        text: The last words of that worker.
+        log: The file with the rest.
+        followed: What other workers said because of it.
+        final: True if it ended the run.
+    """
+
+    rounds: tuple[int, ...]
+    cause: str
+    node: str = ""
+    rank: int | None = None
+    text: str = ""
+    log: str = ""
+    followed: tuple[Consequence, ...] = ()
+    final: bool = False
+
+
+def read_failures(contents: RunContents, records: RunRecords) -> list[RoundFailure]:
+    """Return the failures of a run, the one that ended it first, then the others from the first round on."""
+    errors = []
+    for number in contents.log_rounds():
+        logs = {(log.node, log.rank): log.path for log in contents.logs(number) if log.stream == "stderr"}
+        files = {(node, rank): path for node, rank, path in contents.error_files(number)}
+        for node, rank in sorted({*logs, *files}, key=lambda worker: worker[1]):
+            log, file = str(logs.get((node, rank), "")), str(files.get((node, rank), ""))
+            text = last_words(file, log)
+            if file or _TRACEBACK in text:
+                errors.append(WorkerError(number, node, rank, text, log or file))
+    return round_failures(records, errors)
+
+
+def round_failures(records: RunRecords, errors: Sequence[WorkerError]) -> list[RoundFailure]:
+    """Group the errors of workers by the failures that they follow from."""
+    found: list[RoundFailure] = []
+    ends = {event.round: event for event in records.events if event.kind == "round_ended"}
+    finals = {agent: record for record in records.failures.values() if (agent := record.get("agent"))}
+    numbers = {each.round for each in errors} | {
+        number for number, event in ends.items() if number is not None and event.word("reason") == "worker_failed"
+    }
+    numbers |= {each.number for each in records.rounds if set(each.agents) & finals.keys()}
+    for number in sorted(numbers):
+        agents = next((each.agents for each in records.rounds if each.number == number), ())
+        # An agent fails for good in its last round only.
+        last = max((each.number for each in records.rounds if set(each.agents) & set(agents)), default=number)
+        final = next((finals[agent] for agent in agents if agent in finals), None) if number == last else None
+        mine = [each for each in errors if each.round == number]
+        end = ends.get(number)
+        cause, rank, node = end.text if end is not None else f"round {number} ended", None, ""
+        if final is not None:
+            rank, node = final.get("rank"), str(final.get("node", ""))
+            cause = "the run failed"
+        elif end is not None and end.word("reason") == "worker_failed":
+            match = _ROOT_RANK.match(end.word("detail"))
+            rank, node = int(match[1]) if match else None, next(iter(end.nodes), "")
+        root = next((each for each in mine if each.rank == rank), None)
+        text = str(final.get("message") or "") if final is not None else ""
+        text = text or (
+            root.text if root else _ROOT_RANK.sub("", end.word("detail"), count=1) if end is not None else ""
+        )
+        found.append(
+            RoundFailure(
+                rounds=(number,),
+                cause=cause,
+                node=node,
+                rank=rank if isinstance(rank, int) else None,
+                text=text,
+                log=root.log if root else str(final.get("log", "")) if final is not None else "",
+                followed=_grouped([each for each in mine if each is not root]),
+                final=final is not None,
+            )
+        )
+    return sorted(_counted(found), key=lambda each: (not each.final, each.rounds))
+
+
+def _grouped(errors: Sequence[WorkerError]) -> tuple[Consequence, ...]:
+    groups: dict[str, list[WorkerError]] = {}
+    for each in errors:
+        groups.setdefault(_NUMBERS.sub("#", each.summary), []).append(each)
+    return tuple(
+        Consequence(members[0].summary, tuple(sorted({each.rank for each in members}))) for members in groups.values()
+    )
+
+
+def _counted(failures: Sequence[RoundFailure]) -> list[RoundFailure]:
+    """Merge failures of several rounds that say the same but for numbers; the newest one stays."""
+    merged: dict[tuple[object, ...], RoundFailure] = {}
+    for each in failures:
+        last = next((line for line in reversed(each.text.splitlines()) if line.strip()), each.cause)
+        key = (_NUMBERS.sub("#", last), each.rank is None)
+        before = merged.pop(key, None)
+        rounds = (*(before.rounds if before else ()), *each.rounds)
+        merged[key] = RoundFailure(
+            rounds, each.cause, each.node, each.rank, each.text, each.log, each.followed, each.final
+        )
+    return list(merged.values())

@@ -1,0 +1,210 @@
+"""The lines of all workers' logs, merged by time.
+
+Logs have no times. The agent of each node writes down when which bytes came (``times.jsonl``, docs/events.md); a line
+has the time at which its last byte was noted, or, where the agent was killed before that, at which its log was written
+to last. Lines of one log stay in their order. Logs are read in blocks, and no file stays open, because a run can have
+more logs than a process can have files.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from slurm_elastic.rundir import LogFile, RunContents, RunFile
+
+__all__ = ["LogFilter", "LogLine", "LogReader", "log_times", "parse_ranges"]
+
+_LEAST_BLOCK, _MOST_BLOCK, _ALL_BLOCKS = 1 << 13, 1 << 20, 1 << 26
+"""Bytes that are read of a log at once: few if there are many logs, each of which has a block in memory."""
+_LONGEST_LINE = 1 << 20
+"""A line that has no end after so many bytes is shown in parts."""
+_LOOKS_WITHOUT_TIMES = 8
+"""How often a log that grows is left for later because no times are there yet; an earlier release writes none."""
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line of a worker's log.
+
+    Attributes:
+        time: Seconds since 1970 by the clock of its node; None if no times were written down.
+        log: The log that it is from.
+        text: The line without its end.
+    """
+
+    time: float | None
+    log: LogFile
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogFilter:
+    """The lines that are wanted; None for all.
+
+    Attributes:
+        ranks, nodes, rounds: Wanted workers.
+        since: The earliest time.
+        pattern: What a line has to contain.
+    """
+
+    ranks: Collection[int] | None = None
+    nodes: Collection[str] | None = None
+    rounds: Collection[int] | None = None
+    since: float | None = None
+    pattern: re.Pattern[str] | None = None
+
+    def wants_round(self, number: int) -> bool:
+        """Return True if logs of this round are wanted."""
+        return self.rounds is None or number in self.rounds
+
+    def wants_log(self, log: LogFile) -> bool:
+        """Return True if lines of this log are wanted."""
+        return (self.ranks is None or log.rank in self.ranks) and (self.nodes is None or log.node in self.nodes)
+
+    def wants_line(self, line: LogLine) -> bool:
+        """Return True if this line is wanted. A line without a time is taken for a new one."""
+        if self.since is not None and line.time is not None and line.time < self.since:
+            return False
+        return self.pattern is None or self.pattern.search(line.text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """The sizes of a log, ascending, and the times at which they were noted."""
+
+    sizes: tuple[int, ...] = ()
+    times: tuple[float, ...] = ()
+    modified: float | None = None
+    """When the log was written to last: the time of what its agent was killed before it could note."""
+
+    def of(self, end: int) -> float | None:
+        """Return the time at which the byte before `end` had come."""
+        index = bisect.bisect_left(self.sizes, end)
+        if index < len(self.times):
+            return self.times[index]
+        return None if self.modified is None else max((self.modified, *self.times[-1:]))
+
+
+@dataclass(slots=True)
+class _Position:
+    """The position up to which a log has been read, and the beginning of a line that has no end yet."""
+
+    offset: int = 0
+    rest: bytes = b""
+    newest: float | None = None
+    looks: int = 0
+
+
+def log_times(file: RunFile) -> Mapping[str, tuple[Sequence[int], Sequence[float]]]:
+    """Return sizes and times of each log in a file of times; damaged lines are left out. Pure."""
+    found: dict[str, tuple[list[int], list[float]]] = {}
+    for line in file.content.split(b"\n"):
+        try:
+            record = json.loads(line)
+            time, grown = float(record["time"]), dict(record["sizes"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            continue
+        for name, size in grown.items():
+            if isinstance(size, int):
+                sizes, times = found.setdefault(name, ([], []))
+                if not sizes or size > sizes[-1]:
+                    sizes.append(size)
+                    times.append(max(time, times[-1]) if times else time)
+    return found
+
+
+def parse_ranges(text: str) -> list[range] | None:
+    """Return the meaning of ``0,4-7``; None if it is none."""
+    matches = [_RANGE.fullmatch(part.strip()) for part in text.split(",")]
+    found = [range(int(match[1]), int(match[2] or match[1]) + 1) for match in matches if match]
+    return found if len(found) == len(matches) and all(found) else None
+
+
+class LogReader:
+    """Reads the logs of a run, once or again and again while they grow.
+
+    Args:
+        contents: The files of the run.
+        wanted: The lines to return.
+    """
+
+    def __init__(self, contents: RunContents, wanted: LogFilter) -> None:
+        self._contents, self._wanted = contents, wanted
+        self._positions: dict[LogFile, _Position] = {}
+        self.without_times: set[tuple[int, str]] = set()
+        """Rounds and nodes whose logs have no times, because an earlier release or torch itself followed them."""
+
+    def lines(self, *, last: bool = True) -> Iterator[LogLine]:
+        """Yield the lines that were not yielded before, merged by time within each round.
+
+        Args:
+            last: True if nothing will be written any more, so that a line without an end is one, too.
+        """
+        for number in self._contents.log_rounds():
+            if self._wanted.wants_round(number):
+                yield from self._of_round(number, last)
+
+    def _of_round(self, number: int, last: bool) -> Iterator[LogLine]:
+        logs = [log for log in self._contents.logs(number) if self._wanted.wants_log(log)]
+        if not logs:
+            return
+        times: dict[tuple[str, str], _Times] = {}
+        for node, file in self._contents.log_times(number):
+            times.update(
+                ((node, name), _Times(tuple(sizes), tuple(at))) for name, (sizes, at) in log_times(file).items()
+            )
+        block = max(_LEAST_BLOCK, min(_MOST_BLOCK, _ALL_BLOCKS // len(logs)))
+        sources = []
+        for log in logs:
+            noted = times.get((log.node, log.key), _Times())
+            if last and times:
+                noted = replace(noted, modified=self._contents.modified(log.path))
+            sources.append(self._of_log(log, noted, block, last))
+        # Lines whose time is unknown yet have just been written.
+        for _, line in heapq.merge(*sources, key=lambda pair: pair[0]):
+            if self._wanted.wants_line(line):
+                yield line
+
+    def _of_log(self, log: LogFile, times: _Times, block: int, last: bool) -> Iterator[tuple[float, LogLine]]:
+        """Yield the lines of a log, each with what it is sorted by."""
+        position = self._positions.setdefault(log, _Position())
+        position.looks += 1
+        if not last and not times.sizes and position.looks < _LOOKS_WITHOUT_TIMES:
+            return
+        # While a log grows, it is read as far as the times are known.
+        end_of_times = times.sizes[-1] if times.sizes and not last else None
+        while True:
+            most = block if end_of_times is None else min(block, end_of_times - position.offset)
+            data = self._contents.read(log.path, position.offset, most) if most > 0 else b""
+            if not data:
+                break
+            *lines, rest = (position.rest + data).split(b"\n")
+            end = position.offset - len(position.rest)
+            position.offset += len(data)
+            position.rest = rest
+            if len(rest) > _LONGEST_LINE:
+                lines.append(rest)
+                position.rest = b""
+            for line in lines:
+                end = min(end + len(line) + 1, position.offset)
+                yield self._line(log, position, times, end, line)
+        if last and position.rest:
+            rest, position.rest = position.rest, b""
+            yield self._line(log, position, times, position.offset, rest)
+
+    def _line(self, log: LogFile, position: _Position, times: _Times, end: int, line: bytes) -> tuple[float, LogLine]:
+        time = times.of(end)
+        if time is None:
+            self.without_times.add((log.round, log.node))
+        if time is not None:
+            position.newest = time
+        order = time if time is not None else (position.newest if position.newest is not None else float("-inf"))
+        # A progress bar rewrites its line after a carriage return; its last state is what was seen.
+        text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+        return order, LogLine(time, log, text)

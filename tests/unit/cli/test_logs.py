@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import datetime
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.cli import main
+from slurm_elastic.cli.logs import _since
+from tests.unit.observe.runs import WrittenRun
+from tests.unit.observe.test_log_lines import log, written
+
+A, B = "n1/7.0/100", "n2/7.0/200"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WrittenRun:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    run = WrittenRun(tmp_path)
+    run.round(1, 0, [A, B])
+    written(log(run, 0, "n1", 0), 0, (1.5, "loss 1\n"), (4.0, "loss 2\x1b[2J\n"))
+    written(log(run, 0, "n2", 2, "stderr"), 2, (3.0, "a warning\n"))
+    return run
+
+
+def out(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert main(["logs", "7", *arguments]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_all_lines(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert out(capsys) == [
+        "00:00:01.500 [n1/0] loss 1",
+        "00:00:03.000 [n2/2] a warning",
+        "00:00:04.000 [n1/0] loss 2?[2J",
+    ]
+
+
+def test_chosen_lines(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
+    written(log(run, 1, "n1", 0), 0, (9.0, "loss 3\n"))
+    assert out(capsys, "--rank=1-2") == ["00:00:03.000 [n2/2] a warning"]
+    assert out(capsys, "--node=n[2-9]") == ["00:00:03.000 [n2/2] a warning"]
+    assert out(capsys, "--round=last") == ["00:00:09.000 [n1/0] loss 3"]
+    assert out(capsys, "--grep=loss [23]", "--round=0") == ["00:00:04.000 [n1/0] loss 2?[2J"]
+    assert out(capsys, "--since=1970-01-01T00:00:03.5+00:00", "--rank=0-999999999") == [
+        "00:00:04.000 [n1/0] loss 2?[2J",
+        "00:00:09.000 [n1/0] loss 3",
+    ]
+    assert out(capsys, "--since=10min") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rank=x"], "--rank 'x' is no list of numbers; write it as in 0,4-7"),
+        (["--round=5-3"], "--round '5-3' is no list of numbers; write it as in 0,2-4 or last"),
+        (["--grep=("], "--grep '(' is no regular expression"),
+        (["--since=soon"], "--since 'soon' is no time; write it as in 90s, 10min, 2h, 14:05"),
+        (["--rank=9"], "no logs of these ranks and nodes in run 7; it has ranks 0,2 on n[1-2]"),
+        (["--round=9"], "run 7 has no logs of round 9; rounds with logs: 0"),
+        (["--errors", "--follow"], "--errors shows failures that are over; leave out --follow"),
+        (["--errrors"], "no option --errrors; did you mean --errors?"),
+    ],
+)
+def test_mistakes(run: WrittenRun, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert main(["logs", "7", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_run_without_logs(run: WrittenRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    WrittenRun(tmp_path, "8")
+    assert main(["logs", "8"]) == 2
+    assert "run 8 has no logs; its workers have not started, or write none" in capsys.readouterr().err
+    assert main(["logs", "8", "--errors"]) == 0
+    assert capsys.readouterr().out == "no failures in run 8\n"
+
+
+def test_follow_ends_with_the_run(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
+    def goes_on() -> None:
+        written(log(run, 1, "n1", 0), 0, (9.0, "the next round\n"), (10.0, "no end of line"))
+        run.run_dir.mark_done({"outcome": "succeeded"})
+
+    writer = threading.Timer(0.5, goes_on)
+    writer.start()
+    lines = out(capsys, "--follow")
+    writer.join()
+    assert [line.partition("] ")[2] for line in lines] == [
+        "loss 1",
+        "a warning",
+        "loss 2?[2J",
+        "the next round",
+        "no end of line",
+    ]
+
+
+def test_errors(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
+    failure = {"agent": B, "node": "n2", "rank": 3, "exit_code": 1, "message": "Traceback\nValueError: no", "log": "/l"}
+    run.run_dir.publish_failure("7.0", json.dumps(failure).encode())
+    log(run, 0, "n1", 1, "stderr").write_text("Traceback (most recent call last):\nRuntimeError: closed\n")
+    assert out(capsys, "--errors") == [
+        "round 0: the run failed",
+        "root cause: rank 3 on n2",
+        "  Traceback",
+        "  ValueError: no",
+        "  the rest: /l",
+        "followed from it:",
+        "  rank 1: RuntimeError: closed",
+    ]
+
+
+def test_lines_without_times_are_said_to_have_none(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
+    log(run, 1, "n3", 5).write_text("from an earlier release\n")
+    assert main(["logs", "7", "--round=1"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[0] == "--:--:--.--- [n3/5] from an earlier release"
+    assert shown.err == (
+        "slurm-elastic: warning: no times were written down on n3: those lines come first in their round\n"
+    )
+
+
+def test_since() -> None:
+    now = datetime.datetime(2026, 3, 4, 15, 0, 0).astimezone().timestamp()
+    assert [now - _since(text, now) for text in ("90s", "10min", "2m", "1.5h", "1d", "14:59", "9:00:30")] == [
+        90,
+        600,
+        120,
+        5400,
+        86400,
+        60,
+        21570,
+    ]

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+
+from slurm_elastic.observe.failures import Consequence, WorkerError, read_failures, round_failures
+from slurm_elastic.rundir import RunContents
+from tests.unit.observe.runs import WrittenRun
+
+A, B = "n1/7.0/100", "n2/7.0/200"
+
+
+def restarted(run: WrittenRun, at: float, number: int, node: str, detail: str) -> None:
+    fields = {"round": number, "reason": "worker_failed", "nodes": [node], "detail": detail}
+    run.event(at, "n1", "round_ended", f"round {number} ends: worker failed, {node} ({detail})", **fields)
+
+
+def failed(run: WrittenRun) -> None:
+    failure = {
+        "agent": B,
+        "node": "n2",
+        "rank": 3,
+        "exit_code": 1,
+        "message": "Traceback\nValueError: at 9",
+        "log": "/l",
+    }
+    run.run_dir.publish_failure("7.0", json.dumps(failure).encode())
+    run.event(9, "n1", "run_ended", "the run failed", outcome="failed", nodes=["n2"], rank=3)
+
+
+def test_the_root_cause_comes_first_and_what_followed_is_grouped(run: WrittenRun) -> None:
+    run.round(1, 0, [A, B])
+    failed(run)
+    closed = "RuntimeError: Connection closed by peer [10.0.0.{}]:4711"
+    errors = [WorkerError(0, "n1", rank, closed.format(rank)) for rank in (0, 1)]
+    errors += [WorkerError(0, "n2", 2, "KeyboardInterrupt"), WorkerError(0, "n2", 3, "ValueError: at 9", "/mine")]
+    (failure,) = round_failures(run.records(), errors)
+    assert (failure.final, failure.cause, failure.node, failure.rank) == (True, "the run failed", "n2", 3)
+    assert failure.text == "Traceback\nValueError: at 9"
+    assert failure.log == "/mine"
+    assert failure.followed == (Consequence(closed.format(0), (0, 1)), Consequence("KeyboardInterrupt", (2,)))
+
+
+def test_a_failure_that_comes_again_is_one_with_its_rounds(run: WrittenRun) -> None:
+    for number in range(3):
+        run.round(number + 1, number, [A, B], restarts=number)
+    restarted(run, 2, 0, "n2", "rank 3: ValueError: at 7")
+    restarted(run, 3, 1, "n2", "rank 3: ValueError: at 8")
+    failed(run)
+    (failure,) = round_failures(run.records(), [])
+    assert failure.rounds == (0, 1, 2)
+    assert failure.final
+
+
+def test_the_failure_that_ended_the_run_comes_before_earlier_ones(run: WrittenRun) -> None:
+    run.round(1, 0, [A, B])
+    run.round(2, 1, [A, B], restarts=1)
+    restarted(run, 2, 0, "n1", "rank 1: OSError: gone")
+    failed(run)
+    last, first = round_failures(run.records(), [WorkerError(0, "n1", 1, "Traceback\nOSError: gone", "/1")])
+    assert (last.rounds, last.final, first.rounds, first.final) == ((1,), True, (0,), False)
+    assert (first.node, first.rank, first.text, first.followed) == ("n1", 1, "Traceback\nOSError: gone", ())
+
+
+def test_errors_in_a_round_that_a_lost_node_ended_follow_from_that(run: WrittenRun) -> None:
+    run.round(1, 0, [A, B])
+    text = "round 0 ends: node lost, n2"
+    run.event(2, "n1", "round_ended", text, round=0, reason="node_lost", nodes=["n2"], detail="")
+    (failure,) = round_failures(run.records(), [WorkerError(0, "n1", 0, "RuntimeError: closed")])
+    assert (failure.cause, failure.rank, failure.text) == (text, None, "")
+    assert failure.followed == (Consequence("RuntimeError: closed", (0,)),)
+
+
+def test_errors_are_read_from_error_files_and_from_tracebacks_in_logs(run: WrittenRun) -> None:
+    run.round(1, 0, [A, B])
+    restarted(run, 2, 0, "n1", "rank 0: ValueError: no")
+    recorded = {"message": {"message": "ValueError: no", "extraInfo": {"py_callstack": "Traceback\nValueError: no"}}}
+    for rank, name, content in (
+        (0, "error.json", json.dumps(recorded)),
+        (1, "stderr.log", "noise\nTraceback (most recent call last):\n  File\nRuntimeError: closed\n"),
+        (2, "stderr.log", "just a warning\n"),
+        (3, "error.json", '{"cut sho'),
+    ):
+        directory = run.run_dir.rank_dir(0, f"n{rank // 2 + 1}", rank, 4)
+        directory.mkdir(parents=True)
+        (directory / name).write_text(content)
+    (failure,) = read_failures(RunContents(run.run_dir), run.records())
+    assert (failure.rank, failure.text) == (0, "Traceback\nValueError: no")
+    assert [(each.summary, each.ranks) for each in failure.followed] == [("RuntimeError: closed", (1,)), ("", (3,))]
