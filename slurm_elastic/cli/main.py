@@ -21,6 +21,7 @@ _COMMANDS = {
     "job-end": "JobEnd",
     "list": "List",
     "logs": "Logs",
+    "report": "Report",
     "requeue": "Requeue",
     "status": "Status",
     "submit": "Submit",

@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from slurm_elastic.cli import main
 from tests.goldens import check
 from tests.local.agent.test_health import ask, status, target
 from tests.local.agents import Allocation, allocation, eventually
@@ -17,7 +20,7 @@ Allocate = Callable[..., Allocation]
 SCRIPT = str(Path(__file__).with_name("golden_worker.py"))
 
 
-def test_a_run_with_every_event(allocate: Allocate, tmp_path: Path) -> None:
+def test_a_run_with_every_event(allocate: Allocate, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nodes = allocate(4)
     options = ("--nnodes=1:3", "--max-restarts=1")
     first, second, third = (nodes.start(number, *options, script=[SCRIPT]) for number in (1, 2, 3))
@@ -50,6 +53,7 @@ def test_a_run_with_every_event(allocate: Allocate, tmp_path: Path) -> None:
         files = layout(nodes.run_dir, failing.run_dir)
         records = [*nodes.events(), *failing.events()]
         progress = [*progress_of(nodes), *progress_of(failing)]
+        followed_by_commands(tmp_path, directory, capsys)
 
     check("run_exit_codes", {"finished": finished, "left": left, "failed": failed, "usage": usage})
     check("run_events", events(records))
@@ -57,6 +61,30 @@ def test_a_run_with_every_event(allocate: Allocate, tmp_path: Path) -> None:
     check("run_files", files)
     check("run_worker_variables", variables(nodes))
     check("run_pages", pages)
+
+
+def followed_by_commands(finished: Path, failed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the commands that show a run say about both, read from what real agents have written."""
+
+    def said(code: int, *words: str) -> str:
+        assert main([*words, "--run-dir", str(finished if words[1] == "7" else failed)]) == code
+        return capsys.readouterr().out
+
+    assert said(0, "status", "7").startswith("run 7: finished")
+    status_ = said(1, "status", "8")
+    assert "root cause: rank 0 on 127.0.0.1\n" in status_
+    assert "exit code 3" in status_
+    lines = said(0, "logs", "7").splitlines()
+    # Each worker of each round prints one line.
+    assert {re.sub(r"[0-9]+/[0-9]+", "", line.partition(" ")[2]) for line in lines} == {"[127.0.0.] trains"}
+    assert all(re.match(r"\d\d:\d\d:\d\d\.\d{3} ", line) for line in lines)
+    assert "root cause: rank 1 on 127.0.0.2\n" in said(0, "logs", "7", "--errors")
+    told = json.loads(said(0, "report", "7", "--json"))
+    assert sum(told["goodput"]["seconds"].values()) == pytest.approx(told["goodput"]["node_seconds"], rel=0.01)
+    # The script begins with step 1 in every round, so that the steps of the last round alone count.
+    assert told["goodput"]["seconds"]["wasted_progress"] > 0
+    counted = [each for each in told["rounds"] if each["last_step"] is not None]
+    assert [each["redone_steps"] for each in counted] == [*(each["last_step"] for each in counted[:-1]), 0]
 
 
 def events(records: list[dict[str, Any]]) -> dict[str, list[str]]:

@@ -78,8 +78,8 @@ def test_module_is_the_command() -> None:
         ("verdit", "no command 'verdit'; did you mean verdict?"),
         (
             "x",
-            "no command 'x'; the commands are agent, coordinator, drain, etcd, job-end, list, logs, requeue, status, "
-            "submit, template",
+            "no command 'x'; the commands are agent, coordinator, drain, etcd, job-end, list, logs, report, requeue, "
+            "status, submit, template",
         ),
         ("--versoin", "no option --versoin; did you mean --version?"),
         ("--versoin agent train.py", "no option --versoin; did you mean --version?"),

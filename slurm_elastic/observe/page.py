@@ -1,0 +1,260 @@
+"""The report of a run as one HTML page that needs no network and no script. Pure."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from slurm_elastic.observe.goodput import Bucket, Goodput
+from slurm_elastic.observe.report import Report, RoundReport
+from slurm_elastic.slurm.hostlist import compress, natural_key
+from slurm_elastic.text import printable
+
+__all__ = ["html_page"]
+
+_WIDTH = 1000
+_LEFT = 90
+_ROW, _SMALL_ROW, _MANY = 18, 5, 64
+"""Height of a node's row, and its height with more nodes than that."""
+_SHORTEST = 0.4
+"""Widths below this many units are not drawn: a run of weeks has segments of milliseconds."""
+_MOST_ROUNDS = 500
+
+_NAMES = {
+    Bucket.PRODUCTIVE: "steps that counted",
+    Bucket.WASTED: "steps taken again",
+    Bucket.INITIALIZATION: "initialization",
+    Bucket.RECOVERY: "infrastructure recovery",
+    Bucket.SPARE: "spare",
+    Bucket.UNREPORTED: "workers without reports",
+    Bucket.SHUTDOWN: "shutdown",
+    Bucket.QUEUE: "queue",
+}
+
+_STYLE = """
+:root { color-scheme: light dark; --fg: #1b1f24; --bg: #ffffff; --dim: #57606a; --line: #d0d7de; --card: #f6f8fa;
+  --productive: #2da44e; --wasted_progress: #cf222e; --initialization: #0969da; --infrastructure_recovery: #bf8700;
+  --spare: #8c959f; --unreported: #6e40c9; --shutdown: #afb8c1; --queue: #e85aad; }
+@media (prefers-color-scheme: dark) { :root { --fg: #e6edf3; --bg: #0d1117; --dim: #9198a1; --line: #30363d;
+  --card: #161b22; --productive: #3fb950; --wasted_progress: #f85149; --initialization: #58a6ff;
+  --infrastructure_recovery: #d29922; --spare: #6e7681; --unreported: #a371f7; --shutdown: #484f58;
+  --queue: #f778ba; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1rem; max-width: 70rem; color: var(--fg); background: var(--bg);
+  font: 16px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.5rem; margin: 0 0 .25rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
+p { margin: .25rem 0; } .dim { color: var(--dim); }
+.wide { overflow-x: auto; } .wide svg { min-width: 40rem; width: 100%; height: auto; display: block; }
+.cards { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); margin: 1rem 0; }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .5rem .75rem; }
+.card b { display: block; font-size: 1.3rem; }
+.bar { display: flex; height: 1.5rem; border-radius: .4rem; overflow: hidden; background: var(--line); }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+th { color: var(--dim); font-weight: 500; } td.n, th.n { text-align: right; white-space: nowrap; }
+td.cause { min-width: 14rem; overflow-wrap: anywhere; }
+.dot { display: inline-block; width: .8em; height: .8em; border-radius: .2em; margin-right: .5em; }
+pre { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .75rem; overflow-x: auto; }
+text { fill: var(--dim); font: 11px system-ui, sans-serif; }
+.mark { stroke: var(--fg); stroke-dasharray: 2 3; opacity: .5; }
+.axis { stroke: var(--line); } .curve { fill: none; stroke: var(--initialization); stroke-width: 1.5; }
+"""
+
+
+def html_page(given: Report) -> str:
+    """Return the page."""
+    title = f"run {escape(given.status.run)}"
+    parts = [
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f'<link rel="icon" href="data:,"><title>{title}</title><style>{_STYLE}',
+        *(
+            f".{bucket.value} {{ fill: var(--{bucket.value}); background: var(--{bucket.value}); }}\n"
+            for bucket in Bucket
+        ),
+        "</style></head><body>",
+        *_head(given, title),
+        *_goodput(given),
+        *_timeline(given),
+        *_curve(given, "World size", _world_sizes(given.rounds), stepped=True),
+        *_curve(given, "Steps per second", given.samples, stepped=False),
+        *_rounds(given.rounds),
+        *_failure(given),
+        *_notes(given),
+        "</body></html>\n",
+    ]
+    return "".join(parts)
+
+
+def _head(given: Report, title: str) -> Iterator[str]:
+    status = given.status
+    yield f"<h1>{title}: {status.state.value}</h1>"
+    span = f"{_date(given.start)} to {_date(given.end)}"
+    yield f'<p class="dim">{span}, {_duration(given.end - given.start)}</p><div class="cards">'
+    share = given.total.share
+    redone = given.total.redone_steps
+    for name, value in (
+        ("goodput", "unknown" if share is None else f"{100 * share:.1f} %"),
+        ("node time", _duration(given.total.node_seconds)),
+        ("rounds", str(len(given.rounds))),
+        ("nodes at most", str(max((len(each.nodes) for each in given.rounds), default=0))),
+        ("last step", "unknown" if status.step is None else str(status.step)),
+        ("steps taken again", "unknown" if redone is None else str(redone)),
+        ("restarts charged", str(status.restarts)),
+    ):
+        yield f'<div class="card"><span class="dim">{name}</span><b>{value}</b></div>'
+    yield "</div>"
+
+
+def _goodput(given: Report) -> Iterator[str]:
+    yield "<h2>Where the node time went</h2>"
+    yield from _bar(given.total)
+    yield '<div class="wide"><table><tr><th>bucket</th><th class="n">total</th><th class="n">share</th>'
+    starts = given.starts if len(given.starts) > 1 else {}
+    for number in starts:
+        yield f'<th class="n">start {number}</th>'
+    yield "</tr>"
+    whole = given.total.node_seconds or 1.0
+    for bucket, seconds in given.total.seconds.items():
+        yield f'<tr><td><span class="dot {bucket.value}"></span>{_NAMES[bucket]}</td>'
+        yield f'<td class="n">{_duration(seconds)}</td><td class="n">{100 * seconds / whole:.1f} %</td>'
+        for each in starts.values():
+            yield f'<td class="n">{_duration(each.seconds[bucket])}</td>'
+        yield "</tr>"
+    yield f'<tr><th>node time</th><th class="n">{_duration(given.total.node_seconds)}</th><th class="n">100 %</th>'
+    for each in starts.values():
+        yield f'<th class="n">{_duration(each.node_seconds)}</th>'
+    yield "</tr></table></div>"
+
+
+def _bar(given: Goodput) -> Iterator[str]:
+    whole = given.node_seconds or 1.0
+    yield '<div class="bar" role="img" aria-label="node time by bucket">'
+    for bucket, seconds in given.seconds.items():
+        if seconds / whole >= 0.0005:
+            title = f"{_NAMES[bucket]}: {_duration(seconds)}"
+            yield f'<span class="{bucket.value}" style="width:{100 * seconds / whole:.3f}%" title="{title}"></span>'
+    yield "</div>"
+
+
+def _timeline(given: Report) -> Iterator[str]:
+    nodes = sorted({segment.node for segment in given.segments}, key=natural_key)
+    if not nodes:
+        return
+    row = _ROW if len(nodes) <= _MANY else _SMALL_ROW
+    height = row * len(nodes) + 24
+    yield f'<h2>Nodes</h2><div class="wide"><svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="nodes by time">'
+    every = 1 if row == _ROW else max(1, -(-14 // row))
+    top = {node: index * row for index, node in enumerate(nodes)}
+    for index, node in enumerate(nodes):
+        if index % every == 0:
+            yield f'<text x="0" y="{top[node] + min(row, 14) - 1}">{escape(printable(node, 14))}</text>'
+    for segment in given.segments:
+        left, right = _x(segment.start, given), _x(segment.end, given)
+        if right - left >= _SHORTEST:
+            round_ = "" if segment.round is None else f", round {segment.round}"
+            title = f"{escape(segment.node)}: {_NAMES[segment.bucket]}{round_}, {_duration(segment.seconds)}"
+            yield (
+                f'<rect class="{segment.bucket.value}" x="{left:.1f}" y="{top[segment.node] + 1}" '
+                f'width="{right - left:.1f}" height="{row - 2}"><title>{title}</title></rect>'
+            )
+    for each in given.rounds[:_MOST_ROUNDS]:
+        if each.cause:
+            x = _x(each.start, given)
+            yield f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{row * len(nodes)}">'
+            yield f"<title>round {each.number}: {escape(printable(each.cause))}</title></line>"
+    yield from _axis(given, row * len(nodes))
+    yield "</svg></div>"
+
+
+def _curve(given: Report, name: str, points: Sequence[tuple[float, float]], *, stepped: bool) -> Iterator[str]:
+    if not points:
+        return
+    height = 120
+    most = max(value for _, value in points) or 1.0
+    yield f'<h2>{name}</h2><div class="wide"><svg viewBox="0 0 {_WIDTH} {height + 24}" role="img" aria-label="{name}">'
+    yield f'<text x="0" y="12">{most:.4g}</text><text x="0" y="{height}">0</text>'
+    placed = [(_x(time, given), 4 + (height - 4) * (1 - value / most)) for time, value in points]
+    line = [f"{placed[0][0]:.1f},{placed[0][1]:.1f}"]
+    for (_, before), (x, y) in itertools.pairwise(placed):
+        line += [f"{x:.1f},{before:.1f}"] if stepped else []
+        line.append(f"{x:.1f},{y:.1f}")
+    yield f'<polyline class="curve" points="{" ".join(line)}"/>'
+    yield from _axis(given, height)
+    yield "</svg></div>"
+
+
+def _axis(given: Report, y: int) -> Iterator[str]:
+    yield f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH}" y1="{y}" y2="{y}"/>'
+    span = given.end - given.start
+    for part in range(5):
+        x = _LEFT + part * (_WIDTH - _LEFT) / 4
+        anchor = ("start", "middle", "middle", "middle", "end")[part]
+        yield f'<text x="{x:.0f}" y="{y + 16}" text-anchor="{anchor}">{_duration(part * span / 4)}</text>'
+
+
+def _world_sizes(rounds: Sequence[RoundReport]) -> list[tuple[float, float]]:
+    found: list[tuple[float, float]] = []
+    for index, each in enumerate(rounds):
+        found.append((each.start, float(each.world_size)))
+        following = rounds[index + 1].start if index + 1 < len(rounds) else None
+        if following is None or following > each.end:
+            found.append((each.end, 0.0))
+    return found
+
+
+def _rounds(rounds: Sequence[RoundReport]) -> Iterator[str]:
+    yield '<h2>Rounds</h2><div class="wide"><table><tr><th>round</th><th>began</th><th class="n">lasted</th>'
+    yield '<th class="n">nodes</th><th class="n">workers</th><th class="n">steps</th><th class="n">per second</th>'
+    yield '<th class="n">taken again</th><th>why it was formed</th></tr>'
+    if len(rounds) > _MOST_ROUNDS:
+        yield f'<tr><td colspan="9">the last {_MOST_ROUNDS} of {len(rounds)} rounds</td></tr>'
+    for each in rounds[-_MOST_ROUNDS:]:
+        progress = each.progress
+        steps = (
+            f"{progress.first_step} to {progress.last_step}" if progress.last_step is not None else str(progress.calls)
+        )
+        speed = progress.steps_per_second
+        yield f"<tr><td>{each.number}</td><td>{_date(each.start)}</td>"
+        yield f'<td class="n">{_duration(each.end - each.start)}</td>'
+        nodes = escape(printable(compress(each.nodes)))
+        yield f'<td class="n" title="{nodes}">{len(each.nodes)}</td><td class="n">{each.world_size}</td>'
+        yield f'<td class="n">{steps if progress.reports else "unknown"}</td>'
+        yield f'<td class="n">{"" if speed is None else f"{speed:.3g}"}</td>'
+        yield f'<td class="n">{"" if progress.redone is None else progress.redone}</td>'
+        yield f'<td class="cause">{escape(printable(each.cause or each.reason.replace("_", " ")))}</td></tr>'
+    yield "</table></div>"
+
+
+def _failure(given: Report) -> Iterator[str]:
+    cause = given.status.root_cause
+    if cause is not None:
+        rank = "" if cause.rank is None else f"rank {cause.rank} on "
+        name = "Root cause" if given.status.state.value == "failed" else "Last failure"
+        text = "\n".join(printable(line) for line in cause.text.splitlines())
+        yield f"<h2>{name}</h2><p>{rank}{escape(printable(cause.node))}</p><pre>{escape(text)}</pre>"
+
+
+def _notes(given: Report) -> Iterator[str]:
+    yield "<h2>What is not known</h2><ul>"
+    for line in (*given.total.missing, *given.status.problems):
+        yield f"<li>{escape(printable(line, 1000))}</li>"
+    yield "</ul>"
+
+
+def _x(time: float, given: Report) -> float:
+    span = (given.end - given.start) or 1.0
+    return _LEFT + (_WIDTH - _LEFT) * min(1.0, max(0.0, (time - given.start) / span))
+
+
+def _date(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{minutes:.1f} min" if minutes < 120 else f"{hours:.1f} h"

@@ -1,0 +1,247 @@
+"""The report of a run: rounds with their causes, node time by bucket, and the same as a Chrome trace. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_elastic.observe.goodput import Goodput, RoundProgress, Segment, goodput, round_progress, segments
+from slurm_elastic.observe.records import Event, RunRecords
+from slurm_elastic.observe.status import RunState, RunStatus
+from slurm_elastic.rendezvous.identity import AgentIdentity
+from slurm_elastic.slurm.hostlist import natural_key
+
+__all__ = ["Report", "RoundReport", "chrome_trace", "report", "report_json"]
+
+REPORT_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """A round.
+
+    Attributes:
+        number: Its number.
+        start, end: Seconds since 1970; the end is that of its last worker.
+        reason: Why it was formed.
+        cause: The line of the event that ended the round before it; empty for the first.
+        nodes: Its nodes.
+        world_size: Number of workers.
+        progress: Its steps.
+    """
+
+    number: int
+    start: float
+    end: float
+    reason: str
+    cause: str
+    nodes: tuple[str, ...]
+    world_size: int
+    progress: RoundProgress
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that a report shows.
+
+    Attributes:
+        status: The state of the run.
+        start, end: Its first and last moment, in seconds since 1970.
+        rounds: Its rounds.
+        segments: The time of its agents and of the queue.
+        total: Node time by bucket.
+        starts: The same for each restart count.
+        events: Its events.
+        samples: Steps per second by time, as the agent of rank 0 has recorded them: time, steps per second.
+    """
+
+    status: RunStatus
+    start: float
+    end: float
+    rounds: tuple[RoundReport, ...]
+    segments: tuple[Segment, ...]
+    total: Goodput
+    starts: Mapping[int, Goodput]
+    events: tuple[Event, ...]
+    samples: tuple[tuple[float, float], ...]
+
+
+def report(records: RunRecords, status: RunStatus, now: float) -> Report:
+    """Return the report of a run.
+
+    Args:
+        records: The records of the run.
+        status: Its state.
+        now: Seconds since 1970, where the time of agents ends that still run.
+    """
+    live = status.state in (RunState.RUNNING, RunState.WAITING)
+    newest = max((each[-1].time for each in (records.events, records.progress) if each), default=now)
+    until = now if live else newest
+    found, steps = segments(records, until), round_progress(records)
+    by_start: dict[int, list[Segment]] = {}
+    for segment in found:
+        identity = AgentIdentity.parse(segment.agent)
+        by_start.setdefault(identity.restarts if identity else 0, []).append(segment)
+    return Report(
+        status=status,
+        start=min((segment.start for segment in found), default=until),
+        end=max((segment.end for segment in found), default=until),
+        rounds=_rounds(records, steps, until),
+        segments=found,
+        total=goodput(found, steps),
+        starts={number: goodput(own, steps) for number, own in sorted(by_start.items())},
+        events=records.events,
+        samples=_samples(records.progress),
+    )
+
+
+def report_json(given: Report) -> dict[str, Any]:
+    """Return a report as JSON; docs/events.md has the schema."""
+    return {
+        "schema": REPORT_SCHEMA,
+        "run": given.status.run,
+        "state": given.status.state.value,
+        "start": given.start,
+        "end": given.end,
+        "goodput": _goodput_json(given.total),
+        "starts": {str(number): _goodput_json(each) for number, each in given.starts.items()},
+        "rounds": [
+            {
+                "round": each.number,
+                "start": each.start,
+                "end": each.end,
+                "reason": each.reason,
+                "cause": each.cause,
+                "nodes": list(each.nodes),
+                "world_size": each.world_size,
+                "first_step": each.progress.first_step,
+                "last_step": each.progress.last_step,
+                "calls": each.progress.calls,
+                "redone_steps": each.progress.redone,
+                "steps_per_second": each.progress.steps_per_second,
+            }
+            for each in given.rounds
+        ],
+        "segments": [
+            {
+                "node": each.node,
+                "agent": each.agent,
+                "start": each.start,
+                "end": each.end,
+                "bucket": each.bucket.value,
+                "round": each.round,
+            }
+            for each in given.segments
+        ],
+        "problems": list(given.status.problems),
+    }
+
+
+def chrome_trace(given: Report) -> dict[str, Any]:
+    """Return a report in the Trace Event Format: a process for each node, a thread for each of its agents.
+
+    Perfetto and chrome://tracing open it. Times are microseconds since the start of the run.
+    """
+    nodes = sorted({segment.node for segment in given.segments}, key=natural_key)
+    pids = {node: number for number, node in enumerate(nodes, 1)}
+    agents = list(dict.fromkeys(segment.agent for segment in given.segments))
+    tids = {agent: number for number, agent in enumerate(agents, 1)}
+    events: list[dict[str, Any]] = []
+    for node, pid in pids.items():
+        events.append({"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": node}})
+        events.append({"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}})
+    named = set()
+    for segment in given.segments:
+        place = {"pid": pids[segment.node], "tid": tids[segment.agent]}
+        if segment.agent not in named:
+            named.add(segment.agent)
+            events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": segment.agent}})
+        round_ = "" if segment.round is None else f", round {segment.round}"
+        events.append(
+            {
+                "ph": "X",
+                "name": f"{segment.bucket.value}{round_}",
+                "cat": segment.bucket.value,
+                "ts": _micros(segment.start - given.start),
+                "dur": _micros(segment.seconds),
+                **place,
+                "args": {"round": segment.round},
+            }
+        )
+    for event in given.events:
+        pid = pids.get(event.node, 0)
+        at = max(0.0, event.time - given.start)
+        events.append(
+            {
+                "ph": "i",
+                "s": "g",
+                "name": event.text or event.kind,
+                "cat": event.kind,
+                "ts": _micros(at),
+                "pid": pid,
+                "tid": 0,
+            }
+        )
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"run": given.status.run}}
+
+
+def _micros(seconds: float) -> int:
+    return max(0, round(seconds * 1e6))
+
+
+def _goodput_json(given: Goodput) -> dict[str, Any]:
+    return {
+        "node_seconds": given.node_seconds,
+        "share": given.share,
+        "seconds": {bucket.value: seconds for bucket, seconds in given.seconds.items()},
+        "redone_steps": given.redone_steps,
+        "missing": list(given.missing),
+    }
+
+
+def _rounds(records: RunRecords, steps: Mapping[int, RoundProgress], until: float) -> tuple[RoundReport, ...]:
+    formed = {event.round: event.time for event in records.events if event.kind == "round_formed"}
+    ended = {event.round: event for event in records.events if event.kind == "round_ended"}
+    ends: dict[int, float] = {}
+    for event in records.progress:
+        if event.kind == "workers_ended" and event.round is not None:
+            ends[event.round] = max(ends.get(event.round, 0.0), event.time)
+    found = []
+    for index, round_ in enumerate(records.rounds):
+        number = round_.number
+        following = records.rounds[index + 1].number if index + 1 < len(records.rounds) else None
+        start = formed.get(number)
+        if start is None:
+            continue
+        over = ends.get(number) or (ended[number].time if number in ended else formed.get(following, until))
+        before = ended.get(records.rounds[index - 1].number) if index else None
+        cause = before.text if before is not None else ""
+        progress = steps.get(number, RoundProgress(number))
+        found.append(
+            RoundReport(
+                number, start, max(start, over), round_.reason, cause, round_.nodes, round_.world_size, progress
+            )
+        )
+    return tuple(found)
+
+
+def _samples(progress: Sequence[Event]) -> tuple[tuple[float, float], ...]:
+    """Return the steps per second between records of the same agent and round, by the time of their middle."""
+    started: dict[tuple[str, int | None], float] = {}
+    before: dict[tuple[str, int | None], tuple[int, float]] = {}
+    found = []
+    for event in progress:
+        key = event.agent, event.round
+        if event.kind == "workers_started":
+            started[key] = event.time
+        if event.kind not in ("progress", "workers_ended") or key not in started:
+            continue
+        worker = next((each for each in event.workers if each.reports and each.rank == 0), None)
+        if worker is None or worker.first is None or worker.last is None:
+            continue
+        steps, at = before.get(key, (1, worker.first))
+        if worker.steps > steps and worker.last > at:
+            found.append((started[key] + (at + worker.last) / 2, (worker.steps - steps) / (worker.last - at)))
+        before[key] = worker.steps, worker.last
+    return tuple(found)

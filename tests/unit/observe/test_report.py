@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.cli import main
+from slurm_elastic.observe.page import html_page
+from slurm_elastic.observe.report import Report, chrome_trace, report, report_json
+from slurm_elastic.observe.status import run_status
+from tests.unit.observe.runs import START, WrittenRun
+from tests.unit.observe.test_goodput import steps
+
+A, B = "n1/7.0/100", "n2/7.0/200"
+
+
+@pytest.fixture
+def told(run: WrittenRun) -> WrittenRun:
+    """Two nodes; one is lost, the other goes on from a checkpoint and finishes."""
+    for agent in (A, B):
+        run.started(0, agent, seconds=0)
+    run.round(0.9, 0, [A, B])
+    run.progress(6, A, "progress", round=0, **steps(1, 50, 0.0, 5.0))
+    cause = "round 0 ends: node lost, n2 (<b>& its connection broke)"
+    run.event(11, "n1", "node_lost", "lost n2", nodes=["n2"], why="", silent_for=0.3)
+    run.event(11, "n1", "round_ended", cause, round=0, reason="node_lost", nodes=["n2"], detail="")
+    run.ended(12, 0, [A], 1.0, **steps(1, 100, 0.0, 10.0))
+    run.round(12.9, 1, [A], "node_lost")
+    run.ended(23, 1, [A], 13.0, **steps(81, 180, 0.0, 10.0))
+    run.progress(23, A, "agent_ended", exit_code=0)
+    run.run_dir.mark_done({"outcome": "succeeded"})
+    return run
+
+
+def made(run: WrittenRun) -> Report:
+    records = run.records()
+    return report(records, run_status(records, START + 100), START + 100)
+
+
+def test_rounds_have_their_causes_and_their_steps(told: WrittenRun) -> None:
+    found = json.loads(json.dumps(report_json(made(told))))
+    first, second = found["rounds"]
+    assert (first["nodes"], first["redone_steps"], first["calls"], first["cause"]) == (["n1", "n2"], 20, 100, "")
+    assert second["cause"].startswith("round 0 ends: node lost, n2")
+    assert (second["first_step"], second["last_step"], second["steps_per_second"]) == (81, 180, 9.9)
+    assert found["goodput"]["node_seconds"] == pytest.approx(23 + 11)
+    assert sum(found["goodput"]["seconds"].values()) == pytest.approx(found["goodput"]["node_seconds"])
+    assert found["goodput"]["share"] == pytest.approx(26 / 34)
+    assert list(found["starts"]) == ["0"]
+
+
+def test_the_samples_are_between_records(told: WrittenRun) -> None:
+    assert [(round(at - START, 2), round(speed, 2)) for at, speed in made(told).samples] == [
+        (3.5, 9.8),
+        (8.5, 10.0),
+        (18.0, 9.9),
+    ]
+
+
+def test_the_trace_follows_the_trace_event_format(told: WrittenRun) -> None:
+    trace = json.loads(json.dumps(chrome_trace(made(told))))
+    assert trace["displayTimeUnit"] in ("ms", "ns")
+    for event in trace["traceEvents"]:
+        assert isinstance(event["name"], str)
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        match event["ph"]:
+            case "M":
+                key = "sort_index" if event["name"] == "process_sort_index" else "name"
+                assert set(event["args"]) == {key}
+            case "X":
+                assert event["ts"] >= 0
+                assert event["dur"] >= 0
+            case "i":
+                assert event["ts"] >= 0
+                assert event["s"] in ("g", "p", "t")
+            case other:
+                pytest.fail(f"phase {other}")
+    complete = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert sum(event["dur"] for event in complete) == 34_000_000
+    names = {event["pid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
+    assert names == {1: "n1", 2: "n2"}
+
+
+class _Page(HTMLParser):
+    VOID = frozenset({"meta", "link", "line", "polyline"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: dict[str, int] = {}
+        self.attributes: list[tuple[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen[tag] = self.seen.get(tag, 0) + 1
+        self.attributes += attrs
+        if tag not in ("meta", "link"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_needs_no_network_and_quotes_what_others_wrote(told: WrittenRun) -> None:
+    text = html_page(made(told))
+    page = _Page()
+    page.feed(text)
+    assert page.open == []
+    assert "script" not in page.seen
+    assert {value for name, value in page.attributes if name in ("src", "href")} == {"data:,"}
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "&lt;b&gt;&amp; its connection broke" in text
+    assert "76.5 %" in text
+
+
+def test_a_page_of_a_run_that_has_just_begun(run: WrittenRun) -> None:
+    run.started(0, A, seconds=0)
+    page = _Page()
+    page.feed(html_page(made(run)))
+    assert page.open == []
+
+
+def test_the_command(told: WrittenRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(told.base)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert main(["report", "7"]) == 0
+    assert Path("report-7.html").read_text().startswith("<!DOCTYPE html>")
+    assert main(["report", "7", "--json", "--trace", "t.json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == 1
+    assert json.loads(Path("t.json").read_text())["traceEvents"]
+    Path("report-7.html").unlink()
+    assert main(["report", "7", "--trace", "t.json"]) == 0
+    assert not Path("report-7.html").exists()
+    for arguments, message in (
+        (["--output=/nonexistent/x.html"], "/nonexistent/x.html cannot be written: No such file or directory"),
+        (["--output=x", "--json"], "--json writes to stdout, --output a page; give one of them"),
+    ):
+        capsys.readouterr()
+        assert main(["report", "7", *arguments]) == 2
+        assert message in capsys.readouterr().err
+    WrittenRun(told.base, "8")
+    assert main(["report", "8"]) == 2
+    assert "run 8 has no records of progress" in capsys.readouterr().err
