@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +93,11 @@ def _open(path: Path, directory: NodeDirectory | None) -> Pipe:
     except OSError:
         path.unlink()
         raise
+    status = os.fstat(fd)
+    if not stat.S_ISFIFO(status.st_mode) or status.st_uid != os.geteuid():
+        # Where others may write to the directory, one may have been put there meanwhile.
+        os.close(fd)
+        raise PermissionError(errno.EPERM, "another user has replaced it", str(path))
     with contextlib.suppress(OSError):
         # Refused beyond /proc/sys/fs/pipe-user-pages-soft.
         fcntl.fcntl(fd, getattr(fcntl, "F_SETPIPE_SZ", 1031), _CAPACITY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -37,6 +38,35 @@ def test_what_is_no_page_of_ours_stays(tmp_path: Path, content: bytes, caplog: p
     assert attach({"SLURM_ELASTIC_CONTROL": str(path)}) is None
     assert "cannot be told to stop" in caplog.text
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(("owner", "mode"), [(65534, 0o600), (-1, 0o620), (-1, 0o604)])
+def test_a_page_of_another_user_or_open_to_others_is_not_obeyed(
+    tmp_path: Path, owner: int, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    path = tmp_path / "page"
+    with path.open("w+b") as file:
+        _shared_page.new_page(file.fileno())
+    os.chown(path, owner, -1)
+    path.chmod(mode)
+    assert attach({"SLURM_ELASTIC_CONTROL": str(path)}) is None
+    assert "belongs to another user, or is open to others" in caplog.text
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    assert attach({"SLURM_ELASTIC_CONTROL": str(link)}) is None
+
+
+def test_a_directory_that_another_user_has_made_takes_no_page(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    (tmp_path / "new").mkdir(mode=0o700)
+    os.chown(tmp_path / "new", 65534, -1)
+    control = RoundControl(tmp_path / "new", 0, 1)
+    assert "belongs to another user" in caplog.text
+    assert control.environment(0) == {}
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_without_pages_workers_take_no_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -25,6 +25,26 @@ def test_torch_decides_what_switches_it_off() -> None:
     assert not is_enabled({"TORCHELASTIC_ENABLE_FILE_TIMER": ""})
 
 
+def test_a_pipe_that_another_user_has_put_there_is_not_used(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    real = os.mkfifo
+
+    def replaced(path: Path, mode: int) -> None:
+        real(path, mode)
+        if path.name == "given":
+            os.chown(path, 65534, -1)
+
+    monkeypatch.setattr(os, "mkfifo", replaced)
+    pipe = make_pipe({"TORCHELASTIC_TIMER_FILE": str(temporary / "given")})
+    assert pipe is not None
+    assert pipe.path.name == "timer"
+    assert "another user has replaced it): the watchdog uses one of its own" in caplog.text
+    pipe.close()
+
+
 def test_a_private_pipe_that_leaves_nothing_behind(temporary: Path) -> None:
     first, second = make_pipe({}), make_pipe({})
     assert first is not None
