@@ -1,0 +1,88 @@
+"""Another ordinary user of the machine tries what it can to harm a training, which does not notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.rendezvous.transport.session import Role, Session
+from slurm_elastic.slurm.ports import ephemeral_low, port_sequence
+from tests.local.agents import PATIENCE, ROOT, Allocation, eventually
+
+EXAMPLES = ROOT / "docs/examples"
+PYTHON = Path("/usr/bin/python3")
+EPOCHS = 2
+LINES = 50
+"""Fewer than so many lines may tell what was dropped."""
+
+
+@pytest.fixture
+def nodes() -> Iterator[Allocation]:
+    """Give an allocation whose directory every user can look into, unlike pytest's."""
+    if os.geteuid() != 0:
+        pytest.skip("only root becomes another user")
+    if not PYTHON.exists():
+        pytest.skip(f"no {PYTHON}, which every user can run")
+    directory = Path(tempfile.mkdtemp(prefix="slurm-elastic-test-", dir="/var/tmp"))
+    directory.chmod(0o755)
+    # A job that no other test has, as its ports follow from its id.
+    allocation = Allocation(directory, 3, job_id=str(100_000 + os.getpid()))
+    yield allocation
+    allocation.close()
+    shutil.rmtree(directory)
+
+
+def test_a_neighbour_changes_nothing(nodes: Allocation) -> None:
+    reports = nodes.directory / "reports"
+    reports.mkdir()
+    reports.chmod(0o777)
+    report = reports / "report.json"
+    ports = port_sequence(nodes.job_id, 0, ephemeral_low())
+    names = Path("/dev/shm")
+    before = set(names.glob("slurm-elastic-*"))
+    user = ["setpriv", "--reuid=64999", "--regid=64999", "--clear-groups", "--"]
+    program = nodes.directory / "neighbour.py"
+    program.write_bytes((ROOT / "tests/local/neighbour.py").read_bytes())
+    program.chmod(0o644)
+    greeting = Session(Role.AGENT, bytes(32), f"{nodes.job_id}.0", agent="127.0.0.9/1.0/1").start().hex()
+    words = [program, nodes.run_dir, nodes.nodes[0], reports / "over", report, greeting, *ports]
+    environment = {"PATH": os.environ["PATH"]}
+    with subprocess.Popen([*user, str(PYTHON), *map(str, words)], env=environment) as neighbour:
+        try:
+            eventually(report.exists)
+            training = ["--epochs", str(EPOCHS), "--checkpoint-dir", ".", "--record", "records", "--step-time", "0.02"]
+            script = [str(EXAMPLES / "digits.py"), *training]
+            agents = nodes.start_all("--health-port=0", script=script)
+            codes = [agent.wait() for agent in agents]
+            (reports / "over").touch()
+            assert neighbour.wait(PATIENCE) == 0
+        finally:
+            neighbour.kill()
+            for path in set(names.glob("slurm-elastic-*")) - before:
+                if path.is_symlink():
+                    path.unlink()
+
+    found = json.loads(report.read_text())
+    assert codes == [0, 0, 0], nodes.story()
+    assert found["changed"] == []
+    assert len(found["did"]) > 20
+    assert [nodes.nodes_of_round(number) for number in range(nodes.rounds())] == [list(nodes.nodes)]
+    assert not [event for event in nodes.events() if event["event"] in ("node_lost", "worker_failed")]
+    command = [sys.executable, str(EXAMPLES / "count_samples.py"), "records", "checkpoint.pt"]
+    counted = subprocess.run(command, cwd=nodes.directory, capture_output=True, text=True)
+    assert counted.stdout.splitlines() == [
+        f"epoch {epoch}: 1437 of 1437 samples once, exactly once" for epoch in range(EPOCHS)
+    ], counted.stderr
+    said = nodes.story()
+    assert 0 < sum("dropped" in line for line in said.splitlines()) < LINES
+    assert len(said.splitlines()) < LINES
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", said)
