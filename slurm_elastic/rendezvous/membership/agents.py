@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import re
 from dataclasses import dataclass
 
@@ -47,9 +48,13 @@ class AgentInfo:
     @property
     def order(self) -> tuple[object, ...]:
         """Sort key of ranks: Slurm's order, then node names with numbers by value (node2 before node10)."""
-        parts = _DIGITS.split(self.node)
-        natural = tuple((0, int(part), part) if part.isdigit() else (1, 0, part) for part in parts)
-        return (self.position, natural, self.agent)
+        return (self.position, _natural(self.node), self.agent)
+
+
+@functools.cache
+def _natural(node: str) -> tuple[tuple[int, int, str], ...]:
+    """Return the sort key of a node's name. Kept: each round sorts all nodes of the run, mostly the same ones."""
+    return tuple((0, int(part), part) if part.isdigit() else (1, 0, part) for part in _DIGITS.split(node))
 
 
 @dataclass(frozen=True)

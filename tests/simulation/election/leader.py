@@ -108,7 +108,8 @@ class Leader:
             return
         self.term, actions = term.step(self.term, event, self.world.now)
         if self.world.story is not None and not isinstance(event, Tick | Heard | Wake):
-            self.world.tell(f"leader {self.epoch} on {self.agent.name}", f"{event} -> {[*actions]}")
+            shown = [action.decision if isinstance(action, Tell) else action for action in actions]
+            self.world.tell(f"leader {self.epoch} on {self.agent.name}", f"{event} -> {shown}")
         for action in actions:
             self._act(action)
         self.agent.wake_at(self.next_look())
