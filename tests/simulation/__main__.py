@@ -17,7 +17,7 @@ import time
 from tests.simulation.schedules import play_all
 
 SHARES = {"strikes": 0.38, "failures": 0.02, "leaders": 0.2, "membership": 0.3, "stop": 0.1}
-PER_SCRIPT = 400
+PER_SCRIPT = 460
 """Schedules that a seed of "strikes" or "failures" is good for, on average."""
 
 

@@ -24,7 +24,7 @@ LEADER = os.environ.get("SIMULATION_LEADER")
 STRIKE = os.environ.get("SIMULATION_STRIKE")
 FAILURE = os.environ.get("SIMULATION_FAILURE")
 
-PER_SCRIPT = 400
+PER_SCRIPT = 460
 """Schedules that one script is good for, on average."""
 
 
