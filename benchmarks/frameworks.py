@@ -196,6 +196,7 @@ def _first_steps(
         begun = time.time()
         job = _submit(cluster, launcher, package, directory, framework, str(begun))
         taken.append(_first_step(directory, begun, 0.0))
+        print(f"{framework}, {launcher.value}, run {len(taken)}: {seconds(taken[-1])}", flush=True)
         # Some checkpoints, and time for what a launcher does beside the training.
         wait(lambda: sum(len(worker.steps) >= _LONG for worker in read(directory / "steps")) >= 4, _LIMIT)
         if len(taken) < 2:
