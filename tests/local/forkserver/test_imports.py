@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
 from slurm_elastic.agent.forkserver._linux import children
 from tests.local.forkserver.test_ends import assert_gone
@@ -225,6 +226,9 @@ import uses
 print('patch', uses.CLASS)
 """
 LEARNED = ["after", "before", "typed", "says", "counts", "elsewhere"]
+if torch.version.cuda is not None and not Path("/proc/driver/nvidia").exists():
+    # Without a driver to ask, torch counts devices by CUDA itself, which cannot be used after a fork (torch 2.15).
+    LEARNED.remove("counts")
 NOT_LEARNED = ["draws", "keeps", "ranked", "raises", "uses"]
 
 
