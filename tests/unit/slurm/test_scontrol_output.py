@@ -53,6 +53,17 @@ def test_scontrol_tells_no_end_of_a_job_without_a_time_limit(release: str) -> No
 
 
 @pytest.mark.parametrize(
+    "word", ["Unknown", "None", "N/A", "NONE", "UNLIMITED", "INFINITE", "Partition_Limit", "", "0:00"]
+)
+@pytest.mark.parametrize("field", ["EndTime", "PreemptTime"])
+def test_a_time_that_is_not_told_is_none_and_never_zero(field: str, word: str) -> None:
+    (view,) = parse_jobs(
+        f"JobId=1 JobName=x\n   JobState=RUNNING Reason=None TimeLimit=Partition_Limit\n   {field}={word}\n"
+    )
+    assert (view.end_time, view.preempt_time, view.unlimited) == (None, None, False)
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ((OUTPUTS / "partition.txt").read_text(), 15),
