@@ -217,7 +217,9 @@ def tested(cell: Cell, layer: Layer, directory: Path, inside: Sequence[str], opt
     counts = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")}
     failed, ran = counts["failures"] + counts["errors"], counts["tests"] - counts["skipped"]
     good = done.returncode == 0 and not failed and ran > 0
-    return result(cell, layer, Outcome.PASSED if good else Outcome.FAILED, tests=ran, failed=failed)
+    # 1: tests have failed; anything else: not all have run.
+    reason = "" if done.returncode in (0, 1) else f"pytest ended with {done.returncode} after {ran:,} tests"
+    return result(cell, layer, Outcome.PASSED if good else Outcome.FAILED, reason=reason, tests=ran, failed=failed)
 
 
 def result(cell: Cell, layer: Layer, outcome: Outcome, *, reason: str = "", tests: int = 0, failed: int = 0) -> Result:
