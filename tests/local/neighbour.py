@@ -247,6 +247,9 @@ def main() -> None:
         while not Path(over).exists():
             neighbour.go_on()
             time.sleep(PAUSE)
+        for path in SHARED_MEMORY.glob("slurm-elastic-*"):
+            if path.lstat().st_uid == os.getuid():
+                path.unlink()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from . import accounting, config, files, leftovers, machine, network, processes,
 from .errors import TestbedError
 from .login import Login
 from .processes import Process
-from .settings import ACCOUNTING, CONTROLLER, USER, Settings
+from .settings import ACCOUNTING, CONTROLLER, NEIGHBOUR, USER, Settings
 
 
 class Cluster(Login):
@@ -147,12 +147,13 @@ class Cluster(Login):
         self.wait_until("nodes are not idle", idle, timeout)
 
     def cancel_all(self, timeout: float = 30.0) -> None:
-        """Cancel every job and kill every process of the ordinary user at once; wait until no job is left."""
+        """Cancel every job and kill every process of the ordinary users at once; wait until no job is left."""
 
         def empty() -> bool:
             # A plain scancel waits KillWait for whoever does not heed SIGTERM.
             for name in self.settings.machines:
-                processes.kill(self.processes(name))
+                for user in (USER, NEIGHBOUR):
+                    processes.kill(self.processes(name, user))
             left = self.command(["squeue", "--noheader", "--all"], user="root").stdout
             if left:
                 # Each time: one that is being requeued can be cancelled only when it is pending again.

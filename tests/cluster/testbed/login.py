@@ -13,7 +13,7 @@ from typing import IO
 
 from . import machine, slurm
 from .errors import TestbedError
-from .settings import CONTROLLER, USER, Settings
+from .settings import CONTROLLER, NEIGHBOUR, USER, Settings
 
 _POLL = 0.1
 
@@ -145,7 +145,7 @@ class Login:
         cwd: str | Path,
         env: Mapping[str, str] | None,
     ) -> list[str]:
-        home = pwd.getpwnam(user).pw_dir
+        home = "/" if user == NEIGHBOUR else pwd.getpwnam(user).pw_dir
         return machine.entry(self.settings, machine_name, argv, user=user, home=home, cwd=cwd, env=env)
 
     def _views(self) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from . import network, processes
 from .errors import TestbedError
-from .settings import CONTROLLER, Settings
+from .settings import CONTROLLER, NEIGHBOUR, Settings
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -72,6 +72,7 @@ def entry(
     init = processes.init_of(settings.namespace(machine))
     if init is None:
         raise TestbedError(f"{machine} of cluster {settings.name} is not running")
+    groups = "--clear-groups" if user == NEIGHBOUR else "--init-groups"
     variables = {
         "PATH": PATH,
         "LANG": "C.UTF-8",
@@ -85,7 +86,7 @@ def entry(
     return [
         *("nsenter", f"--target={init.pid}", "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup"),
         *("--root", "--"),
-        *("setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--"),
+        *("setpriv", f"--reuid={user}", f"--regid={user}", groups, "--"),
         *("env", "--ignore-environment", f"--chdir={cwd}"),
         *(f"{key}={value}" for key, value in variables.items()),
         *argv,

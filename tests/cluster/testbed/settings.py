@@ -14,6 +14,8 @@ STATE = Path("/var/tmp/slurm-elastic-testbed")
 
 USER = "elastic"
 """The ordinary user that jobs run as; `.ci/setup` creates it."""
+NEIGHBOUR = "64999"
+"""Another ordinary user, who has nothing but this id: no account, no group, no home."""
 
 CONTROLLER = "ctl"
 DATABASE = "sql"
