@@ -1,0 +1,93 @@
+"""A user follows a run by commands alone, as an ordinary user and without a look into files."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from tests.cluster.jobs import CHECKOUT, Jobs
+
+ALL = ["n1", "n2", "n3", "n4"]
+FINISHED, RUNNING = 0, 3
+
+
+def shown(jobs: Jobs, *words: str) -> tuple[int, str]:
+    """Exit code and stdout of ``slurm-elastic WORDS``."""
+    done = jobs.cluster.command(["slurm-elastic", *words], cwd=jobs.directory, env=jobs.environ, check=False)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout
+
+
+def test_a_failure_a_preemption_and_a_kill_are_followed_by_commands_alone(jobs):
+    jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
+    failing = ("--fail=1", "--fail-times=1")
+    options = ("--nnodes=2:4", "--max-restarts=2")
+    job = jobs.submit("--array=0-3", "--time=0", "array.sbatch", *options, "train.py", "--asks", *failing)
+    run = str(job.id)
+    last: dict[str, Any] = {}
+
+    def trains_on(nodes: list[str], **expected: object) -> bool:
+        code, text = shown(jobs, "status", run, "--json")
+        last.clear()
+        last.update(json.loads(text) if text else {})
+        training = [agent["node"] for agent in last.get("agents", ()) if agent["state"] == "training"]
+        same = all(last.get(name) == value for name, value in expected.items())
+        return code == RUNNING and training == nodes and same and bool(last.get("steps_per_second"))
+
+    def wait_until(nodes: list[str], **expected: object) -> None:
+        jobs.cluster.wait_until(f"status does not show {nodes}, {expected}", lambda: trains_on(nodes, **expected))
+
+    # A worker has failed, and all have started again.
+    wait_until(ALL, restarts=1, restarts_left=1)
+    assert "RuntimeError: rank 1 fails as it was told to" in last["root_cause"]["text"]
+    assert last["jobs"] is not None
+    assert len(last["jobs"]) == 4
+    assert last["leader_answers"] is True
+    code, text = shown(jobs, "list")
+    assert re.search(rf"^running +{run} +{last['round']} +4 +4 +\d+ +\d+ s ago$", text, re.MULTILINE), text
+
+    # A node is preempted: its element leaves, waits in the queue, and comes back.
+    leader = last["leader"]
+    victim = next(node for node in reversed(ALL) if node != leader)
+    high = jobs.take(victim)
+    wait_until([node for node in ALL if node != victim], reason="node_left")
+    gone = next(agent for agent in last["agents"] if agent["node"] == victim)
+    assert (gone["state"], gone["exit_code"]) in (("ended", 75), ("ended", None))
+    high.cancel()
+    wait_until(ALL, reason="node_joined")
+
+    # A node is killed.
+    killed = next(node for node in ALL if node not in (leader, victim))
+    jobs.cluster.kill(killed)
+    rest = [node for node in ALL if node != killed]
+    wait_until(rest, reason="node_lost", restarts=1)
+    assert next(agent["state"] for agent in last["agents"] if agent["node"] == killed) == "lost"
+    code, text = shown(jobs, "status", run)
+    assert code == RUNNING
+    assert re.search(rf"^  {killed} +lost ", text, re.MULTILINE), text
+    assert f"lost {killed}: its connection broke" in text
+
+    job.say_enough()
+    jobs.cluster.wait_until("status does not show the end", lambda: shown(jobs, "status", run)[0] == FINISHED)
+    code, text = shown(jobs, "logs", run, "--errors")
+    assert code == 0
+    assert re.match(r"round \d+: round \d+ ends: worker failed, n\d", text), text
+    assert "root cause: rank 1 on n" in text
+    # torch puts the rank before each line of a traceback, unless the worker could not say it any more.
+    assert re.search(r"^  (\[rank1\]: )?RuntimeError: rank 1 fails as it was told to$", text, re.MULTILINE), text
+    code, text = shown(jobs, "logs", run, "--rank=1", "--grep=RuntimeError: rank 1 fails")
+    assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3} \[n\d/1\] .*RuntimeError: rank 1 fails as it was told to\n", text), text
+    code, text = shown(jobs, "report", run, "--json")
+    assert code == 0
+    told = json.loads(text)["goodput"]
+    assert sum(told["seconds"].values()) == pytest.approx(told["node_seconds"], rel=0.01)
+    assert told["seconds"]["productive"] > 0
+    assert told["seconds"]["queue"] > 0
+    # Steps that were taken again, counted from what the workers themselves have written down.
+    taken = {(entry["round"], entry["step"]) for entry in job.steps()}
+    assert told["redone_steps"] == len(taken) - len({step for _, step in taken})
+    jobs.cluster.start(killed)
+    jobs.wait_until_all_ended()
