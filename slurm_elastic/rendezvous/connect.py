@@ -16,7 +16,7 @@ from slurm_elastic.rendezvous.leader.absent_agents import agents_gone
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.leader.releases import own_releases
-from slurm_elastic.rendezvous.membership import AgentInfo, Decision, Reason, Settings
+from slurm_elastic.rendezvous.membership import AgentInfo, Decision, Reason, Settings, adapted_limit
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import Records, RecordsError
 from slurm_elastic.rendezvous.thread import Coordination
@@ -123,7 +123,9 @@ def connect(config: RendezvousConfig, journal: Callable[[Decision], None], *, ca
             locate=lambda: _locate(config),
             addresses=(config.address,),
             connect_timeout=config.options.join_timeout,
-            heartbeat_limit=config.options.heartbeat_limit,
+            heartbeat_limit=adapted_limit(
+                config.options.heartbeat_limit, max(len(config.expected_nodes), config.min_nodes)
+            ),
             leader_limit=config.options.leader_limit,
             can_hold=can_hold,
             coming=config.has_workers,

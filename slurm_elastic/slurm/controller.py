@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from slurm_elastic.slurm.hostlist import compress
 from slurm_elastic.slurm.scontrol_output import (
     QUEUE_FORMAT,
     ControllerClock,
@@ -151,7 +152,7 @@ class Controller:
 
     def _nodes(self, names: tuple[str, ...]) -> dict[str, NodeView]:
         # scontrol exits with 1 if one of several nodes is not known to it, and still prints the others.
-        answer = self._ask("scontrol", "--oneliner", "show", "node", ",".join(names)) if names else None
+        answer = self._ask("scontrol", "--oneliner", "show", "node", compress(names)) if names else None
         if answer is not None:
             self._check_release(answer.output)
         return parse_nodes(answer.output) if answer else {}

@@ -145,7 +145,7 @@ class Checks:
             require(not missing, "a round ends when all have stopped", missing)
             return
         late = planned.deadline is not None and now >= planned.deadline
-        unanswered = planned.stop is None and now >= planned.since + before.settings.heartbeat_limit
+        unanswered = planned.stop is None and now >= planned.since + before.heartbeat_limit
         away = any(isinstance(decision, Drop | Retire) for decision in decisions)
         told = isinstance(event, Held) and event.step is None
         alone = isinstance(event, Joined) and planned.stop is None

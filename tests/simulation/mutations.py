@@ -289,7 +289,8 @@ def cut_off_in_secret(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("a member follows before leader_limit", "a leader that is well is not followed")
 def follows_too_soon(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(agent, "default_leader_limit", lambda heartbeat_limit: 0.9 * heartbeat_limit)
+    for module in (agent, election):
+        patch.setattr(module, "default_leader_limit", lambda heartbeat_limit: 0.9 * heartbeat_limit)
 
 
 @mutation(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ from slurm_elastic.rendezvous.election.policy import (
     LeaderLoss,
     Successor,
     campaign_delay,
+    default_leader_limit,
 )
 from slurm_elastic.rendezvous.leader_events import CutOff, LeaderEvent, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.leave_requests import LeaveRequest, LeaveRequested
@@ -88,6 +89,8 @@ __all__ = [
     "step",
 ]
 
+FIRST_TRIED = 8
+"""Agents that may follow the leader and are tried at once."""
 READ_AGAIN = 0.5
 """Seconds between two looks at the records while the agent searches or campaigns."""
 RESTORE = 0.1
@@ -116,8 +119,8 @@ class ElectionConfig:
         can_hold: whether workers here can be asked for a step to stop at.
         coming: whether this agent joins soon after it has found the leader.
         connect_timeout: how long the agent searches for a leader.
-        heartbeat_limit: silence after which the leader gives up an agent.
-        leader_limit: silence after which the leader is lost.
+        heartbeat_limit: silence after which the leader gives up an agent, until a leader says what it goes by.
+        leader_limit: silence after which the leader is lost, at least.
         campaign: what a candidate knows of the run; None for an agent that never leads.
     """
 
@@ -555,6 +558,7 @@ class Election:
     Attributes:
         config: see :class:`ElectionConfig`.
         deadline: when the machine has to see a Tick at the latest; infinite if only events matter.
+        heartbeat_limit: the one in force, as the last leader has told it: everything that fences here derives from it.
         participant: what the agent has told its leaders, and was told by them.
         known: what it knows of the leader.
         link: to the leader; None while the agent searches.
@@ -572,6 +576,7 @@ class Election:
     config: ElectionConfig
     participant: Participant
     search: Search
+    heartbeat_limit: float
     deadline: float = -math.inf
     known: Leadership = field(default_factory=Leadership)
     link: Following | None = None
@@ -583,6 +588,11 @@ class Election:
     complaint: str = ""
     numbers: int = 0
     over: bool = False
+
+    @property
+    def leader_limit(self) -> float:
+        """Silence after which the leader is lost."""
+        return max(self.config.leader_limit, default_leader_limit(self.heartbeat_limit))
 
     @property
     def role(self) -> Role:
@@ -612,6 +622,7 @@ def initial_election(config: ElectionConfig, now: float, *, founder: bool = Fals
         config,
         Participant(config.agent, coming=config.coming),
         Search(now),
+        config.heartbeat_limit,
         campaign=Leading(FOUNDER) if founder else None,
     )
 
@@ -667,7 +678,7 @@ class _Step:
         As when a whole job is suspended and goes on node by node. Once: an agent that is always late has to find out
         some time that it has no leader.
         """
-        link, limit = self.state.link, self.config.heartbeat_limit
+        link, limit = self.state.link, self.state.heartbeat_limit
         if link is None or (isinstance(event, Received) and event.number == link.number):
             return
         suspicious = limit * SUSPICIOUS
@@ -689,17 +700,17 @@ class _Step:
 
     def deadline(self) -> float:
         """When something is due that no event announces."""
-        state, config = self.state, self.config
+        state = self.state
         if state.over:
             return math.inf
         moments = []
         link = state.link
         if link is not None:
-            limit = config.heartbeat_limit
+            limit = state.heartbeat_limit
             if self.now < link.heard_at + limit * SUSPICIOUS:
                 moments.append(link.heard_at + limit * SUSPICIOUS)
             else:
-                moments.append(link.heard_at + config.leader_limit)
+                moments.append(link.heard_at + state.leader_limit)
                 if self.now < link.heard_at + limit * FENCE:
                     moments.append(link.heard_at + limit * FENCE)
                 if link.reconnect is None:
@@ -726,9 +737,9 @@ class _Step:
             if state.campaign is None and config.campaign is not None and state.lookup.seen_at >= search.lost_at:
                 moments.append(max(search.lost_at + self.delay, state.campaign_at))
         elif search.lost is not None:
-            moments.append(search.heard_at + config.leader_limit)
+            moments.append(search.heard_at + state.leader_limit)
         elif state.lookup.location.published:
-            moments.append(search.began + config.leader_limit)
+            moments.append(search.began + state.leader_limit)
         elif self.now < search.began + UNLED:
             moments.append(search.began + UNLED)
         return moments
@@ -741,10 +752,10 @@ class _Step:
         While the leader is merely silent a second link is tried beside the first: either the leader is paused, then the
         first one goes on; or the network was cut, and TCP would take many seconds to notice that it is whole again.
         """
-        limit = self.config.heartbeat_limit
+        limit = self.state.heartbeat_limit
         if self.now < link.heard_at + limit * SUSPICIOUS:
             return
-        if self.now >= link.heard_at + self.config.leader_limit:
+        if self.now >= link.heard_at + self.state.leader_limit:
             self.do(CloseLink(link.number))
             self._lose(link)
             return
@@ -834,10 +845,10 @@ class _Step:
                 self.change(twins=state.twins | twins)
             return None if self.state.twins else now
         gone = all(search.attempts.answer(endpoint) in _LEADS_NONE for endpoint in location.endpoints)
-        return now if gone or now >= search.began + self.config.leader_limit else None
+        return now if gone or now >= search.began + self.state.leader_limit else None
 
     def _is_silent(self) -> bool:
-        return self.now >= self.state.search.heard_at + self.config.leader_limit
+        return self.now >= self.state.search.heard_at + self.state.leader_limit
 
     def _endpoints(self) -> tuple[Endpoint, ...]:
         """Return the endpoints of the search, in order."""
@@ -850,11 +861,30 @@ class _Step:
             endpoints.insert(0, search.lost)
         if search.lost_at is not None or self.now >= search.began + RESTORE:
             order = state.known.order(location)
-            endpoints += [(each.address, each.port) for each in order if each.agent != self.config.agent]
+            endpoints += self._first_of(order)
             if last is not None and last not in (left, *self.config.endpoints):
                 # It may campaign again. Candidates step down for it, so they have to find it then.
                 endpoints.append(last)
         return tuple(dict.fromkeys(endpoints))
+
+    def _first_of(self, order: Sequence[Successor]) -> list[Endpoint]:
+        """The endpoints of the first that may campaign, and of those before them; every second of so many more.
+
+        A round on record may have thousands of members, each of which would otherwise try each other.
+        """
+        attempts, leaving = self.state.search.attempts, self.state.known.leaving
+        most = FIRST_TRIED * (1 + int(self.now - self.state.search.began))
+        endpoints: list[Endpoint] = []
+        for each in order:
+            if each.agent == self.config.agent:
+                continue
+            endpoint = (each.address, each.port)
+            endpoints.append(endpoint)
+            in_vain = attempts.answer(endpoint) in (Answer.ENDED, Answer.SILENT)
+            most -= not in_vain and each.agent not in leaving
+            if most <= 0:
+                break
+        return endpoints
 
     def _give_up(self, event: LeaderEvent) -> None:
         self.stop(Stop())
@@ -1008,7 +1038,7 @@ class _Step:
     def failed(self, event: LinkFailed) -> None:
         state, link, campaign = self.state, self.state.link, self.state.campaign
         if link is not None and link.reconnect == event.number:
-            again_at = self.now + self.config.heartbeat_limit * RECONNECT_AGAIN
+            again_at = self.now + self.state.heartbeat_limit * RECONNECT_AGAIN
             self.change(link=replace(link, reconnect=None, reconnect_at=again_at))
             if link.closed:
                 self._lose(replace(link, reconnect=None))
@@ -1135,6 +1165,11 @@ class _Step:
 
     # What the leader says.
 
+    def _goes_by(self, heartbeat_limit: float) -> None:
+        """Note the heartbeat limit in force."""
+        if heartbeat_limit and heartbeat_limit != self.state.heartbeat_limit:
+            self.change(heartbeat_limit=heartbeat_limit)
+
     def received(self, event: Received) -> None:
         link, participant, known = self.state.link, self.state.participant, self.state.known
         if link is None or link.number != event.number:
@@ -1142,8 +1177,9 @@ class _Step:
         self.change(link=replace(link, heard_at=self.now))
         message = event.message
         match message:
-            case Beat():
-                self._say(message)
+            case Beat(limit):
+                self._goes_by(limit)
+                self._say(_BEAT)
             case Probed(probe):
                 self.do(AnswerProbe(link.number, probe))
             case Assignment(attempt=attempt, round=round_, restarts=restarts):
@@ -1152,6 +1188,7 @@ class _Step:
                 self.change(participant=placed or participant)
                 if placed is not None:
                     self.change(known=known.placed(message, link.endpoint))
+                    self._goes_by(message.heartbeat_limit)
                     self.do(Deliver(message))
             case Resigned(agent, gone):
                 self.change(known=known.resigns(agent, gone, link.endpoint))
@@ -1210,6 +1247,7 @@ _HANDLERS: dict[type, Callable[[_Step, Any], None]] = {
     Stop: _Step.stop,
 }
 
+_BEAT = Beat()
 _FOLLOWS_ITSELF = (Campaigning, Leading)
 _LEADS_NONE = (Answer.ENDED, Answer.IDLE)
 

@@ -20,7 +20,6 @@ __all__ = ["AgentConnections"]
 
 logger = logging.getLogger(__name__)
 
-_BEAT = encode(Beat())
 _GREETINGS = 1 << 17
 """Greetings that are remembered, in 13 MB: 100 of each of 1,300 agents."""
 
@@ -31,16 +30,18 @@ class AgentConnections:
     Attributes:
         rejected: how many records were dropped, by the address that they came from.
         told: the newest round of which agents were told, and what all of them were told alike.
+        schedule: of the heartbeats.
     """
 
-    def __init__(self, schedule: HeartbeatSchedule) -> None:
+    def __init__(self) -> None:
         self._drops = DropLog(logger)
         self.rejected: Counter[str] = self._drops.counts
         self.told: tuple[Table, Any] | None = None
-        self._schedule = schedule
+        self.schedule = HeartbeatSchedule()
         self._connections: dict[str, AcceptedConnection] = {}
         self._on_their_way: set[AcceptedConnection] = set()
         self._greetings: dict[str, None] = {}
+        self._coming: Counter[str] = Counter()
         self._most = connections_at_most()
 
     def __len__(self) -> int:
@@ -78,26 +79,28 @@ class AgentConnections:
     def opened(self, connection: AcceptedConnection) -> None:
         """A member of the run has connected, and has not proved yet which one it is."""
         self._on_their_way.add(connection)
+        self._coming[connection.named] += 1
 
     def authenticated(self, connection: AcceptedConnection) -> None:
         """A connection has proved whose it is; an older one of the same agent is of no more use."""
-        self._on_their_way.discard(connection)
+        self._arrived(connection)
         older = self._connections.get(connection.agent)
         self._connections[connection.agent] = connection
+        self.schedule.add(connection.agent)
         if older is not None:
             older.close()
 
     def closed(self, connection: AcceptedConnection) -> bool:
         """A connection has ended. Returns whether that was the one of its agent."""
-        self._on_their_way.discard(connection)
+        self._arrived(connection)
         if not self.current(connection):
             return False
-        del self._connections[connection.agent]
+        self._remove(connection.agent)
         return True
 
     def has(self, agent: str) -> bool:
         """Return whether this agent is connected, or on its way."""
-        return agent in self._connections or any(each.named == agent for each in self._on_their_way)
+        return agent in self._connections or agent in self._coming
 
     def current(self, connection: AcceptedConnection) -> bool:
         """Return whether this is the one connection of its agent."""
@@ -118,16 +121,30 @@ class AgentConnections:
         """Name those that are connected beside these: coordinators that wait, clients, agents that have not joined."""
         return tuple(self._connections.keys() - set(agents))
 
-    def beat(self, now: float) -> None:
+    def beat(self, now: float, heartbeat_limit: float) -> None:
         """Ask those whose turn it is for a sign of life."""
+        agents = self.schedule.due(now, heartbeat_limit / 3)
         # Every agent answers with a sign of its own.
-        for agent in self._schedule.due(self._connections, now):
-            self._connections[agent].send(_BEAT)
+        beat = encode(Beat(heartbeat_limit)) if agents else b""
+        for agent in agents:
+            self._connections[agent].send(beat)
+
+    def _arrived(self, connection: AcceptedConnection) -> None:
+        """A connection is on its way no more."""
+        if connection in self._on_their_way:
+            self._on_their_way.remove(connection)
+            self._coming[connection.named] -= 1
+            if not self._coming[connection.named]:
+                del self._coming[connection.named]
+
+    def _remove(self, agent: str) -> AcceptedConnection:
+        self.schedule.remove(agent)
+        return self._connections.pop(agent)
 
     def drop(self, agent: str) -> None:
         """End the connection of an agent. If it lives, it connects again, and is told that its round is over."""
         if agent in self._connections:
-            self._connections.pop(agent).close()
+            self._remove(agent).close()
 
     def close(self) -> None:
         """End all connections."""

@@ -2,38 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+import zlib
 
 __all__ = ["HeartbeatSchedule"]
 
-_AT_ONCE = 64
+_GROUPS = 64
+_TOGETHER = 64
 """Agents whose answers may arrive together. Those of very many would keep the leader from anything else for a while."""
 
 
 class HeartbeatSchedule:
-    """Asks every agent once in an interval: few agents all together, so that an idle leader sleeps, many in turns.
+    """Asks every agent once in an interval: few agents all together, so that an idle leader sleeps, many in groups.
 
-    Args:
-        interval: seconds between two signs of life of one agent.
-        tick: seconds, at most, between two calls of :meth:`due`, which is the only clock here.
+    An agent belongs to the same group whoever else comes and goes, so that none is passed over.
+
+    Attributes:
+        next_at: when the next group is due.
     """
 
-    def __init__(self, interval: float, tick: float) -> None:
-        self._interval = interval
-        self._tick = tick
-        self._most_turns = max(1, round(interval / tick))
-        self._next = 0.0
-        self._turn = 0
+    def __init__(self) -> None:
+        self.next_at = -math.inf
+        self._groups: list[dict[str, None]] = [{} for _ in range(_GROUPS)]
+        self._at = [-math.inf] * _GROUPS
+        self._size = 0
 
-    def due(self, agents: Collection[str], now: float) -> list[str]:
-        """Return those of `agents` that are to be asked now.
+    def add(self, agent: str) -> None:
+        """From now on this agent is asked."""
+        group = self._group(agent)
+        self._size += agent not in group
+        group[agent] = None
 
-        An agent has the same turn whoever else comes and goes, so that none is passed over.
+    def remove(self, agent: str) -> None:
+        """This agent is asked no more."""
+        group = self._group(agent)
+        if agent in group:
+            del group[agent]
+            self._size -= 1
+
+    def due(self, now: float, interval: float) -> list[str]:
+        """Return the agents that are to be asked now.
+
+        Args:
+            now: the time.
+            interval: seconds between two signs of life of one agent.
         """
-        # No two ticks are exactly one interval apart: the one that comes nearest counts.
-        if now < self._next - self._tick / 2:
+        turns = max(1, min(_GROUPS, self._size // _TOGETHER))
+        # A leader that is awake already asks a little early, and sleeps on.
+        latest = now + interval / turns / 4
+        if latest < self.next_at:
             return []
-        turns = max(1, min(len(agents) // _AT_ONCE, self._most_turns))
-        self._next = max(self._next, now - self._tick / 2) + self._interval / turns
-        self._turn = (self._turn + 1) % turns
-        return [agent for agent in agents if hash(agent) % turns == self._turn]
+        agents: list[str] = []
+        for number, at in enumerate(self._at):
+            if latest >= at:
+                agents += self._groups[number]
+                # The next moment of its own turn.
+                phase = number % turns * interval / turns
+                self._at[number] = now + interval if turns == 1 else latest + interval - (latest - phase) % interval
+            else:
+                # The interval, or the number of turns, may have become smaller.
+                self._at[number] = min(at, now + interval)
+        self.next_at = min(self._at)
+        return agents
+
+    def _group(self, agent: str) -> dict[str, None]:
+        return self._groups[zlib.crc32(agent.encode(errors="surrogatepass")) % _GROUPS]

@@ -39,7 +39,6 @@ from slurm_elastic.rendezvous.election.term import (
 from slurm_elastic.rendezvous.leader.absent_agents import agents_ended, known_places
 from slurm_elastic.rendezvous.leader.agent_connections import AgentConnections
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
-from slurm_elastic.rendezvous.leader.heartbeat_schedule import HeartbeatSchedule
 from slurm_elastic.rendezvous.leader.outgoing_messages import send_decision
 from slurm_elastic.rendezvous.leader.releases import Releases
 from slurm_elastic.rendezvous.leave_requests import LeaveRequest, LeaveRequested, who_is_meant
@@ -68,6 +67,8 @@ logger = logging.getLogger("slurm_elastic")
 
 _BACKLOG, _AT_ONCE = 4096, 16
 """Connections that may wait to be accepted, and that are accepted together."""
+_PROBED_AT_ONCE = 64
+"""Nodes that are asked together about members: each question takes a descriptor."""
 
 
 class FencedError(Exception):
@@ -109,7 +110,7 @@ class Leader:
         self._places: dict[str, Endpoint] = dict(places or {})
         self.claimed = asyncio.Event()
         """Set once the epoch is this leader's own."""
-        self._connections = AgentConnections(HeartbeatSchedule(settings.heartbeat_limit / 3, settings.tick_interval))
+        self._connections = AgentConnections()
         self.rejected = self._connections.rejected
         self._signs: dict[str, float] = {}
         self._releases = Releases()
@@ -144,7 +145,7 @@ class Leader:
         listener = self._listener = Listener(
             listening,
             self._new_session,
-            lambda admitted: AcceptedConnection(self, admitted),
+            lambda admitted, stream: AcceptedConnection(self, admitted, stream),
             self.reject,
             self._connections.room,
             _AT_ONCE,
@@ -245,7 +246,7 @@ class Leader:
         self._handle(event)
 
     def _schedule(self) -> None:
-        deadline = self._term.deadline
+        deadline = min(self._term.deadline, self._connections.schedule.next_at)
         if self._timer is not None:
             if not self._timer.cancelled() and self._timer.when() <= deadline:
                 return
@@ -259,8 +260,8 @@ class Leader:
             # They may wait behind strangers.
             self._listener.admit_waiting()
         self._take_in_signs()
+        self._connections.beat(self._loop.time(), self._state.heartbeat_limit)
         self._handle(Wake())
-        self._connections.beat(self._loop.time())
 
     def _take_in_signs(self) -> None:
         if self._signs:
@@ -315,7 +316,12 @@ class Leader:
         self._start(ask())
 
     async def _probe(self, agents: Sequence[str]) -> None:
-        self._found_out(AgentsEnded(await agents_ended(known_places(agents, self._places))))
+        ended: set[str] = set()
+        for first in range(0, len(agents), _PROBED_AT_ONCE):
+            some = agents[first : first + _PROBED_AT_ONCE]
+            absent = [agent for agent in some if not self._connections.has(agent)]
+            ended |= await agents_ended(known_places(absent, self._places))
+        self._found_out(AgentsEnded(frozenset(ended)))
 
     async def _ask(self, question: Callable[[], frozenset[str]], answer: Callable[[frozenset[str]], TermEvent]) -> None:
         # Slurm may not answer as long as the network is cut that an agent is missed for.

@@ -128,6 +128,7 @@ def _placed(epoch: int, state: State, table: Table, rank: int, shared: _Shared) 
         leader_node=node_of(own),
         successors=shared.successors if among else (*shared.successors, mine),
         members=shared.members,
+        heartbeat_limit=table.heartbeat_limit,
     )
 
 

@@ -8,7 +8,7 @@ from slurm_elastic.rendezvous.membership._replace import replace
 from slurm_elastic.rendezvous.membership.advance import next_deadline
 from slurm_elastic.rendezvous.membership.agents import AgentInfo, Status, WorkerFailure
 from slurm_elastic.rendezvous.membership.assignment import Place, Table, build_table
-from slurm_elastic.rendezvous.membership.config import Settings
+from slurm_elastic.rendezvous.membership.config import Settings, adapted_limit
 from slurm_elastic.rendezvous.membership.decisions import (
     Claim,
     Decision,
@@ -98,6 +98,7 @@ __all__ = [
     "PlannedStop",
     "WorkerFailed",
     "WorkerFailure",
+    "adapted_limit",
     "build_table",
     "has_quorum",
     "initial_state",

@@ -105,7 +105,21 @@ class NamedMap(Mapping[str, _V]):
         """This map with other values for some names."""
         if len(changes) == 1:
             return self.set(*next(iter(changes.items())))
-        return NamedMap({**self._together(), **changes})
+        buckets, count = list(self._buckets), len(self._buckets)
+        own: set[int] = set()
+        size = self._size
+        for name, value in changes.items():
+            number = _bucket(name, count)
+            if number not in own:
+                own.add(number)
+                buckets[number] = dict(buckets[number])
+            size += name not in buckets[number]
+            buckets[number][name] = value
+        if size > _SMALL and size > 4 * count**2:
+            return NamedMap({**self._together(), **changes})
+        changed: NamedMap[_V] = object.__new__(NamedMap)
+        changed._size, changed._buckets = size, tuple(buckets)
+        return changed
 
     def _with(self, number: int, bucket: dict[str, _V], size: int) -> NamedMap[_V]:
         changed: NamedMap[_V] = object.__new__(NamedMap)

@@ -44,7 +44,7 @@ def next_deadline(state: State) -> float:
     It may lie in the past: then something became possible that only waits for a tick.
     """
     moments = (
-        state.ticked_at + (state.settings.calm_tick_interval if state.calm else state.settings.tick_interval),
+        state.ticked_at + (state.calm_tick_interval if state.calm else state.tick_interval),
         _loss_due(state),
         _inquest_due(state),
         planned_stop.due(state),
@@ -110,7 +110,7 @@ def _give_up_lost(state: State, now: float) -> Result:
             continue
         if agent.disconnected_at is not None and now >= agent.disconnected_at + settings.reconnect_grace:
             lost[name] = "its connection broke"
-        elif now - agent.last_heard > settings.heartbeat_limit:
+        elif now - agent.last_heard > state.heartbeat_limit:
             lost[name] = "silent"
     for name, why in sorted(lost.items()):
         agent = state.agents[name]

@@ -51,7 +51,7 @@ class AgentInfo:
         return (self.position, _natural(self.node), self.agent)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1 << 15)
 def _natural(node: str) -> tuple[tuple[int, int, str], ...]:
     """Return the sort key of a node's name. Kept: each round sorts all nodes of the run, mostly the same ones."""
     return tuple((0, int(part), part) if part.isdigit() else (1, 0, part) for part in _DIGITS.split(node))

@@ -48,6 +48,7 @@ class Table:
         world_size: number of workers of all agents.
         store_address, store_port: where the workers' store listens: rank 0's agent.
         restarts: worker failures charged so far, the same for all (TORCHELASTIC_RESTART_COUNT).
+        heartbeat_limit: silence after which the leader gives up an agent of this round.
     """
 
     round: int
@@ -57,9 +58,12 @@ class Table:
     store_address: str
     store_port: int
     restarts: int
+    heartbeat_limit: float = 0.0
 
 
-def build_table(round_: int, reason: Reason, candidates: Iterable[AgentInfo], restarts: int) -> Table:
+def build_table(
+    round_: int, reason: Reason, candidates: Iterable[AgentInfo], restarts: int, heartbeat_limit: float = 0.0
+) -> Table:
     """Rank the candidates in Slurm's node order.
 
     The order depends on the candidates alone, so agents that stay keep their relative order from round to round.
@@ -96,4 +100,5 @@ def build_table(round_: int, reason: Reason, candidates: Iterable[AgentInfo], re
         store_address=chosen[0].address,
         store_port=chosen[0].store_port,
         restarts=restarts,
+        heartbeat_limit=heartbeat_limit,
     )

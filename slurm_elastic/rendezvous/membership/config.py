@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.membership.quorum import Base, OnTie
 from slurm_elastic.rendezvous.membership.reasons import Reason
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "adapted_limit"]
+
+
+_FULL_RATE = 512
+"""Agents up to which the heartbeat limit is what the options say."""
+
+
+def adapted_limit(heartbeat_limit: float, agents: int) -> float:
+    """Return the heartbeat limit for so many agents, given the one for few.
+
+    It grows as the square root of their number, and so does what signs of life cost the leader: with four times as many
+    agents each is asked half as often.
+    """
+    return heartbeat_limit * math.sqrt(max(1.0, agents / _FULL_RATE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +47,8 @@ class Settings:
         join_timeout: how long a round may lack its minimum before the run is given up.
         last_call_timeout: how long to wait for nodes whose fate is unknown once the minimum is there, and how long new
             agents wait for others that are on their way, before a running round is ended for them.
-        heartbeat_limit: silence after which an agent is lost.
+        heartbeat_limit: silence after which an agent is lost, of few agents; see `adapted_limit`. The one in force is
+            :attr:`~.state.State.heartbeat_limit`.
         reconnect_grace: how long a broken connection may stay broken before the agent is lost.
         settle_time: how long a worker failure waits for news of a lost or leaving node that explains it.
         gather_quiet, gather_limit: a running round is interrupted for new nodes when none has come for `gather_quiet`,
@@ -76,12 +91,6 @@ class Settings:
             size = self.valid_nodes[index - 1] if index else 0
         return size if size >= self.min_nodes else 0
 
-    @property
-    def tick_interval(self) -> float:
-        """The leader looks at its clock at least this often; a silent agent is found at most so much late."""
-        return self.heartbeat_limit / 6
-
-    @property
-    def calm_tick_interval(self) -> float:
-        """While nobody is silent it wakes up only as often as signs of life are due."""
-        return self.heartbeat_limit / 3
+    def limit_of(self, agents: int) -> float:
+        """Return the heartbeat limit of a round of so many agents."""
+        return adapted_limit(self.heartbeat_limit, max(agents, len(self.expected_nodes), self.min_nodes))

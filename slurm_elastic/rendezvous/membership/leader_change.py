@@ -37,14 +37,13 @@ __all__ = [
 def has_quorum(state: State) -> bool:
     """Return whether those that wait may form the next round.
 
-    Asked after every event. A quorum is lost only with one of those that wait, and fewer agents than a half of those
-    that may live are none, so nearly always nobody has to be counted.
+    Asked after every event. A quorum is lost only with one of those that wait, and fewer members than a half of
+    those that may live are none, so nearly always nobody has to be counted.
     """
     base, settings = state.base, state.settings
     if base is None or state.quorate:
         return True
-    waiting = len(state.agents) - state.blocking
-    if 2 * waiting < len(base.members) - len(state.gone):
+    if 2 * state.present < len(base.members) - len(state.gone):
         return False
     present = frozenset(name for name, agent in state.agents.items() if agent.status is Status.WAITING)
     return quorum.has_quorum(base, present, state.gone, settings.agent, settings.on_tie, lingering=state.lingering)
@@ -84,7 +83,7 @@ def missing(state: State) -> tuple[str, ...]:
     """Members of the last round that are absent, and whose fate matters now."""
     if not misses_members(state):
         return ()
-    return quorum.unaccounted(state.base, state.agents.keys(), state.gone - state.lingering)
+    return quorum.unaccounted(state.base, set(state.agents), state.gone - state.lingering)
 
 
 def gone(state: State, event: Gone, now: float) -> Result:
@@ -153,7 +152,7 @@ def waiting_ends(state: State) -> float | None:
     """When members that this leader has never heard of are not waited for any longer."""
     if not state.awaited or state.phase is not Phase.FORMING:
         return None
-    return state.forming_since + state.settings.heartbeat_limit
+    return state.forming_since + state.heartbeat_limit
 
 
 def stop_waiting(state: State, now: float) -> State:

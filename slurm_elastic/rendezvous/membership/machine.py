@@ -62,14 +62,14 @@ def _forgive_own_pause(state: State, now: float) -> State:
     What was said meanwhile may still lie unread in the sockets, so no deadline comes nearer by such a gap.
     """
     gap = now - state.seen_until
-    if gap <= state.settings.tick_interval * (3 if state.calm else 2):
+    if gap <= state.tick_interval * (3 if state.calm else 2):
         return replace(state, seen_until=now)
 
     def later(moment: float | None) -> float | None:
         return None if moment is None else moment + gap
 
     # Who was overdue already, and only waited for a tick, may have been heard of meanwhile as well.
-    latest = now - state.settings.heartbeat_limit
+    latest = now - state.heartbeat_limit
 
     inquest, stop_planned = state.inquest, state.planned_stop
     return replace(
@@ -166,7 +166,7 @@ def _nodes_seen(state: State, event: NodesSeen, now: float) -> Result:
     state = replace(state, gone_nodes=state.gone_nodes | (event.down - present))
     # Slurm also calls a node down whose slurmd alone has died. Signs of life come three times in a limit, and are
     # taken in before this, or with a tick.
-    silence = state.settings.heartbeat_limit * 2 / 3
+    silence = state.heartbeat_limit * 2 / 3
     down = [
         name
         for name, agent in state.agents.items()
@@ -185,14 +185,14 @@ def _held(state: State, event: Held, now: float) -> Result:
 
 
 def _tick(state: State, event: Tick, now: float) -> Result:
-    overdue = now - state.settings.heartbeat_limit
+    overdue = now - state.heartbeat_limit
     if state.calm and any(agent.last_heard < overdue for agent in state.agents.values()):
         # Nobody was missed at the last look, so it was the leader that was away; whoever lives is heard by the next.
         agents = NamedMap(
             (name, replace(agent, last_heard=max(agent.last_heard, overdue))) for name, agent in state.agents.items()
         )
         state = replace(state, agents=agents)
-    missed = now - state.settings.heartbeat_limit / 2
+    missed = now - state.heartbeat_limit / 2
     # The signs of very many come in turns.
     calm = len(state.agents) <= _FEW and all(agent.last_heard >= missed for agent in state.agents.values())
     return replace(state, ticked_at=now, calm=calm), ()

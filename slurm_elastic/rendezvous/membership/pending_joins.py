@@ -49,7 +49,8 @@ def missing_of_cohorts(state: State) -> int:
 
     While a round runs these are newcomers: nobody is missing of a cohort that was here when it was published.
     """
-    return sum(max(0, state.unheard.get(cohort, 0)) for cohort in state.cohorts)
+    # Not the other way round: each element of an array is a cohort of its own, of which nobody else is to come.
+    return sum(count for cohort, count in state.unheard.items() if count > 0 and cohort in state.cohorts)
 
 
 def makes_larger(state: State) -> bool:

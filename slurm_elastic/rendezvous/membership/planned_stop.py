@@ -143,7 +143,7 @@ def due(state: State) -> float | None:
     if planned is None or _inquest_first(state, planned):
         return None
     # Workers stand still from their answer on until all have answered, so a missing one is not waited for long.
-    unanswered = planned.since + state.settings.heartbeat_limit if planned.stop is None else None
+    unanswered = planned.since + state.heartbeat_limit if planned.stop is None else None
     return min((moment for moment in (planned.deadline, unanswered) if moment is not None), default=None)
 
 

@@ -33,12 +33,14 @@ class Base:
         members: its agents, by rank.
         nodes: the nodes of `members`, in the same order.
         leader: the agent that led it, whether a member or not.
+        heartbeat_limit: by which its members stop their workers when they do not hear it; 0 if that is not on record.
     """
 
     round: int
     members: tuple[str, ...]
     nodes: tuple[str, ...]
     leader: str
+    heartbeat_limit: float = 0.0
 
     @functools.cached_property
     def node_of(self) -> Mapping[str, str]:

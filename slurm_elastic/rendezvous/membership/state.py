@@ -90,7 +90,8 @@ class State:
         agents: by identity; absent are agents that left, were lost, or never joined.
         blocking: how many of `agents` may have workers; a round cannot close before it is 0. Kept beside `agents` so
             that a join costs no walk over all of them; so are `running` and `finished`, which count agents of that
-            status, and `on_node` and `cohorts`, which count them by their nodes and cohorts.
+            status, `present`, which counts those of `base` that
+            wait, and `on_node` and `cohorts`, which count them by their nodes and cohorts.
         quorate: whether those that wait were found to be a quorum, and none of them has gone since.
         broken: agents whose connection is broken.
         reason: why the round that is being formed is formed.
@@ -103,6 +104,7 @@ class State:
         coming: agents that have said that they will join soon.
         gone_agents: identities that left or were lost, and the number of their last join: an older one may still be on
             its way and must not bring them back.
+        heartbeat_limit: silence after which an agent is lost now: that of the newest round, or what the first needs.
         seen_until: when the last event was processed; a long gap means that the leader itself was paused.
         ticked_at: when the last tick was processed.
         calm: whether by then everybody had given the last sign of life that was due, and the agents are few.
@@ -126,11 +128,13 @@ class State:
     forming_since: float
     seen_until: float
     ticked_at: float
+    heartbeat_limit: float
     calm: bool = False
     agents: NamedMap[Agent] = field(default_factory=NamedMap)
     blocking: int = 0
     running: int = 0
     finished: int = 0
+    present: int = 0
     quorate: bool = False
     on_node: NamedMap[int] = field(default_factory=NamedMap)
     cohorts: NamedMap[int] = field(default_factory=NamedMap)
@@ -159,6 +163,16 @@ class State:
     resign_by: float | None = None
     finish: Finish | None = None
 
+    @property
+    def tick_interval(self) -> float:
+        """The leader looks at its clock at least this often; a silent agent is found at most so much late."""
+        return self.heartbeat_limit / 6
+
+    @property
+    def calm_tick_interval(self) -> float:
+        """While nobody is silent it wakes up only as often as signs of life are due."""
+        return self.heartbeat_limit / 3
+
     def is_member(self, agent: Agent) -> bool:
         """Return whether this agent has a place in the round that is running."""
         return self.phase is Phase.RUNNING and self.table is not None and agent.round == self.table.round
@@ -182,6 +196,8 @@ def initial_state(settings: Settings, now: float) -> State:
         forming_since=now,
         seen_until=now,
         ticked_at=now,
+        # Members of the last round stop their workers by the limit of that one.
+        heartbeat_limit=max(settings.limit_of(len(members)), settings.base.heartbeat_limit if settings.base else 0.0),
         restarts=settings.first_restarts,
         base=settings.base,
         gone=NameSet(settings.gone),
@@ -204,7 +220,10 @@ def with_agent(state: State, agent: Agent) -> State:
 
 def _counted(state: State, before: Agent | None, after: Agent | None) -> dict[str, Any]:
     old, new = (agent.status if agent is not None else None for agent in (before, after))
+    known = after or before
+    member = state.base is not None and known is not None and known.candidate.agent in state.base.node_of
     return {
+        "present": state.present + member * ((new is Status.WAITING) - (old is Status.WAITING)),
         "blocking": state.blocking + (new in _BLOCKING) - (old in _BLOCKING),
         "running": state.running + (new is Status.RUNNING) - (old is Status.RUNNING),
         "finished": state.finished + (new is Status.FINISHED) - (old is Status.FINISHED),

@@ -119,7 +119,8 @@ def publish(state: State, now: float) -> Result:
     members = frozenset(state.base.members if state.base is not None else ())
     waiting = [agent.candidate for agent in state.agents.values() if agent.status is Status.WAITING]
     waiting.sort(key=lambda candidate: (candidate.agent not in members, candidate.order))
-    table = build_table(state.round, state.reason, waiting[: settings.round_size(len(waiting))], state.restarts)
+    limit = settings.limit_of(len(state.agents))
+    table = build_table(state.round, state.reason, waiting[: settings.round_size(len(waiting))], state.restarts, limit)
     agents = state.agents.update(
         {
             place.agent: replace(state.agents[place.agent], status=Status.RUNNING, round=table.round)
@@ -136,6 +137,7 @@ def publish(state: State, now: float) -> Result:
         blocking=len(table.places),
         running=len(table.places),
         finished=0,
+        present=0,
         quorate=False,
         phase=Phase.RUNNING,
         table=table,
@@ -148,7 +150,9 @@ def publish(state: State, now: float) -> Result:
             tuple(place.agent for place in table.places),
             tuple(place.node for place in table.places),
             settings.agent,
+            limit,
         ),
+        heartbeat_limit=limit,
         gone=NameSet(),
         lingering=NameSet(),
         ended=NameSet(),

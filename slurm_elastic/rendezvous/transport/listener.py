@@ -65,7 +65,7 @@ class Listener:
     Args:
         listening: bound and listening; stays open.
         new_session: makes the listening end of a session. None to close each connection at once.
-        serve: makes what serves a connection that was admitted. None where `new_session` admits nobody.
+        serve: takes over a connection that was admitted. None where `new_session` admits nobody.
         reject: told the address and the words for each connection that was dropped.
         room: how many strangers there may be now.
         at_once: connections that are accepted together, before anybody hears of one of them.
@@ -75,7 +75,7 @@ class Listener:
         self,
         listening: socket.socket,
         new_session: Callable[[], Session] | None = None,
-        serve: Callable[[AdmittedConnection], asyncio.Protocol] | None = None,
+        serve: Callable[[AdmittedConnection, socket.socket], object] | None = None,
         reject: Callable[[str, str], None] = lambda peer, why: None,
         room: Callable[[], int] = lambda: STRANGERS,
         at_once: int = 16,
@@ -85,7 +85,6 @@ class Listener:
         self._port: int = listening.getsockname()[1]
         self._loop = asyncio.get_running_loop()
         self._strangers: dict[_Stranger, None] = {}
-        self._coming: dict[asyncio.Task[object], socket.socket] = {}
         self._later: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
         listening.setblocking(False)
@@ -99,8 +98,6 @@ class Listener:
                 timer.cancel()
         for stranger in [*self._strangers]:
             self._dismiss(stranger)
-        for task in [*self._coming]:
-            task.cancel()
 
     def admit_waiting(self, most: int = 1024) -> None:
         """Accept now what waits in the kernel, and read what those have said."""
@@ -212,15 +209,4 @@ class Listener:
         if not whole or serve is None:
             connection.close()
             return
-        protocol = serve(AdmittedConnection(session, stranger.peer))
-        task: asyncio.Task[object] = self._loop.create_task(self._hand_over(protocol, connection))
-        self._coming[task] = connection
-        task.add_done_callback(self._served)
-
-    async def _hand_over(self, protocol: asyncio.Protocol, connection: socket.socket) -> object:
-        return await self._loop.connect_accepted_socket(lambda: protocol, connection)
-
-    def _served(self, task: asyncio.Task[object]) -> None:
-        connection = self._coming.pop(task)
-        if task.cancelled() or task.exception() is not None:
-            connection.close()
+        serve(AdmittedConnection(session, stranger.peer), connection)

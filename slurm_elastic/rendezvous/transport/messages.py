@@ -56,7 +56,12 @@ class MessageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A sign of life. The leader gives it three times in the heartbeat limit, and every agent answers with its own."""
+    """A sign of life. The leader gives it three times in the heartbeat limit, and every agent answers with its own.
+
+    `heartbeat_limit` is the one in force, as the leader says; 0 in an agent's own.
+    """
+
+    heartbeat_limit: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,7 @@ class Assignment:
     leader_node: str = ""
     successors: tuple[Successor, ...] = ()
     members: str = ""
+    heartbeat_limit: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +192,14 @@ _LEADER_KINDS: dict[str, type] = {_kind(message): message for message in get_arg
 def encode(message: AgentMessage | LeaderMessage) -> bytes:
     """One message as JSON.
 
-    In ASCII: paths and last words may hold surrogates for bytes that are no UTF-8 (PEP 383), which msgspec's own
-    encoder refuses.
+    msgspec's own encoder refuses what paths and last words may hold, surrogates for bytes that are no UTF-8 (PEP 383):
+    those go in ASCII.
     """
-    content = msgspec.to_builtins(message)
-    return json.dumps({"kind": _kind(type(message)), **content}, separators=(",", ":")).encode()
+    try:
+        content = msgspec.json.encode(message)
+    except UnicodeEncodeError:
+        content = json.dumps(msgspec.to_builtins(message), separators=(",", ":")).encode()
+    return b'{"kind":"%s"%s%s' % (_kind(type(message)).encode(), b"," if len(content) > 2 else b"", content[1:])
 
 
 def decode_agent_message(content: Mapping[str, Any], agent: str) -> AgentMessage:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from slurm_elastic.rendezvous.transport.listener import AdmittedConnection
 from slurm_elastic.rendezvous.transport.session import SessionError
@@ -15,6 +15,8 @@ _HANDSHAKE_TIMEOUT = 20.0
 """Seconds that a member of the run may take to prove who it is; longer than it waits itself."""
 _MAX_UNSENT = 8 << 20
 """Bytes that may wait for one agent that does not read."""
+_READ = 16384
+"""Bytes read at once; nearly all that agents say has a few hundred."""
 
 
 class Host(Protocol):
@@ -36,8 +38,11 @@ class Host(Protocol):
         """The connection has ended."""
 
 
-class AcceptedConnection(asyncio.Protocol):
-    """One connection of a member of the run.
+class AcceptedConnection:
+    """One connection of a member of the run, which is in one of these.
+
+    It reads and writes its socket itself. A transport of asyncio (3.11) costs a task for each connection, and a buffer
+    of 256 KiB for each read (selector_events.py, max_size), however little was said.
 
     Attributes:
         named: the agent that it says it belongs to.
@@ -45,23 +50,67 @@ class AcceptedConnection(asyncio.Protocol):
         peer: address of the other side, for people.
     """
 
-    def __init__(self, host: Host, admitted: AdmittedConnection) -> None:
+    def __init__(self, host: Host, admitted: AdmittedConnection, stream: socket.socket) -> None:
         self._host = host
         self._session = admitted.session
         self.named = admitted.session.agent
         self.agent = ""
         self.peer = admitted.peer
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
-        self._transport = cast(asyncio.Transport, transport)
-        stream = transport.get_extra_info("socket")
+        self._stream, self._descriptor = stream, stream.fileno()
+        self._unsent = bytearray()
+        self._closing = False
+        self._loop = asyncio.get_running_loop()
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._deadline = asyncio.get_running_loop().call_later(_HANDSHAKE_TIMEOUT, self._too_slow)
-        self._host.opened(self)
+        self._loop.add_reader(self._descriptor, self._read)
+        self._deadline: asyncio.TimerHandle | None = self._loop.call_later(_HANDSHAKE_TIMEOUT, self._too_slow)
+        host.opened(self)
 
-    def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
+    def send(self, content: bytes) -> None:
+        """Send one message; an agent that has not read for too long is cut off."""
+        if self._closing:
+            return
+        if len(self._unsent) > _MAX_UNSENT:
+            self._abort()
+            return
+        data = self._session.seal(content)
+        if self._unsent:
+            self._unsent += data
+            return
+        sent = self._send(data)
+        if sent < len(data) and not self._closing:
+            self._unsent += data[sent:]
+            self._loop.add_writer(self._descriptor, self._write)
+
+    def close(self) -> None:
+        """End the connection after what was sent has gone out."""
+        if not self._closing:
+            self._closing = True
+            self._loop.remove_reader(self._descriptor)
+            if not self._unsent:
+                self._loop.call_soon(self._lost)
+
+    def _abort(self) -> None:
+        if self._unsent:
+            self._unsent.clear()
+            self._loop.remove_writer(self._descriptor)
+            if self._closing:
+                self._loop.call_soon(self._lost)
+        self.close()
+
+    def _read(self) -> None:
+        try:
+            data = self._stream.recv(_READ)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._received(data)
+        else:
+            # Nobody reads there (any more).
+            self._abort()
+
+    def _received(self, data: bytes) -> None:
         try:
             messages, _ = self._session.receive(data)
         except SessionError as error:
@@ -69,30 +118,42 @@ class AcceptedConnection(asyncio.Protocol):
             self.close()
             return
         if not self.agent and self._session.established:
-            self._deadline.cancel()
+            self._in_time()
             self.agent = self._session.agent
             self._host.authenticated(self)
         for message in messages:
             self._host.received(self, message)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
-        self._deadline.cancel()
+    def _send(self, data: bytes | bytearray) -> int:
+        """Send what the kernel takes now; how much that is."""
+        try:
+            return self._stream.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            self._abort()
+            return 0
+
+    def _write(self) -> None:
+        del self._unsent[: self._send(self._unsent)]
+        if not self._unsent and self._descriptor >= 0:
+            self._loop.remove_writer(self._descriptor)
+            if self._closing:
+                self._lost()
+
+    def _lost(self) -> None:
+        if self._descriptor < 0:
+            return
+        self._descriptor = -1
+        self._in_time()
+        self._stream.close()
         self._host.closed(self)
 
-    def send(self, content: bytes) -> None:
-        """Send one message; an agent that has not read for too long is cut off."""
-        if self._transport.is_closing():
-            return
-        if self._transport.get_write_buffer_size() > _MAX_UNSENT:
-            self._transport.abort()
-            return
-        self._transport.write(self._session.seal(content))
-
-    def close(self) -> None:
-        """End the connection after what was sent has gone out."""
-        self._transport.close()
+    def _in_time(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
     def _too_slow(self) -> None:
         self._host.reject(self.peer, "a handshake that was never completed")
-        self._transport.abort()
+        self._abort()

@@ -343,13 +343,19 @@ def _frame(content: bytes) -> bytes:
     return _LENGTH.pack(len(content)) + content
 
 
+# json.dumps makes an encoder for each call that wants other separators (json/__init__.py), and json.loads looks for the
+# encoding of bytes.
+_encoder = json.JSONEncoder(separators=(",", ":"))
+_decoder = json.JSONDecoder()
+
+
 def _json(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+    return _encoder.encode(value).encode()
 
 
 def _object(content: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(content)
+        value = _decoder.decode(content.decode())
     except (ValueError, RecursionError):
         raise SessionError("content that is no JSON") from None
     if not isinstance(value, dict):

@@ -410,6 +410,41 @@ def test_an_agent_that_was_paused_gives_a_leader_time_that_may_have_been_paused_
     assert any(isinstance(event, CutOff) for event in play.told) is cut_off
 
 
+def test_everything_that_fences_goes_by_the_limit_that_the_leader_tells() -> None:
+    play = following()
+    assert play.state.link is not None
+    play.handle(Received(play.state.link.number, Beat(12.0)))
+    heard_at = play.now
+    # Half of the limit, five sixths, and what the leader needs to find out by itself.
+    play.run(heard_at + 5.9)
+    assert play.state.link.reconnect is None
+    play.run(heard_at + 6.1)
+    assert play.state.link.reconnect is not None
+    assert not any(isinstance(event, CutOff) for event in play.told)
+    play.run(heard_at + 10.1)
+    assert any(isinstance(event, CutOff) for event in play.told)
+    play.run(heard_at + 14.7)
+    assert play.state.link is not None
+    play.run(heard_at + 14.8)
+    assert play.state.link is None
+
+
+def test_of_thousands_of_members_on_record_only_the_first_are_looked_for() -> None:
+    order = tuple(Successor(f"n{rank}/0.0/{rank}", f"n{rank}", rank) for rank in range(1, 2001))
+    location = LeaderLocation((FIRST,), published=True, successors=order, round=0)
+    tried: set[Endpoint] = set()
+
+    def dead(endpoint: Endpoint, now: float) -> Result:
+        tried.add(endpoint)
+        return (0.0, Answer.ENDED) if endpoint[1] <= 100 else (0.01, Answer.IDLE)
+
+    play = Play(locate=lambda now: location, connect=dead)
+    play.run(0.9)
+    # Those that have ended are passed over, and eight that live are asked.
+    assert 8 <= len(tried) <= 110
+    assert max(port for _, port in tried) <= 108
+
+
 def test_an_agent_that_is_always_late_does_not_wait_for_ever_for_a_silent_leader() -> None:
     play = following()
     for _ in range(10):

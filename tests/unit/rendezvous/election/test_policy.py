@@ -6,6 +6,7 @@ import pytest
 
 from slurm_elastic.rendezvous.election.policy import FENCE, campaign_delay, default_leader_limit, newest_order
 from slurm_elastic.rendezvous.membership import Settings
+from slurm_elastic.rendezvous.membership.state import initial_state
 
 ORDER = ("a", "b", "c")
 
@@ -56,7 +57,7 @@ def test_nobody_is_waited_for_where_nobody_was() -> None:
 
 @pytest.mark.parametrize("limit", [1.0, 3.0, 30.0])
 def test_the_times_follow_each_other(limit: float) -> None:
-    stop, tick = 0.5, Settings(min_nodes=1, max_nodes=1, heartbeat_limit=limit).tick_interval
+    stop, tick = 0.5, initial_state(Settings(min_nodes=1, max_nodes=1, heartbeat_limit=limit), 0.0).tick_interval
     # A member has no workers any more when its leader gives it up, and a leader none when its members give it up.
     assert limit * FENCE < limit
     assert limit + tick + stop < default_leader_limit(limit)
