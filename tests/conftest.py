@@ -30,9 +30,14 @@ def pytest_configure(config: pytest.Config) -> None:
         (directory / command).write_text(_NO_SLURM)
         (directory / command).chmod(0o755)
     os.environ["PATH"] = f"{directory}:{os.environ['PATH']}"
-    # What a shell without job control starts in the background ignores both (POSIX, Shell Command Language, 2.11), and
-    # so would all that the tests start.
-    for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    # What a shell without job control starts in the background ignores SIGINT and SIGQUIT (POSIX, Shell Command
+    # Language, 2.11), what nohup starts ignores SIGHUP, and so would all that the tests start.
+    defaults = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGQUIT: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    for number, default in defaults.items():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, default)
 
