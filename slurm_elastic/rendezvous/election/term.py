@@ -405,9 +405,11 @@ class _Step:
     def find_out(self) -> None:
         if self.term.over:
             return
-        state = self.state
+        state, term = self.state, self.term
         forming = state.phase is Phase.FORMING
-        if not forming and not self.was_forming:
+        # An answer that comes once the round runs has set the time of the next question: no question follows.
+        asks_at = min(term.probe_at, term.ask_agents_at, term.ask_nodes_at, term.check_at)
+        if not forming and not self.was_forming and asks_at == math.inf:
             return
         misses = membership.misses_members(state)
         self._ask("probe_at", ProbeMembers, misses, 0.0, PROBE_AGAIN)

@@ -277,6 +277,18 @@ def test_nodes_of_the_allocation_that_are_missing_are_asked_about() -> None:
     assert of(CheckTerm, play.on(NodesDown(frozenset({"n2"})))) == [CheckTerm()]
 
 
+@pytest.mark.parametrize("answer", [NodesDown(frozenset()), AgentsEnded(frozenset()), AgentsGone(frozenset())])
+def test_what_is_answered_once_the_round_runs_is_asked_no_more(answer: TermEvent) -> None:
+    play = Play(base=LAST, first_round=5, expected_nodes=("n0", "n1", "n2"), last_call_timeout=30.0)
+    play.join("n1")
+    play.wait(ASK_SLURM_FIRST + 1.1)
+    assert play.term.asking >= {ProbeMembers, AskSlurmAboutAgents, AskSlurmAboutNodes}
+    play.write(play.join("n0", "n2")[-1])
+    assert play.term.membership.phase is membership.Phase.RUNNING
+    play.on(answer)
+    assert [action for action in play.wait(60.0) if not isinstance(action, CheckTerm)] == []
+
+
 def test_a_leader_that_forms_a_round_looks_whether_its_term_is_the_newest() -> None:
     play = Play(min_nodes=2)
     play.join("n1")
