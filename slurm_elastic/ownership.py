@@ -16,6 +16,7 @@ from slurm_elastic.errors import UsageError
 __all__ = [
     "NEW_DIRECTORY",
     "NEW_FILE",
+    "group_may_write",
     "is_writable_by_others",
     "open_own",
     "require_own",

@@ -50,7 +50,7 @@ def find_run(base: Path, name: str, asks_slurm: Callable[[str], str | None]) -> 
 
 def own_run_dirs(base: Path) -> list[RunDir]:
     """Return the directories of all runs of this user below a directory."""
-    found = (RunDir.for_run(base, name) for name in run_ids(base) if not name.startswith("."))
+    found = (RunDir.for_run(base, name) for name in run_ids(base))
     return [run_dir for run_dir in found if _owner(run_dir.path) in (os.geteuid(), None) or os.geteuid() == 0]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from slurm_elastic.ownership import open_own
 from slurm_elastic.rundir import _atomic_files
 from slurm_elastic.rundir._errors import RecordError, RunDirError, explain
+from slurm_elastic.rundir._file_names import is_safe
 from slurm_elastic.rundir._run_dir import RUNS, RunDir
 
 __all__ = ["LogFile", "RunContents", "RunFile", "run_ids"]
@@ -63,9 +64,13 @@ class LogFile:
 
 
 def run_ids(base: Path) -> list[str]:
-    """Return the ids of all runs below a directory, as far as it can be read; empty if it has none."""
+    """Return the ids of all runs below a directory, as far as it can be read; empty if it has none.
+
+    Other directories are there, too: agents keep the lists of learned imports beside the runs.
+    """
     try:
-        return sorted(entry.name for entry in (base.absolute() / RUNS).iterdir() if entry.is_dir())
+        entries = [*(base.absolute() / RUNS).iterdir()]
+        return sorted(entry.name for entry in entries if is_safe(entry.name) and entry.is_dir())
     except OSError:
         return []
 

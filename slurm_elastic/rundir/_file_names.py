@@ -6,10 +6,15 @@ import re
 
 from slurm_elastic.errors import UsageError
 
-__all__ = ["descending_numbers", "numbered", "safe"]
+__all__ = ["descending_numbers", "is_safe", "numbered", "safe"]
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _NUMBERED = re.compile(r"([0-9]{6,})\.json")
+
+
+def is_safe(name: str) -> bool:
+    """Return True if a name is a safe file name."""
+    return _SAFE_NAME.fullmatch(name) is not None
 
 
 def safe(kind: str, name: str) -> str:
@@ -22,7 +27,7 @@ def safe(kind: str, name: str) -> str:
     Raises:
         UsageError: The name is no safe file name.
     """
-    if not _SAFE_NAME.fullmatch(name):
+    if not is_safe(name):
         raise UsageError(
             f"{kind} {name[:140]!r} is no safe file name; use at most 128 letters, digits, '.', '_' and '-', "
             "and begin with a letter or digit"

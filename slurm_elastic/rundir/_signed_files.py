@@ -75,8 +75,8 @@ class SignedFiles:
             return True
         if self.counts(path):
             return False
-        # Only the process that has this name, which nobody knows without the secret, removes what is foreign. Otherwise
-        # a slow one could remove what a faster one has written meanwhile.
+        # A process must create this file, whose name follows from the secret, before it removes what is foreign.
+        # Otherwise a slow one could remove what a faster one has written meanwhile.
         name = signature(secret, _REMOVAL, self._key(path), b"").hex()
         removal = path.with_name(f".{path.name}.{name[:32]}")
         if not _atomic_files.claim(removal, b""):

@@ -446,7 +446,7 @@ class _Step:
             kind: of the question.
             wanted: whether it matters.
             first: seconds until that is asked once it matters.
-            again: seconds until the next look if nobody is missing.
+            again: seconds until the next look if no agent or node is missing.
         """
         if kind in self.term.asking:
             return

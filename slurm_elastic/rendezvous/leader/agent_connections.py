@@ -67,7 +67,7 @@ class AgentConnections:
     def repeated(self, nonce: str) -> bool:
         """Return whether a valid greeting with this random number has come before, and remember it.
 
-        Only members of the run make valid greetings, so nobody else can have one forgotten.
+        Only members of the run make valid greetings, so a stranger cannot make the leader forget one.
         """
         if nonce in self._greetings:
             return True

@@ -15,7 +15,7 @@ _TOGETHER = 64
 class HeartbeatSchedule:
     """Asks every agent once in an interval: few agents all together, so that an idle leader sleeps, many in groups.
 
-    An agent belongs to the same group whoever else comes and goes, so that none is passed over.
+    An agent stays in its group when others come and go, so that none is passed over.
 
     Attributes:
         next_at: when the next group is due.

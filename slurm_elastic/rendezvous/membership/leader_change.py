@@ -38,7 +38,7 @@ def has_quorum(state: State) -> bool:
     """Return whether those that wait may form the next round.
 
     Asked after every event. A quorum is lost only with one of those that wait, and fewer members than a half of
-    those that may live are none, so nearly always nobody has to be counted.
+    those that may live are none, so nearly always the leader counts no agent.
     """
     base, settings = state.base, state.settings
     if base is None or state.quorate:

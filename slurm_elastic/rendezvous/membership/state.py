@@ -90,8 +90,8 @@ class State:
         agents: by identity; absent are agents that left, were lost, or never joined.
         blocking: how many of `agents` may have workers; a round cannot close before it is 0. Kept beside `agents` so
             that a join costs no walk over all of them; so are `running` and `finished`, which count agents of that
-            status, `present`, which counts those of `base` that
-            wait, and `on_node` and `cohorts`, which count them by their nodes and cohorts.
+            status, `present`, which counts those of `base` that wait, and `on_node` and `cohorts`, which count them by
+            their nodes and cohorts.
         quorate: whether those that wait were found to be a quorum, and none of them has gone since.
         broken: agents whose connection is broken.
         reason: why the round that is being formed is formed.

@@ -107,7 +107,7 @@ class AcceptedConnection:
         if data:
             self._received(data)
         else:
-            # Nobody reads there (any more).
+            # The agent has closed its end, or its node is gone.
             self._abort()
 
     def _received(self, data: bytes) -> None:

@@ -137,8 +137,12 @@ def test_list_of_queued_jobs_finds_their_directories(
     assert main(["status", "7"]) == 4
 
 
-@pytest.mark.parametrize("command", ["status"])
+@pytest.mark.parametrize("command", ["status", "logs", "report"])
 def test_no_such_run(base: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    # The lists of learned imports are there, and what a person has put there.
+    (base / "elastic-runs" / ".imports").mkdir(parents=True)
+    (base / "elastic-runs" / "old runs").mkdir()
+    assert main(["list"]) == 0
     assert main([command, "7"]) == 2
     assert f"no run 7 in {base}/elastic-runs; change to the directory" in capsys.readouterr().err
     finished(base, "1234")
