@@ -10,24 +10,37 @@ from typing import Any
 from tests.cluster.testbed import Cluster, TestbedError
 
 _LINES = 60
-_COMMANDS = (["squeue", "--all", "--long"], ["sinfo", "-N", "--long"], ["scontrol", "--oneliner", "show", "job"])
+_MOST = 6000
+"""Characters of a description: where only the end of a long output is kept, the assertion has to be in it."""
+_SHORT, _WIDTH = 25, 240
+_QUEUE = ["squeue", "--all", "--long"]
+_COMMANDS = (["sinfo", "-N", "--long"], ["scontrol", "--oneliner", "show", "job"])
 
 
 def describe(cluster: Cluster, directory: Path | None) -> str:
-    """Slurm's view, its logs, and of every run below the directory the rounds, the last events and what was printed."""
-    parts = [*_slurm(cluster)]
+    """The queue, and of every run below the directory the rounds, the last events and what was printed, in short.
+
+    All that is known, Slurm's logs included, is in a file in the directory, which is kept.
+    """
+    short = [_shown(cluster, _QUEUE)]
     if directory is not None:
-        parts += [*_runs(directory), *_printed(directory)]
-    return "\n\n".join(parts)
+        runs, printed = [*_runs(directory)], [*_printed(directory)]
+        (directory / "aftermath.txt").write_text("\n\n".join([*short, *_slurm(cluster), *runs, *printed]))
+        short += [*runs, *printed]
+    return "\n".join("\n".join(line[:_WIDTH] for line in part.splitlines()[-_SHORT:]) for part in short)[:_MOST]
+
+
+def _shown(cluster: Cluster, argv: list[str]) -> str:
+    try:
+        shown = cluster.command(argv, user="root", check=False, timeout=10)
+        return _part(" ".join(argv), shown.stdout + shown.stderr)
+    except TestbedError as error:
+        return _part(" ".join(argv), str(error))
 
 
 def _slurm(cluster: Cluster) -> Iterator[str]:
     for argv in _COMMANDS:
-        try:
-            shown = cluster.command(argv, user="root", check=False, timeout=10)
-            yield _part(" ".join(argv), shown.stdout + shown.stderr)
-        except TestbedError as error:
-            yield _part(" ".join(argv), str(error))
+        yield _shown(cluster, argv)
     for node in cluster.settings.node_names:
         yield _part(f"processes on {node}", "\n".join(f"{each.pid} {each.command}" for each in cluster.processes(node)))
     for log in sorted((cluster.settings.state / "log").glob("slurm*.log")):

@@ -17,7 +17,7 @@ FINISHED, RUNNING = 0, 3
 def shown(jobs: Jobs, *words: str) -> tuple[int, str]:
     """Exit code and stdout of ``slurm-elastic WORDS``."""
     done = jobs.cluster.command(["slurm-elastic", *words], cwd=jobs.directory, env=jobs.environ, check=False)
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout
 
 
@@ -40,6 +40,10 @@ def test_a_failure_a_preemption_and_a_kill_are_followed_by_commands_alone(jobs):
     def wait_until(nodes: list[str], **expected: object) -> None:
         jobs.cluster.wait_until(f"status does not show {nodes}, {expected}", lambda: trains_on(nodes, **expected))
 
+    def state_of(node: str) -> str:
+        agents = json.loads(shown(jobs, "status", run, "--json")[1])["agents"]
+        return next(agent["state"] for agent in agents if agent["node"] == node)
+
     # A worker has failed, and all have started again.
     wait_until(ALL, restarts=1, restarts_left=1)
     assert "RuntimeError: rank 1 fails as it was told to" in last["root_cause"]["text"]
@@ -54,8 +58,8 @@ def test_a_failure_a_preemption_and_a_kill_are_followed_by_commands_alone(jobs):
     victim = next(node for node in reversed(ALL) if node != leader)
     high = jobs.take(victim)
     wait_until([node for node in ALL if node != victim], reason="node_left")
-    gone = next(agent for agent in last["agents"] if agent["node"] == victim)
-    assert (gone["state"], gone["exit_code"]) in (("ended", 75), ("ended", None))
+    # Its agent ends a moment after it has left.
+    jobs.cluster.wait_until(f"status does not show that {victim} has ended", lambda: state_of(victim) == "ended")
     high.cancel()
     wait_until(ALL, reason="node_joined")
 
@@ -79,15 +83,20 @@ def test_a_failure_a_preemption_and_a_kill_are_followed_by_commands_alone(jobs):
     # torch puts the rank before each line of a traceback, unless the worker could not say it any more.
     assert re.search(r"^  (\[rank1\]: )?RuntimeError: rank 1 fails as it was told to$", text, re.MULTILINE), text
     code, text = shown(jobs, "logs", run, "--rank=1", "--grep=RuntimeError: rank 1 fails")
-    assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3} \[n\d/1\] .*RuntimeError: rank 1 fails as it was told to\n", text), text
+    # Twice, if a node joined in the moment of the failure: a round that ends for that is charged to nobody.
+    assert re.fullmatch(
+        r"(\d\d:\d\d:\d\d\.\d{3} \[n\d/1\] .*RuntimeError: rank 1 fails as it was told to\n){1,2}", text
+    ), text
     code, text = shown(jobs, "report", run, "--json")
     assert code == 0
     told = json.loads(text)["goodput"]
     assert sum(told["seconds"].values()) == pytest.approx(told["node_seconds"], rel=0.01)
     assert told["seconds"]["productive"] > 0
     assert told["seconds"]["queue"] > 0
-    # Steps that were taken again, counted from what the workers themselves have written down.
+    # Steps that were taken again, counted from what the workers themselves have written down. A worker writes a step
+    # down before it reports it: the kill may have come between the two in all of them.
     taken = {(entry["round"], entry["step"]) for entry in job.steps()}
-    assert told["redone_steps"] == len(taken) - len({step for _, step in taken})
+    again = len(taken) - len({step for _, step in taken})
+    assert told["redone_steps"] in (again, again - 1)
     jobs.cluster.start(killed)
     jobs.wait_until_all_ended()
