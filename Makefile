@@ -20,7 +20,7 @@ lines: ## lines of code by package, without comments, docstrings and blanks; LIN
 	@.ci/lines $(LINES)
 
 test: lint ## every test, the cluster layer on Slurm 22.05
-	@$(PYTHON) -m pytest tests/unit tests/simulation tests/local tests/cluster $(PYTEST)
+	@.ci/test $(PYTEST)
 
 test-all: test ## the cluster layer on Slurm 24.11 and 26.05, too
 	@.ci/setup --release 24.11
