@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -64,10 +65,18 @@ def _run(argv: Sequence[str] | None) -> int:
     else:
         options = _parser().parse_args(words)
         name, arguments = options.command, options.arguments
+    _require_current_directory()
     command = _command(name)
     if argv is None:
         command.execute(arguments)
     return command.run(arguments)
+
+
+def _require_current_directory() -> None:
+    try:
+        os.getcwd()  # noqa: PTH109  pathlib takes long to import
+    except OSError as error:
+        raise UsageError(f"the current directory cannot be used ({error.strerror}); change to another one") from None
 
 
 class _MainParser(Parser):

@@ -218,3 +218,14 @@ print(os.environ == before, len(os.listdir("/proc/self/task")))
     same, threads = done.stdout.split()
     assert same == "True"
     assert given is not None or threads == "1"
+
+
+def test_a_current_directory_that_was_removed_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["status", "7"]) == 2
+    assert "the current directory cannot be used (No such file or directory)" in capsys.readouterr().err
