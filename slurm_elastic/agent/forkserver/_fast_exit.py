@@ -14,7 +14,7 @@ import ctypes
 import gc
 import sys
 import weakref
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from slurm_elastic.agent.forkserver._linux import silence_c_stderr, spare_exit_handlers
@@ -81,22 +81,41 @@ class FastExit:
                 _keep_for_ever(module)
                 # Not removed: an import from here on must fail, as it does at the end of Python, and not begin anew.
                 sys.modules[name] = None  # type: ignore[assignment]
-        own = [vars(module) for module in sys.modules.values() if isinstance(module, ModuleType)]
-        reports = _REPORTS_LEAKS in self._inherited
-        vars(sys)[_LAST] = _Last([namespace for namespace in own if namespace is not vars(sys)], silence=reports)
+        own = [
+            vars(module)
+            for name, module in sys.modules.items()
+            if name not in _OF_THE_INTERPRETER and isinstance(module, ModuleType)
+        ]
+        vars(sys)[_LAST] = _Last(own, silence=_REPORTS_LEAKS in self._inherited)
 
 
 _LAST = "_slurm_elastic_last"
 
 
 class _Namespace:
-    """Lies in the namespace of a module and is gone with it."""
+    """Lies in the namespace of a module and is gone with it.
+
+    Python clears a module that something refers to at the end name by name, those that begin with one underscore first
+    (Objects/moduleobject.c, _PyModule_ClearDict, 3.14). A copy of `sys.modules` that was garbage when it was frozen
+    refers to __main__ in workers alone: with 3.14 the import of unittest.mock leaves one (inspect.py,
+    _signature_fromstr). There the finalizers of the script's objects shall find its functions, classes and modules, as
+    they do where the module is collected.
+    """
 
     __slots__ = ("__weakref__", "content")
 
     def __init__(self, content: dict[str, Any]) -> None:
         self.content = content
         content[_LAST] = self
+
+    def __del__(self) -> None:
+        if self.content.get(_LAST) is self:
+            # It is collected.
+            return
+        for name, value in list(self.content.items()):
+            if not isinstance(value, (FunctionType, ModuleType, type)) and name != "__builtins__":
+                value = None
+                self.content[name] = None
 
 
 class _Last:
