@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from slurm_elastic.agent.forkserver import FUNCTION, ForkServer, Program, StartInterruptedError, State, torch_context
 from slurm_elastic.control import RoundControl
@@ -223,6 +224,22 @@ def test_functions_as_entry_points(workplace: Make, monkeypatch: pytest.MonkeyPa
     assert ended.code == 1
     assert ended.error is not None
     assert ended.error["message"]["message"] == "ValueError: in a function"
+
+
+def succeeding(_number: int) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
+
+    # As a site's own error handler has it; torch calls it since 2.15.
+    ErrorHandler.record_success = lambda handler: print("succeeded:", handler._fn_name)
+
+
+def test_the_success_of_a_function_is_recorded_as_by_torch(workplace: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[3])
+    place = workplace(program=FUNCTION, entrypoint=succeeding)
+    warm = place.run_warm([1])
+    assert warm == place.run_plain([1])
+    told = hasattr(ErrorHandler, "record_success")
+    assert (warm.code, warm.stdout) == (0, "succeeded: succeeding\n" if told else "")
 
 
 def test_function_that_cannot_be_pickled(workplace: Make) -> None:
