@@ -7,13 +7,14 @@ preempted. Then the answer is None or unknown, and the log gets one line for eac
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import re
 import signal
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurm_elastic.slurm.hostlist import compress
 from slurm_elastic.slurm.scontrol_output import (
@@ -83,11 +84,18 @@ class Controller:
         return {name: views[name].state if name in views else NodeState.UNKNOWN for name in asked}
 
     def job(self, job_id: str) -> JobView | None:
-        """Return Slurm's view of a job (``12``) or an array element (``12_3``); None if Slurm does not answer."""
+        """Return Slurm's view of a job (``12``) or an array element (``12_3``); None if Slurm does not answer.
+
+        The nodes of a heterogeneous job are those of all its components: srun gives their processes one job id.
+        """
         answer = self._ask("scontrol", "show", "job", job_id)
-        for view in parse_jobs(answer.output) if answer else ():
+        views = parse_jobs(answer.output) if answer else ()
+        for view in views:
             if job_id in (view.job_id, f"{view.array_job_id}_{view.array_task_id}"):
-                return view
+                if view.het_job_id is None:
+                    return view
+                components = (other.nodes for other in views if other.het_job_id == view.het_job_id)
+                return replace(view, nodes=tuple(dict.fromkeys(itertools.chain(*components))))
         return None
 
     def elements(self, array_job_id: str) -> tuple[JobView, ...]:

@@ -91,6 +91,8 @@ class JobView:
     """Partition in which the job runs."""
     qos: str | None = None
     """QOS, None without accounting."""
+    het_job_id: str | None = None
+    """HetJobId: the id that all components of a heterogeneous job share; None for any other job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +232,7 @@ def _job_view(fields: dict[str, str]) -> JobView:
         unlimited=fields.get("TimeLimit") == "UNLIMITED",
         partition=fields.get("Partition"),
         qos=qos if (qos := fields.get("QOS")) != "(null)" else None,
+        het_job_id=fields.get("HetJobId"),
     )
 
 

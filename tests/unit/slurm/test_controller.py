@@ -83,6 +83,16 @@ def test_finds_the_job_among_those_printed(tmp_path: Path, monkeypatch: pytest.M
     assert controller.job("99") is None
 
 
+def test_a_heterogeneous_job_has_the_nodes_of_all_its_components(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An agent on a node of the second component would be taken for one that Slurm has ended.
+    program(tmp_path, "scontrol", f"cat {OUTPUTS}/jobs_het.txt", monkeypatch)
+    job = Controller().job("7")
+    assert job is not None
+    assert (job.job_id, job.het_job_id, job.nodes) == ("7", "7", ("f1", "f2"))
+
+
 def test_nodes_that_slurm_does_not_know_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, "scontrol", f"cat {OUTPUTS}/nodes.txt; exit 1", monkeypatch)
     states = Controller().node_states(["f1", "nope"])
