@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.cluster.jobs import SRUN, Job
+from tests.cluster.jobs import SRUN, Job, Jobs
 from tests.cluster.testbed import Cluster
 
 ALL = ["n1", "n2", "n3", "n4"]
@@ -40,6 +41,102 @@ def preempt_mode(cluster: Cluster, proctrack: str) -> Iterator[str]:
     cluster.command(["scontrol", "update", "PartitionName=low", f"PreemptMode={mode}"], user="root")
     yield mode
     cluster.command(["scontrol", "update", "PartitionName=low", "PreemptMode=REQUEUE"], user="root")
+
+
+HET = f"""\
+#!/bin/bash
+#SBATCH --requeue --open-mode=append
+{SRUN} --het-group=0,1 --nodes=1 --ntasks=1 slurm-elastic agent train.py --asks --stop-file=told
+"""
+"""One run on both components of a heterogeneous job."""
+
+
+@pytest.fixture
+def kept_and_open(cluster: Cluster) -> Iterator[None]:
+    """A reservation of n1, `kept`, and a partition without any limit of time, `open`."""
+    open_ = ("PartitionName=open", "Nodes=ALL", "PriorityTier=1", "PreemptMode=REQUEUE", "GraceTime=15")
+    kept = ("ReservationName=kept", "StartTime=now", "Duration=UNLIMITED", "Users=elastic", "Nodes=n1")
+    cluster.command(["scontrol", "create", *open_], user="root")
+    cluster.command(["scontrol", "create", *kept], user="root")
+    yield
+    cluster.cancel_all()
+    cluster.command(["scontrol", "delete", "PartitionName=open"], user="root")
+    cluster.command(["scontrol", "delete", "ReservationName=kept"], user="root")
+
+
+class Kinds:
+    """Jobs of different kinds that train at once, each in a directory of its own."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
+        self.all: list[Job] = []
+
+    def submit(self, *argv: str) -> Job:
+        """Submit a job of one node or two."""
+        directory = self._jobs.directory / f"kind-{len(self.all)}"
+        self._jobs.cluster.command(["mkdir", str(directory)])
+        for name in ("train.py", "elastic.sbatch"):
+            (directory / name).symlink_to(self._jobs.directory / name)
+        self.all.append(self._jobs.submit(*argv, cwd=directory))
+        return self.all[-1]
+
+    def wait_until(self, complaint: str, condition: Callable[[Job], bool]) -> None:
+        """Wait until it holds for each of them."""
+        for job in self.all:
+            job.wait_until(f"job {job.id} {complaint}", functools.partial(condition, job))
+
+    def are_preempted(self, grace: int, *takers: Job) -> None:
+        """Wait until all have been requeued and train again; none has lost a step."""
+        told = re.compile(rf"n\d leaves: preempted, \d+ s left \(grace of {grace} s\)")
+        self.wait_until("is not told how long is left", lambda job: told.search(job.output) is not None)
+        for job in self.all:
+            (job.directory / "told").touch()
+        self.wait_until("is not requeued", lambda job: "requeued: preempted" in job.output)
+        for taker in takers:
+            taker.cancel()
+        self.wait_until("does not train again", lambda job: job.trained_on(1) == job.trained_on(0))
+        for job in self.all:
+            assert job.output.count("requeued: preempted") == 1
+            assert "DUE TO PREEMPTION" not in job.output
+            assert {e["stop"] for e in job.diary() if "stop" in e} == {"preempted"}
+            assert_no_step_is_lost(job)
+            job.say_enough()
+        for job in self.all:
+            self._jobs.cluster.wait_until(f"{job.id} does not end well", lambda job=job: job.state() == "COMPLETED")
+
+
+def test_a_preemption_by_partition_costs_no_kind_of_job_a_step(jobs, kept_and_open):
+    kinds = Kinds(jobs)
+    jobs.write("het.sh", HET)
+    alone = ("elastic.sbatch", "train.py", "--alone", "--asks", "--stop-file=told")
+    kinds.submit("--reservation=kept", "--time=0", "--array=0", *alone)
+    kinds.submit("--partition=open", "--nodes=1", "--nodelist=n2", *alone)
+    half = ("--nodes=1", "--exclusive", "--time=0")
+    heterogeneous = kinds.submit(*half, "--nodelist=n3", ":", *half, "--nodelist=n4", "../het.sh")
+    kinds.wait_until("does not train", lambda job: len(job.trained_on(0)) == (2 if job is heterogeneous else 1))
+    shown = [jobs.cluster.job(job.id) for job in kinds.all]
+    assert {(fields["EndTime"], fields["TimeLimit"]) for fields in shown} == {("Unknown", "UNLIMITED")}
+
+    kinds.are_preempted(15, jobs.take("n1", None, "--reservation=kept"), jobs.take("", None, "--nodes=3"))
+
+
+@pytest.mark.accounting
+def test_a_preemption_by_qos_costs_no_kind_of_job_a_step(jobs):
+    kinds = Kinds(jobs)
+    alone = ("--nodes=1", "elastic.sbatch", "train.py", "--alone", "--asks", "--stop-file=told")
+    kinds.submit("--time=0", "--nodelist=n1", *alone).wait_for("RUNNING")
+    # One that has to wait for n1 leaves the others to the backfill scheduler.
+    waits = jobs.submit("--exclude=n[2-4]", *alone)
+    kinds.submit("--time=0", "--nodelist=n2", *alone)
+    kinds.submit("--time=600", "--time-min=30", "--nodelist=n3", *alone)
+    kinds.submit("--deadline=now+2hours", "--time=30", "--nodelist=n4", "--array=0", *alone)
+    kinds.wait_until("does not train", lambda job: len(job.trained_on(0)) == 1)
+    shown = [jobs.cluster.job(job.id) for job in kinds.all]
+    assert {fields["Scheduler"] for fields in shown[1:]} == {"Backfill"}
+    assert {(fields["EndTime"], fields["TimeLimit"]) for fields in shown[:2]} == {("Unknown", "UNLIMITED")}
+    waits.cancel()
+
+    kinds.are_preempted(20, jobs.take("", None, "--nodes=4"))
 
 
 @pytest.mark.proctrack("cgroup", "linuxproc")
