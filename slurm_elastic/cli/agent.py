@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import signal
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
@@ -26,16 +27,20 @@ class Agent(Command):
 
     name = "agent"
     summary = "train with one elastic agent on this node; every option of torchrun works"
+    _obstacle: str | None = None
 
     def execute(self, arguments: Sequence[str]) -> None:
         """Import torch once for the agent and its fork server, where that is possible; see `forkserver.joint`."""
         require_version(os.environ)
-        from slurm_elastic.agent.forkserver.joint import can_be_joint, execute_jointly
+        from slurm_elastic.agent.forkserver.joint import execute_jointly, obstacle
         from slurm_elastic.agent.signals import RECORDED
         from slurm_elastic.rendezvous.secret_env import PRIVATE
 
         start = _WarmStart(arguments, {name: value for name, value in os.environ.items() if name not in PRIVATE})
-        if start.warm and start.program is not None and can_be_joint(start.program):
+        if not start.warm or start.program is None:
+            return
+        self._obstacle = obstacle(start.program)
+        if self._obstacle is None:
             execute_jointly(
                 start.program,
                 start.preload,
@@ -56,16 +61,17 @@ class Agent(Command):
     def run(self, arguments: Sequence[str]) -> int:
         """Resolve the command line and Slurm's environment, and run the agent."""
         require_version(os.environ)
-        return _run(arguments, None)
+        return _run(arguments, None, self._obstacle)
 
 
-def go_on(arguments: Sequence[str], warm: ForkServer | None, mask: Sequence[int]) -> int:
+def go_on(arguments: Sequence[str], warm: ForkServer | None, mask: Sequence[int], obstacle: str | None) -> int:
     """Run the agent in a process that `Agent.execute` has made, after the import of torch.
 
     Args:
         arguments: The words that follow ``agent`` on the command line.
         warm: The fork server of the workers; None to start one.
         mask: The signals that were blocked when this process started.
+        obstacle: Why `warm` is None, as from `forkserver.joint.obstacle`.
 
     Returns:
         The exit code of the process.
@@ -74,10 +80,10 @@ def go_on(arguments: Sequence[str], warm: ForkServer | None, mask: Sequence[int]
 
     record_signals()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return with_one_line_errors(lambda: _run(arguments, warm))
+    return with_one_line_errors(lambda: _run(arguments, warm, obstacle))
 
 
-def _run(arguments: Sequence[str], warm: ForkServer | None) -> int:
+def _run(arguments: Sequence[str], warm: ForkServer | None, obstacle: str | None) -> int:
     from slurm_elastic.agent.signals import record_signals
 
     # First of all: until then a signal from Slurm has its default action and ends the process.
@@ -87,6 +93,10 @@ def _run(arguments: Sequence[str], warm: ForkServer | None) -> int:
 
     make_output_nonblocking()
     tell(os.environ.get("SLURMD_NODENAME", "localhost"))
+    if obstacle and os.environ.get("SLURM_NODEID", "0") == "0":
+        logging.getLogger("slurm_elastic").info(
+            "every node imports torch twice, for its agent and for its workers, and starts seconds later: %s", obstacle
+        )
     from slurm_elastic.rendezvous.secret_env import take_private
 
     private = take_private(os.environ)

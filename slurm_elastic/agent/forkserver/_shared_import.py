@@ -41,15 +41,19 @@ def part(settings: dict[str, Any], there: set[str], read_ahead: ReadAhead) -> di
         read_ahead: what was read of torch.
     """
     before = dict(os.environ)
-    # What is broken is told by the agent as without this.
-    pid, ends = _fork(settings) if _import_required(settings, there, read_ahead) else (-1, None)
+    obstacle = _import_required(settings, there, read_ahead)
+    pid, ends = _fork(settings) if obstacle is None else (-1, None)
     gc.enable()
     if pid == 0:
         assert ends is not None
         return _warm_settings(settings, before, *ends)
     code = 1
     try:
-        code = _go_on(settings, before, _child(pid, *ends) if ends is not None and pid > 0 else None)
+        child = _child(pid, *ends) if ends is not None and pid > 0 else None
+        if child is None and obstacle is None:
+            # Threads speak against forked workers, too, who tell of them.
+            obstacle = "" if pid > 0 else "this process cannot be forked"
+        code = _go_on(settings, before, child, obstacle)
     except SystemExit as end:
         code = _exit_code(end)
     except BaseException:
@@ -59,12 +63,12 @@ def part(settings: dict[str, Any], there: set[str], read_ahead: ReadAhead) -> di
     raise AssertionError
 
 
-def _import_required(settings: dict[str, Any], there: set[str], read_ahead: ReadAhead) -> bool:
+def _import_required(settings: dict[str, Any], there: set[str], read_ahead: ReadAhead) -> str | None:
     """Import what both need.
 
     Returns:
-        False if the fork server has to be started on its own: torch cannot be imported, or workers would find one of
-        these modules beside their script.
+        Why the fork server has to be started on its own, None if it has not: workers would find one of these modules
+        beside their script, or, empty, torch cannot be imported, which the agent says as without this.
     """
     try:
         for name in preload.REQUIRED:
@@ -73,11 +77,12 @@ def _import_required(settings: dict[str, Any], there: set[str], read_ahead: Read
             entry.name for directory in preload.script_directory(settings["options"]) for entry in os.scandir(directory)
         ]
     except (ImportError, OSError, preload.BrokenPreloadError):
-        return False
+        return ""
     finally:
         read_ahead.close()
     imported = {name.partition(".")[0] for name in set(sys.modules) - there} - ahead.AGENT_PACKAGES
-    return imported.isdisjoint(name.partition(".")[0] for name in beside)
+    hidden = min((name for name in beside if name.partition(".")[0] in imported), default=None)
+    return None if hidden is None else f"{hidden} beside the script has the name of a module that torch imports"
 
 
 def _fork(settings: dict[str, Any]) -> tuple[int, tuple[Channel, Channel] | None]:
@@ -125,7 +130,7 @@ def _child(pid: int, near_end: Channel, far_end: Channel) -> Replacement | None:
     return child
 
 
-def _go_on(settings: dict[str, Any], before: dict[str, str], child: Replacement | None) -> int:
+def _go_on(settings: dict[str, Any], before: dict[str, str], child: Replacement | None, obstacle: str | None) -> int:
     """Be the agent, in the circumstances that it was started in; returns its exit code."""
     state = json.loads(read_memory_file(settings["joint"]))
     by_imports = {name: value for name, value in os.environ.items() if before.get(name) != value}
@@ -140,8 +145,9 @@ def _go_on(settings: dict[str, Any], before: dict[str, str], child: Replacement 
         program = Program(interpreter, tuple(options), tuple(arguments))
         warm = ForkServer.adopt(child, program, settings["preload"], state["known"], settings["imports"])
     module, _colon, function = state["go_on"].partition(":")
-    go_on: Callable[[list[str], ForkServer | None, list[int]], int] = getattr(importlib.import_module(module), function)
-    return go_on(state["arguments"], warm, settings["signal_mask"])
+    go_on: Callable[[list[str], ForkServer | None, list[int], str | None], int]
+    go_on = getattr(importlib.import_module(module), function)
+    return go_on(state["arguments"], warm, settings["signal_mask"], obstacle)
 
 
 def _exit_code(end: SystemExit) -> int:

@@ -19,18 +19,23 @@ from slurm_elastic.agent.forkserver._bootstrap_env import boot_environment
 from slurm_elastic.agent.forkserver._memfd import memory_file
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program
 
-__all__ = ["can_be_joint", "execute_jointly"]
+__all__ = ["execute_jointly", "obstacle"]
 
 
-def can_be_joint(program: Program | None) -> bool:
-    """Return whether the worker's interpreter is this one, started with no flag that the other would lack."""
-    return (
-        program is not None
-        and program is not FUNCTION
-        and program.interpreter == sys.executable
-        and len(sys.orig_argv) > 1
-        and (sys.orig_argv[1] == "-m" or not sys.orig_argv[1].startswith("-"))
-    )
+def obstacle(program: Program) -> str | None:
+    """Return why the agent and the fork server cannot have one import of torch; None if they can.
+
+    The worker's interpreter has to be this one, started with no flag that the other would lack. Empty for another
+    interpreter: the start of the workers tells of it.
+    """
+    if program is FUNCTION:
+        return "--run-path"
+    if program.interpreter != sys.executable:
+        return ""
+    flag = next(iter(sys.orig_argv[1:2]), "")
+    if not flag or (flag.startswith("-") and flag != "-m"):
+        return f"the agent's Python was started with {flag or 'no script'}"
+    return None
 
 
 def execute_jointly(
@@ -52,8 +57,9 @@ def execute_jointly(
         environment: what the workers' environment will be, as far as known now.
         workers: how many are forked before the agent asks for them; it may come to ask for more or fewer.
         imports: the directory of the lists of learned imports; None if none are learned.
-        go_on: ``module:function`` that is called in the agent, with `arguments` and its ForkServer, or None if it has
-            to start one itself. It returns the exit code. The environment, sys.argv and sys.path are those of now.
+        go_on: ``module:function`` that is called in the agent, with `arguments`, its ForkServer, or None if it has to
+            start one itself, the signals that were blocked, and why it has to start one, as from `obstacle`. It returns
+            the exit code. The environment, sys.argv and sys.path are those of now.
         arguments: of the agent.
         signals: blocked from now on; `go_on` unblocks them, once it has handlers for them.
     """

@@ -14,17 +14,17 @@ ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT))
 
 from slurm_elastic.agent.forkserver import ForkServer, Program  # noqa: E402
-from slurm_elastic.agent.forkserver.joint import can_be_joint, execute_jointly  # noqa: E402
+from slurm_elastic.agent.forkserver.joint import execute_jointly, obstacle  # noqa: E402
 
 ARGUMENTS = ["--lr", "1e-3", ""]
 
 
-def go_on(arguments: Sequence[str], warm: ForkServer | None, mask: Sequence[int]) -> int:
+def go_on(arguments: Sequence[str], warm: ForkServer | None, mask: Sequence[int], why: str | None) -> int:
     """Write to results.json what became of each script that the directory `scripts` holds."""
     from tests.local.forkserver.workplace import Workplace, comparable
 
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    assert warm is not None
+    assert warm is not None, why
     assert warm.program is not None
     place = Workplace.__new__(Workplace)
     place.directory = Path(arguments[0])
@@ -44,7 +44,7 @@ if __name__ == "__main__":
     directory = Path(sys.argv[1])
     (directory / "train.py").touch()
     program = Program.script(str(directory / "train.py"), ARGUMENTS)
-    assert can_be_joint(program)
+    assert obstacle(program) is None
     execute_jointly(
         program,
         ["numpy.random"],

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,18 +16,35 @@ import pytest
 from tests.local.forkserver.joint import ROOT
 from tests.local.forkserver.workplace import HANG
 
+TWICE = "every node imports torch twice, for its agent and for its workers, and starts seconds later"
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.py"))
 
 
 class Agent:
     """`slurm-elastic agent` with one worker, in a directory of its own."""
 
-    def __init__(self, directory: Path, script: str | None, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        script: str | None,
+        environment: Mapping[str, str] | None = None,
+        flags: Sequence[str] = (),
+    ) -> None:
         if script is not None:
             (directory / "train.py").write_text(script)
         path = os.pathsep.join([*([environment["PYTHONPATH"]] if environment else []), str(ROOT)])
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "slurm_elastic", "agent", "--max-restarts=0", "--no-health", "train.py", "last"],
+            [
+                sys.executable,
+                *flags,
+                "-m",
+                "slurm_elastic",
+                "agent",
+                "--max-restarts=0",
+                "--no-health",
+                "train.py",
+                "last",
+            ],
             cwd=directory,
             env={**os.environ, **(environment or {}), "PYTHONPATH": path, "SLURM_ELASTIC_ETCD_PASSWORD": "private"},
             stdout=subprocess.PIPE,
@@ -159,6 +176,7 @@ def test_module_beside_the_script_hides_the_one_that_torch_imports(tmp_path: Pat
     )
     code, out, err = Agent(tmp_path, "import sys, uuid\nprint('torch' in sys.modules, uuid.beside)\n").ends()
     assert (code, out) == (0, "[localhost/0] True True\n"), err
+    assert f"{TWICE}: uuid.py beside the script has the name of a module that torch imports\n" in err
 
 
 def test_threads_of_a_site_speak_against_it(tmp_path: Path) -> None:
@@ -171,6 +189,14 @@ def test_threads_of_a_site_speak_against_it(tmp_path: Path) -> None:
     assert (code, out) == (0, "[localhost/0] False\n"), err
     assert "workers start cold: after importing" in err
     assert "threads are running" in err
+    assert TWICE not in err
+
+
+def test_a_flag_of_python_speaks_against_it(tmp_path: Path) -> None:
+    agent = Agent(tmp_path, "import sys\nprint('torch' in sys.modules)\n", flags=["-s"])
+    code, out, err = agent.ends()
+    assert (code, out) == (0, "[localhost/0] True\n"), err
+    assert f"{TWICE}: the agent's Python was started with -s\n" in err
 
 
 def test_missing_script_is_one_line(tmp_path: Path) -> None:
