@@ -40,7 +40,7 @@ from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
 from slurm_elastic.rendezvous.records.open import etcd_wanted
 from slurm_elastic.rundir import RunDir
-from slurm_elastic.slurm import AddressPreference, Context, Shape, SlurmJob, ephemeral_low, port_sequence
+from slurm_elastic.slurm import AddressPreference, Context, Shape, SlurmJob, compress, ephemeral_low, port_sequence
 
 __all__ = ["AgentSettings", "Start", "resolve"]
 
@@ -232,11 +232,25 @@ def _launch(
     if first:
         for line in ignored_options(options):
             _log.warning(line)
+        if job:
+            _tell_of_components_without_agents(job)
     config, entrypoint, args = torchrun_config(
         options, nnodes=f"{least}:{most}", nproc_per_node=str(workers), rdzv_id=run_id, rdzv_endpoint=leader
     )
     config.log_line_prefix_template = config.log_line_prefix_template or f"[{node}/${{rank}}] "
     return config, entrypoint, args
+
+
+def _tell_of_components_without_agents(job: SlurmJob) -> None:
+    # By default srun starts a step on the first component alone (srun(1), --het-group).
+    without = [component.nodes for component in job.het if not set(component.nodes) & set(job.nodes)]
+    if without:
+        _log.warning(
+            "heterogeneous job: no agent on %s; for one run on all components start the agents by "
+            "srun --het-group=0-%d",
+            ", ".join(compress(nodes) for nodes in without),
+            len(job.het) - 1,
+        )
 
 
 def _restrict_nodes(config: LaunchConfig, options: argparse.Namespace, job: SlurmJob | None) -> None:

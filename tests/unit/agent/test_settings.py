@@ -285,6 +285,24 @@ def test_options_of_the_static_rendezvous_are_ignored_aloud(caplog: pytest.LogCa
     assert [record.getMessage().split()[0] for record in caplog.records] == ["--node-rank", "--master-addr"]
 
 
+HET = {
+    "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_ID_HET_GROUP_0": "7",
+    "SLURM_JOB_ID_HET_GROUP_1": "8",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "n[1-3]",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "n[4-5]",
+}
+
+
+def test_components_of_a_heterogeneous_job_without_an_agent_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    settle("train.py", FIRST | HET)
+    settle("train.py", STEP | HET)
+    settle("train.py", FIRST | HET | {"SLURM_STEP_NODELIST": "n[1-5]", "SLURM_STEP_NUM_NODES": "5"})
+    assert [record.getMessage() for record in caplog.records] == [
+        "heterogeneous job: no agent on n[4-5]; for one run on all components start the agents by srun --het-group=0-1"
+    ]
+
+
 def test_no_directory_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # torch's own log specs make a temporary one.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
