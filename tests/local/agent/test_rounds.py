@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from slurm_elastic.rendezvous.leader.releases import own_releases
 from slurm_elastic.slurm import ephemeral_low, port_sequence
 from tests.local.agents import WORKER, Allocation, agent_command, eventually
 
@@ -44,6 +46,17 @@ def test_the_leader_can_be_on_another_node_than_the_first(allocate: Allocate) ->
     assert json.loads(published.read_text())["port"] in port_sequence("7", 0, ephemeral_low())
     nodes.start(1, "--leader-node", nodes.nodes[1])
     assert nodes.nodes_of(0) == [*nodes.nodes]
+
+
+def test_other_releases_on_a_node_are_named_in_one_line(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    leader = nodes.start(1)
+    nodes.start(2, constants={"torch.__version__": "2.99.0"})
+    assert nodes.nodes_of(0) == [*nodes.nodes]
+    leader.expect("install the same releases on all nodes of a run")
+    (line,) = [line for line in leader.err.splitlines() if "releases" in line]
+    assert f"127.0.0.2 has Python {sys.version_info[0]}.{sys.version_info[1]}, torch 2.99.0" in line
+    assert f"127.0.0.1 has {own_releases()}" in line
 
 
 def test_two_workers_on_each_of_two_nodes(allocate: Allocate) -> None:
