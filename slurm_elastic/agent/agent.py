@@ -269,7 +269,9 @@ class Agent:
             case Join():
                 self._placed = None
                 self._reserved = self._ports.reserve()
-                self._coordination.join(self._rendezvous_config.agent_info(self._reserved.port))
+                self._coordination.join(
+                    self._rendezvous_config.agent_info(self._reserved.port, self._reserved.addresses)
+                )
             case StartWorkers(placed):
                 return self._start(placed)
             case SignalWorkers():

@@ -81,8 +81,12 @@ class RendezvousConfig:
         """Name of this incarnation of the run; agents of another one are strangers."""
         return incarnation(self.run_id, 0 if self.shared else self.restart_count)
 
-    def agent_info(self, store_port: int) -> AgentInfo:
-        """Return what this agent says of itself when it joins."""
+    def agent_info(self, store_port: int, addresses: tuple[str, ...] = ()) -> AgentInfo:
+        """Return what this agent says of itself when it joins.
+
+        Args:
+            store_port, addresses: see :class:`~slurm_elastic.rendezvous.worker_store.ReservedPort`.
+        """
         return AgentInfo(
             agent=self.agent,
             node=self.node,
@@ -94,6 +98,7 @@ class RendezvousConfig:
             cohort=self.cohort[0],
             cohort_size=self.cohort[1],
             releases=own_releases(),
+            addresses=addresses,
         )
 
 

@@ -6,6 +6,7 @@ from that in the fast network. So the user's options come first, then Slurm's No
 
 from __future__ import annotations
 
+import array
 import fcntl
 import ipaddress
 import socket
@@ -17,10 +18,21 @@ from pathlib import Path
 from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm.controller import Controller
 
-__all__ = ["AddressFacts", "AddressPreference", "choose_address", "data_interface", "gather_facts", "resolve"]
+__all__ = [
+    "AddressFacts",
+    "AddressPreference",
+    "choose_address",
+    "data_interface",
+    "gather_facts",
+    "own_addresses",
+    "resolve",
+]
 
 _SIOCGIFADDR = 0x8915
 """netdevice(7): the IPv4 address of an interface."""
+_SIOCGIFCONF, _IFREQ_BYTES = 0x8912, 40
+"""netdevice(7): all IPv4 addresses of this node, each in a struct ifreq, which has this size on 64-bit machines."""
+_MAX_OWN_ADDRESSES = 32
 _TEST_NET = "192.0.2.1"
 """An address that no host has (RFC 5737), so the route to it is the default route."""
 
@@ -129,6 +141,16 @@ def resolve(name: str) -> str | None:
     return min((str(answer[4][0]) for answer in answers), key=_is_loopback, default=None)
 
 
+def own_addresses() -> tuple[str, ...]:
+    """Return the addresses of this node that other nodes may see it by; none if there are more than 32.
+
+    From which of them a connection comes is the kernel's choice: it depends on the routes.
+    """
+    found = {*_ipv4_addresses(), *(address for _, address in _ipv6_addresses())}
+    outward = sorted(address for address in found if not _is_loopback(address))
+    return tuple(outward) if len(outward) <= _MAX_OWN_ADDRESSES else ()
+
+
 def _of_interface(name: str, facts: AddressFacts) -> str:
     if name not in facts.interfaces:
         raise UsageError(f"no interface {name} on {facts.node}; its interfaces are {_listed(facts.interfaces)}")
@@ -176,7 +198,9 @@ def _resolve_all(*names: str | None) -> dict[str, str]:
 
 
 def _interfaces() -> dict[str, str | None]:
-    six = _ipv6_addresses()
+    six: dict[str, str] = {}
+    for name, address in _ipv6_addresses():
+        six.setdefault(name, address)
     return {name: _ipv4_address(name) or six.get(name) for _, name in socket.if_nameindex()}
 
 
@@ -189,17 +213,30 @@ def _ipv4_address(interface: str) -> str | None:
     return socket.inet_ntoa(answer[20:24])
 
 
-def _ipv6_addresses(source: Path = Path("/proc/net/if_inet6")) -> dict[str, str]:
-    """Return the addresses of global and host scope; proc(5): address, index, prefix, scope, flags, name."""
+def _ipv4_addresses() -> list[str]:
+    """Return all addresses of this node, also those that an interface has beside its first one."""
+    answer = array.array("B", bytes(256 * _IFREQ_BYTES))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        filled = fcntl.ioctl(probe, _SIOCGIFCONF, struct.pack("iP", len(answer), answer.buffer_info()[0]))
+    (length, _) = struct.unpack("iP", filled)
+    # A name of 16 bytes, and a struct sockaddr_in, whose address comes after family and port.
+    return [socket.inet_ntoa(bytes(answer[at + 20 : at + 24])) for at in range(0, length, _IFREQ_BYTES)]
+
+
+def _ipv6_addresses(source: Path = Path("/proc/net/if_inet6")) -> list[tuple[str, str]]:
+    """Return interfaces and their addresses of global and host scope.
+
+    proc(5): address, index, prefix, scope, flags, name.
+    """
     try:
         lines = source.read_text().splitlines()
     except OSError:
-        return {}
-    addresses: dict[str, str] = {}
-    for digits, _, _, scope, _, name in (line.split() for line in lines):
-        if scope in ("00", "10"):
-            addresses.setdefault(name, str(ipaddress.IPv6Address(int(digits, 16))))
-    return addresses
+        return []
+    return [
+        (name, str(ipaddress.IPv6Address(int(digits, 16))))
+        for digits, _, _, scope, _, name in (line.split() for line in lines)
+        if scope in ("00", "10")
+    ]
 
 
 def _route(toward: str | None) -> str | None:

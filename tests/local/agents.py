@@ -77,11 +77,15 @@ class Allocation:
         size: number of nodes.
         job_id: of the job.
         restart_count: how often it was requeued.
+        network: the first three numbers of the nodes' addresses, which are their names.
     """
 
-    def __init__(self, directory: Path, size: int, *, job_id: str = "7", restart_count: int = 0) -> None:
+    def __init__(
+        self, directory: Path, size: int, *, job_id: str = "7", restart_count: int = 0, network: str = "127.0.0"
+    ) -> None:
         self.directory, self.size, self.job_id, self.restart_count = directory, size, job_id, restart_count
-        self.nodes = tuple(f"127.0.0.{number}" for number in range(1, size + 1))
+        self.nodes = tuple(f"{network}.{number}" for number in range(1, size + 1))
+        self._node_list = f"{network}.[1-{size}]"
         self.run_dir = directory / "elastic-runs" / job_id
         self.agents: list[Agent] = []
         # Agents that a test kills leave the pipes of their watchdogs behind.
@@ -101,10 +105,10 @@ class Allocation:
             "PET_RDZV_CONF": "heartbeat_limit=20",
             "SLURM_ELASTIC_TEST": self._mark,
             "SLURM_JOB_ID": self.job_id,
-            "SLURM_JOB_NODELIST": f"127.0.0.[1-{self.size}]",
+            "SLURM_JOB_NODELIST": self._node_list,
             "SLURM_JOB_NUM_NODES": str(self.size),
             "SLURM_STEP_ID": "0",
-            "SLURM_STEP_NODELIST": f"127.0.0.[1-{self.size}]",
+            "SLURM_STEP_NODELIST": self._node_list,
             "SLURM_NODEID": str(number - 1),
             "SLURMD_NODENAME": self.nodes[number - 1],
             "SLURM_SUBMIT_DIR": str(self.directory),

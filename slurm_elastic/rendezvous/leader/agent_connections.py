@@ -102,6 +102,12 @@ class AgentConnections:
         """Return whether this agent is connected, or on its way."""
         return agent in self._connections or agent in self._coming
 
+    def origin(self, agent: str) -> str:
+        """Return the address that this agent has connected from; empty if it is not connected."""
+        connection = self._connections.get(agent)
+        # So Linux names an address of IPv4 on a listener for both (ipv6(7)).
+        return connection.peer.removeprefix("::ffff:") if connection is not None else ""
+
     def current(self, connection: AcceptedConnection) -> bool:
         """Return whether this is the one connection of its agent."""
         return self._connections.get(connection.agent) is connection

@@ -39,8 +39,11 @@ from slurm_elastic.slurm import compress
 __all__ = ["send_decision"]
 
 _LOOPBACK = "127.0.0.1"
+_LOOPBACK_PREFIXES = ("127.", "::1")
 _SUCCESSORS = 8
 """How many of those that may follow a leader each member is told."""
+_MAX_CLIENTS = 16384
+"""Addresses that one message may name; they take 300 KB, and a message at most 1 MiB."""
 
 
 def send_decision(connections: AgentConnections, epoch: int, state: State, decision: Decision) -> None:
@@ -96,6 +99,7 @@ class _Shared:
 
     members: str
     successors: tuple[Successor, ...]
+    store_clients: tuple[str, ...]
 
 
 def _shared(connections: AgentConnections, state: State, table: Table) -> _Shared:
@@ -103,9 +107,29 @@ def _shared(connections: AgentConnections, state: State, table: Table) -> _Share
         # Whoever finds none of these alive reads the others from the records.
         others = (place for place in table.places if place.agent != state.settings.agent)
         members = compress(place.node for place in table.places)
-        connections.told = table, _Shared(members, tuple(_successor(place) for place in islice(others, _SUCCESSORS)))
+        successors = tuple(_successor(place) for place in islice(others, _SUCCESSORS))
+        connections.told = table, _Shared(members, successors, _store_clients(connections, state, table))
     shared: _Shared = connections.told[1]
     return shared
+
+
+def _store_clients(connections: AgentConnections, state: State, table: Table) -> tuple[str, ...]:
+    """Return the addresses of all nodes of a round; none if those of one are unknown, or are not what others see.
+
+    An agent whose connection comes from an address that is not its own is behind address translation: so are its
+    workers, and a store that admits its addresses alone would turn them away.
+    """
+    found: set[str] = set()
+    for place in table.places:
+        agent = state.agents.get(place.agent)
+        own = agent.candidate.addresses if agent is not None else ()
+        if not own:
+            return ()
+        origin = connections.origin(place.agent)
+        if origin not in own and not origin.startswith(_LOOPBACK_PREFIXES):
+            return ()
+        found.update(own)
+    return tuple(sorted(found)) if len(found) <= _MAX_CLIENTS else ()
 
 
 def _placed(epoch: int, state: State, table: Table, rank: int, shared: _Shared) -> Assignment:
@@ -129,6 +153,7 @@ def _placed(epoch: int, state: State, table: Table, rank: int, shared: _Shared) 
         successors=shared.successors if among else (*shared.successors, mine),
         members=shared.members,
         heartbeat_limit=table.heartbeat_limit,
+        store_clients=shared.store_clients if rank == 0 and len(table.places) > 1 else (),
     )
 
 

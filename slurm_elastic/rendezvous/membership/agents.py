@@ -31,6 +31,7 @@ class AgentInfo:
         cohort: name of the srun that started this agent together with others; empty if none did.
         cohort_size: how many agents that was to start, this one included.
         releases: of Python and torch, such as ``Python 3.11, torch 2.15.0``; empty if it does not say.
+        addresses: from which its workers connect to other nodes; none if it does not know, or does not say.
     """
 
     agent: str
@@ -44,6 +45,7 @@ class AgentInfo:
     cohort: str = ""
     cohort_size: int = 1
     releases: str = ""
+    addresses: tuple[str, ...] = ()
 
     @property
     def order(self) -> tuple[object, ...]:

@@ -70,6 +70,7 @@ class Assignment:
 
     Fields as in Place and Table, and beside them the leader's epoch, its agent and node, and the first of those that
     may follow it. `members` are the nodes of the round as a host list, which is short also for thousands.
+    `store_clients` is told the agent of rank 0 alone: the addresses of all nodes of the round; none if any is unknown.
     """
 
     attempt: int
@@ -87,6 +88,7 @@ class Assignment:
     successors: tuple[Successor, ...] = ()
     members: str = ""
     heartbeat_limit: float = 0.0
+    store_clients: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
