@@ -123,7 +123,8 @@ class RoundLogsSpecs(LogsSpecs):
             for made in (directory.parent.parent, directory.parent, directory):
                 # Not by its own means: Path.mkdir gives parents a mode that follows the umask.
                 made.mkdir(NEW_DIRECTORY, parents=True, exist_ok=True)
-                require_own(made)
+                # A file server that squashes root gives all that root makes to one other user (exports(5)).
+                require_own(made, (made.parent.stat().st_uid,))
         except OSError as error:
             raise RunDirError(
                 f"no directory for logs, {directory}: {error.strerror}; mend it or give --log-dir"
