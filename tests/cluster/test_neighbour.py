@@ -1,6 +1,6 @@
 """Another ordinary user on every node tries what it can to harm a training, which does not notice.
 
-What it tries, in docs/security.md; etcd's part is in tests/local/etcd.
+What it tries, in docs/security.md; etcd's part is in tests/local/agent/test_neighbour.py.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def test_a_neighbour_changes_nothing(jobs, reports):
     ports = port_sequence(str(job.id), 0, ephemeral_low())
     for node in NODES:
         greeting = Session(Role.AGENT, bytes(32), f"{job.id}.0", agent=f"{node}/1.0/1").start().hex()
-        words = [job.run_dir, node, reports / "over", reports / f"{node}.json", greeting, *ports]
+        words = [job.run_dir, node, reports / "over", reports / f"{node}.json", "", greeting, *ports]
         jobs.cluster.popen(
             [PYTHON, str(program), *map(str, words)],
             user=NEIGHBOUR,

@@ -1,14 +1,16 @@
 """Another ordinary user on a node of the cluster, who does to a run what it can, again and again.
 
-    neighbour.py RUN_DIRECTORY NODE OVER REPORT GREETING PORT...
+    neighbour.py RUN_DIRECTORY NODE OVER REPORT ETCD GREETING PORT...
 
-GREETING is one of an agent of another run, in hex: the program needs Python alone, as others may not read a checkout.
+ETCD is where the run's records are, as http://HOST:PORT/PREFIX; empty if they are in no etcd. GREETING is one of an
+agent of another run, in hex: the program needs Python alone, as others may not read a checkout.
 It takes the ports before it says so in REPORT, goes on until the file OVER is there, and then writes down in REPORT how
 often it did what, and how often that changed anything.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import json
@@ -20,6 +22,7 @@ import socket
 import sys
 import threading
 import time
+import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,14 +34,16 @@ IDLE = 300
 """Connections to the leader and to the store of the workers that this node keeps open; four nodes make 1,200."""
 SHOUTS = 20
 """Connections of each pass on which it says something."""
+KEYS = 20
+"""Keys that each pass writes into etcd."""
 PAUSE = 0.3
 SHOWN = b"\x1b]0;owned\x07\x1b[2J\r\nroot: all is well\n"
 SHARED_MEMORY = Path("/dev/shm")
 
 
 class Neighbour:
-    def __init__(self, run_dir: Path, node: str, forged: bytes) -> None:
-        self.run_dir, self.node, self.forged = run_dir, node, forged
+    def __init__(self, run_dir: Path, node: str, etcd: str, forged: bytes) -> None:
+        self.run_dir, self.node, self.etcd, self.forged = run_dir, node, etcd, forged
         self.did: Counter[str] = Counter()
         self.changed: list[str] = []
         self.greetings: list[bytes] = []
@@ -66,7 +71,7 @@ class Neighbour:
         threading.Thread(target=serve, daemon=True).start()
 
     def go_on(self) -> None:
-        for attack in (self.hold, self.shout, self.forge, self.ask_health, self.take_names):
+        for attack in (self.hold, self.shout, self.forge, self.write_keys, self.ask_health, self.take_names):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 attack()
 
@@ -131,9 +136,14 @@ class Neighbour:
 
     # Files.
 
+    @property
+    def scope(self) -> str:
+        (scope,) = [path.stem for path in self.run_dir.glob("endpoints/[!.]*.json")] or [f"{self.run_dir.name}.0"]
+        return scope
+
     def forge(self) -> None:
         """Put records, links and logs in place of the run's."""
-        (scope,) = [path.stem for path in self.run_dir.glob("endpoints/[!.]*.json")] or [f"{self.run_dir.name}.0"]
+        scope = self.scope
         done = json.dumps({"outcome": "succeeded", "epoch": 9}).encode()
         endpoint = json.dumps({"refusal": SHOWN.decode()}).encode()
         for name, content in (
@@ -154,6 +164,26 @@ class Neighbour:
         self.tries("move", lambda: self.run_dir.rename(self.run_dir.with_name("moved")))
         for secret in ("secret", "health-token"):
             self.tries(f"read {secret}", lambda secret=secret: (self.run_dir / secret).read_bytes())
+
+    def write_keys(self) -> None:
+        """Write into an etcd that is open to all, below the run's prefix: the run's records unsigned, and much else."""
+        if not self.etcd:
+            return
+        url = urllib.parse.urlsplit(self.etcd)
+        forged = json.dumps({"outcome": "succeeded", "epoch": 9, "refusal": SHOWN.decode()}).encode()
+        names = [
+            b"done",
+            *(f"scopes/{self.scope}/{name}".encode() for name in ("endpoint", "failure", "epochs/000007")),
+        ]
+        names += [f"scopes/{self.scope}/epochs/".encode() + secrets.token_bytes(12) + SHOWN for _ in range(KEYS)]
+        with contextlib.closing(http.client.HTTPConnection(url.netloc, timeout=3.0)) as client:
+            for name in names:
+                pair = {"key": url.path.encode() + name, "value": forged}
+                body = json.dumps({word: base64.b64encode(content).decode() for word, content in pair.items()})
+                client.request("POST", "/v3/kv/put", body)
+                answer = client.getresponse()
+                answer.read()
+                self.did[f"etcd {answer.status}"] += 1
 
     def take_names(self) -> None:
         """Take names in shared memory, and open those of others."""
@@ -238,10 +268,10 @@ def reported(path: Path, neighbour: Neighbour) -> Iterator[None]:
 
 
 def main() -> None:
-    run_dir, node, over, report, greeting, *ports = sys.argv[1:]
+    run_dir, node, over, report, etcd, greeting, *ports = sys.argv[1:]
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    neighbour = Neighbour(Path(run_dir), node, bytes.fromhex(greeting))
+    neighbour = Neighbour(Path(run_dir), node, etcd, bytes.fromhex(greeting))
     neighbour.squat([int(port) for port in ports])
     with reported(Path(report), neighbour):
         while not Path(over).exists():

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.rendezvous.records.etcd import EtcdServer
 from slurm_elastic.rendezvous.transport.session import Role, Session
 from slurm_elastic.slurm.ports import ephemeral_low, port_sequence
 from tests.local.agents import PATIENCE, ROOT, Allocation, eventually
@@ -41,7 +42,14 @@ def nodes() -> Iterator[Allocation]:
     shutil.rmtree(directory)
 
 
-def test_a_neighbour_changes_nothing(nodes: Allocation) -> None:
+@pytest.fixture
+def etcd() -> Iterator[EtcdServer]:
+    """An etcd that asks nobody who it is."""
+    with EtcdServer() as server:
+        yield server
+
+
+def test_a_neighbour_changes_nothing(nodes: Allocation, etcd: EtcdServer) -> None:
     reports = nodes.directory / "reports"
     reports.mkdir()
     reports.chmod(0o777)
@@ -54,14 +62,15 @@ def test_a_neighbour_changes_nothing(nodes: Allocation) -> None:
     program.write_bytes((ROOT / "tests/local/neighbour.py").read_bytes())
     program.chmod(0o644)
     greeting = Session(Role.AGENT, bytes(32), f"{nodes.job_id}.0", agent="127.0.0.9/1.0/1").start().hex()
-    words = [program, nodes.run_dir, nodes.nodes[0], reports / "over", report, greeting, *ports]
+    keys = f"http://{etcd.config.endpoints[0]}{etcd.config.run_prefix(nodes.job_id)}"
+    words = [program, nodes.run_dir, nodes.nodes[0], reports / "over", report, keys, greeting, *ports]
     environment = {"PATH": os.environ["PATH"]}
     with subprocess.Popen([*user, str(PYTHON), *map(str, words)], env=environment) as neighbour:
         try:
             eventually(report.exists)
             training = ["--epochs", str(EPOCHS), "--checkpoint-dir", ".", "--record", "records", "--step-time", "0.02"]
             script = [str(EXAMPLES / "digits.py"), *training]
-            agents = nodes.start_all("--health-port=0", script=script)
+            agents = nodes.start_all("--health-port=0", f"--rdzv-endpoint={etcd.config}", script=script)
             codes = [agent.wait() for agent in agents]
             (reports / "over").touch()
             assert neighbour.wait(PATIENCE) == 0
@@ -75,6 +84,7 @@ def test_a_neighbour_changes_nothing(nodes: Allocation) -> None:
     assert codes == [0, 0, 0], nodes.story()
     assert found["changed"] == []
     assert len(found["did"]) > 20
+    assert found["did"]["etcd 200"] > 50
     assert [nodes.nodes_of_round(number) for number in range(nodes.rounds())] == [list(nodes.nodes)]
     assert not [event for event in nodes.events() if event["event"] in ("node_lost", "worker_failed")]
     command = [sys.executable, str(EXAMPLES / "count_samples.py"), "records", "checkpoint.pt"]
@@ -84,5 +94,6 @@ def test_a_neighbour_changes_nothing(nodes: Allocation) -> None:
     ], counted.stderr
     said = nodes.story()
     assert 0 < sum("dropped" in line for line in said.splitlines()) < LINES
+    assert "dropped the etcd key" in said
     assert len(said.splitlines()) < LINES
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", said)

@@ -202,6 +202,9 @@ def test_what_was_not_written_with_the_secret_is_dropped_and_told_once(
     with EtcdClient(first_etcd.config) as client:
         for key in ("done", "round", "scopes/7.0/endpoint", "scopes/7.0/epochs/000009"):
             client.put(prefix + key, b'{"port": 1}')
+        # Each agent sees them; the leader tells.
+        assert records.endpoint() is None
+        assert warnings == []
         # Ours, but under another key.
         records.claim_epoch(1, {})
         client.put(f"{prefix}scopes/7.0/epochs/000008", client.get(f"{prefix}scopes/7.0/epochs/000001").value)
@@ -213,6 +216,17 @@ def test_what_was_not_written_with_the_secret_is_dropped_and_told_once(
     assert all("was not written by this run" in line for line in warnings)
     with pytest.raises(RecordsError, match="etcdctl del"):
         records.claim_round(0, {})
+
+
+def test_a_key_of_others_that_keeps_an_agent_from_leading_is_named(
+    first_etcd: EtcdServer, open_records: OpenRecords, run_dir: RunDir, warnings: list[str]
+) -> None:
+    records = open_records(first_etcd)
+    key = f"{run_prefix(first_etcd, run_dir)}scopes/7.0/epochs/000001"
+    with EtcdClient(first_etcd.config) as client:
+        client.put(key, b"{}")
+    assert not records.claim_epoch(1, {})
+    assert warnings == [f"dropped the etcd key {key}: it was not written by this run"]
 
 
 def test_an_outage_is_waited_through(lone_etcd: EtcdServer, open_records: OpenRecords) -> None:

@@ -72,6 +72,7 @@ class LeasedRecords:
         self._lock = threading.Lock()
         self._written: dict[str, bytes] = {}
         self._foreign: set[str] = set()
+        self._aloud = False
         self._lost: Callable[[RecordsError], None] = lambda error: None
         self._leads: Callable[[], bool] = lambda: True
         ttl = int(min(LEASE_SECONDS, max(5.0, limit)))
@@ -148,8 +149,9 @@ class LeasedRecords:
         self._note(key, sealed)
 
     def speak(self, aloud: bool) -> None:
-        """Tell about members of etcd that are lost, or not; one agent of the run does."""
+        """Tell about members of etcd that are lost, and keys that are dropped, or not; one agent of the run does."""
         self._client.quiet = not aloud
+        self._aloud = aloud
 
     def begin(self, leads: Callable[[], bool]) -> None:
         """Leave what was written so far to others, and look after what is written from now on.
@@ -172,6 +174,9 @@ class LeasedRecords:
         won = result.succeeded or any(found.value == sealed for found in result.responses[0])
         if won:
             self._note(key, sealed)
+        else:
+            for found in result.responses[0]:
+                self._open(found, in_the_way=True)
         return won
 
     def _note(self, key: str, sealed: bytes) -> None:
@@ -182,10 +187,12 @@ class LeasedRecords:
         start = len(self.prefix)
         return {_name(kv)[start:]: record for kv in found if (record := self._open(kv)) is not None}
 
-    def _open(self, found: KeyValue) -> dict[str, Any] | None:
+    def _open(self, found: KeyValue, *, in_the_way: bool = False) -> dict[str, Any] | None:
         key = _name(found)
         record = open_record(self._secret, key, found.value)
-        if record is None and key not in self._foreign and len(self._foreign) < _FOREIGN_KEYS:
+        told = key in self._foreign or len(self._foreign) == _FOREIGN_KEYS
+        # All agents of the run see the same keys; the one that leads tells.
+        if record is None and (self._aloud or in_the_way) and not told:
             self._foreign.add(key)
             more = "; more are dropped without a word" if len(self._foreign) == _FOREIGN_KEYS else ""
             logger.warning("dropped the etcd key %s: it was not written by this run%s", printable(key), more)
