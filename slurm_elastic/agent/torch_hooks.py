@@ -18,12 +18,26 @@ from typing import Any, NamedTuple
 
 from slurm_elastic.errors import UsageError
 
-__all__ = ["HOOKS", "OLDEST", "Gaps", "Hook", "Kind", "Part", "gaps", "require_torch"]
+__all__ = [
+    "HOOKS",
+    "NEWEST",
+    "OLDEST",
+    "Gaps",
+    "Hook",
+    "Kind",
+    "Part",
+    "gaps",
+    "release_numbers",
+    "require_torch",
+]
 
 logger = logging.getLogger("slurm_elastic")
 
 OLDEST = "2.12"
 """The oldest release of torch that was tested; see docs/versions.md."""
+
+NEWEST = "2.15"
+"""The newest one. Agents take later ones, too; `slurm-elastic doctor` says that they were not tested."""
 
 
 class Part(Enum):
@@ -168,7 +182,7 @@ def require_torch() -> bool:
         cure = "install it" if getattr(error, "name", None) == "torch" else "install a build for this machine"
         raise UsageError(f"torch cannot be imported: {error}; {cure}: pip install 'torch>={OLDEST}'") from None
     release = str(torch.__version__)
-    if _numbers(release) < _numbers(OLDEST):
+    if release_numbers(release) < release_numbers(OLDEST):
         raise UsageError(
             f"torch {release} is older than {OLDEST}, the oldest that slurm_elastic was tested with; "
             f"pip install 'torch>={OLDEST}'"
@@ -241,6 +255,6 @@ def _is_required(parameter: inspect.Parameter) -> bool:
     return parameter.default is inspect.Parameter.empty and parameter.kind not in variadic
 
 
-def _numbers(release: str) -> tuple[int, ...]:
+def release_numbers(release: str) -> tuple[int, ...]:
     """Major and minor number of a release such as 2.15.0+cu130 or 2.16.0a0+git."""
     return tuple(int(number) for number in re.findall(r"\d+", release)[:2])

@@ -9,7 +9,7 @@ from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.transport.messages import Assignment
 
-__all__ = ["worker_environment"]
+__all__ = ["data_network", "worker_environment"]
 
 
 def worker_environment(
@@ -50,11 +50,12 @@ def worker_environment(
     }
     if "OMP_NUM_THREADS" in environ:
         environment["OMP_NUM_THREADS"] = environ["OMP_NUM_THREADS"]
-    return {**_data_network(config.interface, environ), **environment}
+    return {**data_network(config.interface, environ), **environment}
 
 
-def _data_network(interface: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The interface that collectives use, unless the environment has one: else gloo takes that of the host's name."""
+def data_network(interface: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the interface that collectives use, unless the environment has one: else gloo takes that of the "
+    "host's name."""
     # A plain name is a prefix to NCCL: eth1 would also be eth10.
     named = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"} if interface else {}
     return {name: value for name, value in named.items() if name not in environ}

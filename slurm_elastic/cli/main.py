@@ -17,6 +17,7 @@ __all__ = ["commands", "main"]
 _COMMANDS = {
     "agent": "Agent",
     "coordinator": "Coordinator",
+    "doctor": "Doctor",
     "drain": "Drain",
     "etcd": "Etcd",
     "job-end": "JobEnd",

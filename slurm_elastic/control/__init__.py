@@ -16,6 +16,7 @@ from slurm_elastic.control._worker_side import Stop, StopReason, WorkerControl, 
 
 if TYPE_CHECKING:
     from slurm_elastic.control._agent_side import Agreement, RoundControl, WorkerProgress
+    from slurm_elastic.control._membarrier import has_membarrier
 else:
     __getattr__ = lazy(
         __name__,
@@ -23,6 +24,7 @@ else:
             "Agreement": "_agent_side",
             "RoundControl": "_agent_side",
             "WorkerProgress": "_agent_side",
+            "has_membarrier": "_membarrier",
         },
     )
 
@@ -34,6 +36,7 @@ __all__ = [
     "WorkerControl",
     "WorkerProgress",
     "attach",
+    "has_membarrier",
     "is_superseded",
     "shield",
     "unshield",

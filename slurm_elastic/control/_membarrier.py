@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 
-__all__ = ["full_barrier", "register"]
+__all__ = ["full_barrier", "has_membarrier", "register"]
 
 _NUMBERS = {"x86_64": 324, "aarch64": 283, "riscv64": 283, "ppc64le": 365, "s390x": 356}
 """Numbers of the system call, by machine; glibc has no function for it."""
@@ -25,6 +25,11 @@ gives an upper bound."""
 def register() -> bool:
     """Allow other processes to execute barriers in this one by an interrupt, which takes them a microsecond."""
     return _membarrier(_REGISTER_GLOBAL_EXPEDITED)
+
+
+def has_membarrier() -> bool:
+    """Return True if `register` works here, so that a barrier takes microseconds."""
+    return register()
 
 
 def full_barrier(registered: bool) -> None:

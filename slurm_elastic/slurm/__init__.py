@@ -15,12 +15,14 @@ from slurm_elastic.slurm.job import ArrayElement, Context, HetComponent, Shape, 
 from slurm_elastic.slurm.ports import ephemeral_low, port_sequence, ports_exhausted
 from slurm_elastic.slurm.requeue_policy import History, Requeue, RequeueDecision, requeue_decision
 from slurm_elastic.slurm.scontrol_output import ControllerClock, JobView, NodeState, NodeView, QueuedJob
+from slurm_elastic.slurm.site_output import ClusterConfig, PartitionView, QosView
 
 __all__ = [
     "AddressFacts",
     "AddressPreference",
     "ArrayElement",
     "Cause",
+    "ClusterConfig",
     "Context",
     "Controller",
     "ControllerClock",
@@ -31,6 +33,8 @@ __all__ = [
     "SignalDefaults",
     "NodeState",
     "NodeView",
+    "PartitionView",
+    "QosView",
     "QueuedJob",
     "Requeue",
     "RequeueDecision",

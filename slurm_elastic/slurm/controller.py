@@ -32,6 +32,15 @@ from slurm_elastic.slurm.scontrol_output import (
     parse_queue,
     parse_release,
 )
+from slurm_elastic.slurm.site_output import (
+    QOS_FORMAT,
+    ClusterConfig,
+    PartitionView,
+    QosView,
+    parse_config,
+    parse_partitions,
+    parse_qos,
+)
 
 __all__ = ["Controller"]
 
@@ -131,6 +140,21 @@ class Controller:
         if answer is not None:
             self._check_release(answer.output)
         return parse_clock(answer.output) if answer else None
+
+    def config(self) -> ClusterConfig | None:
+        """Return the configuration of the cluster; None if the controller does not answer."""
+        answer = self._ask("scontrol", "show", "config")
+        return parse_config(answer.output) if answer else None
+
+    def partitions(self) -> tuple[PartitionView, ...] | None:
+        """Return the partitions that this user may see; None if the controller does not answer."""
+        answer = self._ask("scontrol", "--oneliner", "show", "partition")
+        return parse_partitions(answer.output) if answer is not None and answer.status == 0 else None
+
+    def qos(self) -> tuple[QosView, ...] | None:
+        """Return every QOS; None without slurmdbd, or if it does not answer."""
+        answer = self._ask("sacctmgr", "--noheader", "--parsable2", "show", "qos", f"format={QOS_FORMAT}")
+        return parse_qos(answer.output) if answer is not None and answer.status == 0 else None
 
     def grace(self, view: JobView, preempt_type: str) -> int | None:
         """Return GraceTime in seconds of the QOS or partition of a job; None if Slurm does not answer.

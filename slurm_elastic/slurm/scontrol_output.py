@@ -17,6 +17,7 @@ __all__ = [
     "NodeView",
     "QueuedJob",
     "parse_clock",
+    "parse_duration",
     "parse_jobs",
     "parse_nodes",
     "parse_partition_grace",
@@ -187,7 +188,13 @@ def parse_partition_grace(text: str) -> int | None:
 
 def parse_qos_grace(text: str) -> int | None:
     """Return GraceTime in seconds from ``sacctmgr --parsable2 show qos format=GraceTime``: ``1-00:00:15``."""
-    match = re.fullmatch(r"(?:([0-9]{1,6})-)?([0-9]{1,2}):([0-9]{2}):([0-9]{2})", text.strip())
+    return parse_duration(text.strip())
+
+
+def parse_duration(text: str) -> int | None:
+    """Return the seconds of a time as Slurm prints it, such as ``1-00:00:15``; None for UNLIMITED, NONE and the "
+    "like."""
+    match = re.fullmatch(r"(?:([0-9]{1,6})-)?([0-9]{1,2}):([0-9]{2}):([0-9]{2})", text)
     if match is None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())

@@ -61,7 +61,7 @@ def offered(script: Path, *words: str, cwd: Path | None = None) -> list[str]:
 
 def test_bash_completes_every_command(script: Path) -> None:
     assert offered(script, "") == list(COMMANDS)
-    assert offered(script, "d") == ["drain"]
+    assert offered(script, "d") == ["doctor", "drain"]
     assert set(offered(script, "--")) == {"--help", "--print-completion", "--version"}
 
 
@@ -72,7 +72,7 @@ def test_bash_completes_every_option_of_a_command(script: Path, name: str) -> No
     known = {option for option in parser._option_string_actions if option.startswith("--") and "_" not in option}
     found = set(offered(script, name, "--"))
     assert known <= found
-    assert name == "submit" or known == found
+    assert name in ("doctor", "submit") or known == found
     assert not [option for option in found if "_" in option]
 
 
@@ -81,6 +81,10 @@ def test_bash_completes_the_options_of_sbatch_and_of_the_agent_after_submit(scri
     assert {"--partition", "--time", "--dry-run", "--shape", "--max-restarts", "--hang-timeout"} <= options
     # `submit` refuses these.
     assert not {"--nnodes", "--standalone", "--node-rank", "--master-port"} & options
+
+
+def test_bash_completes_the_options_of_sbatch_after_doctor(script: Path) -> None:
+    assert {"--partition", "--time", "--checkpoint"} <= set(offered(script, "doctor", "--"))
 
 
 @pytest.mark.parametrize(

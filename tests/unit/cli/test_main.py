@@ -32,6 +32,7 @@ print(sorted(slow & {{name.partition(".")[0] for name in sys.modules}}), file=sy
     [
         ["--help"],
         ["--version"],
+        ["doctor", "--help"],
         ["drain", "--help"],
         ["etcd", "--help"],
         ["coordinator", "--help"],
@@ -78,8 +79,8 @@ def test_module_is_the_command() -> None:
         ("verdit", "no command 'verdit'; did you mean verdict?"),
         (
             "x",
-            "no command 'x'; the commands are agent, coordinator, drain, etcd, job-end, list, logs, report, requeue, "
-            "status, submit, template",
+            "no command 'x'; the commands are agent, coordinator, doctor, drain, etcd, job-end, list, logs, report, "
+            "requeue, status, submit, template",
         ),
         ("--versoin", "no option --versoin; did you mean --version?"),
         ("--versoin agent train.py", "no option --versoin; did you mean --version?"),

@@ -1,0 +1,274 @@
+"""The facts about a site on which its checks decide: frozen values that JSON can carry from a node to the user."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from slurm_elastic.slurm import ClusterConfig, PartitionView, QosView
+
+__all__ = [
+    "CollectiveFacts",
+    "EtcdFacts",
+    "GpuFacts",
+    "LinkFacts",
+    "NodeFacts",
+    "ProbeResult",
+    "RunDirFacts",
+    "SiteFacts",
+    "SlurmFacts",
+    "TorchFacts",
+    "decode_result",
+    "encode",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmFacts:
+    """The answers of Slurm's controller to the machine on which the doctor runs.
+
+    Attributes:
+        config: The configuration; None if slurmctld does not answer.
+        partitions: All partitions that the user may see.
+        qos: All QOS, empty without slurmdbd.
+    """
+
+    config: ClusterConfig | None = None
+    partitions: tuple[PartitionView, ...] = ()
+    qos: tuple[QosView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TorchFacts:
+    """The torch of one machine.
+
+    Attributes:
+        release: Its version; empty if it cannot be imported.
+        error: Why an agent would refuse it; empty if it would not.
+        missing_hooks: What the fork server needs and this release lacks.
+        cuda: Release of CUDA that it was built with; empty for a CPU build.
+        devices: Number of GPUs that it can use.
+        device_error: Why it cannot use the GPUs of this machine; empty if it can, or if there are none.
+    """
+
+    release: str = ""
+    error: str = ""
+    missing_hooks: tuple[str, ...] = ()
+    cuda: str = ""
+    devices: int = 0
+    device_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """One GPU, after a product of two matrices.
+
+    Attributes:
+        index: Number of the device in this process.
+        name: Its model.
+        error: Why the product is wrong or could not be made; empty if it is right.
+    """
+
+    index: int
+    name: str
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One machine: a node of the doctor's job, or the machine on which the user has started the doctor.
+
+    Attributes:
+        node: Slurm's name of it.
+        python: Release of Python.
+        executable: Path of the interpreter.
+        package: Version of slurm_elastic.
+        protocol: Number of the protocol that its agents speak.
+        torch: Its torch.
+        gpus: The GPUs that torch can use.
+        job_gpus: Number of GPUs that Slurm has given the job here.
+        nvidia_driver: Release of NVIDIA's driver; empty without one.
+        shared_memory: Bytes that are free in /dev/shm; None if it cannot be asked.
+        shared_memory_error: Why no file can be made in /dev/shm; empty if it can.
+        descriptors_soft, descriptors_hard: Limits on open files.
+        locked_memory: Soft limit in bytes; -1 for none.
+        has_membarrier: True if membarrier(2) works.
+        ptrace_scope: kernel.yama.ptrace_scope; None without Yama.
+        has_py_spy: True if py-spy is in PATH.
+        controller_offset: Seconds by which the clock here is ahead of the controller's; None if it does not answer.
+        has_scontrol, has_squeue: True if the command gets an answer here.
+        address: Address by which other nodes would reach this one; empty if none can be chosen.
+        address_error: Why none can be chosen.
+        collective_interface: Interface that collectives are told to use; empty if they choose by the host name.
+        own_name_address: Address to which the host name resolves here; empty if it does not resolve.
+        interfaces: The names of the network interfaces with their addresses.
+    """
+
+    node: str
+    python: str = ""
+    executable: str = ""
+    package: str = ""
+    protocol: int = 0
+    torch: TorchFacts = field(default_factory=TorchFacts)
+    gpus: tuple[GpuFacts, ...] = ()
+    job_gpus: int = 0
+    nvidia_driver: str = ""
+    shared_memory: int | None = None
+    shared_memory_error: str = ""
+    descriptors_soft: int = 0
+    descriptors_hard: int = 0
+    locked_memory: int = -1
+    has_membarrier: bool = True
+    ptrace_scope: int | None = None
+    has_py_spy: bool = False
+    controller_offset: float | None = None
+    has_scontrol: bool = True
+    has_squeue: bool = True
+    address: str = ""
+    address_error: str = ""
+    collective_interface: str = ""
+    own_name_address: str = ""
+    interfaces: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFacts:
+    """The way from one node to another.
+
+    Attributes:
+        peer: The other node.
+        leader_port_error: Why a port such as a leader's cannot be reached there; empty if it can.
+        free_port_error: The same for a port of the kernel's own choice, such as the worker store's.
+        round_trip: Median time in seconds of a message and its answer; None if there was none.
+        clock_offset: Seconds by which the clock there is ahead of the one here.
+        file_delay: Seconds until a new file of the other node was seen here; None if it was not.
+    """
+
+    peer: str
+    leader_port_error: str = ""
+    free_port_error: str = ""
+    round_trip: float | None = None
+    clock_offset: float | None = None
+    file_delay: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveFacts:
+    """All-reduces of all nodes together.
+
+    Attributes:
+        backend: ``gloo`` or ``nccl``.
+        bandwidth: Bus bandwidth in bytes per second: 2 (n - 1) / n times the size, by the time of one all-reduce.
+        error: Why there was none.
+    """
+
+    backend: str
+    bandwidth: float | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """Everything that one node of the doctor's job has found out; it is written when only `facts` are known, too.
+
+    Attributes:
+        facts: The node.
+        links: The ways from it to others.
+        collectives: What all nodes did together.
+        is_complete: True if the node has come to the end of its work.
+    """
+
+    facts: NodeFacts
+    links: tuple[LinkFacts, ...] = ()
+    collectives: tuple[CollectiveFacts, ...] = ()
+    is_complete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirFacts:
+    """The directory below which runs keep their files.
+
+    Attributes:
+        path: The directory.
+        error: Why an agent would refuse it; empty if it would not.
+        is_exclusive: False if two creations of one file have both succeeded.
+        filesystem: Its type, such as ``nfs4``; empty if unknown.
+        free: Bytes that are free for this user.
+        write_speed: Bytes per second of one large file, written and synced.
+        record_seconds: Time that one small durable record takes.
+    """
+
+    path: str
+    error: str = ""
+    is_exclusive: bool = True
+    filesystem: str = ""
+    free: int | None = None
+    write_speed: float | None = None
+    record_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdFacts:
+    """The etcd that the user has named.
+
+    Attributes:
+        endpoint: How it was named.
+        error: Why it cannot keep the records of a run; empty if it can.
+        seconds: Time of one transaction.
+    """
+
+    endpoint: str
+    error: str = ""
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SiteFacts:
+    """Everything that was gathered.
+
+    Attributes:
+        here: The machine on which the user has started the doctor.
+        slurm: The answers of Slurm.
+        run_dir: The run directory, seen from this machine.
+        partition: The partition of the doctor's job, else that of ``--partition`` or of the template; empty for the
+            default one.
+        qos: The QOS, in the same way; empty if it is not known.
+        checkpoint: Seconds that the user's script takes to save; None if not given.
+        expected: The nodes of the doctor's job; empty without one.
+        results: What those nodes have found out; without nodes that have written nothing.
+        job: Id of that job; empty without one.
+        job_output: The last lines that it printed.
+        etcd: The etcd that the user has named; None if there is none.
+    """
+
+    here: NodeFacts
+    slurm: SlurmFacts = field(default_factory=SlurmFacts)
+    run_dir: RunDirFacts | None = None
+    partition: str = ""
+    qos: str = ""
+    checkpoint: float | None = None
+    expected: tuple[str, ...] = ()
+    results: tuple[ProbeResult, ...] = ()
+    job: str = ""
+    job_output: tuple[str, ...] = ()
+    etcd: EtcdFacts | None = None
+
+    @property
+    def nodes(self) -> tuple[NodeFacts, ...]:
+        """The machines on which runs would train as far as they were looked at: without a job, this one stands in."""
+        return tuple(result.facts for result in self.results) or (self.here,)
+
+
+def encode(facts: object) -> bytes:
+    """Return facts as JSON."""
+    return msgspec.json.encode(facts)
+
+
+def decode_result(content: bytes) -> ProbeResult:
+    """Return the result of a node from its JSON.
+
+    Raises:
+        msgspec.MsgspecError: The content is not such a result.
+    """
+    return msgspec.json.decode(content, type=ProbeResult)

@@ -1,0 +1,72 @@
+"""The result of a check."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+__all__ = ["Finding", "Level", "exit_code", "findings_json", "merged"]
+
+
+class Level(enum.Enum):
+    """The weight of a finding."""
+
+    OK = "ok"
+    UNKNOWN = "unknown"
+    """It could not be found out."""
+    LIMIT = "limit"
+    """Runs work, with the limit that the finding names."""
+    BROKEN = "broken"
+    """Runs do not work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One row of the table.
+
+    Attributes:
+        check: Name of the check, which programs can rely on, such as ``slurm.grace``.
+        level: Its weight.
+        found: What was found, with numbers.
+        why: What it means for runs.
+        mend: What a person can do; empty for `Level.OK`.
+        nodes: The nodes that it concerns; empty for the site as a whole.
+    """
+
+    check: str
+    level: Level
+    found: str
+    why: str = ""
+    mend: str = ""
+    nodes: tuple[str, ...] = ()
+
+
+def merged(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings about single nodes with those that say the same of several nodes made one."""
+    groups: dict[Finding, list[str]] = {}
+    for each in findings:
+        groups.setdefault(replace(each, nodes=()), []).extend(each.nodes)
+    return [replace(each, nodes=tuple(nodes)) for each, nodes in groups.items()]
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """Return 0 if runs work, 1 if they work with limits, 2 if they do not work."""
+    levels = {each.level for each in findings}
+    return 2 if Level.BROKEN in levels else 1 if Level.LIMIT in levels else 0
+
+
+def findings_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
+    """Return findings as `docs/doctor.md` describes them."""
+    return [
+        {
+            "check": each.check,
+            "level": each.level.value,
+            "found": each.found,
+            "why": each.why,
+            "mend": each.mend,
+            "nodes": list(each.nodes),
+        }
+        for each in findings
+    ]

@@ -1,0 +1,316 @@
+"""Gathers the facts about this machine, the run directory, Slurm and etcd."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import platform
+import resource
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slurm_elastic._version import __version__
+from slurm_elastic.agent.torch_hooks import HOOKS, gaps, require_torch
+from slurm_elastic.control import has_membarrier
+from slurm_elastic.doctor.facts import EtcdFacts, GpuFacts, NodeFacts, RunDirFacts, SlurmFacts, TorchFacts
+from slurm_elastic.errors import SlurmElasticError, UsageError, did_you_mean
+from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
+from slurm_elastic.rendezvous.transport.session import PROTOCOL
+from slurm_elastic.rundir import RunDir
+from slurm_elastic.slurm import AddressPreference, Controller, choose_address, data_interface, gather_facts, resolve
+
+__all__ = ["etcd_facts", "node_facts", "quiet_logs", "require_possible", "run_dir_facts", "slurm_facts"]
+
+_LARGE = 32 << 20
+"""Bytes of the file by which the speed of writing is measured."""
+_RECORDS = 5
+"""Records that are written; the fastest counts, as a file server has other users."""
+_SHM = Path("/dev/shm")
+_MATRIX = 1024
+_ETCD_SECONDS = 10.0
+
+
+def slurm_facts(controller: Controller) -> SlurmFacts:
+    """Ask Slurm's controller.
+
+    Raises:
+        UsageError: This machine has no scontrol.
+    """
+    if shutil.which("scontrol") is None:
+        raise UsageError("no scontrol in PATH; run the doctor on a machine of the cluster, such as its login node")
+    config = controller.config()
+    if config is None:
+        return SlurmFacts()
+    # Without slurmdbd sacctmgr fails after a while.
+    qos = controller.qos() if config.text("PreemptType") == "preempt/qos" else ()
+    return SlurmFacts(config, controller.partitions() or (), qos or ())
+
+
+def require_possible(facts: SlurmFacts, partition: str, nodes: int | None) -> None:
+    """Refuse a partition that Slurm does not know, and more nodes than it has: the job would wait for ever.
+
+    Args:
+        facts: The answers of Slurm.
+        partition: ``--partition``, empty for the default one.
+        nodes: ``--nodes``; None if not given.
+
+    Raises:
+        UsageError: There is no such partition, or it is too small.
+    """
+    known = {each.name: each for each in facts.partitions}
+    # sbatch takes several, separated by commas, too.
+    names = [name for name in partition.split(",") if name]
+    for name in names:
+        if known and name not in known:
+            mend = did_you_mean(name, known, otherwise=f"there are {', '.join(known)}")
+            raise UsageError(f"--partition {name}: Slurm knows no such partition; {mend}")
+    chosen = [each for each in known.values() if (each.name in names if names else each.is_default)]
+    most = max((each.nodes for each in chosen), default=None)
+    if nodes is not None and most is not None and nodes > most:
+        raise UsageError(f"--nodes {nodes}: partition {chosen[0].name} has {most}; give fewer, or another --partition")
+
+
+def node_facts(
+    node: str, preference: AddressPreference, controller: Controller, *, job_gpus: int = 0, toward: str | None = None
+) -> NodeFacts:
+    """Look at this machine; this imports torch, which takes seconds.
+
+    Args:
+        node: Slurm's name of this machine.
+        preference: The user's choice of the address.
+        controller: Is asked for its time and for this node's address.
+        job_gpus: Number of GPUs that Slurm has given the job here.
+        toward: Another node, to which routes lead.
+    """
+    with quiet_logs():
+        torch = _torch_facts()
+    gpus = tuple(_gpu_facts(torch.devices))
+    shared_memory, shared_memory_error = _shared_memory()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    with quiet_logs():
+        clock, now = controller.clock(), time.time()
+        answers = controller.own_jobs() is not None
+        address = _address(node, preference, controller, toward)
+    return NodeFacts(
+        node=node,
+        python=platform.python_version(),
+        executable=sys.executable,
+        package=__version__,
+        protocol=PROTOCOL,
+        torch=torch,
+        gpus=gpus,
+        job_gpus=job_gpus,
+        nvidia_driver=_nvidia_driver(),
+        shared_memory=shared_memory,
+        shared_memory_error=shared_memory_error,
+        descriptors_soft=soft,
+        descriptors_hard=hard,
+        locked_memory=locked,
+        has_membarrier=has_membarrier(),
+        ptrace_scope=_ptrace_scope(),
+        has_py_spy=shutil.which("py-spy") is not None,
+        controller_offset=now - clock.now if clock else None,
+        has_scontrol=clock is not None,
+        has_squeue=answers,
+        address=address.chosen,
+        address_error=address.error,
+        collective_interface=address.collective_interface or os.environ.get("GLOO_SOCKET_IFNAME", ""),
+        own_name_address=resolve(socket.gethostname()) or "",
+        interfaces=address.interfaces,
+    )
+
+
+def run_dir_facts(run_dir: RunDir) -> RunDirFacts:
+    """Open a run directory as an agent does, and measure it.
+
+    Args:
+        run_dir: The directory of the doctor's own run, which the caller removes.
+    """
+    base = run_dir.path.parent.parent
+    try:
+        run_dir.open()
+        run_dir.secret()
+        times = [_seconds(lambda: run_dir.publish("record", b"{}")) for _ in range(_RECORDS)]
+        first, second = run_dir.claim("claim", b"1"), run_dir.claim("claim", b"2")
+        took = _seconds(lambda: _write(run_dir.path / "large"))
+        free = os.statvfs(run_dir.path)
+    except (SlurmElasticError, OSError) as error:
+        said = (
+            f"{error.filename}: {error.strerror}; give another by --run-dir"
+            if isinstance(error, OSError)
+            else str(error)
+        )
+        return RunDirFacts(str(base), error=said)
+    return RunDirFacts(
+        path=str(base),
+        is_exclusive=first and not second,
+        filesystem=_filesystem(run_dir.path),
+        free=free.f_bavail * free.f_frsize,
+        write_speed=_LARGE / took,
+        record_seconds=min(times),
+    )
+
+
+def etcd_facts(config: EtcdConfig) -> EtcdFacts:
+    """Ask etcd as an agent does at its start; nothing is written."""
+    from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
+
+    endpoint = ",".join(str(each) for each in config.endpoints)
+    try:
+        with quiet_logs(), EtcdClient(config) as client:
+            limited = client.limited(_ETCD_SECONDS)
+            limited.connect()
+            return EtcdFacts(endpoint, seconds=_seconds(lambda: limited.connect()))
+    except SlurmElasticError as error:
+        return EtcdFacts(endpoint, error=str(error))
+
+
+@contextlib.contextmanager
+def quiet_logs() -> Iterator[None]:
+    """Have no line logged that a finding says anyway."""
+    loggers = [logging.getLogger(name) for name in ("slurm_elastic", Controller.__module__)]
+    levels = [each.level for each in loggers]
+    for each in loggers:
+        each.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for each, level in zip(loggers, levels, strict=True):
+            each.setLevel(level)
+
+
+def _torch_facts() -> TorchFacts:
+    try:
+        require_torch()
+    except UsageError as error:
+        return TorchFacts(error=str(error))
+    import torch
+
+    devices, why = 0, ""
+    if torch.version.cuda and Path("/proc/driver/nvidia/version").exists():
+        devices = torch.cuda.device_count()
+        if devices:
+            try:
+                torch.zeros(1, device="cuda:0")
+            except RuntimeError as error:
+                why = str(error).splitlines()[0]
+    return TorchFacts(
+        release=str(torch.__version__),
+        missing_hooks=gaps(HOOKS).fork_server,
+        cuda=torch.version.cuda or "",
+        devices=devices,
+        device_error=why,
+    )
+
+
+def _gpu_facts(devices: int) -> Iterator[GpuFacts]:
+    """Multiply two matrices of small whole numbers on each GPU, which is exact in single precision."""
+    if not devices:
+        return
+    import torch
+
+    left = torch.arange(_MATRIX * _MATRIX, dtype=torch.float32).remainder(7).view(_MATRIX, _MATRIX)
+    right = left.t().contiguous()
+    expected = left @ right
+    for index in range(devices):
+        name = f"GPU {index}"
+        try:
+            name = torch.cuda.get_device_name(index)
+            made = (left.to(index) @ right.to(index)).cpu()
+        except RuntimeError as error:
+            yield GpuFacts(index, name, str(error).splitlines()[0])
+            continue
+        wrong = int((made != expected).sum())
+        yield GpuFacts(index, name, f"{wrong} of {made.numel()} elements are wrong" if wrong else "")
+
+
+def _nvidia_driver(source: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """Return the driver's release: ``NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  ...``."""
+    try:
+        words = source.read_text().splitlines()[0].split()
+    except (OSError, IndexError):
+        return ""
+    return next((word for word in words if word[0].isdigit() and "." in word), "")
+
+
+def _shared_memory() -> tuple[int | None, str]:
+    try:
+        with tempfile.TemporaryFile(dir=_SHM) as file:
+            # A full tmpfs makes files, and refuses their first page.
+            file.write(bytes(4096))
+            file.flush()
+        found = os.statvfs(_SHM)
+    except FileNotFoundError:
+        return None, ""
+    except OSError as error:
+        return None, error.strerror or str(error)
+    return found.f_bavail * found.f_frsize, ""
+
+
+def _ptrace_scope(source: Path = Path("/proc/sys/kernel/yama/ptrace_scope")) -> int | None:
+    try:
+        return int(source.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+class _Address(NamedTuple):
+    chosen: str
+    error: str
+    collective_interface: str
+    interfaces: dict[str, str]
+
+
+def _address(node: str, preference: AddressPreference, controller: Controller, toward: str | None) -> _Address:
+    # Without a preference all facts are gathered, the interfaces among them.
+    known = gather_facts(AddressPreference(), node, controller=controller, toward=toward)
+    interfaces = {name: address for name, address in known.interfaces.items() if address}
+    is_given = preference != AddressPreference()
+    facts = gather_facts(preference, node, controller=controller, toward=toward) if is_given else known
+    try:
+        name = choose_address(preference, facts)
+    except UsageError as error:
+        return _Address("", str(error), "", interfaces)
+    return _Address(resolve(name) or name, "", data_interface(preference, facts), interfaces)
+
+
+def _write(path: Path) -> None:
+    block = os.urandom(1 << 20)
+    with path.open("wb", buffering=0) as file:
+        for _ in range(_LARGE // len(block)):
+            file.write(block)
+        os.fsync(file.fileno())
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    begin = time.monotonic()
+    call()
+    return max(time.monotonic() - begin, 1e-9)
+
+
+def _filesystem(path: Path, source: Path = Path("/proc/self/mountinfo")) -> str:
+    """Return the type of the file system of a path; proc(5): mount point, and after ``-`` the type."""
+    found, length = "", -1
+    target = str(path.resolve())
+    try:
+        lines = source.read_text().splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        fields, kinds = before.split(), after.split()
+        if len(fields) < 5 or not kinds:
+            continue
+        point = fields[4].encode().decode("unicode_escape")
+        # A later mount on the same point hides the earlier one.
+        if (target == point or target.startswith(point.rstrip("/") + "/")) and len(point) >= length:
+            found, length = kinds[0], len(point)
+    return found

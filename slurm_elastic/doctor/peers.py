@@ -1,0 +1,218 @@
+"""Connections between the nodes of the doctor's job: reachable ports, round trips, clocks, delays of files.
+
+Every node serves two ports and asks the others. Both sides prove that they know the secret of the doctor's run before
+anything else is read, so other users of the cluster can make a check fail, but not give it another result; messages are
+a few bytes, and none is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection
+
+from slurm_elastic.doctor.facts import LinkFacts
+from slurm_elastic.rundir import RunDir, RunDirError, signature
+from slurm_elastic.slurm import ephemeral_low, port_sequence
+
+__all__ = ["Peer", "PeerServer", "ask_peer"]
+
+_CONTEXT = b"slurm_elastic doctor 1\0"
+_NONCE = 32
+_ECHO, _CLOCK, _FILE = b"echo", b"clock", b"file"
+_ROUNDS = 20
+_CONNECT = 3.0
+"""Seconds in which a node answers that no firewall hides."""
+_ANSWER = 10.0
+_FILE_SEEN = 8.0
+"""Seconds to wait for a file: an NFS client asks for a name that it has looked for before after 3 to 60 s (acdirmin and
+acdirmax, nfs(5)), and the product asks anew by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The ports of a node.
+
+    Attributes:
+        node: Slurm's name of it.
+        address: Where it is reached.
+        leader_port: A port such as a leader's, below the ephemeral range; 0 where all were taken.
+        free_port: One of the kernel's choice.
+        store_port: The port of a TCPStore of this node.
+        has_torch: True if its torch works.
+        has_gpus: True if it has GPUs that torch can use.
+    """
+
+    node: str
+    address: str
+    leader_port: int
+    free_port: int
+    store_port: int
+    has_torch: bool
+    has_gpus: bool
+
+
+class PeerServer:
+    """Answers other nodes, in threads, until this process ends.
+
+    Args:
+        run_dir: The directory of the doctor's run, opened.
+        node: Slurm's name of this node.
+    """
+
+    def __init__(self, run_dir: RunDir, node: str) -> None:
+        self._run_dir, self._node, self._secret = run_dir, node, run_dir.secret()
+        self._free = socket.create_server(("", 0), backlog=1024)
+        self._leader = self._leader_socket()
+        for listening in (self._free, self._leader):
+            if listening is not None:
+                threading.Thread(target=self._accept, args=(listening,), daemon=True).start()
+
+    @property
+    def ports(self) -> tuple[int, int]:
+        """The leader's port and the free one."""
+        return (self._leader.getsockname()[1] if self._leader else 0), self._free.getsockname()[1]
+
+    def _leader_socket(self) -> socket.socket | None:
+        for port in port_sequence(self._run_dir.run_id, 0, ephemeral_low()):
+            with contextlib.suppress(OSError):
+                return socket.create_server(("", port), backlog=1024)
+        return None
+
+    def _accept(self, listening: socket.socket) -> None:
+        while True:
+            try:
+                accepted, _ = listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(accepted,), daemon=True).start()
+
+    def _serve(self, accepted: socket.socket) -> None:
+        with contextlib.suppress(OSError, EOFError, AuthenticationError, ValueError), _connection(accepted) as peer:
+            _admit(peer, self._secret)
+            while True:
+                message = peer.recv_bytes(256)
+                if message.startswith(_FILE):
+                    self._make_file(message[len(_FILE) :].decode())
+                peer.send_bytes(repr(time.time()).encode() if message == _CLOCK else message)
+
+    def _make_file(self, asker: str) -> None:
+        with contextlib.suppress(RunDirError):
+            self._run_dir.publish(_file_name(self._node, asker), b"x")
+
+
+def ask_peer(run_dir: RunDir, here: str, peer: Peer) -> LinkFacts:
+    """Find out what there is to know about the way to another node.
+
+    Args:
+        run_dir: The directory of the doctor's run, opened.
+        here: Slurm's name of this node.
+        peer: The other node.
+    """
+    secret = run_dir.secret()
+    try:
+        leader_error = _try_port(peer.address, peer.leader_port) if peer.leader_port else ""
+        connected = socket.create_connection((peer.address, peer.free_port), _CONNECT)
+    except OSError as error:
+        return LinkFacts(peer.node, leader_error, _why(error))
+    try:
+        with _connection(connected) as connection:
+            _greet(connection, secret)
+            times = [_timed(connection, _ECHO)[0] for _ in range(_ROUNDS)]
+            took, clock = _timed(connection, _CLOCK)
+            offset = float(clock) - (time.time() - took / 2)
+            delay = _file_delay(run_dir, here, peer.node, connection)
+    except (OSError, EOFError, AuthenticationError, ValueError) as error:
+        return LinkFacts(peer.node, leader_error, f"its answer is not that of the doctor ({_why(error)})")
+    return LinkFacts(peer.node, leader_error, "", statistics.median(times), offset, delay)
+
+
+def _try_port(address: str, port: int) -> str:
+    try:
+        socket.create_connection((address, port), _CONNECT).close()
+    except OSError as error:
+        return _why(error)
+    return ""
+
+
+def _connection(accepted: socket.socket) -> Connection:
+    accepted.settimeout(None)
+    accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Connection(accepted.detach())
+
+
+def _admit(connection: Connection, secret: bytes) -> None:
+    """Let a node in that proves that it knows the secret, and prove the same to it.
+
+    Raises:
+        AuthenticationError: It does not prove it.
+    """
+    nonce = os.urandom(_NONCE)
+    connection.send_bytes(nonce)
+    answer = _receive(connection)
+    theirs, proof = answer[:_NONCE], answer[_NONCE:]
+    if not hmac.compare_digest(proof, signature(secret, _CONTEXT, "asks", nonce + theirs)):
+        raise AuthenticationError("it does not know the secret of the run")
+    connection.send_bytes(signature(secret, _CONTEXT, "serves", nonce + theirs))
+
+
+def _greet(connection: Connection, secret: bytes) -> None:
+    """Do the other side's part of `_admit`.
+
+    Raises:
+        AuthenticationError: The node that serves does not know the secret.
+    """
+    nonce, own = _receive(connection), os.urandom(_NONCE)
+    connection.send_bytes(own + signature(secret, _CONTEXT, "asks", nonce + own))
+    if not hmac.compare_digest(_receive(connection), signature(secret, _CONTEXT, "serves", nonce + own)):
+        raise AuthenticationError("it does not know the secret of the run")
+
+
+def _receive(connection: Connection) -> bytes:
+    # Not for ever: the other side may be stopped.
+    if not connection.poll(_ANSWER):
+        raise OSError(f"no answer within {_ANSWER:g} s")
+    return connection.recv_bytes(256)
+
+
+def _timed(connection: Connection, message: bytes) -> tuple[float, bytes]:
+    begin = time.monotonic()
+    connection.send_bytes(message)
+    answer = _receive(connection)
+    return time.monotonic() - begin, answer
+
+
+def _file_delay(run_dir: RunDir, here: str, there: str, connection: Connection) -> float | None:
+    """Return the seconds after which a file that the other node makes now is seen here; None if it is not."""
+    name = _file_name(there, here)
+    # An NFS client remembers that there is no such file, as it does of the next round's record.
+    run_dir.read(name)
+    _timed(connection, _FILE + here.encode())
+    begin = time.monotonic()
+    return _wait(lambda: run_dir.read(name) is not None, begin)
+
+
+def _wait(condition: Callable[[], bool], begin: float) -> float | None:
+    while not condition():
+        if time.monotonic() - begin > _FILE_SEEN:
+            return None
+        time.sleep(0.02)
+    return time.monotonic() - begin
+
+
+def _file_name(maker: str, asker: str) -> str:
+    return f"file.{maker}.{asker}"
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {_CONNECT:g} s"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

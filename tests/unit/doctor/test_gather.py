@@ -1,0 +1,174 @@
+"""The doctor's facts about this machine, and its job's batch script."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.cli import main
+from slurm_elastic.doctor.facts import ProbeResult, SlurmFacts, decode_result, encode
+from slurm_elastic.doctor.gather import _filesystem, node_facts, require_possible, run_dir_facts, slurm_facts
+from slurm_elastic.doctor.peers import Peer, PeerServer, ask_peer
+from slurm_elastic.doctor.probe_job import batch_script, node_count, removed_afterwards, template_options
+from slurm_elastic.errors import UsageError
+from slurm_elastic.rundir import RunDir
+from slurm_elastic.slurm import AddressPreference, Controller
+from slurm_elastic.slurm.site_output import parse_partitions
+from slurm_elastic.submission import templates
+
+OUTPUTS = Path(__file__).parents[1] / "slurm" / "outputs"
+
+
+def opened(base: Path) -> RunDir:
+    run_dir = RunDir.for_run(base, "doctor-1")
+    run_dir.open()
+    return run_dir
+
+
+def test_facts_of_this_machine_are_whole_and_travel() -> None:
+    facts = node_facts("n1", AddressPreference(), Controller())
+    assert facts.torch.error == ""
+    assert facts.torch.release
+    assert facts.descriptors_hard >= facts.descriptors_soft > 0
+    assert facts.address or facts.address_error
+    # Tests reach no Slurm.
+    assert (facts.has_scontrol, facts.has_squeue, facts.controller_offset) == (False, False, None)
+    assert decode_result(encode(ProbeResult(facts))).facts == facts
+
+
+def test_a_run_directory_is_measured_and_removed(tmp_path: Path) -> None:
+    run_dir = RunDir.for_run(tmp_path, "doctor-1")
+    with removed_afterwards(run_dir):
+        facts = run_dir_facts(run_dir)
+    assert facts.error == ""
+    assert facts.is_exclusive
+    assert facts.write_speed is not None
+    assert facts.write_speed > 0
+    assert facts.filesystem
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_run_directory_is_a_finding_and_no_error(tmp_path: Path) -> None:
+    facts = run_dir_facts(RunDir.for_run(tmp_path / "none", "doctor-1"))
+    assert facts.error.startswith(f"{tmp_path}/none is no directory on this node; ")
+
+
+def test_the_innermost_mount_tells_the_file_system(tmp_path: Path) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text(
+        "22 1 0:20 / / rw shared:1 - ext4 /dev/vda rw\n"
+        f"40 22 0:40 / {tmp_path} rw - nfs4 server:/x rw\n"
+        f"41 22 0:41 / {tmp_path}/other rw - tmpfs none rw\n"
+    )
+    assert _filesystem(tmp_path / "run", table) == "nfs4"
+    assert _filesystem(Path("/usr"), table) == "ext4"
+
+
+def peer(server: PeerServer, **changed: int) -> Peer:
+    leader, free = server.ports
+    ports = {"leader_port": leader, "free_port": free, **changed}
+    return Peer("n2", "127.0.0.1", store_port=0, has_torch=True, has_gpus=False, **ports)
+
+
+def test_a_peer_is_reached_on_both_ports_and_its_file_is_seen(tmp_path: Path) -> None:
+    run_dir = opened(tmp_path)
+    link = ask_peer(run_dir, "n1", peer(PeerServer(run_dir, "n2")))
+    assert (link.leader_port_error, link.free_port_error) == ("", "")
+    assert link.round_trip is not None
+    assert link.clock_offset is not None
+    assert link.file_delay is not None
+    assert abs(link.clock_offset) < 5
+
+
+def test_a_closed_port_is_told_by_the_words_of_the_kernel(tmp_path: Path) -> None:
+    run_dir = opened(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        closed = unused.getsockname()[1]
+    server = PeerServer(run_dir, "n2")
+    assert ask_peer(run_dir, "n1", peer(server, leader_port=closed)).leader_port_error == "Connection refused"
+    assert ask_peer(run_dir, "n1", peer(server, free_port=closed)).free_port_error == "Connection refused"
+
+
+def test_a_stranger_at_the_port_is_no_peer(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    strange = PeerServer(opened(tmp_path / "other"), "n2")
+    link = ask_peer(opened(tmp_path), "n1", peer(strange))
+    assert "its answer is not that of the doctor" in link.free_port_error
+    assert link.round_trip is None
+
+
+def test_the_job_has_the_site_block_and_options_of_the_template_but_not_those_of_trainings() -> None:
+    options = {"partition": "gpu", "gpus-per-node": "4"}
+    script = batch_script(templates.read("allocation"), 3, options, ["--probe=x", "--run-dir=/a b"], Path("/a b/out"))
+    text = script.text()
+    assert "#SBATCH --nodes=3\n" in text
+    assert "#SBATCH --partition=gpu\n" in text
+    assert "#SBATCH --exclusive\n" in text
+    assert "#SBATCH --no-requeue\n" in text
+    assert "#SBATCH --time=5\n" in text
+    assert "--signal" not in text
+    assert "set -- --probe=x '--run-dir=/a b'\n" in text
+    assert "container=()\n" in text
+    assert 'slurm-elastic doctor "$@"' in text
+    assert "job-end" not in text
+    checked = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_the_partition_of_the_template_counts(tmp_path: Path) -> None:
+    own = tmp_path / "own.sbatch"
+    own.write_text(templates.read("allocation").replace("#SBATCH --nodes=1-4", "#SBATCH --nodes=1-4 -p gpu"))
+    assert template_options(str(own))["partition"] == "gpu"
+
+
+def test_options_of_sbatch_replace_those_of_the_doctor() -> None:
+    text = batch_script(templates.read("allocation"), 2, {"time": "9", "cpus-per-task": "2"}, [], Path("out")).text()
+    assert "#SBATCH --time=9\n" in text
+    assert "--exclusive" not in text.partition("set --")[0].partition("# ----")[0]
+    with pytest.raises(UsageError, match=r"--ntasks is not possible"):
+        batch_script(templates.read("allocation"), 2, {"ntasks": "9"}, [], Path("out"))
+
+
+def test_a_partition_that_cannot_be_is_refused() -> None:
+    slurm = SlurmFacts(partitions=parse_partitions((OUTPUTS / "partitions_24.11.txt").read_text()))
+    require_possible(slurm, "low,high", 2)
+    require_possible(slurm, "", None)
+    with pytest.raises(UsageError, match=r"^--partition hgh: Slurm knows no such partition; did you mean high\?$"):
+        require_possible(slurm, "hgh", None)
+    with pytest.raises(UsageError, match=r"^--nodes 3: partition low has 2; give fewer, or another --partition$"):
+        require_possible(slurm, "", 3)
+
+
+def test_no_cluster_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match=r"^no scontrol in PATH; run the doctor on a machine of the cluster"):
+        slurm_facts(Controller())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--nodes=2:4",), "--nodes 2:4: the doctor looks at a fixed number of nodes; give one, such as 4"),
+        (("--nodes=none",), "--nodes 'none' is neither a number nor MIN:MAX; write it as in 4 or 2:4"),
+        (("--checkpoint=soon",), "--checkpoint 'soon' is no number of seconds; give 0 or more, as in --checkpoint 41"),
+        (("--time=5",), "--time is an option for the doctor's job; give --nodes N, too"),
+        (("--checkpont=5",), "no option --checkpont; did you mean --checkpoint?"),
+        (("train.py",), "unrecognized arguments: train.py; see slurm-elastic doctor --help"),
+        (("--rdzv-endpoint=etcd://",), "etcd"),
+        (("--probe=x", "--run-dir=."), "this is for the job that `slurm-elastic doctor --nodes N` submits"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(
+    arguments: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert main(["doctor", *arguments]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("slurm-elastic: error: ")
+    assert line in said
+    if arguments[0].startswith("--nodes"):
+        with pytest.raises(UsageError):
+            node_count(arguments[0].partition("=")[2])
