@@ -1,0 +1,101 @@
+"""The header of a slot: the snapshot that its memory holds, and whether that is complete.
+
+A slot is a file in memory (memfd_create(2)) of the agent. The worker of local rank 0 writes it, and all workers of the
+node read it in a later round::
+
+    header: one page of 8-byte fields | tensors | description, as JSON
+
+The agent reads a header only when the worker that wrote it has ended. A worker that is killed has carried out its
+stores in the order of the program up to some instruction, and they are visible before the end of the process is
+reported. So a commit field that is set proves that everything written before it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from slurm_elastic.snapshot.lineage import Copy, SnapshotId
+
+__all__ = ["HEADER", "Contents", "Fields", "clear", "contents", "fill", "round_up"]
+
+HEADER = 4096
+"""Bytes before the tensors."""
+ALIGNMENT = 64
+"""Each tensor begins at a multiple of this."""
+
+_MAGIC, _COMMITTED, _ROUND, _STEP, _TENSORS, _DESCRIPTION, _DIGEST = range(7)
+_MAGIC_VALUE = int.from_bytes(b"slurm_s1", "little", signed=True)
+"""The last character is the version of the layout."""
+
+
+class Fields(Protocol):
+    """The fields of a header: of shared memory, or in a simulation."""
+
+    def __getitem__(self, index: int, /) -> int: ...
+
+    def __setitem__(self, index: int, value: int, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The contents of a slot with a committed snapshot.
+
+    Attributes:
+        copy: The snapshot.
+        tensors: Bytes of all tensors, which follow the header.
+        description: Bytes of the description, which follows the tensors.
+    """
+
+    copy: Copy
+    tensors: int
+    description: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the slot that are in use."""
+        return HEADER + self.tensors + self.description
+
+
+def clear(fields: Fields) -> None:
+    """Mark the slot as one without a committed snapshot."""
+    fields[_COMMITTED] = 0
+
+
+def fill(fields: Fields, written: Contents, copy: Callable[[], object]) -> None:
+    """Write a snapshot.
+
+    Args:
+        fields: The header.
+        written: What the slot will hold.
+        copy: Writes tensors and description. If it raises, the slot holds nothing.
+    """
+    clear(fields)
+    copy()
+    fields[_MAGIC] = _MAGIC_VALUE
+    fields[_ROUND], fields[_STEP] = written.copy.id.round, written.copy.id.step
+    fields[_TENSORS], fields[_DESCRIPTION] = written.tensors, written.description
+    fields[_DIGEST] = int.from_bytes(bytes.fromhex(written.copy.digest), "little", signed=True)
+    fields[_COMMITTED] = 1
+
+
+def contents(fields: Fields, size: int) -> Contents | None:
+    """Return what the slot holds; None if no committed snapshot of this version.
+
+    Args:
+        fields: The header.
+        size: Bytes of the slot. A worker can write anything, so the header is not believed beyond them.
+    """
+    if fields[_MAGIC] != _MAGIC_VALUE or fields[_COMMITTED] != 1:
+        return None
+    copy = Copy(SnapshotId(fields[_ROUND], fields[_STEP]), fields[_DIGEST].to_bytes(8, "little", signed=True).hex())
+    found = Contents(copy, fields[_TENSORS], fields[_DESCRIPTION])
+    if found.tensors < 0 or found.description < 0 or found.size > size:
+        return None
+    return found
+
+
+def round_up(offset: int) -> int:
+    """Return the next offset at which a tensor may begin."""
+    return -(-offset // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,268 @@
+"""Rounds of nodes that train, save, are killed in the middle of anything, and restore: with the product's decisions.
+
+The product's code chooses (`choose`), prepares slots (`prepare`), picks the slot to overwrite (`slot_to_write`), writes
+headers and reads them (`fill`, `contents`). The simulation has the memory, whose every store may be the last one of a
+process, the network, which loses any message, and the truth: from which state each one was computed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from slurm_elastic.snapshot import lineage, slots
+from slurm_elastic.snapshot.lineage import Copy, Holder, Inventory, SnapshotId
+
+WORDS = 3
+"""Length of a state; a torn one has words of several states."""
+
+
+class ViolationError(Exception):
+    """A promise is broken."""
+
+
+class KilledError(Exception):
+    """The process that writes has carried out its last store."""
+
+
+class Memory(list[int]):
+    """The fields of a slot. The process that writes them is killed after so many stores; None for never."""
+
+    stores_left: int | None = None
+
+    def __setitem__(self, index: object, value: object) -> None:
+        if self.stores_left is not None:
+            if self.stores_left == 0:
+                raise KilledError
+            self.stores_left -= 1
+        super().__setitem__(index, value)  # type: ignore[index, assignment]
+
+
+@dataclass
+class Node:
+    """A node with its agent's memory and its workers' state."""
+
+    name: str
+    slots: list[Memory] = field(default_factory=lambda: [Memory([0] * (8 + WORDS)) for _ in range(lineage.SLOTS)])
+    state: int = 0
+    step: int = 0
+    saved: SnapshotId | None = None
+
+    def held(self) -> list[Copy | None]:
+        found = [slots.contents(slot, 1 << 20) for slot in self.slots]
+        return [None if each is None else each.copy for each in found]
+
+    def inventory(self) -> str:
+        copies = tuple(copy for copy in self.held() if copy is not None)
+        return lineage.write(Inventory(copies, Holder(self.name, 1), self.name)) if copies else ""
+
+    def fill(self, slot: int, copy: Copy, words: Iterator[int] | list[int], stores_left: int | None = None) -> None:
+        memory = self.slots[slot]
+
+        def copied() -> None:
+            for index, word in enumerate(words):
+                memory[8 + index] = word
+
+        memory.stores_left = stores_left
+        try:
+            slots.fill(memory, slots.Contents(copy, 8 * WORDS, 0), copied)
+        finally:
+            memory.stores_left = None
+
+    def save(self, round_: int, stores_left: int | None, digest: str) -> None:
+        held = [None if copy is None else copy.id for copy in self.held()]
+        slot = lineage.slot_to_write(held)
+        self.fill(slot, Copy(SnapshotId(round_, self.step), digest), [self.state] * WORDS, stores_left)
+        self.saved = SnapshotId(round_, self.step)
+
+    def check_keeps_newest(self) -> None:
+        held = [copy.id for copy in self.held() if copy is not None]
+        if self.saved is not None and self.saved not in held:
+            raise ViolationError(f"{self.name} has overwritten {self.saved}, its newest snapshot; it holds {held}")
+
+
+class Run:
+    """One schedule."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.living = [self._new() for _ in range(self.random.randint(1, 4))]
+        self.away: list[Node] = []
+        """Agents that were cut off and train on, or wait as spares, and come back later."""
+        self.count = len(self.living)
+        self.parents: dict[int, tuple[int, int]] = {}
+        """Of each state, the one that it was computed from and in which round."""
+        self.truth: dict[tuple[int, int, int], int] = {}
+        self.start = 0
+        self.origin = ""
+        self.round: int | None = None
+
+    def _new(self) -> Node:
+        self.count = getattr(self, "count", 0) + 1
+        return Node(f"n{self.count}")
+
+    def play(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self._one_round()
+
+    def _one_round(self) -> None:
+        draw = self.random
+        if not self.living or draw.random() < 0.3:
+            self.living.append(self._new())
+        while self.away and draw.random() < 0.4:
+            self.living.append(self.away.pop(draw.randrange(len(self.away))))
+        draw.shuffle(self.living)
+        inventories = [node.inventory() for node in self.living]
+        origin_text = lineage.choose(self.round, self.origin, inventories)
+        self._check_newest(origin_text, inventories)
+        round_ = 0 if self.round is None else self.round + 1
+        last, before = self.round, self.start
+        self.round, self.origin = round_, origin_text
+        origin = lineage.read_origin(origin_text)
+        # Without a snapshot the round starts from disk: from the beginning here.
+        self.start = 0 if origin.copy is None else self._truth_of(origin.copy.id)
+        members = []
+        for node in list(self.living):
+            fate = draw.random()
+            if fate < 0.05:
+                self.living.remove(node)  # lost before its place reaches it
+            elif fate < 0.15:
+                self.living.remove(node)
+                self.away.append(node)  # a spare, or cut off: its place does not reach it either
+            else:
+                members.append(node)
+        restored = {}
+        for node in members:
+            state = self._restore(node, origin)
+            if state is not None:
+                restored[node.name] = state
+        if len(set(restored.values())) > 1:
+            raise ViolationError(f"mixed: round {round_} starts from {restored}")
+        for state in set(restored.values()):
+            self._check_lineage(state, last, before)
+            self.start = state
+        self._train([node for node in members if node.name in restored], round_, origin)
+
+    def _restore(self, node: Node, origin: lineage.Origin) -> int | None:
+        plan = lineage.prepare(node.held(), origin)
+        for slot in plan.clear:
+            slots.clear(node.slots[slot])
+        node.saved = None
+        if plan.slot is None or origin.copy is None:
+            node.state, node.step = 0, 0
+            return 0
+        if plan.fetch and not self._fetch(node, plan.slot, origin.holders, origin.copy):
+            return None
+        words = set(node.slots[plan.slot][8:])
+        if len(words) > 1 or origin.copy not in node.held():
+            raise ViolationError(f"torn: {node.name} starts from {words}")
+        node.state, node.step, node.saved = words.pop(), origin.copy.id.step, origin.copy.id
+        return node.state
+
+    def _fetch(self, node: Node, slot: int, holders: tuple[Holder, ...], copy: Copy) -> bool:
+        for holder in holders:
+            sources = [other for other in self.living if other.name == holder.address and copy in other.held()]
+            if sources:
+                words = sources[0].slots[sources[0].held().index(copy)][8:]
+                lost = self.random.randrange(12) if self.random.random() < 0.3 else None
+                try:
+                    node.fill(slot, copy, words, lost)
+                except KilledError:
+                    continue
+                return True
+        return False
+
+    def _train(self, members: list[Node], round_: int, origin: lineage.Origin) -> None:
+        draw = self.random
+        differs = draw.random() < 0.2
+        for _ in range(draw.randrange(8 * (len(members) + 1))):
+            if not members:
+                return
+            node = draw.choice(members)
+            if node.step > min(other.step for other in members):
+                continue
+            node.step += 1
+            node.state = self._computed(node.state, round_, node.step)
+            if draw.random() < 0.2:
+                continue
+            digest = f"{node.name[1:]:0>16}" if differs and draw.random() < 0.5 else "0" * 16
+            try:
+                node.save(round_, draw.randrange(14) if draw.random() < 0.1 else None, digest)
+            except KilledError:
+                # The worker is dead. Its agent lives, or goes with it, or is cut off.
+                members.remove(node)
+                if draw.random() < 0.4:
+                    self.living.remove(node)
+                    if draw.random() < 0.5:
+                        self.away.append(node)
+            node.check_keeps_newest()
+        for node in members:
+            if draw.random() < 0.15:
+                # Cut off: it goes on alone for a while.
+                self.living.remove(node)
+                self.away.append(node)
+                for _ in range(draw.randrange(5)):
+                    node.step += 1
+                    node.state = self._computed(node.state, round_, node.step)
+                    node.save(round_, None, "0" * 16)
+
+    def _computed(self, state: int, round_: int, step: int) -> int:
+        return self.truth.setdefault((state, round_, step), self._make(state, round_, step))
+
+    def _make(self, state: int, round_: int, step: int) -> int:
+        key = (state, round_, step)
+        if key in self.truth:
+            return self.truth[key]
+        made = len(self.parents) + 1
+        self.parents[made] = (state, round_)
+        return made
+
+    def _truth_of(self, snapshot: SnapshotId) -> int:
+        found = [
+            made for (_, round_, step), made in self.truth.items() if (round_, step) == (snapshot.round, snapshot.step)
+        ]
+        return found[0]
+
+    def _ancestors(self, state: int) -> set[int]:
+        found = {state}
+        while state in self.parents:
+            state = self.parents[state][0]
+            found.add(state)
+        return found
+
+    def _check_lineage(self, state: int, last: int | None, before: int) -> None:
+        """What a round starts from is older than the start of the last one, or was computed from it in that round."""
+        if state in self._ancestors(before) or state == 0:
+            return
+        since = [self.parents[each][1] for each in self._ancestors(state) - self._ancestors(before)]
+        if before not in self._ancestors(state) or set(since) != {last}:
+            raise ViolationError(
+                f"off the line: {state}, computed in rounds {since}; round {last} started from {before}"
+            )
+
+    def _check_newest(self, origin: str, inventories: list[str]) -> None:
+        """The newest snapshot of the last round that an agent holds is taken, unless nodes differ in it."""
+        digests: dict[SnapshotId, set[str]] = {}
+        for inventory in lineage.read_inventories(inventories):
+            for copy in inventory.copies:
+                if copy.id.round == self.round:
+                    digests.setdefault(copy.id, set()).add(copy.digest)
+        usable = [snapshot for snapshot, found in digests.items() if len(found) == 1]
+        chosen = lineage.read_origin(origin).copy
+        if usable and (chosen is None or chosen.id != max(usable)):
+            raise ViolationError(f"lost: {max(usable)} is held, and {chosen} chosen")
+        before = lineage.read_origin(self.origin).copy
+        if chosen is None and not digests and before is not None and any(before in node.held() for node in self.living):
+            raise ViolationError(f"lost: {before}, which the last round started from, is held, and nothing is chosen")
+        if chosen is not None and len(digests.get(chosen.id, ())) > 1:
+            raise ViolationError(f"mixed: nodes differ in {chosen}")
+
+
+def play(seed: int, rounds: int = 8) -> None:
+    """Play one schedule.
+
+    Raises:
+        ViolationError: a promise is broken.
+    """
+    Run(seed).play(rounds)

@@ -1,0 +1,135 @@
+"""No schedule restores torn, mixed or off-lineage state, and each mistake in a decision is found."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from slurm_elastic.snapshot import lineage, slots
+from slurm_elastic.snapshot.lineage import Copy, Origin, Preparation, SnapshotId
+from tests.simulation.snapshots import ViolationError, play
+
+SCHEDULES = 3000
+
+
+def play_all() -> None:
+    for seed in range(SCHEDULES):
+        play(seed)
+
+
+def test_every_round_starts_from_one_whole_snapshot_of_its_line() -> None:
+    play_all()
+
+
+def _any_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Origin, "has", lambda self, snapshot: True)
+
+
+def _line_without_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Origin, "has", lambda self, id_: any(id_.round == last.round for last in self.line))
+
+
+def _no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Origin, "has", lambda self, snapshot: False)
+
+
+def _line_that_forgets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = lineage.choose
+
+    def choose(last_round: int | None, before: str, inventories: Sequence[str]) -> str:
+        return real(last_round, before, inventories) or lineage.write(Origin(line=lineage.read_origin(before).line))
+
+    monkeypatch.setattr(lineage, "choose", choose)
+
+
+def _differing_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = lineage.read_inventories
+
+    def same(inventories: Sequence[str]) -> list[lineage.Inventory]:
+        return [
+            dataclasses.replace(found, copies=tuple(Copy(copy.id, "0" * 16) for copy in found.copies))
+            for found in real(inventories)
+        ]
+
+    def choose(last_round: int | None, before: str, inventories: Sequence[str]) -> str:
+        monkeypatch.setattr(lineage, "read_inventories", same)
+        try:
+            return chosen(last_round, before, inventories)
+        finally:
+            monkeypatch.setattr(lineage, "read_inventories", real)
+
+    chosen = lineage.choose
+    monkeypatch.setattr(lineage, "choose", choose)
+
+
+def _nothing_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = lineage.prepare
+
+    def prepare(held: Sequence[Copy | None], origin: Origin) -> Preparation:
+        return dataclasses.replace(real(held, origin), clear=())
+
+    monkeypatch.setattr(lineage, "prepare", prepare)
+
+
+def _nothing_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = lineage.prepare
+
+    def prepare(held: Sequence[Copy | None], origin: Origin) -> Preparation:
+        return dataclasses.replace(real(held, origin), fetch=False)
+
+    monkeypatch.setattr(lineage, "prepare", prepare)
+
+
+def _newest_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slot_to_write(held: Sequence[SnapshotId | None]) -> int:
+        return max(range(len(held)), key=lambda slot: held[slot] or SnapshotId(-1, 0))
+
+    monkeypatch.setattr(lineage, "slot_to_write", slot_to_write)
+
+
+def _one_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lineage, "slot_to_write", lambda held: 0)
+
+
+def _old_commit_stays_while_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(fields: slots.Fields, written: slots.Contents, copy: Callable[[], object]) -> None:
+        copy()
+        real(fields, written, lambda: None)
+
+    real = slots.fill
+    monkeypatch.setattr(slots, "fill", fill)
+
+
+def _committed_before_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(fields: slots.Fields, written: slots.Contents, copy: Callable[[], object]) -> None:
+        real(fields, written, lambda: None)
+        copy()
+
+    real = slots.fill
+    monkeypatch.setattr(slots, "fill", fill)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "promise"),
+    [
+        (_any_line, "off the line"),
+        (_line_without_steps, "off the line"),
+        (_no_line, "lost"),
+        (_line_that_forgets_nothing, "off the line"),
+        (_differing_copies, "mixed"),
+        (_nothing_is_cleared, "overwritten"),
+        (_nothing_is_fetched, "torn"),
+        (_newest_is_overwritten, "overwritten"),
+        (_one_slot, "overwritten"),
+        (_old_commit_stays_while_written, "torn|mixed"),
+        (_committed_before_written, "torn|mixed"),
+    ],
+)
+def test_a_mistake_is_found(
+    mistake: Callable[[pytest.MonkeyPatch], None], promise: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistake(monkeypatch)
+    with pytest.raises(ViolationError, match=promise):
+        play_all()

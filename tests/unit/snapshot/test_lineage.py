@@ -1,0 +1,128 @@
+"""The choice of the snapshot that a round starts from."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_elastic.snapshot.lineage import (
+    Copy,
+    Holder,
+    Inventory,
+    Origin,
+    Preparation,
+    SnapshotId,
+    choose,
+    prepare,
+    read_origin,
+    slot_to_write,
+    write,
+)
+
+
+def holds(node: str, *snapshots: tuple[int, int], digest: str = "00") -> str:
+    copies = tuple(Copy(SnapshotId(*snapshot), digest) for snapshot in snapshots)
+    return write(Inventory(copies, Holder(node, 7000), node))
+
+
+def origin(*line: tuple[int, int]) -> str:
+    """The record of a round that starts from the last of these."""
+    steps = tuple(SnapshotId(*each) for each in line)
+    return write(Origin(Copy(steps[-1], "00"), (), steps)) if steps else ""
+
+
+def chosen(last_round: int | None, before: str, *inventories: str) -> tuple[int, int] | None:
+    found = read_origin(choose(last_round, before, inventories)).copy
+    return None if found is None else (found.id.round, found.id.step)
+
+
+def test_a_run_without_snapshots_has_no_origin() -> None:
+    assert choose(3, "", ["", ""]) == ""
+    assert choose(None, "", [holds("a", (0, 5))]) == ""
+
+
+def test_the_newest_snapshot_of_the_last_round_that_anyone_holds_is_chosen() -> None:
+    assert chosen(0, "", holds("a", (0, 4), (0, 5)), holds("b", (0, 5), (0, 6)), "") == (0, 6)
+    found = read_origin(choose(0, "", [holds("a", (0, 6)), holds("b", (0, 6))]))
+    assert found.holders == (Holder("a", 7000), Holder("b", 7000))
+    assert found.line == (SnapshotId(0, 6),)
+
+
+def test_a_round_that_took_no_snapshot_leaves_its_origin_in_force() -> None:
+    assert chosen(4, origin((1, 9), (2, 20)), holds("a", (1, 9), (2, 20))) == (2, 20)
+
+
+def test_state_that_the_run_has_left_behind_is_dropped_whatever_its_step() -> None:
+    # Round 3 started from step 20 of round 2. An agent that was cut off went on to step 25 of round 2.
+    before = origin((2, 20))
+    assert chosen(3, before, holds("a", (2, 20)), holds("cut off", (2, 24), (2, 25))) == (2, 20)
+    assert chosen(3, before, holds("cut off", (2, 25))) is None
+    # An ancestor of what the run has is right, if it is all that is left.
+    assert chosen(3, before, holds("spare", (2, 18))) == (2, 18)
+    assert chosen(3, origin((1, 9), (2, 20)), holds("spare", (1, 10))) is None
+
+
+def test_going_back_to_an_earlier_round_forgets_the_later_ones() -> None:
+    found = choose(3, origin((1, 9), (2, 20)), [holds("spare", (1, 8))])
+    assert read_origin(found).line == (SnapshotId(1, 8),)
+    assert chosen(4, found, holds("late", (2, 20), (1, 9))) is None
+
+
+def test_a_round_from_nothing_in_memory_forgets_all() -> None:
+    assert choose(3, origin((2, 20)), [holds("cut off", (2, 25))]) == ""
+    assert chosen(4, "", holds("cut off", (2, 25), (2, 10))) is None
+
+
+def test_a_round_that_does_not_exist_yet_is_not_believed() -> None:
+    assert chosen(3, origin((2, 20)), holds("liar", (7, 1)), holds("a", (3, 21))) == (3, 21)
+
+
+def test_snapshots_that_differ_between_nodes_are_not_chosen_and_that_is_said() -> None:
+    inventories = [holds("a", (0, 5)), holds("b", (0, 5), digest="01"), holds("c", (0, 4))]
+    found = read_origin(choose(0, "", inventories))
+    assert found.copy == Copy(SnapshotId(0, 4), "00")
+    assert found.note == "step 5 of round 0 is not the same on a and b"
+    alone = read_origin(choose(0, "", inventories[:2]))
+    assert (alone.copy, alone.line, alone.note) == (None, (), found.note)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"copies":[{"id":{"round":0}}]}', '{"copies":7}', "\x00"])
+def test_what_cannot_be_read_counts_as_nothing(text: str) -> None:
+    assert chosen(0, "", text, holds("a", (0, 1))) == (0, 1)
+    assert chosen(0, text, text) is None
+    assert read_origin(text) == Origin()
+
+
+def test_an_origin_stays_short_over_many_rounds() -> None:
+    text = ""
+    for number in range(200):
+        text = choose(number, text, [holds(f"node{node}", (number, 7)) for node in range(100)])
+    assert len(text) < 1500
+    assert read_origin(text).has(SnapshotId(199, 7))
+
+
+COPIES = [Copy(SnapshotId(1, 3), "00"), Copy(SnapshotId(2, 20), "00"), Copy(SnapshotId(2, 21), "00")]
+BEFORE = read_origin(origin((1, 9), (2, 20)))
+
+
+def test_a_new_round_keeps_what_is_on_its_line_and_starts_from_the_own_copy() -> None:
+    assert prepare(COPIES, BEFORE) == Preparation((2,), 1)
+    assert prepare([None, COPIES[1], None], BEFORE) == Preparation((), 1)
+    assert prepare(COPIES, Origin()) == Preparation((0, 1, 2))
+
+
+def test_a_snapshot_that_is_not_here_is_fetched_into_the_slot_that_is_needed_least() -> None:
+    assert prepare([None] * 3, BEFORE) == Preparation((), 0, fetch=True)
+    older = Copy(SnapshotId(2, 19), "00")
+    assert prepare([older, COPIES[0], Copy(SnapshotId(2, 18), "00")], BEFORE) == Preparation((), 1, fetch=True)
+    assert prepare([older, COPIES[2], COPIES[0]], BEFORE) == Preparation((1,), 1, fetch=True)
+
+
+def test_a_copy_with_other_plain_values_is_replaced() -> None:
+    other = Copy(SnapshotId(2, 20), "01")
+    assert prepare([COPIES[0], other, None], BEFORE) == Preparation((1,), 1, fetch=True)
+
+
+def test_the_oldest_snapshot_is_overwritten() -> None:
+    one, two, three = SnapshotId(1, 9), SnapshotId(2, 5), SnapshotId(2, 6)
+    assert slot_to_write([one, None, two]) == 1
+    assert slot_to_write([two, three, one]) == 2
