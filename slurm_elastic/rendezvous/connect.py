@@ -50,6 +50,7 @@ class RendezvousConfig:
             that was requeued joins the living run.
         has_workers: whether this agent wants places in rounds; else all it does is lead.
         interface: the network interface of the data network; empty if the user has named none.
+        choose_origin: see :class:`~slurm_elastic.rendezvous.membership.Settings`; used while this agent leads.
         cohort: name and size; see :class:`~slurm_elastic.rendezvous.membership.AgentInfo`.
     """
 
@@ -75,17 +76,19 @@ class RendezvousConfig:
     has_workers: bool = True
     cohort: tuple[str, int] = ("", 1)
     interface: str = ""
+    choose_origin: Callable[[int | None, str, Sequence[str]], str] | None = None
 
     @property
     def incarnation(self) -> str:
         """Name of this incarnation of the run; agents of another one are strangers."""
         return incarnation(self.run_id, 0 if self.shared else self.restart_count)
 
-    def agent_info(self, store_port: int, addresses: tuple[str, ...] = ()) -> AgentInfo:
+    def agent_info(self, store_port: int, addresses: tuple[str, ...] = (), inventory: str = "") -> AgentInfo:
         """Return what this agent says of itself when it joins.
 
         Args:
             store_port, addresses: see :class:`~slurm_elastic.rendezvous.worker_store.ReservedPort`.
+            inventory: see :class:`~slurm_elastic.rendezvous.membership.AgentInfo`.
         """
         return AgentInfo(
             agent=self.agent,
@@ -99,6 +102,7 @@ class RendezvousConfig:
             cohort_size=self.cohort[1],
             releases=own_releases(),
             addresses=addresses,
+            inventory=inventory,
         )
 
 
@@ -191,7 +195,7 @@ def _found(
 
 def _settings(config: RendezvousConfig) -> Settings:
     options = config.options
-    return Settings(
+    settings = Settings(
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,
         valid_nodes=options.valid_nodes,
@@ -204,6 +208,9 @@ def _settings(config: RendezvousConfig) -> Settings:
         min_round_time=options.min_round_time,
         on_tie=options.on_tie,
     )
+    if config.choose_origin is not None:
+        settings = dataclasses.replace(settings, choose_origin=config.choose_origin)
+    return settings
 
 
 def _fenced_records(config: RendezvousConfig, listener: socket.socket, campaign: Campaign) -> FencedRecords:

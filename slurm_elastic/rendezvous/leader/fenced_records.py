@@ -49,6 +49,7 @@ def last_round(situation: Situation, scope: str) -> LastRound | None:
         tuple(str(place["node"]) for place in places),
         str(record["leader"]),
         float(record.get("heartbeat_limit", 0.0)),
+        str(record.get("origin", "")),
     )
     successors = tuple(
         Successor(str(place["agent"]), str(place["address"]), int(place["standby_port"])) for place in places

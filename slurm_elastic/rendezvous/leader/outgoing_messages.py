@@ -154,6 +154,7 @@ def _placed(epoch: int, state: State, table: Table, rank: int, shared: _Shared) 
         members=shared.members,
         heartbeat_limit=table.heartbeat_limit,
         store_clients=shared.store_clients if rank == 0 and len(table.places) > 1 else (),
+        origin=table.origin,
     )
 
 

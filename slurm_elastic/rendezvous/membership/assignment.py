@@ -49,6 +49,7 @@ class Table:
         store_address, store_port: where the workers' store listens: rank 0's agent.
         restarts: worker failures charged so far, the same for all (TORCHELASTIC_RESTART_COUNT).
         heartbeat_limit: silence after which the leader gives up an agent of this round.
+        origin: what its workers start from; see :attr:`~.config.Settings.choose_origin`. Empty for nothing.
     """
 
     round: int
@@ -59,10 +60,16 @@ class Table:
     store_port: int
     restarts: int
     heartbeat_limit: float = 0.0
+    origin: str = ""
 
 
 def build_table(
-    round_: int, reason: Reason, candidates: Iterable[AgentInfo], restarts: int, heartbeat_limit: float = 0.0
+    round_: int,
+    reason: Reason,
+    candidates: Iterable[AgentInfo],
+    restarts: int,
+    heartbeat_limit: float = 0.0,
+    origin: str = "",
 ) -> Table:
     """Rank the candidates in Slurm's node order.
 
@@ -101,4 +108,5 @@ def build_table(
         store_port=chosen[0].store_port,
         restarts=restarts,
         heartbeat_limit=heartbeat_limit,
+        origin=origin,
     )

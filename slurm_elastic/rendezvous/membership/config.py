@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.membership.quorum import Base, OnTie
@@ -23,6 +24,10 @@ def adapted_limit(heartbeat_limit: float, agents: int) -> float:
     agents each is asked half as often.
     """
     return heartbeat_limit * math.sqrt(max(1.0, agents / _FULL_RATE))
+
+
+def _no_origin(last_round: int | None, before: str, inventories: Sequence[str]) -> str:
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,9 @@ class Settings:
         gather_quiet, gather_limit: a running round is interrupted for new nodes when none has come for `gather_quiet`,
             at the latest `gather_limit` after the first, unless more are known to be on their way.
         min_round_time: a round is not ended for new nodes before it has lasted so long.
+        choose_origin: returns the origin of a round: what its workers start from. Its arguments are the number of the
+            last round, None before the first of the incarnation; the origin of that; and the inventories of all agents
+            that wait. Pure. Membership reads neither origins nor inventories.
         leave_margin: how long before an announced departure those that still run are interrupted; see
             :func:`~.planned_stop.seconds_to_stop`.
     """
@@ -82,6 +90,7 @@ class Settings:
     gather_limit: float = 1.0
     min_round_time: float = 0.0
     leave_margin: float = 5.0
+    choose_origin: Callable[[int | None, str, Sequence[str]], str] = _no_origin
 
     def round_size(self, agents: int) -> int:
         """Return how many of so many agents a round takes: the largest valid number, 0 if none is valid."""

@@ -33,6 +33,7 @@ class Base:
         members: its agents, by rank.
         nodes: the nodes of `members`, in the same order.
         leader: the agent that led it, whether a member or not.
+        origin: what its workers started from; see :attr:`~.config.Settings.choose_origin`.
         heartbeat_limit: by which its members stop their workers when they do not hear it; 0 if that is not on record.
     """
 
@@ -41,6 +42,7 @@ class Base:
     nodes: tuple[str, ...]
     leader: str
     heartbeat_limit: float = 0.0
+    origin: str = ""
 
     @functools.cached_property
     def node_of(self) -> Mapping[str, str]:

@@ -120,7 +120,15 @@ def publish(state: State, now: float) -> Result:
     waiting = [agent.candidate for agent in state.agents.values() if agent.status is Status.WAITING]
     waiting.sort(key=lambda candidate: (candidate.agent not in members, candidate.order))
     limit = settings.limit_of(len(state.agents))
-    table = build_table(state.round, state.reason, waiting[: settings.round_size(len(waiting))], state.restarts, limit)
+    base = state.base
+    origin = settings.choose_origin(
+        None if base is None else base.round,
+        "" if base is None else base.origin,
+        # Of spares, too: their memory lives.
+        [candidate.inventory for candidate in waiting],
+    )
+    members_next = waiting[: settings.round_size(len(waiting))]
+    table = build_table(state.round, state.reason, members_next, state.restarts, limit, origin)
     agents = state.agents.update(
         {
             place.agent: replace(state.agents[place.agent], status=Status.RUNNING, round=table.round)
@@ -151,6 +159,7 @@ def publish(state: State, now: float) -> Result:
             tuple(place.node for place in table.places),
             settings.agent,
             limit,
+            origin,
         ),
         heartbeat_limit=limit,
         gone=NameSet(),

@@ -32,6 +32,7 @@ from slurm_elastic.rendezvous.membership import (
 )
 
 __all__ = [
+    "INVENTORY_LIMIT",
     "AgentMessage",
     "Assignment",
     "Beat",
@@ -48,6 +49,9 @@ __all__ = [
     "decode_leader_message",
     "encode",
 ]
+
+INVENTORY_LIMIT = 4096
+"""Characters of an inventory: a leader keeps those of all agents."""
 
 
 class MessageError(Exception):
@@ -89,6 +93,7 @@ class Assignment:
     members: str = ""
     heartbeat_limit: float = 0.0
     store_clients: tuple[str, ...] = ()
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +217,13 @@ def decode_agent_message(content: Mapping[str, Any], agent: str) -> AgentMessage
         agent: the identity that the connection has proved; a message in another's name is refused.
 
     Raises:
-        MessageError: unknown kind, missing or mistyped fields, or another agent's name.
+        MessageError: unknown kind, missing or mistyped fields, another agent's name, or a long inventory.
     """
     message: AgentMessage = _decode(content, _AGENT_KINDS)
     if isinstance(message, Beat):
         return message
+    if isinstance(message, Joined) and len(message.candidate.inventory) > INVENTORY_LIMIT:
+        raise MessageError(f"an inventory of {len(message.candidate.inventory)} characters")
     name = message.candidate.agent if isinstance(message, Joined) else message.agent
     if name != agent:
         raise MessageError(f"{agent} speaks for {name}")
