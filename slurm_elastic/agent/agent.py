@@ -269,8 +269,10 @@ class Agent:
             case Join():
                 self._placed = None
                 self._reserved = self._ports.reserve()
+                inventory = next((held for feature in self._features if (held := feature.inventory())), "")
+                reserved = self._reserved
                 self._coordination.join(
-                    self._rendezvous_config.agent_info(self._reserved.port, self._reserved.addresses)
+                    self._rendezvous_config.agent_info(reserved.port, reserved.addresses, inventory)
                 )
             case StartWorkers(placed):
                 return self._start(placed)

@@ -28,6 +28,7 @@ from slurm_elastic.rendezvous.thread import Coordination, RecordsLost
 from slurm_elastic.rendezvous.transport.messages import Ended
 from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import Controller, ephemeral_low, port_sequence
+from slurm_elastic.snapshot.lineage import choose
 
 __all__ = ["CoordinatorSettings", "host"]
 
@@ -131,6 +132,7 @@ def _rendezvous(settings: CoordinatorSettings, records: Records) -> RendezvousCo
         options=settings.options,
         shared=True,
         has_workers=False,
+        choose_origin=choose,
     )
 
 

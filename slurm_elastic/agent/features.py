@@ -21,13 +21,24 @@ from slurm_elastic.agent.lifecycle import (
     WorkersResult,
 )
 from slurm_elastic.agent.root_cause import BY_WATCHDOG
+from slurm_elastic.agent.scratch_dir import NodeDirectory
 from slurm_elastic.agent.watchdog import Hang, Watchdog, Watched
 from slurm_elastic.control import WorkerProgress
+from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rendezvous.transport.messages import Assignment
+from slurm_elastic.snapshot.agent_side import AgentMemory
 
-__all__ = ["Feature", "HealthFeature", "LearnedImportsFeature", "RunningRound", "WatchdogFeature", "hang_event"]
+__all__ = [
+    "Feature",
+    "HealthFeature",
+    "LearnedImportsFeature",
+    "RunningRound",
+    "SnapshotFeature",
+    "WatchdogFeature",
+    "hang_event",
+]
 
 _EARLY = 120.0
 """Seconds in which a worker that reports no steps is taken not to have made its first one."""
@@ -66,6 +77,13 @@ class Feature:
 
     def state_changed(self, state: State) -> None:
         """The life cycle is in another state."""
+
+    def inventory(self) -> str:
+        """Return what this node holds for the workers of the next round; see :class:`~.membership.AgentInfo`.
+
+        Called when it joins: no workers run. Empty for nothing; the first feature that has something counts.
+        """
+        return ""
 
     def round_formed(self, placed: Assignment, environments: Mapping[int, dict[str, str]]) -> None:
         """The workers of a round are about to start. May add to the environment of each, by local rank."""
@@ -193,6 +211,47 @@ class WatchdogFeature(Feature):
     def run_ended(self) -> None:
         """See base class."""
         self._watchdog.stop()
+
+
+class SnapshotFeature(Feature):
+    """Keeps what workers save in memory, for the workers of later rounds.
+
+    Args:
+        rendezvous: of this agent.
+
+    Raises:
+        OSError: the memory cannot be made.
+    """
+
+    def __init__(self, rendezvous: RendezvousConfig) -> None:
+        self._directory = NodeDirectory("snapshot")
+        try:
+            self._memory = AgentMemory(
+                self._directory.path,
+                rendezvous.run_dir.secret(),
+                rendezvous.incarnation,
+                rendezvous.agent,
+                rendezvous.node,
+                rendezvous.address,
+            )
+        except OSError:
+            self._directory.close()
+            raise
+
+    def inventory(self) -> str:
+        """See base class."""
+        return self._memory.inventory()
+
+    def round_formed(self, placed: Assignment, environments: Mapping[int, dict[str, str]]) -> None:
+        """See base class."""
+        variables = self._memory.begin(placed.round, placed.origin, first=placed.place.rank == 0)
+        for environment in environments.values():
+            environment.update(variables)
+
+    def run_ended(self) -> None:
+        """See base class."""
+        self._memory.close()
+        self._directory.close()
 
 
 class LearnedImportsFeature(Feature):

@@ -14,7 +14,14 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from slurm_elastic.agent.agent import Agent
 from slurm_elastic.agent.event_log import EventLog, utc_now
-from slurm_elastic.agent.features import Feature, HealthFeature, LearnedImportsFeature, WatchdogFeature, hang_event
+from slurm_elastic.agent.features import (
+    Feature,
+    HealthFeature,
+    LearnedImportsFeature,
+    SnapshotFeature,
+    WatchdogFeature,
+    hang_event,
+)
 from slurm_elastic.agent.forkserver import ForkServer, StartInterruptedError
 from slurm_elastic.agent.health import Health, Snapshot, health_port, withdraw_lost
 from slurm_elastic.agent.job_end import AgentEnd, notice_record, represents_job
@@ -39,6 +46,7 @@ from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.torch_handler import SlurmRendezvousHandler
 from slurm_elastic.rundir import JobRecords, RunDirError, incarnation
 from slurm_elastic.slurm import Controller, Diagnosis, SlurmJob, choose_address, data_interface, gather_facts
+from slurm_elastic.snapshot.lineage import choose
 
 __all__ = ["launch"]
 
@@ -110,6 +118,10 @@ def _supervise(settings: AgentSettings, records: Records, warm: ForkServer | Non
     if warm is not None:
         # It has to know which workers hung.
         features.append(LearnedImportsFeature(warm))
+    try:
+        features.append(SnapshotFeature(rendezvous))
+    except OSError as error:
+        logger.warning("%s holds no snapshots: %s", settings.node, error)
     diagnosis = _signal_diagnosis(settings, lambda: agent.last_checkpoint())
     assert config.logs_specs is not None
     agent = Agent(
@@ -280,4 +292,5 @@ def _rendezvous(settings: AgentSettings, records: Records) -> RendezvousConfig:
         options=options,
         interface=interface,
         cohort=settings.job.cohort if settings.job is not None else ("", 1),
+        choose_origin=choose,
     )

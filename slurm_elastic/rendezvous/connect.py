@@ -76,7 +76,7 @@ class RendezvousConfig:
     has_workers: bool = True
     cohort: tuple[str, int] = ("", 1)
     interface: str = ""
-    choose_origin: Callable[[int | None, str, Sequence[str]], str] | None = None
+    choose_origin: Callable[[int | None, str, Sequence[str], bool], str] | None = None
 
     @property
     def incarnation(self) -> str:

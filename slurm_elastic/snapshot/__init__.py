@@ -1,1 +1,30 @@
-"""Snapshots of the training state in memory that agents hold."""
+"""Snapshots of the training state, in memory that agents hold: a lost node costs a step.
+
+::
+
+    from slurm_elastic import snapshot, trainer
+
+    progress = snapshot.load(model=model, optimizer=optimizer, progress=progress)
+    for batch in batches:
+        ...
+        snapshot.save(step, model=model, optimizer=optimizer, progress=progress)
+        if trainer.should_stop(step):
+            break
+
+Under plain python and torchrun both functions do nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slurm_elastic._lazy import lazy
+from slurm_elastic.snapshot._worker_side import load, save
+
+if TYPE_CHECKING:
+    from slurm_elastic.snapshot.memory import OutOfMemoryError
+    from slurm_elastic.snapshot.state import StateError
+else:
+    __getattr__ = lazy(__name__, {"OutOfMemoryError": "memory", "StateError": "state"})
+
+__all__ = ["OutOfMemoryError", "StateError", "load", "save"]

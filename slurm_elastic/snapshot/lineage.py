@@ -124,7 +124,7 @@ class Preparation:
     fetch: bool = False
 
 
-def choose(last_round: int | None, before: str, inventories: Sequence[str]) -> str:
+def choose(last_round: int | None, before: str, inventories: Sequence[str], failed: bool = False) -> str:
     """Return the origin of the next round.
 
     Args:
@@ -132,20 +132,27 @@ def choose(last_round: int | None, before: str, inventories: Sequence[str]) -> s
         before: The origin of that round, as its record has it.
         inventories: What the agents that wait for a place hold; empty for an agent that holds nothing. An inventory
             that cannot be read counts as empty.
+        failed: True if the last round ended because a worker failed. If it took no snapshot, the state that it started
+            from may be why: then the next round starts from an older snapshot.
 
     Returns:
         The origin; empty if the round starts from no snapshot and there is nothing to say about that.
     """
-    if last_round is None or not any(inventories):
-        return ""
     line = read_origin(before)
+    if last_round is None or (line.copy is None and not any(inventories)):
+        return ""
     copies: dict[SnapshotId, dict[str, list[Inventory]]] = {}
     for inventory in read_inventories(inventories):
         for copy in inventory.copies:
             if copy.id.round == last_round or line.has(copy.id):
                 copies.setdefault(copy.id, {}).setdefault(copy.digest, []).append(inventory)
     note = ""
+    again = failed and line.copy is not None and all(snapshot.round != last_round for snapshot in copies)
     for snapshot in sorted(copies, reverse=True):
+        if again and line.copy is not None and snapshot >= line.copy.id:
+            started = f"step {snapshot.step} of round {snapshot.round}"
+            note = f"workers that started from {started} failed before the next snapshot"
+            continue
         by_digest = copies[snapshot]
         if len(by_digest) > 1:
             note = note or _differs(snapshot, by_digest)
@@ -160,7 +167,12 @@ def choose(last_round: int | None, before: str, inventories: Sequence[str]) -> s
                 note,
             )
         )
-    return write(Origin(note=note)) if note else ""
+    if line.copy is not None:
+        note = (
+            note
+            or f"no agent that is left holds a snapshot since step {line.copy.id.step} of round {line.copy.id.round}"
+        )
+    return write(Origin(note=f"{note}; it starts from disk")) if note else ""
 
 
 def prepare(held: Sequence[Copy | None], origin: Origin) -> Preparation:

@@ -5,7 +5,8 @@ step by files, as in a collective. A step takes the seconds in the file ``pace``
 read it makes ``in-0.01.<rank>``.
 
 Arguments: ``silent`` makes the ranks take no part; ``on-signal`` makes them save and end well on SIGUSR1 instead;
-``on-term`` makes them end well on SIGTERM; ``slow-to-save`` makes a checkpoint take five minutes.
+``on-term`` makes them end well on SIGTERM; ``slow-to-save`` makes a checkpoint take five minutes; ``snapshots`` makes
+them take a snapshot after every step, and no checkpoint.
 """
 
 from __future__ import annotations
@@ -53,7 +54,12 @@ def main() -> int:
     asks = not {"silent", "on-signal"} & set(sys.argv)
     if asks:
         from slurm_elastic import trainer
+    snapshots = "snapshots" in sys.argv
     step = int(CHECKPOINT.read_text()) if CHECKPOINT.exists() else 0
+    if snapshots:
+        from slurm_elastic import snapshot
+
+        step = snapshot.load(step=step)
     print(f"resumed at {step}", flush=True)
     with Path(f"steps.{RANK}").open("a", buffering=1) as log:
         finished = False
@@ -64,8 +70,11 @@ def main() -> int:
             step += 1
             finished = meet(step)
             log.write(f"{ROUND} {step} {RANK} {time.monotonic():.4f}\n")
+            if snapshots:
+                snapshot.save(step, step=step)
             if asks and not finished and (stop := trainer.should_stop(step)):
-                save(step)
+                if not snapshots:
+                    save(step)
                 meet(step + 1)
                 print(f"stops after {step}: {stop.reason}", flush=True)
                 return 0

@@ -114,8 +114,9 @@ class Run:
             self.living.append(self.away.pop(draw.randrange(len(self.away))))
         draw.shuffle(self.living)
         inventories = [node.inventory() for node in self.living]
-        origin_text = lineage.choose(self.round, self.origin, inventories)
-        self._check_newest(origin_text, inventories)
+        failed = draw.random() < 0.2
+        origin_text = lineage.choose(self.round, self.origin, inventories, failed)
+        self._check_newest(origin_text, inventories, failed)
         round_ = 0 if self.round is None else self.round + 1
         last, before = self.round, self.start
         self.round, self.origin = round_, origin_text
@@ -241,7 +242,7 @@ class Run:
                 f"off the line: {state}, computed in rounds {since}; round {last} started from {before}"
             )
 
-    def _check_newest(self, origin: str, inventories: list[str]) -> None:
+    def _check_newest(self, origin: str, inventories: list[str], failed: bool) -> None:
         """The newest snapshot of the last round that an agent holds is taken, unless nodes differ in it."""
         digests: dict[SnapshotId, set[str]] = {}
         for inventory in lineage.read_inventories(inventories):
@@ -253,7 +254,15 @@ class Run:
         if usable and (chosen is None or chosen.id != max(usable)):
             raise ViolationError(f"lost: {max(usable)} is held, and {chosen} chosen")
         before = lineage.read_origin(self.origin).copy
-        if chosen is None and not digests and before is not None and any(before in node.held() for node in self.living):
+        if failed and not digests and chosen is not None and before is not None and chosen.id >= before.id:
+            raise ViolationError(f"repeated: workers failed from {before}, and start from {chosen}")
+        if (
+            chosen is None
+            and not digests
+            and not failed
+            and before is not None
+            and any(before in node.held() for node in self.living)
+        ):
             raise ViolationError(f"lost: {before}, which the last round started from, is held, and nothing is chosen")
         if chosen is not None and len(digests.get(chosen.id, ())) > 1:
             raise ViolationError(f"mixed: nodes differ in {chosen}")

@@ -38,8 +38,18 @@ def _no_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def _line_that_forgets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     real = lineage.choose
 
-    def choose(last_round: int | None, before: str, inventories: Sequence[str]) -> str:
-        return real(last_round, before, inventories) or lineage.write(Origin(line=lineage.read_origin(before).line))
+    def choose(last_round: int | None, before: str, inventories: Sequence[str], failed: bool) -> str:
+        found = lineage.read_origin(real(last_round, before, inventories, failed))
+        return lineage.write(found if found.copy is not None else Origin(line=lineage.read_origin(before).line))
+
+    monkeypatch.setattr(lineage, "choose", choose)
+
+
+def _failures_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = lineage.choose
+
+    def choose(last_round: int | None, before: str, inventories: Sequence[str], failed: bool) -> str:
+        return real(last_round, before, inventories, False)
 
     monkeypatch.setattr(lineage, "choose", choose)
 
@@ -53,10 +63,10 @@ def _differing_copies(monkeypatch: pytest.MonkeyPatch) -> None:
             for found in real(inventories)
         ]
 
-    def choose(last_round: int | None, before: str, inventories: Sequence[str]) -> str:
+    def choose(last_round: int | None, before: str, inventories: Sequence[str], failed: bool) -> str:
         monkeypatch.setattr(lineage, "read_inventories", same)
         try:
-            return chosen(last_round, before, inventories)
+            return chosen(last_round, before, inventories, failed)
         finally:
             monkeypatch.setattr(lineage, "read_inventories", real)
 
@@ -118,7 +128,8 @@ def _committed_before_written(monkeypatch: pytest.MonkeyPatch) -> None:
         (_line_without_steps, "off the line"),
         (_no_line, "lost"),
         (_line_that_forgets_nothing, "off the line"),
-        (_differing_copies, "mixed"),
+        (_failures_are_ignored, "repeated"),
+        (_differing_copies, "mixed|lost"),
         (_nothing_is_cleared, "overwritten"),
         (_nothing_is_fetched, "torn"),
         (_newest_is_overwritten, "overwritten"),

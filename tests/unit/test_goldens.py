@@ -17,7 +17,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 import slurm_elastic
-from slurm_elastic import trainer
+from slurm_elastic import snapshot, trainer
 from slurm_elastic.cli import main
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.options import RendezvousOptions
@@ -121,7 +121,11 @@ def signature(thing: Any) -> Any:
 
 
 def test_public_names() -> None:
-    public = {"slurm_elastic": slurm_elastic, "slurm_elastic.trainer": trainer}
+    public = {
+        "slurm_elastic": slurm_elastic,
+        "slurm_elastic.snapshot": snapshot,
+        "slurm_elastic.trainer": trainer,
+    }
     check(
         "public_names",
         {

@@ -26,7 +26,7 @@ def adapted_limit(heartbeat_limit: float, agents: int) -> float:
     return heartbeat_limit * math.sqrt(max(1.0, agents / _FULL_RATE))
 
 
-def _no_origin(last_round: int | None, before: str, inventories: Sequence[str]) -> str:
+def _no_origin(last_round: int | None, before: str, inventories: Sequence[str], failed: bool) -> str:
     return ""
 
 
@@ -60,8 +60,9 @@ class Settings:
             at the latest `gather_limit` after the first, unless more are known to be on their way.
         min_round_time: a round is not ended for new nodes before it has lasted so long.
         choose_origin: returns the origin of a round: what its workers start from. Its arguments are the number of the
-            last round, None before the first of the incarnation; the origin of that; and the inventories of all agents
-            that wait. Pure. Membership reads neither origins nor inventories.
+            last round, None before the first of the incarnation; the origin of that; the inventories of all agents that
+            wait; and whether the last round ended by a worker failure. Pure. Membership reads neither origins nor
+            inventories.
         leave_margin: how long before an announced departure those that still run are interrupted; see
             :func:`~.planned_stop.seconds_to_stop`.
     """
@@ -90,7 +91,7 @@ class Settings:
     gather_limit: float = 1.0
     min_round_time: float = 0.0
     leave_margin: float = 5.0
-    choose_origin: Callable[[int | None, str, Sequence[str]], str] = _no_origin
+    choose_origin: Callable[[int | None, str, Sequence[str], bool], str] = _no_origin
 
     def round_size(self, agents: int) -> int:
         """Return how many of so many agents a round takes: the largest valid number, 0 if none is valid."""

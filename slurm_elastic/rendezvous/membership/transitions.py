@@ -126,6 +126,7 @@ def publish(state: State, now: float) -> Result:
         "" if base is None else base.origin,
         # Of spares, too: their memory lives.
         [candidate.inventory for candidate in waiting],
+        state.reason is Reason.WORKER_FAILED,
     )
     members_next = waiting[: settings.round_size(len(waiting))]
     table = build_table(state.round, state.reason, members_next, state.restarts, limit, origin)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from slurm_elastic.rendezvous.leader.fenced_records import last_round
-from slurm_elastic.rendezvous.membership import Base, Joined, LeaveReason, Left, Publish, Reason, build_table
+from slurm_elastic.rendezvous.membership import Base, Joined, LeaveReason, Left, Ponged, Publish, Reason, build_table
 from slurm_elastic.rendezvous.records.api import Situation
 from slurm_elastic.rendezvous.transport.messages import (
     INVENTORY_LIMIT,
@@ -17,11 +17,11 @@ from slurm_elastic.rendezvous.transport.messages import (
     decode_agent_message,
     encode,
 )
-from tests.unit.rendezvous.scenario import Scenario, candidate, only
+from tests.unit.rendezvous.scenario import Scenario, candidate, failed, only
 
 
-def choose(last_round: int | None, before: str, inventories: Sequence[str]) -> str:
-    return f"{before}/{last_round}:{'+'.join(sorted(inventories))}"
+def choose(last_round: int | None, before: str, inventories: Sequence[str], failed: bool) -> str:
+    return f"{before}/{last_round}{' failed' * failed}:{'+'.join(sorted(inventories))}"
 
 
 def joined(name: str, inventory: str, attempt: int = 1, last: int | None = None) -> Joined:
@@ -37,6 +37,16 @@ def test_each_round_has_its_origin_and_the_next_one_follows_it() -> None:
     scenario.on(joined("n2", "c"))
     (second,) = only(Publish, scenario.on(Left("n0", LeaveReason.DRAINED)))
     assert second.table.origin == "/None:a/0:b+c"
+
+
+def test_a_round_after_a_failure_is_told_so() -> None:
+    scenario = Scenario(choose_origin=choose, max_restarts=1)
+    scenario.on(joined("n0", "a"))
+    scenario.on(failed("n0"))
+    scenario.on(Ponged("n0", 1))
+    scenario.wait(1.0)
+    (second,) = only(Publish, scenario.on(joined("n0", "a", 2, 0)))
+    assert second.table.origin == "/None:a/0 failed:a"
 
 
 def test_a_leader_that_follows_reads_the_origin_from_the_record() -> None:

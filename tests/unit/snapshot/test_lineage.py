@@ -68,12 +68,38 @@ def test_going_back_to_an_earlier_round_forgets_the_later_ones() -> None:
 
 
 def test_a_round_from_nothing_in_memory_forgets_all() -> None:
-    assert choose(3, origin((2, 20)), [holds("cut off", (2, 25))]) == ""
+    found = choose(3, origin((2, 20)), [holds("cut off", (2, 25))])
+    assert read_origin(found) == Origin(
+        note="no agent that is left holds a snapshot since step 20 of round 2; it starts from disk"
+    )
+    assert choose(3, origin((2, 20)), [""]) == found
+    assert choose(4, found, [holds("cut off", (2, 25))]) == ""
     assert chosen(4, "", holds("cut off", (2, 25), (2, 10))) is None
 
 
 def test_a_round_that_does_not_exist_yet_is_not_believed() -> None:
     assert chosen(3, origin((2, 20)), holds("liar", (7, 1)), holds("a", (3, 21))) == (3, 21)
+
+
+def test_a_state_from_which_workers_fail_is_left_for_an_older_one_and_then_for_disk() -> None:
+    held = holds("a", (0, 4), (0, 5), (1, 6))
+    # Round 1 took a snapshot before its worker failed.
+    first = choose(1, origin((0, 5)), [held], failed=True)
+    assert read_origin(first).copy == Copy(SnapshotId(1, 6), "00")
+    assert read_origin(first).note == ""
+    # Round 2 started from it and took none.
+    second = choose(2, first, [held], failed=True)
+    assert read_origin(second).copy == Copy(SnapshotId(0, 5), "00")
+    assert read_origin(second).note == "workers that started from step 6 of round 1 failed before the next snapshot"
+    assert chosen(2, first, held) == (1, 6)
+    held = holds("a", (0, 4), (0, 5))
+    third = choose(3, second, [held], failed=True)
+    assert chosen(3, second, held) == (0, 5)
+    assert read_origin(third).copy == Copy(SnapshotId(0, 4), "00")
+    fourth = read_origin(choose(4, third, [holds("a", (0, 4))], failed=True))
+    assert fourth == Origin(
+        note="workers that started from step 4 of round 0 failed before the next snapshot; it starts from disk"
+    )
 
 
 def test_snapshots_that_differ_between_nodes_are_not_chosen_and_that_is_said() -> None:
@@ -82,7 +108,8 @@ def test_snapshots_that_differ_between_nodes_are_not_chosen_and_that_is_said() -
     assert found.copy == Copy(SnapshotId(0, 4), "00")
     assert found.note == "step 5 of round 0 is not the same on a and b"
     alone = read_origin(choose(0, "", inventories[:2]))
-    assert (alone.copy, alone.line, alone.note) == (None, (), found.note)
+    assert (alone.copy, alone.line) == (None, ())
+    assert alone.note == f"{found.note}; it starts from disk"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"copies":[{"id":{"round":0}}]}', '{"copies":7}', "\x00"])

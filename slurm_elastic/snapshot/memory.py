@@ -1,0 +1,183 @@
+"""Slots as files in memory: made by the agent, mapped by agents and workers, grown by whoever writes.
+
+The files have no name, so they are gone with the last process that has them: the agent, when its workers have ended.
+They are sealed against shrinking: what a process has mapped stays there, whatever another one does (fcntl(2),
+F_SEAL_SHRINK).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from slurm_elastic.snapshot import slots
+from slurm_elastic.snapshot.lineage import Copy
+from slurm_elastic.snapshot.slots import HEADER, Contents
+
+__all__ = ["OutOfMemoryError", "Slot", "free_memory", "require_memory"]
+
+_PAGE = 4096
+
+
+class OutOfMemoryError(MemoryError):
+    """The memory of this node or job does not suffice for snapshots."""
+
+
+class Slot:
+    """The memory of one snapshot.
+
+    Args:
+        descriptor: Of the file; closed by `close`, or with the last reference to this object.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._close = weakref.finalize(self, os.close, descriptor)
+        self._map: mmap.mmap | None = None
+        self.generation = 0
+        """Counts the times that the memory was mapped: views into an earlier mapping do not see this one."""
+
+    @classmethod
+    def make(cls) -> Slot:
+        """Make the memory of a slot; it has a header and holds nothing.
+
+        Raises:
+            OSError: It cannot be made.
+        """
+        descriptor = os.memfd_create("slurm-elastic-snapshot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, HEADER)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return cls(descriptor)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return os.fstat(self.descriptor).st_size
+
+    def memory(self) -> memoryview:
+        """Return the whole memory, mapped anew if it has grown. Processes that are forked do not inherit it."""
+        size = self.size
+        if self._map is None or len(self._map) != size:
+            # Views into the old mapping keep that one.
+            self._map = mmap.mmap(self.descriptor, size)
+            self._map.madvise(mmap.MADV_DONTFORK)
+            self.generation += 1
+        return memoryview(self._map)
+
+    def contents(self) -> Contents | None:
+        """Return what the slot holds; None if no committed snapshot."""
+        memory = self.memory()
+        return slots.contents(memory[:HEADER].cast("q"), len(memory))
+
+    def clear(self) -> None:
+        """Drop what the slot holds."""
+        slots.clear(self.memory()[:HEADER].cast("q"))
+
+    def grow(self, size: int) -> None:
+        """Make the file at least so large; its pages are there afterwards.
+
+        Raises:
+            OSError: There is no memory for them. Without this a write would end the process with SIGBUS.
+        """
+        size = -(-size // _PAGE) * _PAGE
+        if size > self.size:
+            os.posix_fallocate(self.descriptor, 0, size)
+
+    def fill(self, copy: Copy, tensors: int, description: bytes | int, write: Callable[[memoryview], object]) -> None:
+        """Write a snapshot, into a file that is large enough.
+
+        Args:
+            copy: The snapshot.
+            tensors: Bytes of its tensors.
+            description: Its description; or the size of one that `write` writes, too.
+            write: Writes the tensors into their memory.
+        """
+        size = description if isinstance(description, int) else len(description)
+        written = Contents(copy, tensors, size)
+        memory = self.memory()
+        body = memory[HEADER : written.size]
+
+        def put() -> None:
+            write(body)
+            if not isinstance(description, int):
+                body[tensors:] = description
+
+        slots.fill(memory[:HEADER].cast("q"), written, put)
+
+    def close(self) -> None:
+        """Close the file; the mapping goes with the last view into it."""
+        self._close()
+        self._map = None
+
+
+def require_memory(size: int, slots_of_node: Sequence[Slot]) -> None:
+    """Make room in all slots for snapshots of so many bytes.
+
+    Raises:
+        OutOfMemoryError: The node or the job does not have the memory.
+    """
+    missing = sum(max(0, size - slot.size) for slot in slots_of_node)
+    if not missing:
+        return
+    free = free_memory()
+    count = len(slots_of_node)
+    text = (
+        f"snapshots need {count} x {_shown(size)} = {_shown(count * size)} of memory on this node, {_shown(missing)}"
+        f" more than they have, and {_shown(free)} are free; ask for more by --mem, or do not call snapshot.save"
+    )
+    if missing > free:
+        raise OutOfMemoryError(text)
+    try:
+        for slot in slots_of_node:
+            slot.grow(size)
+    except OSError as error:
+        raise OutOfMemoryError(f"{text} ({error.strerror})") from None
+
+
+def free_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the bytes that this process can still use: of the machine, and of its control groups (cgroups(7))."""
+    free = []
+    for line in (proc / "meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            free.append(1024 * int(line.split()[1]))
+    for line in (proc / "self" / "cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            free += _left(cgroups, path, "memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            free += _left(cgroups / "memory", path, *names)
+    return min(free, default=0)
+
+
+def _left(root: Path, path: str, limit: str, usage: str, reclaimable: str) -> list[int]:
+    """Return the bytes left in a control group and in each one above it, where they are limited."""
+    found = []
+    group = root / path.lstrip("/")
+    while group != root.parent:
+        try:
+            most = (group / limit).read_text().strip()
+            used = int((group / usage).read_text())
+            statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):
+            most = "max"
+        if most != "max":
+            # The kernel drops cached files before it refuses memory.
+            found.append(max(0, int(most) - used + int(statistics.get(reclaimable, 0))))
+        group = group.parent
+    return found
+
+
+def _shown(size: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size / 1024:.1f} KiB"

@@ -1,0 +1,214 @@
+"""A snapshot from one agent to another: authenticated by the session that agents and leader use, length-checked.
+
+After the handshake: the receiver asks for a snapshot, the sender answers with its size, the receiver says that it is
+ready, the sender sends that many bytes and then their digest. Only the digest is authenticated by the session: bytes
+that were changed on the way do not match it, and are never committed. They are not encrypted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from slurm_elastic.rendezvous.transport.session import Role, Session, SessionError
+from slurm_elastic.snapshot.lineage import Copy, Holder
+from slurm_elastic.snapshot.memory import Slot, require_memory
+from slurm_elastic.snapshot.slots import HEADER
+
+__all__ = ["Sender", "TransferError", "receive"]
+
+logger = logging.getLogger("slurm_elastic")
+
+_TIMEOUT = 10.0
+"""Seconds without a byte after which the other side is given up."""
+_CHUNK = 1 << 22
+_AT_ONCE = 64
+"""Receivers that are served together; more are sent away and come again."""
+
+
+class TransferError(Exception):
+    """A snapshot does not come from another agent."""
+
+
+class Sender:
+    """Serves the slots of an agent to the other agents of its run, in threads of its own.
+
+    Args:
+        secret: Of the run.
+        run: Name of the incarnation.
+        slots: Of this agent, which may replace one.
+    """
+
+    def __init__(self, secret: bytes, run: str, slots: Sequence[Slot]) -> None:
+        self._secret, self._run, self._slots = secret, run, slots
+        self._places = threading.Semaphore(_AT_ONCE)
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        self._listener = socket.create_server(("", 0), family=family, dualstack_ipv6=dual)
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._serve, name="slurm-elastic-snapshot-sender", daemon=True).start()
+
+    def close(self) -> None:
+        """Accept no more receivers."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            if self._places.acquire(blocking=False):
+                threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
+            else:
+                connection.close()
+
+    def _attend(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                self._send(_Channel(connection, Session(Role.LEADER, self._secret, _name(self._run), port=self.port)))
+        except (OSError, SessionError, TransferError) as error:
+            logger.debug("a snapshot is not sent: %s", error)
+        finally:
+            self._places.release()
+
+    def _send(self, channel: _Channel) -> None:
+        wanted = channel.next()
+        for slot in tuple(self._slots):
+            contents = slot.contents()
+            if contents is None or _named(contents.copy) != wanted:
+                continue
+            channel.say({"tensors": contents.tensors, "description": contents.description})
+            channel.next()
+            body, digest = slot.memory()[HEADER : contents.size], hashlib.blake2b()
+            for start in range(0, len(body), _CHUNK):
+                chunk = body[start : start + _CHUNK]
+                digest.update(chunk)
+                channel.socket.sendall(chunk)
+            # A worker that overwrites the slot clears the header first. Then the receiver has to look elsewhere.
+            if slot.contents() == contents:
+                channel.say({"digest": digest.hexdigest()})
+            return
+        raise TransferError(f"{wanted} is not here any more")
+
+
+def receive(
+    copy: Copy,
+    slot: Slot,
+    slots: Sequence[Slot],
+    holders: Sequence[Holder],
+    secret: bytes,
+    run: str,
+    agent: str,
+    cancelled: Callable[[], bool],
+    timeout: float = 60.0,
+) -> None:
+    """Get a snapshot from one of the agents that hold it.
+
+    Args:
+        copy: The snapshot.
+        slot: To write.
+        slots: All slots of this agent, for which room is made.
+        holders: To ask, in this order, again and again.
+        secret: Of the run.
+        run: Name of the incarnation.
+        agent: Identity of this agent.
+        cancelled: Asked all the time: True if the snapshot is not wanted any more.
+        timeout: Seconds after which no holder is asked again.
+
+    Raises:
+        TransferError: No holder sends it.
+        OutOfMemoryError: The memory of the node or job does not suffice.
+    """
+    give_up = time.monotonic() + timeout
+    why = "no agent holds it"
+    while holders and not cancelled():
+        for holder in holders:
+            try:
+                with socket.create_connection((holder.address, holder.port), timeout=_TIMEOUT) as connection:
+                    session = Session(Role.AGENT, secret, _name(run), agent=agent, port=holder.port)
+                    _receive(_Channel(connection, session), copy, slot, slots, cancelled)
+                    return
+            except (OSError, SessionError, TransferError) as error:
+                why = f"{holder.address}: {error or type(error).__name__}"
+            if cancelled():
+                break
+        if time.monotonic() > give_up:
+            break
+        time.sleep(0.2)
+    raise TransferError("not wanted any more" if cancelled() else why)
+
+
+def _receive(channel: _Channel, copy: Copy, slot: Slot, slots: Sequence[Slot], cancelled: Callable[[], bool]) -> None:
+    channel.say(_named(copy))
+    sizes = channel.next()
+    tensors, description = sizes.get("tensors"), sizes.get("description")
+    if type(tensors) is not int or type(description) is not int or min(tensors, description) < 0:
+        raise TransferError("an answer without sizes")
+    require_memory(HEADER + tensors + 2 * description, slots)
+
+    def write(body: memoryview) -> None:
+        channel.say({"ready": True})
+        digest = hashlib.blake2b()
+        at = 0
+        while at < len(body):
+            count = channel.socket.recv_into(body[at : at + _CHUNK])
+            if not count or cancelled():
+                raise TransferError("it ends in the middle")
+            digest.update(body[at : at + count])
+            at += count
+        if channel.next().get("digest") != digest.hexdigest():
+            raise TransferError("a wrong digest")
+
+    slot.fill(copy, tensors, description, write)
+
+
+class _Channel:
+    """A connection whose handshake is done by blocking calls, and its messages."""
+
+    def __init__(self, connection: socket.socket, session: Session) -> None:
+        self.socket, self._session = connection, session
+        self._messages: list[dict[str, Any]] = []
+        connection.settimeout(_TIMEOUT)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(session.start())
+        while not session.established:
+            self._read()
+
+    def say(self, content: dict[str, Any]) -> None:
+        """Send a message."""
+        self.socket.sendall(self._session.seal(json.dumps(content).encode()))
+
+    def next(self) -> dict[str, Any]:
+        """Wait for the next message."""
+        while not self._messages:
+            self._read()
+        return self._messages.pop(0)
+
+    def _read(self) -> None:
+        # Never more than the bytes of messages: what follows one may be a snapshot, which begins when it is asked for.
+        received = self.socket.recv(4096)
+        if not received:
+            raise TransferError("the connection ends")
+        messages, answer = self._session.receive(received)
+        self._messages += messages
+        if answer:
+            self.socket.sendall(answer)
+
+
+def _name(run: str) -> str:
+    """Return a name for sessions that carry snapshots: no proof of one is good for a session with the leader."""
+    return f"{run} snapshot"
+
+
+def _named(copy: Copy) -> dict[str, Any]:
+    return {"round": copy.id.round, "step": copy.id.step, "digest": copy.digest}

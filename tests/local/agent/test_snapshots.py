@@ -1,0 +1,64 @@
+"""Agents that hold snapshots: nothing that is lost costs more than one step, without any checkpoint on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.local.agent.test_winding import STEPPING, stepped, steps
+from tests.local.agents import Allocation, eventually
+
+Allocate = Callable[..., Allocation]
+
+
+def training(nodes: Allocation, *arguments: str) -> list[Any]:
+    """Agents on all nodes, whose workers have taken some steps and as many snapshots."""
+    nodes.touch("pace", "0.01")
+    agents = nodes.start_all("--nnodes=1:3", *arguments, script=(STEPPING, "snapshots"))
+    stepped(nodes, 0, 5)
+    return agents
+
+
+def repeated(nodes: Allocation, round_: int) -> int:
+    """How many steps all ranks that take part in a round take again; all start from the same one."""
+    world = json.loads((nodes.run_dir / "rounds" / f"{round_:06d}.json").read_text())["world_size"]
+    taken = [steps(nodes, rank) for rank in range(nodes.size)]
+    first = {min(step for number, step, _ in taken[rank] if number == round_) for rank in range(world)}
+    before = max(step for ranks in taken for number, step, _ in ranks if number < round_)
+    assert len(first) == 1, nodes.story()
+    return before - first.pop() + 1
+
+
+def test_workers_go_on_where_a_killed_one_was(allocate: Allocate) -> None:
+    nodes = allocate(3, job_id="19")
+    agents = training(nodes, "--max-restarts=1")
+    (victim,) = [pid for pid in nodes.processes(STEPPING) if b"SLURM_ELASTIC_NODE=127.0.0.2\0" in environ(pid)]
+    os.kill(victim, signal.SIGKILL)
+    stepped(nodes, 1)
+    nodes.touch("finish")
+    assert [agent.wait() for agent in agents] == [0, 0, 0]
+    assert repeated(nodes, 1) in (0, 1)
+    assert "the workers of round 1 start from the snapshot of step " in agents[0].err
+
+
+def test_nodes_go_on_without_the_leader_and_a_new_one_gets_the_snapshot(allocate: Allocate) -> None:
+    nodes = allocate(3, job_id="19")
+    agents = training(nodes)
+    agents[0].kill()
+    stepped(nodes, 1)
+    assert repeated(nodes, 1) in (0, 1)
+    # The node is back, and has nothing in memory.
+    agents[0] = nodes.start(1, "--nnodes=1:3", script=(STEPPING, "snapshots"))
+    eventually(lambda: nodes.rounds() > 2, nodes.story)
+    stepped(nodes, 2)
+    nodes.touch("finish")
+    assert [agent.wait() for agent in agents] == [0, 0, 0]
+    assert repeated(nodes, 2) == 0
+
+
+def environ(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()

@@ -1,0 +1,390 @@
+"""Agents' memory over rounds, on one machine: workers save and start from it, other agents fetch it."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slurm_elastic import snapshot
+from slurm_elastic.rendezvous.transport.session import Role, Session
+from slurm_elastic.snapshot import memory as memory_module
+from slurm_elastic.snapshot import transfer
+from slurm_elastic.snapshot.agent_side import AgentMemory
+from slurm_elastic.snapshot.hand_over import VARIABLE, Request, ask
+from slurm_elastic.snapshot.lineage import Copy, SnapshotId, choose, read_inventories, read_origin
+from slurm_elastic.snapshot.memory import OutOfMemoryError, Slot, free_memory, require_memory
+from tests.local.waiting import eventually
+
+_fork = multiprocessing.get_context("fork")
+
+
+class Agents:
+    """Agents of one run, whose rounds the test publishes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._by_name: dict[str, AgentMemory] = {}
+        self.round: int | None = None
+        self.origin = ""
+
+    def add(self, name: str, secret: bytes = b"s" * 32) -> AgentMemory:
+        (self._directory / name).mkdir()
+        made = AgentMemory(self._directory / name, secret, "7.0", name, name, "127.0.0.1")
+        self._by_name[name] = made
+        return made
+
+    def next_round(self, agents: Sequence[AgentMemory]) -> list[dict[str, str]]:
+        """Return the variables of the workers on each agent."""
+        self.origin = choose(self.round, self.origin, [agent.inventory() for agent in agents])
+        self.round = 0 if self.round is None else self.round + 1
+        variables = [agent.begin(self.round, self.origin, first=index == 0) for index, agent in enumerate(agents)]
+        return [{**each, "SLURM_ELASTIC_ROUND": str(self.round), "LOCAL_RANK": "0"} for each in variables]
+
+    def close(self) -> None:
+        for agent in self._by_name.values():
+            agent.close()
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[Agents]:
+    made = Agents(tmp_path)
+    yield made
+    made.close()
+
+
+def in_worker(variables: dict[str, str], work: Any) -> Any:
+    """Return what a worker with this environment returns; it is forked, and its memory is gone with it."""
+    receiving, sending = _fork.Pipe(duplex=False)
+
+    def main() -> None:
+        os.environ.update(variables)
+        torch.set_num_threads(1)
+        sending.send(work())
+
+    process = _fork.Process(target=main)
+    process.start()
+    sending.close()
+    with contextlib.suppress(EOFError):
+        result = receiving.recv()
+        process.join()
+        return result
+    process.join()
+    return None
+
+
+def saves(*steps: int, size: int = 1000) -> Any:
+    def work() -> bool:
+        for step in steps:
+            snapshot.save(step, weights=torch.full((size,), float(step)), progress={"step": step})
+        return True
+
+    return work
+
+
+def loads() -> tuple[float, int] | None:
+    """The value of the weights, and the step."""
+    weights, progress = snapshot.load(weights=torch.zeros(1), progress=None)
+    assert (weights == weights[0]).all()
+    return None if progress is None else (float(weights[0]), progress["step"])
+
+
+def test_a_round_starts_from_the_newest_snapshot_on_every_node(agents: Agents) -> None:
+    one, two = agents.add("one"), agents.add("two")
+    first = agents.next_round([one, two])
+    assert in_worker(first[0], loads) is None
+    assert all(in_worker(variables, saves(1, 2, 3, 4, 5)) for variables in first)
+    # A node that has nothing fetches it.
+    three = agents.add("three")
+    for variables in agents.next_round([one, two, three]):
+        assert in_worker(variables, loads) == (5.0, 5)
+    # And serves it, when the others are gone.
+    for variables in agents.next_round([three, agents.add("four")]):
+        assert in_worker(variables, loads) == (5.0, 5)
+
+
+def test_a_worker_that_is_killed_while_it_saves_leaves_the_snapshot_before(agents: Agents) -> None:
+    one = agents.add("one")
+    (variables,) = agents.next_round([one])
+
+    def work() -> None:
+        saves(1, 2, 3)()
+
+        def killed(*arguments: object) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        torch.Tensor.copy_ = killed  # type: ignore[method-assign, assignment]
+        saves(4)()
+
+    in_worker(variables, work)
+    (variables,) = agents.next_round([one])
+    assert in_worker(variables, loads) == (3.0, 3)
+
+
+def test_state_may_grow_and_change_its_shape(agents: Agents) -> None:
+    one = agents.add("one")
+    (variables,) = agents.next_round([one])
+    assert in_worker(variables, lambda: saves(1, size=10)() and saves(2, size=100_000)() and saves(3, size=50_000)())
+    for _ in range(2):
+        (variables,) = agents.next_round([one])
+        assert in_worker(variables, loads) == (3.0, 3)
+
+
+def test_what_a_cut_off_group_has_saved_is_dropped(agents: Agents) -> None:
+    one, two = agents.add("one"), agents.add("two")
+    first = agents.next_round([one, two])
+    assert in_worker(first[0], saves(1, 2))
+    assert in_worker(first[1], saves(1, 2, 3))
+    # Round 1 is formed without the second node, which goes on.
+    (variables,) = agents.next_round([one])
+    assert in_worker(variables, loads) == (2.0, 2)
+    assert in_worker(first[1], saves(4, 5, 6))
+    for variables in agents.next_round([one, two]):
+        assert in_worker(variables, loads) == (2.0, 2)
+    assert len(read_inventories([two.inventory()])[0].copies) == 1
+
+
+def test_state_that_ranks_do_not_share_is_not_restored(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
+    one, two = agents.add("one"), agents.add("two")
+    first = agents.next_round([one, two])
+    for number, variables in enumerate(first):
+        assert in_worker(variables, lambda number=number: snapshot.save(1, seed=number) or True)
+    for variables in agents.next_round([one, two]):
+        assert in_worker(variables, lambda: snapshot.load(seed="own")) == "own"
+    assert "step 1 of round 0 is not the same on one and two; it starts from disk" in caplog.text
+
+
+def raised_by(work: Any) -> Any:
+    """Return work that returns the error of this one as text."""
+
+    def raised() -> str:
+        try:
+            work()
+        except (RuntimeError, ValueError, TypeError) as error:
+            return str(error)
+        return ""
+
+    return raised
+
+
+def test_steps_are_counted_over_all_epochs(agents: Agents) -> None:
+    one = agents.add("one")
+    found = in_worker(agents.next_round([one])[0], raised_by(saves(7, 8, 1)))
+    assert found == "snapshot of step 1 after that of step 8: count steps over all epochs"
+    (variables,) = agents.next_round([one])
+    assert in_worker(variables, loads) == (8.0, 8)
+
+    def twice() -> bool:
+        snapshot.save(9, weights=torch.full((10,), 9.0), progress={"step": 9})
+        snapshot.save(9, weights=torch.full((10,), 0.0), progress={"step": 0})
+        return True
+
+    assert in_worker(variables, twice)
+    assert in_worker(agents.next_round([one])[0], loads) == (9.0, 9)
+
+
+def test_a_snapshot_is_loaded_before_it_is_overwritten_or_not_at_all(agents: Agents) -> None:
+    one = agents.add("one")
+    assert in_worker(agents.next_round([one])[0], saves(1))
+    (variables,) = agents.next_round([one])
+
+    def late() -> None:
+        saves(2, 3, 4)()
+        loads()
+
+    assert in_worker(variables, raised_by(late)).startswith("snapshot.load comes too late: call it on all ranks")
+
+
+def test_other_ranks_of_a_node_read_and_do_not_write(agents: Agents) -> None:
+    one = agents.add("one")
+    (variables,) = agents.next_round([one])
+    assert in_worker(variables, saves(1))
+    assert in_worker({**variables, "LOCAL_RANK": "1"}, saves(1, 2, 3))
+    (variables,) = agents.next_round([one])
+    assert in_worker({**variables, "LOCAL_RANK": "1"}, loads) == (1.0, 1)
+
+
+def test_names_that_the_snapshot_does_not_have(agents: Agents) -> None:
+    one = agents.add("one")
+    assert in_worker(agents.next_round([one])[0], saves(1))
+
+    def work() -> str:
+        try:
+            snapshot.load(weights=None, ema=None)
+        except KeyError as error:
+            return str(error)
+        return ""
+
+    assert "the snapshot has no state 'ema', only weights, progress" in in_worker(agents.next_round([one])[0], work)
+
+
+def test_processes_of_a_data_loader_inherit_neither_memory_nor_descriptor(agents: Agents) -> None:
+    one = agents.add("one")
+
+    def work() -> tuple[int, int, int]:
+        saves(1)()
+
+        def count() -> int:
+            return Path("/proc/self/maps").read_text().count("slurm-elastic-snapshot") + sum(
+                "slurm-elastic-snapshot" in str(path.readlink())
+                for path in Path("/proc/self/fd").iterdir()
+                if path.exists()
+            )
+
+        before = count()
+        reading, writing = os.pipe()
+        if not (child := os.fork()):
+            os.write(writing, b"%d" % count())
+            os._exit(0)
+        os.waitpid(child, 0)
+        return before, int(os.read(reading, 10)), count()
+
+    before, child, after = in_worker(agents.next_round([one])[0], work)
+    assert before == after
+    # Of three slots: the descriptor, the mapping, and the descriptor that CPython's mmap keeps. What is left is of the
+    # agent, which is in the process of the test, from which the worker was forked.
+    assert before - child == 9
+
+
+def test_a_worker_of_a_round_that_is_over_gets_no_memory(agents: Agents) -> None:
+    one = agents.add("one")
+    (old,) = agents.next_round([one])
+    agents.next_round([one])
+
+    assert "cannot be had: round 0 is over" in in_worker(old, raised_by(lambda: snapshot.save(1, x=1)))
+
+
+def test_a_snapshot_that_no_agent_sends_ends_the_worker(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "_TIMEOUT", 0.2)
+    one = agents.add("one")
+    assert in_worker(agents.next_round([one])[0], saves(1))
+    origin = choose(0, "", [one.inventory()])
+    one.close()
+    del agents._by_name["one"]
+    two = agents.add("two")
+    monkeypatch.setattr(transfer.receive, "__defaults__", (0.0,))
+    variables = two.begin(1, origin, first=True)
+    with pytest.raises(Exception, match=r"two cannot get it: 127\.0\.0\.1: .*refused"):
+        ask(variables[VARIABLE], Request(1))
+
+
+def test_a_transfer_is_given_up_with_its_round(agents: Agents) -> None:
+    one, two = agents.add("one"), agents.add("two")
+    assert in_worker(agents.next_round([one])[0], saves(1))
+    # A holder that takes connections and says nothing.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = read_origin(choose(0, "", [one.inventory()])).holders[0].port
+        origin = choose(0, "", [one.inventory()]).replace(str(port), str(silent.getsockname()[1]))
+        two.begin(1, origin, first=False)
+        assert two.inventory() == ""
+    agents.round = 1
+    agents.origin = origin
+    for variables in agents.next_round([one, two]):
+        assert in_worker(variables, loads) == (1.0, 1)
+
+
+def test_an_agent_without_the_secret_gets_nothing(agents: Agents) -> None:
+    one = agents.add("one")
+    assert in_worker(agents.next_round([one])[0], saves(1))
+    port = read_inventories([one.inventory()])[0].holder.port
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        session = Session(Role.AGENT, b"x" * 32, "7.0 snapshot", agent="stranger", port=port)
+        connection.sendall(session.start())
+        received = b""
+        while piece := connection.recv(4096):
+            received += piece
+    assert len(received) < 1000
+    assert not session.established
+
+
+def test_a_snapshot_that_changes_on_its_way_is_not_committed(agents: Agents) -> None:
+    one = agents.add("one")
+    assert in_worker(agents.next_round([one])[0], saves(1, size=100_000))
+    origin = read_origin(choose(0, "", [one.inventory()]))
+    assert origin.copy is not None
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=_meddle, args=(listener, origin.holders[0].port), daemon=True).start()
+        slot = Slot.make()
+        # The proofs cover the port of the holder: the one between can pass on bytes, and change them.
+        session = Session(Role.AGENT, b"s" * 32, "7.0 snapshot", agent="two", port=origin.holders[0].port)
+        with socket.create_connection(listener.getsockname()) as connection:
+            channel = transfer._Channel(connection, session)
+            with pytest.raises(transfer.TransferError, match="a wrong digest"):
+                transfer._receive(channel, origin.copy, slot, [slot], lambda: False)
+    assert slot.contents() is None
+
+
+def _meddle(listener: socket.socket, port: int) -> None:
+    here, _ = listener.accept()
+    there = socket.create_connection(("127.0.0.1", port))
+
+    def forward(source: socket.socket, target: socket.socket, at: int) -> None:
+        seen = 0
+        with contextlib.suppress(OSError):
+            while data := bytearray(source.recv(4096)):
+                if seen <= at < seen + len(data):
+                    data[at - seen] ^= 1
+                seen += len(data)
+                target.sendall(data)
+
+    threading.Thread(target=forward, args=(here, there, -1), daemon=True).start()
+    forward(there, here, 200_000)
+
+
+def test_memory_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_module, "free_memory", lambda: 5 << 20)
+    slots = [Slot.make() for _ in range(3)]
+    require_memory(1 << 20, slots)
+    with pytest.raises(OutOfMemoryError) as raised:
+        require_memory(4 << 20, slots)
+    assert str(raised.value) == (
+        "snapshots need 3 x 4.0 MiB = 12.0 MiB of memory on this node, 9.0 MiB more than they have, and 5.0 MiB are"
+        " free; ask for more by --mem, or do not call snapshot.save"
+    )
+    assert [slot.size for slot in slots] == [1 << 20] * 3
+
+
+def test_the_limits_of_all_control_groups_count(tmp_path: Path) -> None:
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
+    (proc / "self" / "cgroup").write_text("0::/job/step\n")
+    assert free_memory(proc, groups) == 4000 << 10
+    for name, most, used in (("job", "3000000", 1000000), ("job/step", "max", 500000)):
+        (groups / name).mkdir(parents=True)
+        (groups / name / "memory.max").write_text(f"{most}\n")
+        (groups / name / "memory.current").write_text(f"{used}\n")
+        (groups / name / "memory.stat").write_text("anon 5\ninactive_file 200000\n")
+    assert free_memory(proc, groups) == 2200000
+    assert free_memory() > 0
+
+
+def test_a_slot_cannot_be_shrunk_under_its_readers() -> None:
+    slot = Slot.make()
+    slot.grow(1 << 20)
+    with pytest.raises(PermissionError):
+        os.ftruncate(slot.descriptor, mmap.PAGESIZE)
+    assert slot.contents() is None
+    slot.fill(Copy(SnapshotId(0, 1), "0" * 16), 8, b"{}", lambda body: None)
+    assert slot.contents() is not None
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    made = Agents(tmp_path)
+    one = made.add("one")
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    assert in_worker(made.next_round([one])[0], saves(1))
+    made.next_round([one])
+    made.close()
+    assert list((tmp_path / "one").iterdir()) == []
+    eventually(lambda: len(list(Path("/proc/self/fd").iterdir())) < descriptors, lambda: "descriptors stay open")

@@ -1,0 +1,104 @@
+"""Training state to bytes and back."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from slurm_elastic.snapshot.state import StateError, describe, flatten, table_of, unflatten
+
+
+def through_bytes(state: dict[str, Any]) -> dict[str, Any]:
+    tree, tensors = flatten(state)
+    table = table_of(tensors)
+    memory = bytearray(table.size)
+    for tensor, place in zip(tensors, table.places, strict=True):
+        if place.size:
+            raw = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            memory[place.offset : place.offset + place.size] = raw
+    return unflatten(describe(tree, table), memoryview(memory))
+
+
+def test_plain_values_come_back_as_they_were() -> None:
+    state = {
+        "progress": {"epoch": 3, 7: [1, 2.5, None, True], (1, "a"): (b"\x00\xff", "é"), "empty": {}},
+        "best": math.inf,
+        "size": torch.Size([2, 3]),
+    }
+    found = through_bytes(state)
+    assert found == {**state, "size": (2, 3)}
+    assert isinstance(found["progress"][(1, "a")], tuple)
+    assert math.isnan(through_bytes({"loss": math.nan})["loss"])
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8]
+)
+def test_tensors_come_back_in_memory_of_their_own(dtype: torch.dtype) -> None:
+    state = {"a": torch.tensor([[0, 1, 2], [1, 0, 1]]).to(dtype), "b": {"c": torch.tensor(1).to(dtype)}}
+    found = through_bytes(state)
+    assert torch.equal(found["a"], state["a"])
+    assert found["a"].dtype is dtype
+    assert torch.equal(found["b"]["c"], state["b"]["c"])
+    assert found["b"]["c"].shape == ()
+
+
+def test_views_parameters_and_empty_tensors() -> None:
+    matrix = torch.arange(12.0).reshape(3, 4)
+    state = {"turned": matrix.T, "part": matrix[:, 1], "none": torch.empty(0, 3), "p": torch.nn.Parameter(matrix)}
+    found = through_bytes(state)
+    assert all(torch.equal(found[name], state[name]) for name in state)
+    assert not found["p"].requires_grad
+
+
+def test_model_and_optimizer_go_on_as_if_nothing_had_been() -> None:
+    def steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).pow(2).sum().backward()
+            optimizer.step()
+        return model(torch.rand(2, 4, generator=torch.Generator().manual_seed(0)))
+
+    def made() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+        return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    model, optimizer = made()
+    steps(model, optimizer)
+    saved = through_bytes({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    other, other_optimizer = made()
+    other.load_state_dict(saved["model"])
+    other_optimizer.load_state_dict(saved["optimizer"])
+    assert torch.equal(steps(model, optimizer), steps(other, other_optimizer))
+
+
+def test_what_a_snapshot_cannot_hold_is_named() -> None:
+    with pytest.raises(StateError, match=r"^progress\.best\.1 is a set; a snapshot holds tensors"):
+        flatten({"progress": {"best": [1, {2}]}})
+    with pytest.raises(StateError, match=r"^m\.w is a torch\.sparse_coo tensor; .*to_dense"):
+        flatten({"m": {"w": torch.eye(2).to_sparse()}})
+
+
+def test_sharded_state_is_refused() -> None:
+    from torch.distributed.tensor import DTensor
+
+    class Sharded(DTensor):
+        """Made without a process group."""
+
+        def __new__(cls) -> Sharded:
+            return torch.Tensor._make_subclass(cls, torch.ones(2))
+
+    with pytest.raises(StateError, match=r"^model\.w is a DTensor; .*torch\.distributed\.checkpoint"):
+        flatten({"model": {"w": Sharded()}})
+
+
+def test_a_description_is_not_believed_beyond_its_memory() -> None:
+    tree, tensors = flatten({"a": torch.ones(8)})
+    description = describe(tree, table_of(tensors))
+    with pytest.raises(ValueError, match="a tensor of 32 bytes at 0 in 16 bytes"):
+        unflatten(description, memoryview(bytearray(16)))
+    with pytest.raises((ValueError, AttributeError)):
+        unflatten(description.replace(b"float32", b"nn"), memoryview(bytearray(64)))
