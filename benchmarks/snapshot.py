@@ -1,0 +1,166 @@
+"""What a snapshot in memory costs a training, beside a checkpoint on disk.
+
+    python -m benchmarks.snapshot [--json FILE]
+
+The time for which a training of 256 MiB is blocked: by one copy of the same bytes into memory that is there already, by
+snapshot.save, and by torch.save, torch.distributed.checkpoint's save and async_save into a directory of TMPDIR. And the
+times of a step of docs/examples/digits.py and of the snapshot after it. One process and the memory of one agent; no
+Slurm and no network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import secrets
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.nn.functional import cross_entropy
+
+from benchmarks.tables import Bar, Results, Table, median
+from slurm_elastic import snapshot
+from slurm_elastic.data import ElasticSampler
+from slurm_elastic.snapshot.agent_side import AgentMemory
+
+_ROOT = Path(__file__).parents[1]
+_TENSORS, _MIB = 64, 4
+"""Tensors of the state, and the size of each."""
+_TIMES = 15
+_STEPS = 500
+
+
+def main() -> int:
+    """Measure and show."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.snapshot")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")
+    # As workers that share a machine; threads that wait for each other measure what else runs on it.
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    results = Results.of("snapshot")
+    with tempfile.TemporaryDirectory() as directory:
+        memory = AgentMemory(Path(directory), secrets.token_bytes(32), "benchmark", "agent", "node", "127.0.0.1")
+        os.environ |= memory.begin(0, "", first=True) | {"LOCAL_RANK": "0", "SLURM_ELASTIC_ROUND": "0"}
+        # The steps of both are of one round, and only grow.
+        _block(results, Path(directory))
+        _digits(results, first_step=1000)
+        memory.close()
+    dist.destroy_process_group()
+    return results.finish(options.json)
+
+
+def _block(results: Results, directory: Path) -> None:
+    state = {f"layer{index}": torch.rand(_MIB << 18) for index in range(_TENSORS)}
+    target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    paths = iter(range(1_000_000))
+
+    def copy() -> None:
+        for name, tensor in state.items():
+            target[name].copy_(tensor)
+
+    def async_save() -> Callable[[], object]:
+        future = dcp.async_save(state, checkpoint_id=str(directory / f"{next(paths)}"))
+        return future.result  # type: ignore[union-attr, return-value]
+
+    ways: dict[str, Callable[[], Callable[[], object] | None]] = {
+        "one copy (memcpy)": copy,
+        "snapshot.save": lambda: snapshot.save(next(steps), model=state),
+        "dcp.async_save": async_save,
+        "dcp.save": lambda: dcp.save(state, checkpoint_id=str(directory / f"{next(paths)}")) and None,
+        "torch.save": lambda: torch.save(state, directory / f"{next(paths)}"),
+    }
+    steps = iter(range(1, 1000))
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(3):
+        # The memory of three snapshots is reserved, and touched.
+        ways["snapshot.save"]()
+    for turn in range(_TIMES):
+        for name, way in ways.items():
+            if turn >= 3 and name not in ("one copy (memcpy)", "snapshot.save"):
+                continue
+            begin = time.perf_counter()
+            wait = way()
+            taken[name].append(time.perf_counter() - begin)
+            if wait is not None:
+                wait()
+            for path in directory.glob("[0-9]*"):
+                _remove(path)
+    size = _TENSORS * _MIB
+    base = median(taken["one copy (memcpy)"])
+    table = Table(
+        f"Training of {size} MiB is blocked (s)",
+        ["by", "median", "slowest", "times one copy"],
+        note=f"The first two {_TIMES} times in turns, the others 3 times, into {tempfile.gettempdir()}.",
+    )
+    for name, times in taken.items():
+        middle = median(times)
+        table.rows.append([name, f"{middle:.3f}", f"{max(times):.3f}", f"{middle / base:.2f}"])
+    results.add(table)
+    ratio = median(taken["snapshot.save"]) / base
+    results.bars.append(Bar.at_most("blocked at most 1.3 times as long as by one copy", ratio, 1.3, "times"))
+
+
+def _digits(results: Results, first_step: int) -> None:
+    digits = _example()
+    train_set, _ = digits.load_data()
+    torch.manual_seed(0)
+    model = digits.make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    sampler = ElasticSampler(len(train_set), 32, seed=0)
+    progress = {"step": first_step}
+    images = torch.stack([train_set[index][0] for index in range(32)])
+    labels = torch.tensor([int(train_set[index][1]) for index in range(32)])
+
+    steps, saves = [], []
+    for _ in range(_STEPS):
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        progress["step"] += 1
+        between = time.perf_counter()
+        snapshot.save(progress["step"], model=model, optimizer=optimizer, sampler=sampler, progress=progress)
+        steps.append(between - begin)
+        saves.append(time.perf_counter() - between)
+    table = Table(
+        "Steps of docs/examples/digits.py with a snapshot after each, one process (ms)",
+        ["", "median", "slowest"],
+        note=f"{_STEPS} steps; without loading the batch.",
+    )
+    for name, times in (("the step", steps), ("its snapshot", saves)):
+        table.rows.append([name, f"{1000 * (median(times) or 0):.3f}", f"{1000 * max(times):.3f}"])
+    results.add(table)
+    cost = 100 * (median(saves) or 0) / (median(steps) or 1)
+    results.bars.append(Bar.at_most("a snapshot after every step costs under 5 % of the time", cost, 5.0, "%"))
+
+
+def _example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("digits_example", _ROOT / "docs/examples/digits.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        for each in path.iterdir():
+            _remove(each)
+        path.rmdir()
+    else:
+        path.unlink()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
