@@ -36,6 +36,7 @@ class WorkerMemory:
     def __init__(self, slots: list[Slot], start: int | None, round_: int, *, writes: bool) -> None:
         self._slots, self._start, self._round, self._writes = slots, start, round_, writes
         self._saved: int | None = None
+        self._refused = False
         self._table: tuple[tuple[Any, ...], Table] | None = None
         self._views: dict[int, tuple[int, Table, list[torch.Tensor | None]]] = {}
 
@@ -54,13 +55,13 @@ class WorkerMemory:
             raise RuntimeError("snapshot.load comes too late: call it on all ranks before the first snapshot.save")
         return found
 
-    def save(self, step: int, state: Mapping[str, Any]) -> None:
+    def save(self, step: int, state: Mapping[str, Any], *, check_finite: bool) -> None:
         """Copy a state into the slot that is needed least; the second snapshot of a step is none."""
         if self._saved is not None and step < self._saved:
             raise ValueError(f"snapshot of step {step} after that of step {self._saved}: count steps over all epochs")
         tree, tensors = flatten(state)
         repeated, self._saved = step == self._saved, step
-        if repeated or not self._writes:
+        if repeated or not self._writes or (check_finite and self._is_refused(step, tensors)):
             return
         table = self._table_of(tensors)
         description = describe(tree, table)
@@ -75,6 +76,13 @@ class WorkerMemory:
             description,
             lambda body: self._copy(index, table, tensors),
         )
+
+    def _is_refused(self, step: int, tensors: list[torch.Tensor]) -> bool:
+        finite = all(bool(tensor.isfinite().all()) for tensor in tensors)
+        if not finite and not self._refused:
+            self._refused = True
+            logger.warning("no snapshot of step %d: the state has NaN or infinity", step)
+        return not finite
 
     def _table_of(self, tensors: list[torch.Tensor]) -> Table:
         key = tuple((tensor.dtype, tensor.shape) for tensor in tensors)
@@ -114,7 +122,7 @@ def _view(memory: memoryview, place: TensorPlace) -> torch.Tensor | None:
     return raw.view(getattr(torch, place.dtype)).view(place.shape)
 
 
-def save(step: int, /, **state: Any) -> None:
+def save(step: int, /, *, check_finite: bool = False, **state: Any) -> None:
     """Take a snapshot of the training state; returns when it is copied.
 
     Call it on all ranks after the same step; with `trainer.should_stop`, before that. State that every rank has is
@@ -122,6 +130,7 @@ def save(step: int, /, **state: Any) -> None:
 
     Args:
         step: The script's own count of steps, over all epochs. A second call with the same step does nothing.
+        check_finite: True to take no snapshot of a state whose tensors have NaN or infinity; the first is logged.
         **state: What has to come back, by name: objects with `state_dict` and `load_state_dict`, or plain values:
             numbers, strings, bytes, tensors, and dicts, lists and tuples of them. All ranks have the same.
 
@@ -133,7 +142,8 @@ def save(step: int, /, **state: Any) -> None:
     step = operator.index(step)
     memory = _memory()
     if memory is not None:
-        memory.save(step, {name: value.state_dict() if _is_stateful(value) else value for name, value in state.items()})
+        found = {name: value.state_dict() if _is_stateful(value) else value for name, value in state.items()}
+        memory.save(step, found, check_finite=check_finite)
 
 
 def load(**state: Any) -> Any:

@@ -6,7 +6,8 @@ read it makes ``in-0.01.<rank>``.
 
 Arguments: ``silent`` makes the ranks take no part; ``on-signal`` makes them save and end well on SIGUSR1 instead;
 ``on-term`` makes them end well on SIGTERM; ``slow-to-save`` makes a checkpoint take five minutes; ``snapshots`` makes
-them take a snapshot after every step, and no checkpoint.
+them take a snapshot after every step, and no checkpoint; then, if there is a file ``poison``, they fail after step 6 of
+round 0, and after they have resumed until the round in the file.
 """
 
 from __future__ import annotations
@@ -61,6 +62,9 @@ def main() -> int:
 
         step = snapshot.load(step=step)
     print(f"resumed at {step}", flush=True)
+    poisoned = int(Path("poison").read_text()) if Path("poison").exists() else -1
+    if 0 < int(ROUND) <= poisoned:
+        return 1
     with Path(f"steps.{RANK}").open("a", buffering=1) as log:
         finished = False
         while not finished:
@@ -72,6 +76,8 @@ def main() -> int:
             log.write(f"{ROUND} {step} {RANK} {time.monotonic():.4f}\n")
             if snapshots:
                 snapshot.save(step, step=step)
+                if step == 6 and int(ROUND) == 0 <= poisoned:
+                    return 1
             if asks and not finished and (stop := trainer.should_stop(step)):
                 if not snapshots:
                     save(step)

@@ -60,5 +60,18 @@ def test_nodes_go_on_without_the_leader_and_a_new_one_gets_the_snapshot(allocate
     assert repeated(nodes, 2) == 0
 
 
+def test_a_state_from_which_workers_fail_is_left_for_older_ones_and_then_for_disk(allocate: Allocate) -> None:
+    nodes = allocate(1, job_id="19")
+    nodes.touch("poison", "3")
+    nodes.touch("pace", "0.01")
+    agent = nodes.start(1, "--max-restarts=4", script=(STEPPING, "snapshots"))
+    stepped(nodes, 4)
+    nodes.touch("finish")
+    assert agent.wait() == 0
+    resumed = [int(line.split()[-1]) for line in agent.out.splitlines() if "resumed at" in line]
+    assert resumed == [0, 6, 5, 4, 0], nodes.story()
+    assert "failed before the next snapshot; it starts from disk" in agent.err
+
+
 def environ(pid: int) -> bytes:
     return Path(f"/proc/{pid}/environ").read_bytes()

@@ -214,6 +214,20 @@ def test_other_ranks_of_a_node_read_and_do_not_write(agents: Agents) -> None:
     assert in_worker({**variables, "LOCAL_RANK": "1"}, loads) == (1.0, 1)
 
 
+def test_a_state_with_nan_is_refused_if_that_is_asked_for(agents: Agents) -> None:
+    one = agents.add("one")
+
+    def work() -> bool:
+        for step, value in ((1, 1.0), (2, float("nan")), (3, float("inf"))):
+            weights = torch.tensor([1.0, value])
+            snapshot.save(step, check_finite=True, weights=weights, count=torch.tensor(step), progress={"step": step})
+        return True
+
+    assert in_worker(agents.next_round([one])[0], work)
+    (variables,) = agents.next_round([one])
+    assert in_worker(variables, lambda: snapshot.load(progress=None)) == {"step": 1}
+
+
 def test_names_that_the_snapshot_does_not_have(agents: Agents) -> None:
     one = agents.add("one")
     assert in_worker(agents.next_round([one])[0], saves(1))
