@@ -15,10 +15,13 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from slurm_elastic.ownership import NEW_DIRECTORY, NEW_FILE, group_may_write, open_own, write_own
 
-__all__ = ["append", "claim", "exists", "list_names", "make_directory", "publish", "read", "written"]
+__all__ = ["append", "claim", "exists", "list_names", "make_directory", "patiently", "publish", "read", "written"]
+
+_T = TypeVar("_T")
 
 _STALE_ATTEMPTS = 5
 _PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
@@ -29,7 +32,7 @@ _PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 def written(target: Path, content: bytes, mode: int = NEW_FILE) -> Iterator[Path]:
     """Write a complete, durable file with a unique name beside ``target``, and remove it after the with block."""
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
-    descriptor = _patiently(lambda: os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
+    descriptor = patiently(lambda: os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
     try:
         try:
             _write_all(descriptor, content)
@@ -74,7 +77,7 @@ def read(path: Path) -> bytes | None:
     """Return the content of a file; None if there is no such file."""
     for attempt in range(_STALE_ATTEMPTS):
         try:
-            with os.fdopen(_patiently(lambda: open_own(path, os.O_RDONLY)), "rb") as file:
+            with os.fdopen(patiently(lambda: open_own(path, os.O_RDONLY)), "rb") as file:
                 return file.read()
         except FileNotFoundError:
             if attempt:
@@ -100,7 +103,7 @@ def list_names(directory: Path) -> list[str]:
     # `exists` opens the directory, which revalidates it (see `_forget_absence`); so the list is that of the server.
     if not exists(directory):
         return []
-    return [entry.name for entry in directory.iterdir()]
+    return [entry.name for entry in patiently(lambda: list(directory.iterdir()))]
 
 
 def append(path: Path, line: bytes) -> None:
@@ -109,7 +112,7 @@ def append(path: Path, line: bytes) -> None:
     O_APPEND is atomic among the processes of one node, but not among the clients of an NFS server (open(2)):
     each node appends to files of its own.
     """
-    descriptor = write_own(path, append=True)
+    descriptor = patiently(lambda: write_own(path, append=True))
     try:
         if os.write(descriptor, line) != len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -130,8 +133,8 @@ def make_directory(path: Path) -> None:
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
 
 
-def _patiently(open_: Callable[[], int]) -> int:
-    """Open a file; where this process or the node has no descriptor left, wait for one for a while.
+def patiently(open_: Callable[[], _T]) -> _T:
+    """Open a file or list a directory; where this process or the node has no descriptor left, wait for one for a while.
 
     A record that is not written ends the run, and descriptors come back within moments: those of connections that are
     given up, and of files that others close.
@@ -165,7 +168,7 @@ def _forget_absence(directory: Path) -> None:
 def _sync_directory(directory: Path) -> None:
     """Make a new name durable, unless the file system refuses to sync a directory."""
     with contextlib.suppress(OSError):
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = patiently(lambda: os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         try:
             os.fsync(descriptor)
         finally:

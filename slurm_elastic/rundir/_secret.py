@@ -43,7 +43,7 @@ def load(path: Path) -> bytes:
     """
     # Opening another user's file fails without a reason, so the owner is checked before and after opening it.
     _require_private(path, path.lstat())
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = _atomic_files.patiently(lambda: os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
     try:
         status = os.fstat(descriptor)
         content = os.read(descriptor, 2 * _BYTES + 2)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,3 +114,36 @@ def test_a_directory_removed_under_way(run_dir: RunDir) -> None:
         run_dir.claim_round(0, b"{}")
     assert run_dir.last_round() is None
     assert run_dir.newest_epoch("0") is None
+
+
+@pytest.mark.parametrize(
+    ("action", "result"),
+    [
+        (lambda run_dir: run_dir.claim_round(1, b'{"epoch": 1}'), True),
+        (lambda run_dir: run_dir.round_record(0), b'{"epoch": 1}'),
+        (lambda run_dir: run_dir.last_round(), 0),
+        (lambda run_dir: run_dir.append_event("n1", "{}"), None),
+    ],
+    ids=["claim", "read", "list", "append"],
+)
+def test_a_record_waits_for_a_descriptor(run_dir: RunDir, action: Callable[[RunDir], object], result: object) -> None:
+    assert run_dir.claim_round(0, b'{"epoch": 1}')
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 50, hard))
+
+    def give_back() -> None:
+        for descriptor in taken:
+            os.close(descriptor)
+
+    later = threading.Timer(0.2, give_back)
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        later.start()
+        assert action(run_dir) == result
+    finally:
+        later.join()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
