@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -27,6 +28,22 @@ def test_stop_leaves_neither_process_nor_directory() -> None:
     wait_gone(guard.pid)
     assert not directory.exists()
     server.stop()
+
+
+def test_a_prepared_data_directory_is_refused_and_a_link_in_it_is_not_followed(tmp_path: Path) -> None:
+    prepared, kept = tmp_path / "prepared", tmp_path / "kept"
+    prepared.mkdir()
+    kept.write_text("mine")
+    (prepared / "etcd.log").symlink_to(kept)
+    with pytest.raises((OSError, EtcdServerError)), EtcdServer(prepared):
+        pass
+    assert kept.read_text() == "mine"
+    if os.geteuid() == 0:
+        os.chown(prepared, 65534, -1)
+        with pytest.raises(
+            UsageError, match=r"prepared belongs to another user \(uid 65534\); give a directory of your"
+        ):
+            EtcdServer(prepared).launch()
 
 
 def test_it_has_what_torch_asks_of_its_own() -> None:

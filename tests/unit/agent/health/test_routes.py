@@ -36,8 +36,9 @@ def ask(
     alive: bool = True,
     ready: bool = True,
     token: str | Refused = TOKEN,
+    host: str = "",
 ) -> Response:
-    request = Request(method, path, authorization, keep_open=True)
+    request = Request(method, path, authorization, keep_open=True, host=host)
     answer = find(request, lambda: (alive, "words"), Pages(ready), token, protected=protected)
     return answer.make() if isinstance(answer, Slow) else answer
 
@@ -66,6 +67,16 @@ def test_on_the_loopback_only_the_stacks_take_it() -> None:
     assert ask("/metrics", protected=False).content_type == "text/plain; version=1.0.0"
     assert ask("/stacks", protected=False).status == HTTPStatus.UNAUTHORIZED
     assert ask("/stacks", protected=False, authorization=f"Bearer {TOKEN}").body == b"stacks"
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("", True), ("localhost", True), ("127.0.0.1", True), ("::1", True), ("evil.example", False), ("n1", False)],
+)
+def test_on_the_loopback_a_name_of_somebody_else_is_refused(host: str, local: bool) -> None:
+    for path in ("/status", "/metrics", "/healthz"):
+        assert ask(path, protected=False, host=host).status == (HTTPStatus.OK if local else HTTPStatus.FORBIDDEN)
+        assert ask(path, authorization=f"Bearer {TOKEN}", host=host).status == HTTPStatus.OK
 
 
 def test_without_a_token_nobody_gets_in() -> None:
