@@ -70,7 +70,8 @@ class ReservedPort:
 
         They are if the node is known to others by an address that is not its own.
         """
-        return own_addresses() if self.address and not os.environ.get(_OPEN) else ()
+        own = own_addresses()
+        return own if self.address in own and not os.environ.get(_OPEN) else ()
 
     def admit(self, addresses: Sequence[str]) -> bool:
         """Have the kernel drop what comes from elsewhere; return whether it does."""

@@ -142,11 +142,14 @@ def resolve(name: str) -> str | None:
 
 
 def own_addresses() -> tuple[str, ...]:
-    """Return the addresses of this node that other nodes may see it by; none if there are more than 32.
+    """Return the addresses of this node that other nodes may see it by; none if they are unknown, or more than 32.
 
     From which of them a connection comes is the kernel's choice: it depends on the routes.
     """
-    found = {*_ipv4_addresses(), *(address for _, address in _ipv6_addresses())}
+    try:
+        found = {*_ipv4_addresses(), *(address for _, address in _ipv6_addresses())}
+    except OSError:
+        return ()
     outward = sorted(address for address in found if not _is_loopback(address))
     return tuple(outward) if len(outward) <= _MAX_OWN_ADDRESSES else ()
 

@@ -59,8 +59,9 @@ def listening(port: int) -> list[str]:
 
 
 def test_an_agent_says_its_addresses_if_others_know_it_by_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_store, "own_addresses", lambda: ("10.0.0.1", "10.0.0.2"))
-    for known_as, addresses in (("127.0.0.7", ("10.0.0.1", "10.0.0.2")), ("198.51.100.7", ()), ("", ())):
+    own = ("10.0.0.1", "127.0.0.7")
+    monkeypatch.setattr(worker_store, "own_addresses", lambda: own)
+    for known_as, addresses in (("127.0.0.7", own), ("127.0.0.8", ()), ("198.51.100.7", ()), ("", ())):
         reserved = ReservedPort(known_as)
         assert reserved.addresses == addresses
         reserved.close()

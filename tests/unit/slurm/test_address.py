@@ -106,6 +106,14 @@ def test_own_addresses_are_those_of_interfaces_without_the_loopback() -> None:
     assert not {"127.0.0.1", "::1"} & set(own)
 
 
+def test_own_addresses_are_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> bytes:
+        raise PermissionError(1, "not here")
+
+    monkeypatch.setattr("slurm_elastic.slurm.address.fcntl.ioctl", refuse)
+    assert own_addresses() == ()
+
+
 def test_a_loopback_peer_gives_no_route() -> None:
     # A machine without any network has no route at all.
     route = gather_facts(NO_PREFERENCE, "no-such-node.invalid", toward="127.0.0.1").route
