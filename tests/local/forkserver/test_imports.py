@@ -34,7 +34,8 @@ PACKAGES = {
     "stack": "import sys\nSTACK = []\nframe = sys._getframe(1)\n"
     "while frame:\n    STACK.append(frame.f_code.co_filename)\n    frame = frame.f_back\n",
     "raises": "1 / 0\n",
-    "threaded": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+    # The kernel is told a thread's name since Python 3.14.
+    "threaded": "import threading as t\nt.Thread(target=t.Event().wait, name='python', daemon=True).start()\n",
     "outer": "import plain, threaded\n",
 }
 AT_START = "import sys\nthere = [name for name in {names!r} if name in sys.modules]\n"

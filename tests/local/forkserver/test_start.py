@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -101,7 +102,8 @@ def test_preload_that_kills_the_process_is_named(workplace: Make, caplog: pytest
     ("line", "reason"),
     [
         (
-            "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
+            # The kernel is told a thread's name since Python 3.14.
+            "import threading; threading.Thread(target=threading.Event().wait, name='python', daemon=True).start()",
             "starts a thread (python)",
         ),
         ("import subprocess; child = subprocess.Popen(['sleep', '1000'])", "starts a process"),
@@ -156,11 +158,14 @@ def test_worker_inherits_nothing_of_the_agent(workplace: Make) -> None:
         place = workplace()
         place.script.write_text(
             "import os\n"
-            "print(sorted(os.listdir('/proc/self/fd')), [os.readlink(f'/proc/self/fd/{fd}') for fd in (0, 1, 2)])\n"
+            "files = {name: f'/proc/self/fd/{name}' for name in os.listdir('/proc/self/fd')}\n"
+            # The listing's own is closed by now; libffi 3.5 has its own file open where ctypes is imported.
+            "files = {name: os.readlink(file) for name, file in files.items() if os.path.lexists(file)}\n"
+            "print(sorted(name for name, file in files.items() if 'libffi' not in file), files)\n"
         )
         for environment in ({}, {"TORCH_COLD": "1"}):
             seen = place.run_warm(environment=environment).stdout
-            assert seen.startswith("['0', '1', '2', '3']")
+            assert seen.startswith("['0', '1', '2'] ")
             assert "socket" not in seen
 
 
@@ -244,7 +249,7 @@ def test_the_success_of_a_function_is_recorded_as_by_torch(workplace: Make, monk
 
 def test_function_that_cannot_be_pickled(workplace: Make) -> None:
     place = workplace(program=FUNCTION, entrypoint=lambda: 1)
-    with pytest.raises((AttributeError, TypeError)):
+    with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
         place.context()
 
 
