@@ -29,7 +29,7 @@ def node_findings(site: SiteFacts) -> list[Finding]:
     everywhere: tuple[Callable[[NodeFacts], Finding], ...] = (_torch, _descriptors, _clock, _slurm_commands)
     # A login node has other devices and mounts than those on which runs train.
     on_nodes = (_gpus, _shared_memory, _locked_memory, _membarrier, _ptrace, _address)
-    checks = (*everywhere, *on_nodes) if site.results else everywhere if not site.expected else ()
+    checks = (*everywhere, *on_nodes) if site.results else everywhere if not site.job else ()
     found = [*_missing(site), *_software(site)]
     for check in checks:
         for each in merged(replace(check(node), nodes=(node.node,)) for node in site.nodes):
@@ -38,6 +38,14 @@ def node_findings(site: SiteFacts) -> list[Finding]:
 
 
 def _missing(site: SiteFacts) -> Iterator[Finding]:
+    if site.job and not site.expected:
+        yield Finding(
+            "node.answers",
+            Level.BROKEN,
+            f"job {site.job} ended before it had nodes",
+            "nothing is known about the nodes",
+            f"`scontrol show job {site.job}` says why; such as another user's or an administrator's scancel",
+        )
     if not site.expected:
         return
     said = f"; the job printed: {' / '.join(site.job_output)}" if site.job_output else "; the job printed nothing"
@@ -365,7 +373,7 @@ def _shared(site: SiteFacts, filesystem: str) -> Finding:
             "give a run directory that all nodes share by --run-dir; look at the mount options lookupcache and "
             "acdirmax",
         )
-    if site.expected:
+    if site.job:
         return Finding(check, Level.UNKNOWN, f"{name}; no node has looked for a file of another one")
     if filesystem not in _LOCAL_FILESYSTEMS:
         return Finding(check, Level.OK, name, "all agents of a run have to see one directory")

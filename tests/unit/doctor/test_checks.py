@@ -290,7 +290,7 @@ def test_of_several_partitions_one_counts() -> None:
 
 
 def test_without_a_job_this_machine_is_looked_at_and_no_node_is_missing() -> None:
-    alone = replace(site(), results=(), expected=(), here=site().results[0].facts)
+    alone = replace(site(), results=(), expected=(), job="", here=site().results[0].facts)
     found = findings(alone)
     checks = {each.check for each in found}
     assert {"node.torch", "node.descriptors", "run_dir.usable"} < checks
@@ -311,6 +311,14 @@ def test_when_all_nodes_are_missing_the_output_of_the_job_is_quoted() -> None:
     assert exit_code(findings(silent)) == 2
 
 
+def test_a_job_that_never_ran_says_nothing_about_nodes() -> None:
+    cancelled = replace(site(), results=(), expected=(), job="7", here=NodeFacts("login"))
+    found = findings(cancelled)
+    assert [each.found for each in of("node.answers", found)] == ["job 7 ended before it had nodes"]
+    assert not [each for each in found if each.check.startswith("node.") and each.check != "node.answers"]
+    assert exit_code(found) == 2
+
+
 def test_results_travel_as_json() -> None:
     for result in site().results:
         assert decode_result(encode(result)) == result
@@ -327,4 +335,3 @@ def test_every_check_is_in_the_documentation() -> None:
     text = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text()
     every = {each.check for fault, *_ in FAULTS for each in findings(fault(site()))}
     assert {name for name in every if f"`{name}`" not in text} == set()
-    assert NodeFacts("n1").node == "n1"

@@ -1,0 +1,52 @@
+"""How the doctor shows its findings."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from slurm_elastic.cli._run_view import Terminal
+from slurm_elastic.cli.doctor import _show
+from slurm_elastic.doctor.finding import Finding, Level
+
+FINE = Finding("slurm.release", Level.OK, "26.05.5")
+LIMIT = Finding("slurm.grace", Level.LIMIT, "0 s", "too short", "ask for more")
+BROKEN = Finding("node.gpus", Level.BROKEN, "GPU 0: \x1b[31mwrong", "it is", "mend it", ("n1", "n2"))
+
+
+def test_plain_lines_for_programs_and_files(capsys: pytest.CaptureFixture[str]) -> None:
+    _show([FINE, LIMIT, BROKEN], Terminal())
+    assert capsys.readouterr().out.splitlines() == [
+        "ok      slurm.release: 26.05.5",
+        "limit   slurm.grace: 0 s",
+        "        why: too short",
+        "        mend: ask for more",
+        "broken  node.gpus [n[1-2]]: GPU 0: ?[31mwrong",
+        "        why: it is",
+        "        mend: mend it",
+        "runs do not work here: 1 check failed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "last"),
+    [([FINE], "runs work here"), ([FINE, LIMIT, LIMIT], "runs work here, with 2 limits")],
+)
+def test_the_last_line_says_what_the_exit_code_says(
+    found: list[Finding], last: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _show(found, Terminal())
+    assert capsys.readouterr().out.splitlines()[-1] == last
+
+
+def test_a_table_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    _show([FINE, LIMIT, BROKEN], Terminal())
+    text = capsys.readouterr().out
+    for words in ("check", "found", "why it matters", "mend", "limit slurm.grace", "ask for more", "n[1-2]"):
+        assert words in text
+    assert "\x1b[31mwrong" not in text
