@@ -233,6 +233,9 @@ class ImportLearner:
     def attempt(self, plan: ImportPlan, *, gently: bool) -> Outcome:
         """Import a plan here, and look whether workers can be forked after that."""
         begun = time.monotonic()
+        others_leave_out = self._take_over_findings()
+        if any(step.module in others_leave_out for step in plan.steps):
+            return Outcome(merge(plan, ImportPlan((), others_leave_out)), complete=False)
         replay = ImportReplay(plan, self._base, self._note_progress, gently=gently)
         try:
             replay.run()
@@ -242,6 +245,9 @@ class ImportLearner:
         for step in self._preload:
             if step.module in replay.broken:
                 return Outcome(plan, complete=True, broken=replay.broken[step.module])
+        if not self._is_verified(plan):
+            # Another node may have tried the same while this one was importing.
+            self._take_over_findings()
         if not self._is_verified(plan):
             trouble = probe_forks(_PROBE_TIMEOUT)
             if trouble is not None:
@@ -292,9 +298,31 @@ class ImportLearner:
             if stored is None or (EVERYTHING not in stored.plan.left_out and not {*keep.steps} <= {*stored.plan.steps}):
                 write_list(self._path, StoredList(keep, 0.0, prints, verified=False))
 
+    def _take_over_findings(self) -> Mapping[str, str]:
+        """Read what another node with the same script and packages has tried meanwhile; return what it leaves out."""
+        if self.searches:
+            # An attempt tries so many steps, and no others.
+            return {}
+        with contextlib.suppress(ListError, OSError):
+            stored = read_list(self._path) if self._path else None
+            if (
+                stored is not None
+                and stored.verified
+                and EVERYTHING not in stored.plan.left_out
+                and self._is_valid(stored)
+            ):
+                self._verified = stored.plan
+                return stored.plan.left_out
+        return {}
+
     def _is_verified(self, plan: ImportPlan) -> bool:
-        """Return whether another process has tried this plan before."""
-        return self._verified is not None and plan.steps == self._verified.steps
+        """Return whether another process has tried this plan before, with those modules that lists do not contain."""
+        unlisted = {*LATER, *(step.module for step in self._preload)}
+        tried, untried = (
+            {step for step in steps if step.module not in unlisted}
+            for steps in (self._verified.steps if self._verified is not None else (), plan.steps)
+        )
+        return self._verified is not None and untried == tried
 
     def _note_progress(self, number: int) -> None:
         _NUMBER.pack_into(self._progress, 0, number)

@@ -147,6 +147,8 @@ class ImportReplay:
             return parameters(*arguments, **options)
 
         main, script = vars(sys.modules["__main__"]), _script_file()
+        # Many batch scripts export MASTER_ADDR, and some modules read all variables (fsspec 2026.9, config.py).
+        given_to_all = {name: os.environ.pop(name) for name in _WORKER_VARIABLES & os.environ.keys()}
         variables = vars(os.environ)["_data"]
         vars(bootstrap)["_load_unlocked"] = watched_load
         vars(tempfile)["_sanitize_params"] = watched_parameters
@@ -166,6 +168,8 @@ class ImportReplay:
             variables.clear()
             variables.update(watched)
             vars(os.environ)["_data"] = variables
+            for name, value in given_to_all.items():
+                os.environ.setdefault(name, value)
             _set_variable(_ASK_DRIVER, given)
             self._forget_devices()
 

@@ -30,6 +30,7 @@ PACKAGES = {
     "atexit.register(shutil.rmtree, DIRECTORY)\nOWNER = os.getpid()\n",
     "says": "import atexit\natexit.register(print, 'goodbye')\n",
     "ranked": "import os\nRANK = os.environ.get('RANK')\n",
+    "copies": "import os\nSEEN = dict(os.environ).get('CHOICE')\n",
     "counts": "import torch\nTHERE = torch.cuda.is_available(), torch.cuda.device_count()\n",
     "stack": "import sys\nSTACK = []\nframe = sys._getframe(1)\n"
     "while frame:\n    STACK.append(frame.f_code.co_filename)\n    frame = frame.f_back\n",
@@ -79,7 +80,9 @@ class Site:
 
     def learn(self, script: str, *, workers: int = 1) -> str:
         """Run the script and wait until what it has imported is there for the next round; return its output."""
-        place = self.start(script)
+        return self.learn_in(self.start(script), workers=workers)
+
+    def learn_in(self, place: Workplace, *, workers: int = 1) -> str:
         context = place.context(environment=self.worker_environment(), workers=workers)
         try:
             result = context.wait(HANG)
@@ -97,6 +100,8 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    # As many batch scripts do.
+    monkeypatch.setenv("MASTER_ADDR", "n1")
     made = Site(tmp_path)
     for name in ("PYTHONPATH", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, made.environment[name])
@@ -210,6 +215,8 @@ print('temporary directory', os.path.isdir(keeps.DIRECTORY), keeps.OWNER == os.g
 import says
 import ranked
 print('rank', ranked.RANK)
+import copies
+print('whole environment', copies.SEEN, os.environ['MASTER_ADDR'])
 import counts
 print('devices', counts.THERE, torch.cuda.device_count())
 sys.path.insert(0, {more!r})
@@ -226,7 +233,7 @@ torch.nn.Linear = Mine
 import uses
 print('patch', uses.CLASS)
 """
-LEARNED = ["after", "before", "typed", "says", "counts", "elsewhere"]
+LEARNED = ["after", "before", "typed", "says", "copies", "counts", "elsewhere"]
 if torch.version.cuda is not None and not Path("/proc/driver/nvidia").exists():
     # Without a driver to ask, torch counts devices by CUDA itself, which cannot be used after a fork (torch 2.15).
     LEARNED.remove("counts")
@@ -270,6 +277,47 @@ def test_what_cannot_be_shared_is_left_out_with_what_imports_it(site: Site, capl
     site.start()
     assert site.run().stdout == "['plain', 'after']\n"
     assert not caplog.messages
+
+
+NOTES_FORKS = """\
+import os
+def note():
+    with open({file!r}, 'a') as file:
+        file.write(f'{{os.getppid()}}\\n')
+os.register_at_fork(after_in_child=note)
+"""
+STARTS_A_THREAD = """\
+import threading
+with open({file!r}, 'a') as file:
+    file.write('imported\\n')
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+
+
+def test_another_node_takes_over_what_the_first_has_found(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "slurm_elastic")
+    forks, imports = site.directory / "forks", site.directory / "imports"
+    (site.packages / "noted.py").write_text(NOTES_FORKS.format(file=str(forks)))
+    (site.packages / "starts.py").write_text(STARTS_A_THREAD.format(file=str(imports)))
+    first = site.start(asking("noted", "starts") + "import noted, starts\nprint(there)\n")
+    # Of another node that has begun at the same time, when there was no list.
+    second = Workplace(site.script.parent, imports=str(site.lists), environment=site.environment)
+    found = []
+    try:
+        assert second.warm.wait_ready(HANG)
+        for place in (first, second):
+            caplog.clear()
+            imports.write_text("")
+            site.learn_in(place)
+            assert place.warm._prepared is not None
+            forked = forks.read_text().split().count(str(place.warm._prepared.pid))
+            imported = len(imports.read_text().split())
+            assert place.run_warm(environment=site.worker_environment()).stdout == "['noted']\n"
+            found.append((forked, imported, len([message for message in caplog.messages if "anew" in message])))
+    finally:
+        second.close()
+    # The first one has imported it once beside its worker, and tried the rest in two processes.
+    assert found == [(2, 2, 1), (0, 1, 0)]
 
 
 def test_package_that_is_replaced_between_rounds(site: Site, caplog: pytest.LogCaptureFixture) -> None:
