@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -94,19 +91,4 @@ def test_planted_faults_are_found_and_nothing_else(jobs: Jobs, cluster: Cluster,
     assert {"node.answers", "network.leader_port", "network.free_port", "run_dir.shared", "network.clocks"} < set(rest)
     assert f"proctrack/{proctrack}" in rest["slurm.proctrack"]["found"]
     assert level(found, "network.gloo") != "broken"
-    assert not (jobs.directory / "elastic-runs").exists()
-
-
-def test_a_doctor_that_is_interrupted_leaves_no_job_and_no_files(jobs: Jobs, cluster: Cluster) -> None:
-    # A held job would wait in the queue for ever.
-    argv = ["slurm-elastic", "doctor", "--nodes=2", "--hold"]
-    process = cluster.popen(argv, cwd=jobs.directory, env=jobs.environ)
-    with process:
-        assert process.stdout is not None
-        said = process.stdout.readline()
-        assert re.fullmatch(r"slurm-elastic: job \d+ waits.*\n", said), said
-        os.killpg(process.pid, signal.SIGINT)
-        rest, _ = process.communicate(timeout=60)
-        assert "Traceback" not in rest
-    jobs.wait_until_all_ended()
     assert not (jobs.directory / "elastic-runs").exists()
