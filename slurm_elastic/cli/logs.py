@@ -201,7 +201,9 @@ def _since(text: str, now: float) -> float:
             today = datetime.datetime.fromtimestamp(now).astimezone()
             clock = datetime.time.fromisoformat(text.zfill(5) if text.count(":") == 1 else text.zfill(8))
             return today.replace(hour=clock.hour, minute=clock.minute, second=clock.second, microsecond=0).timestamp()
-        return datetime.datetime.fromisoformat(text).astimezone().timestamp()
+        # Python 3.10 reads neither a Z for UTC nor a fraction of another length than 3 or 6 digits.
+        exact = re.sub(r"\.([0-9]{1,6})", lambda found: f".{found[1]:0<6}", text.replace("Z", "+00:00"))
+        return datetime.datetime.fromisoformat(exact).astimezone().timestamp()
     except (ValueError, OverflowError):
         raise UsageError(
             f"--since {text!r} is no time; write it as in 90s, 10min, 2h, 14:05 or 2026-01-31T14:05"
