@@ -50,6 +50,9 @@ HET = f"""\
 """
 """One run on both components of a heterogeneous job."""
 
+NO_LIMIT = {"UNLIMITED", "365-00:00:00"}
+"""TimeLimit of a job without one: a year if the backfill scheduler starts it in a partition without MaxTime (22.05)."""
+
 
 @pytest.fixture
 def kept_and_open(cluster: Cluster) -> Iterator[None]:
@@ -115,7 +118,7 @@ def test_a_preemption_by_partition_costs_no_kind_of_job_a_step(jobs, kept_and_op
     heterogeneous = kinds.submit(*half, "--nodelist=n3", ":", *half, "--nodelist=n4", "../het.sh")
     kinds.wait_until("does not train", lambda job: len(job.trained_on(0)) == (2 if job is heterogeneous else 1))
     shown = [jobs.cluster.job(job.id) for job in kinds.all]
-    assert {(fields["EndTime"], fields["TimeLimit"]) for fields in shown} == {("Unknown", "UNLIMITED")}
+    assert {fields["TimeLimit"] for fields in shown} <= NO_LIMIT
 
     kinds.are_preempted(15, jobs.take("n1", None, "--reservation=kept"), jobs.take("", None, "--nodes=3"))
 
@@ -133,7 +136,7 @@ def test_a_preemption_by_qos_costs_no_kind_of_job_a_step(jobs):
     kinds.wait_until("does not train", lambda job: len(job.trained_on(0)) == 1)
     shown = [jobs.cluster.job(job.id) for job in kinds.all]
     assert {fields["Scheduler"] for fields in shown[1:]} == {"Backfill"}
-    assert {(fields["EndTime"], fields["TimeLimit"]) for fields in shown[:2]} == {("Unknown", "UNLIMITED")}
+    assert {fields["TimeLimit"] for fields in shown[:2]} <= NO_LIMIT
     waits.cancel()
 
     kinds.are_preempted(20, jobs.take("", None, "--nodes=4"))
