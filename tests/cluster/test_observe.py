@@ -98,3 +98,5 @@ def test_a_failure_a_preemption_and_a_kill_are_followed_by_commands_alone(jobs):
     taken = {(entry["round"], entry["step"]) for entry in job.steps()}
     again = len(taken) - len({step for _, step in taken})
     assert told["redone_steps"] in (again, again - 1)
+    jobs.cluster.start(killed)
+    jobs.wait_until_all_ended()
