@@ -98,5 +98,8 @@ def test_a_failure_a_preemption_and_a_kill_are_followed_by_commands_alone(jobs):
     taken = {(entry["round"], entry["step"]) for entry in job.steps()}
     again = len(taken) - len({step for _, step in taken})
     assert told["redone_steps"] in (again, again - 1)
+    # After SlurmdTimeout. An element whose node comes back in that very moment stays COMPLETING for long.
+    state_in_slurm = jobs.cluster.node_state
+    jobs.cluster.wait_until(f"Slurm does not give up {killed}", lambda: state_in_slurm(killed).startswith("DOWN"))
     jobs.cluster.start(killed)
     jobs.wait_until_all_ended()
