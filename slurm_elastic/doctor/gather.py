@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import platform
 import resource
@@ -26,7 +24,7 @@ from slurm_elastic.rendezvous.transport.session import PROTOCOL
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import AddressPreference, Controller, choose_address, data_interface, gather_facts, resolve
 
-__all__ = ["etcd_facts", "node_facts", "quiet_logs", "require_possible", "run_dir_facts", "slurm_facts"]
+__all__ = ["etcd_facts", "node_facts", "require_possible", "run_dir_facts", "slurm_facts"]
 
 _LARGE = 32 << 20
 """Bytes of the file by which the speed of writing is measured."""
@@ -89,16 +87,14 @@ def node_facts(
         job_gpus: Number of GPUs that Slurm has given the job here.
         toward: Another node, to which routes lead.
     """
-    with quiet_logs():
-        torch = _torch_facts()
+    torch = _torch_facts()
     gpus = tuple(_gpu_facts(torch.devices))
     shared_memory, shared_memory_error = _shared_memory()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    with quiet_logs():
-        clock, now = controller.clock(), time.time()
-        answers = controller.own_jobs() is not None
-        address = _address(node, preference, controller, toward)
+    clock, now = controller.clock(), time.time()
+    answers = controller.own_jobs() is not None
+    address = _address(node, preference, controller, toward)
     return NodeFacts(
         node=node,
         python=platform.python_version(),
@@ -165,26 +161,12 @@ def etcd_facts(config: EtcdConfig) -> EtcdFacts:
 
     endpoint = ",".join(str(each) for each in config.endpoints)
     try:
-        with quiet_logs(), EtcdClient(config) as client:
+        with EtcdClient(config) as client:
             limited = client.limited(_ETCD_SECONDS)
             limited.connect()
             return EtcdFacts(endpoint, seconds=_seconds(lambda: limited.connect()))
     except SlurmElasticError as error:
         return EtcdFacts(endpoint, error=str(error))
-
-
-@contextlib.contextmanager
-def quiet_logs() -> Iterator[None]:
-    """Have no line logged that a finding says anyway."""
-    loggers = [logging.getLogger(name) for name in ("slurm_elastic", Controller.__module__)]
-    levels = [each.level for each in loggers]
-    for each in loggers:
-        each.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)
 
 
 def _torch_facts() -> TorchFacts:

@@ -10,6 +10,7 @@ from slurm_elastic import descriptors
 from slurm_elastic.agent.torch_hooks import NEWEST, OLDEST, release_numbers
 from slurm_elastic.doctor.facts import NodeFacts, SiteFacts
 from slurm_elastic.doctor.finding import Finding, Level, merged
+from slurm_elastic.text import size_text
 
 __all__ = ["node_findings", "run_dir_findings"]
 
@@ -173,7 +174,7 @@ def _shared_memory(node: NodeFacts) -> Finding:
         )
     if node.shared_memory is None:
         return Finding(check, Level.UNKNOWN, "there is no /dev/shm", why)
-    found = f"{_bytes(node.shared_memory)} free"
+    found = f"{size_text(node.shared_memory)} free"
     if node.shared_memory < _SHARED_MEMORY:
         return Finding(
             check,
@@ -209,11 +210,11 @@ def _locked_memory(node: NodeFacts) -> Finding:
         return Finding(
             check,
             Level.LIMIT,
-            _bytes(limit),
+            size_text(limit),
             "InfiniBand registers memory that it locks, and NCCL fails without",
             "ask for LimitMEMLOCK=infinity of slurmd and PropagateResourceLimitsExcept=MEMLOCK",
         )
-    return Finding(check, Level.OK, _bytes(limit), "InfiniBand needs more; other networks do not")
+    return Finding(check, Level.OK, size_text(limit), "InfiniBand needs more; other networks do not")
 
 
 def _membarrier(node: NodeFacts) -> Finding:
@@ -336,7 +337,7 @@ def run_dir_findings(site: SiteFacts) -> Iterator[Finding]:
         yield Finding(
             "run_dir.space",
             Level.LIMIT if little else Level.OK,
-            f"{_bytes(facts.free)} free, quotas apart",
+            f"{size_text(facts.free)} free, quotas apart",
             "records, logs and checkpoints beside them need space; a run whose records cannot be written ends"
             if little
             else "",
@@ -384,10 +385,3 @@ def _shared(site: SiteFacts, filesystem: str) -> Finding:
         "all agents of a run have to see one directory",
         "let `slurm-elastic doctor --nodes 2` see whether nodes share it, or give another by --run-dir",
     )
-
-
-def _bytes(count: int) -> str:
-    for size, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB")):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count >> 10} KiB"

@@ -2,7 +2,8 @@
 
 Every node serves two ports and asks the others. Both sides prove that they know the secret of the doctor's run before
 anything else is read, so other users of the cluster can make a check fail, but not give it another result; messages are
-a few bytes, and none is unpickled.
+a few bytes, and none is unpickled. Not by the agents' session (rendezvous/transport): nodes whose releases speak other
+protocols shall be named by their releases, and not by connections that end.
 """
 
 from __future__ import annotations

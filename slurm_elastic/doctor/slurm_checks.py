@@ -10,15 +10,12 @@ from collections.abc import Iterator
 from slurm_elastic.doctor.facts import SiteFacts
 from slurm_elastic.doctor.finding import Finding, Level
 from slurm_elastic.rendezvous.options import RendezvousOptions
-from slurm_elastic.slurm import ClusterConfig, PartitionView, SignalDefaults
+from slurm_elastic.slurm import NEWEST_RELEASE, OLDEST_RELEASE, ClusterConfig, PartitionView, SignalDefaults
 
 __all__ = ["save_seconds", "slurm_findings"]
 
-_OLDEST, _NEWEST = (22, 5), (26, 5)
-"""The releases between which the cluster tests run."""
 _CRED_EXPIRE = 120
-"""Default of AuthInfo's cred_expire in seconds: a requeued job waits until credentials of its last start have "
-"expired."""
+"""Default of AuthInfo's cred_expire in seconds: a requeued job waits until credentials of its last start are void."""
 _SLOW_SLURMD = 600
 _SHORT_LIMIT = 600
 """Seconds of a time limit below which most of a job is its start and its end."""
@@ -62,15 +59,15 @@ def slurm_findings(site: SiteFacts) -> Iterator[Finding]:
 
 
 def save_seconds(grace: float) -> float:
-    """Return the seconds in which workers can save after a notice of so many seconds; the agent needs the rest."""
+    """Return the seconds of a grace in which workers can save; the agent needs the rest."""
     return grace - min(RendezvousOptions().leave_margin, grace / 2)
 
 
 def _release(config: ClusterConfig) -> Finding:
     text = config.text("SLURM_VERSION")
     numbers = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
-    check, tested = "slurm.release", "{}.{:02d} to {}.{:02d}".format(*_OLDEST, *_NEWEST)
-    if len(numbers) == 2 and numbers < _OLDEST:
+    check, tested = "slurm.release", "{}.{:02d} to {}.{:02d}".format(*OLDEST_RELEASE, *NEWEST_RELEASE)
+    if len(numbers) == 2 and numbers < OLDEST_RELEASE:
         return Finding(
             check,
             Level.LIMIT,
@@ -78,7 +75,7 @@ def _release(config: ClusterConfig) -> Finding:
             "agents may misread why a job has to end, and not requeue it",
             f"update Slurm; the tested releases are {tested}",
         )
-    if numbers[:2] > _NEWEST:
+    if numbers[:2] > NEWEST_RELEASE:
         return Finding(
             check, Level.UNKNOWN, text, f"the tested releases are {tested}", "look for a newer release of slurm_elastic"
         )
@@ -188,8 +185,7 @@ def _grace(site: SiteFacts, config: ClusterConfig, partition: PartitionView) -> 
             Level.LIMIT,
             found,
             f"{why}: too little for a checkpoint of {site.checkpoint:g} s, so each preemption loses the steps "
-            "since the "
-            "last one",
+            "since the last one",
             f"save faster or at shorter intervals, or ask for a GraceTime of {_grace_for(site.checkpoint):g} s",
         )
     if not seconds:
@@ -292,8 +288,7 @@ def _proctrack(config: ClusterConfig) -> Finding:
             Level.OK,
             kind,
             "Slurm signals workers and the batch script, too: workers that use the trainer API are not disturbed, "
-            "others "
-            "end on the notice itself",
+            "others end on the notice itself",
         )
     return Finding(check, Level.OK, kind, "Slurm signals agents only, and they tell their workers")
 
@@ -306,8 +301,7 @@ def _slurmd_timeout(config: ClusterConfig) -> Finding:
             Level.LIMIT,
             "0: never",
             "the run goes on without a lost node after seconds, but Slurm does not take it from the job, and a job "
-            "whose "
-            "first node was lost does not end by Slurm's doing",
+            "whose first node was lost does not end by Slurm's doing",
             "ask for SlurmdTimeout=300",
         )
     why = f"the run goes on without a lost node after seconds; Slurm takes it from the job after {seconds} s"
@@ -345,8 +339,7 @@ def _user_signal(config: ClusterConfig) -> Finding:
             Level.OK,
             "on",
             "a preempted job gets the signal of --signal in place of SIGTERM: agents ask scontrol which of both it "
-            "is, so "
-            "it has to answer on the nodes",
+            "is, so it has to answer on the nodes",
         )
     return Finding(
         check, Level.OK, "off", "preempted jobs get SIGTERM, and the signal of --signal means the time limit"

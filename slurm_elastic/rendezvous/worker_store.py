@@ -2,7 +2,7 @@
 
 torch's TCPStore authenticates nobody: who reaches its port reads and writes its keys. So it listens where the workers
 of the round need it and nowhere else, on the loopback if all of them are on this node; elsewhere the kernel admits the
-nodes of the round alone, if it lets this user tell it so. And it is served by a process of its own: whoever connects
+nodes of the round alone, if it lets this user tell it so. And it is served by a process of its own: a client
 takes that process's descriptors, and none of the agent's.
 """
 
@@ -197,7 +197,7 @@ def open_worker_store(placed: Assignment, reserved: ReservedPort) -> ServedStore
 
 @functools.cache
 def _tell_admitted() -> None:
-    """Say once what keeps programs on other nodes from the store, as whoever looks for a reason may need it."""
+    """Say once what keeps programs on other nodes from the store, which explains a client that is not admitted."""
     logger.info("the workers' store admits the nodes of its round alone; %s=1 in the environment admits all", _OPEN)
 
 

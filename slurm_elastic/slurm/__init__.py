@@ -9,7 +9,7 @@ from slurm_elastic.slurm.address import (
     resolve,
 )
 from slurm_elastic.slurm.cause import Cause, Diagnosis, SignalDefaults, classify, presume
-from slurm_elastic.slurm.controller import Controller
+from slurm_elastic.slurm.controller import NEWEST_RELEASE, OLDEST_RELEASE, Controller
 from slurm_elastic.slurm.hostlist import compress, expand, natural_key
 from slurm_elastic.slurm.job import ArrayElement, Context, HetComponent, Shape, SlurmJob
 from slurm_elastic.slurm.ports import ephemeral_low, port_sequence, ports_exhausted
@@ -18,6 +18,8 @@ from slurm_elastic.slurm.scontrol_output import ControllerClock, JobView, NodeSt
 from slurm_elastic.slurm.site_output import ClusterConfig, PartitionView, QosView
 
 __all__ = [
+    "NEWEST_RELEASE",
+    "OLDEST_RELEASE",
     "AddressFacts",
     "AddressPreference",
     "ArrayElement",

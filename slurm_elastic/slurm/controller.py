@@ -42,7 +42,7 @@ from slurm_elastic.slurm.site_output import (
     parse_qos,
 )
 
-__all__ = ["Controller"]
+__all__ = ["NEWEST_RELEASE", "OLDEST_RELEASE", "Controller"]
 
 _log = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ _SILENCE = re.compile(r"Unable to contact slurm controller|Socket timed out|Conn
 """Messages of scontrol when slurmctld is down or too busy (slurm_errno.c)."""
 
 
-_OLDEST = (22, 5)
-"""The oldest release of Slurm whose answers are understood."""
+OLDEST_RELEASE, NEWEST_RELEASE = (22, 5), (26, 5)
+"""The releases of Slurm between which the cluster tests run; answers of older ones may be misread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +192,13 @@ class Controller:
     def _check_release(self, output: str) -> None:
         """Warn once if Slurm is older than the oldest supported release."""
         release = parse_release(output)
-        if release is not None and release < _OLDEST and ("", "release") not in self._logged:
+        if release is not None and release < OLDEST_RELEASE and ("", "release") not in self._logged:
             self._logged.add(("", "release"))
             _log.warning(
                 "Slurm %d.%02d is older than %d.%02d, the oldest supported release: slurm_elastic may misread why a "
                 "job has to end, and not requeue it; update Slurm",
                 *release,
-                *_OLDEST,
+                *OLDEST_RELEASE,
             )
 
     def _ask(self, *command: str) -> _Answer | None:

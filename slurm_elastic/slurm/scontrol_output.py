@@ -192,8 +192,7 @@ def parse_qos_grace(text: str) -> int | None:
 
 
 def parse_duration(text: str) -> int | None:
-    """Return the seconds of a time as Slurm prints it, such as ``1-00:00:15``; None for UNLIMITED, NONE and the "
-    "like."""
+    """Return the seconds of a time as Slurm prints it, such as ``1-00:00:15``; None for UNLIMITED or NONE."""
     match = re.fullmatch(r"(?:([0-9]{1,6})-)?([0-9]{1,2}):([0-9]{2}):([0-9]{2})", text)
     if match is None:
         return None

@@ -14,7 +14,7 @@ from slurm_elastic.snapshot import lineage
 from slurm_elastic.snapshot.hand_over import VARIABLE, Answer, HandOverError, answer, read_request
 from slurm_elastic.snapshot.lineage import SLOTS, Copy, Holder, Inventory, Origin
 from slurm_elastic.snapshot.memory import OutOfMemoryError, Slot
-from slurm_elastic.snapshot.transfer import Sender, TransferError, receive
+from slurm_elastic.snapshot.transfer import Sender, TransferError, accepted, receive
 
 __all__ = ["AgentMemory"]
 
@@ -58,7 +58,7 @@ class AgentMemory:
                 self._sender = Sender(self._secret, self._run, self._slots)
             except OSError as error:
                 logger.warning("%s cannot send snapshots to other nodes: %s", self._node, error)
-        # Port 0 answers nobody: then this node alone can use what it holds.
+        # With port 0 this node alone can use what it holds.
         port = self._sender.port if self._sender is not None else 0
         return lineage.write(Inventory(copies, Holder(self._address, port), self._node))
 
@@ -149,11 +149,7 @@ class AgentMemory:
             current.ready.set()
 
     def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
+        for connection in accepted(self._listener):
             threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
 
     def _attend(self, connection: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""Slots as files in memory: made by the agent, mapped by agents and workers, grown by whoever writes.
+"""Slots as files in memory: made by the agent, mapped by agents and workers, grown by the process that writes.
 
 The files have no name, so they are gone with the last process that has them: the agent, when its workers have ended.
 They are sealed against shrinking: what a process has mapped stays there, whatever another one does (fcntl(2),
@@ -17,6 +17,7 @@ from pathlib import Path
 from slurm_elastic.snapshot import slots
 from slurm_elastic.snapshot.lineage import Copy
 from slurm_elastic.snapshot.slots import HEADER, Contents
+from slurm_elastic.text import size_text
 
 __all__ = ["OutOfMemoryError", "Slot", "free_memory", "require_memory"]
 
@@ -119,7 +120,7 @@ class Slot:
 
 
 def require_memory(size: int, slots_of_node: Sequence[Slot]) -> None:
-    """Make room in all slots for snapshots of so many bytes.
+    """Make room in all slots for snapshots of this size, in bytes.
 
     Raises:
         OutOfMemoryError: The node or the job does not have the memory.
@@ -130,8 +131,9 @@ def require_memory(size: int, slots_of_node: Sequence[Slot]) -> None:
     free = free_memory()
     count = len(slots_of_node)
     text = (
-        f"snapshots need {count} x {_shown(size)} = {_shown(count * size)} of memory on this node, {_shown(missing)}"
-        f" more than they have, and {_shown(free)} are free; ask for more by --mem, or do not call snapshot.save"
+        f"snapshots need {count} x {size_text(size)} = {size_text(count * size)} of memory on this node,"
+        f" {size_text(missing)} more than they have, and {size_text(free)} are free;"
+        " ask for more by --mem, or do not call snapshot.save"
     )
     if missing > free:
         raise OutOfMemoryError(text)
@@ -174,10 +176,3 @@ def _left(root: Path, path: str, limit: str, usage: str, reclaimable: str) -> li
             found.append(max(0, int(most) - used + int(statistics.get(reclaimable, 0))))
         group = group.parent
     return found
-
-
-def _shown(size: int) -> str:
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB")):
-        if size >= unit:
-            return f"{size / unit:.1f} {name}"
-    return f"{size / 1024:.1f} KiB"

@@ -14,7 +14,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from slurm_elastic.rendezvous.transport.session import Role, Session, SessionError
@@ -22,7 +22,7 @@ from slurm_elastic.snapshot.lineage import Copy, Holder
 from slurm_elastic.snapshot.memory import Slot, require_memory
 from slurm_elastic.snapshot.slots import HEADER
 
-__all__ = ["Sender", "TransferError", "receive"]
+__all__ = ["Sender", "TransferError", "accepted", "receive"]
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -62,11 +62,7 @@ class Sender:
         self._listener.close()
 
     def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
+        for connection in accepted(self._listener):
             if self._places.acquire(blocking=False):
                 threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
             else:
@@ -99,6 +95,16 @@ class Sender:
                 channel.say({"digest": digest.hexdigest()})
             return
         raise TransferError(f"{wanted} is not here any more")
+
+
+def accepted(listener: socket.socket) -> Iterator[socket.socket]:
+    """Yield the connections of a listener until it is shut down."""
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        yield connection
 
 
 def receive(

@@ -83,7 +83,7 @@ def test_a_failure_a_preemption_and_a_kill_are_followed_by_commands_alone(jobs):
     # torch puts the rank before each line of a traceback, unless the worker could not say it any more.
     assert re.search(r"^  (\[rank1\]: )?RuntimeError: rank 1 fails as it was told to$", text, re.MULTILINE), text
     code, text = shown(jobs, "logs", run, "--rank=1", "--grep=RuntimeError: rank 1 fails")
-    # Twice, if a node joined in the moment of the failure: a round that ends for that is charged to nobody.
+    # Twice, if a node joined in the moment of the failure: a round that ends for that charges no failure.
     assert re.fullmatch(
         r"(\d\d:\d\d:\d\d\.\d{3} \[n\d/1\] .*RuntimeError: rank 1 fails as it was told to\n){1,2}", text
     ), text
@@ -98,7 +98,7 @@ def test_a_failure_a_preemption_and_a_kill_are_followed_by_commands_alone(jobs):
     taken = {(entry["round"], entry["step"]) for entry in job.steps()}
     again = len(taken) - len({step for _, step in taken})
     assert told["redone_steps"] in (again, again - 1)
-    # After SlurmdTimeout. An element whose node comes back in that very moment stays COMPLETING for long.
+    # The node comes back when Slurm has taken it from its element, not at a moment around SlurmdTimeout.
     state_in_slurm = jobs.cluster.node_state
     jobs.cluster.wait_until(f"Slurm does not give up {killed}", lambda: state_in_slurm(killed).startswith("DOWN"))
     jobs.cluster.start(killed)

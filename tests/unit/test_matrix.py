@@ -6,7 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.matrix.cells import Cell, Layer, Outcome, Result, cells, dumped, loaded, recorded, table
+from slurm_elastic.agent.torch_hooks import NEWEST, release_numbers
+from slurm_elastic.slurm import NEWEST_RELEASE, OLDEST_RELEASE
+from tests.matrix.cells import (
+    NEWEST_TORCH,
+    SLURM,
+    Cell,
+    Layer,
+    Outcome,
+    Result,
+    cells,
+    dumped,
+    loaded,
+    recorded,
+    table,
+)
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -22,6 +36,9 @@ def test_the_plan_has_every_release_and_a_variable_asks_for_one_cell() -> None:
     assert {cell.python for cell in plan} == {"3.10", "3.11", "3.12", "3.13", "3.14"}
     assert {cell.slurm for cell in plan} == {"", "22.05", "24.11", "26.05"}
     assert len(plan) == len(set(plan))
+    # `slurm-elastic doctor` says of others that they were not tested.
+    assert release_numbers(NEWEST_TORCH)[:2] == release_numbers(NEWEST)
+    assert [f"{year}.{month:02d}" for year, month in (OLDEST_RELEASE, NEWEST_RELEASE)] == [SLURM[0], SLURM[-1]]
     assert cells({"PYTHON": "3.13"}) == (Cell("2.15.0", "3.13"),)
     assert cells({"TORCH": "2.14.0", "SLURM": "26.05"}) == (Cell("2.14.0", "3.11"), Cell("2.14.0", "3.11", "26.05"))
     assert cells({"TORCH": "any"}) == (Cell("any", "3.11", "26.05"),)

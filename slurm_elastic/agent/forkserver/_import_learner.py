@@ -301,7 +301,7 @@ class ImportLearner:
     def _take_over_findings(self) -> Mapping[str, str]:
         """Read what another node with the same script and packages has tried meanwhile; return what it leaves out."""
         if self.searches:
-            # An attempt tries so many steps, and no others.
+            # A search tries a given number of steps, and no others.
             return {}
         with contextlib.suppress(ListError, OSError):
             stored = read_list(self._path) if self._path else None
