@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import operator
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, SupportsFloat
 
 from slurm_elastic.control import Stop, StopReason, WorkerControl, attach, is_superseded, shield, unshield
 
@@ -38,6 +38,7 @@ __all__ = [
     "expires",
     "is_managed",
     "may_publish",
+    "report",
     "report_checkpoint",
     "should_stop",
     "start_info",
@@ -100,6 +101,28 @@ def stopped() -> Stop | None:
 def is_managed() -> bool:
     """Return True if an agent runs this worker and expects it to call `should_stop`."""
     return _look() is not None
+
+
+def report(step: int, *, loss: SupportsFloat) -> None:
+    """Report the loss of a step; status, health port and metrics show the last one.
+
+    Report the loss of the whole group if the script has it: that of one rank is the loss of its own samples, which are
+    others when the number of ranks changes.
+
+    Args:
+        step: The script's own count of steps.
+        loss: A number, or a tensor with one element; the call waits for a tensor on a GPU.
+
+    Raises:
+        TypeError: The step is no whole number, or the loss is no number.
+        ValueError: The step does not fit into 64 bits.
+    """
+    step = operator.index(step)
+    if not hasattr(loss, "__float__"):
+        raise TypeError(f"loss is a {type(loss).__name__}; give a number")
+    control = _look()
+    if control is not None:
+        control.report(step, float(loss))
 
 
 def report_checkpoint(step: int) -> None:

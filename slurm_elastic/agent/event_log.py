@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import math
 import queue
 import threading
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rundir import RunDir, RunDirError
 
-__all__ = ["SCHEMA", "EventLog", "stamp", "utc_now"]
+__all__ = ["SCHEMA", "EventLog", "json_number", "stamp", "utc_now"]
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -86,3 +87,8 @@ def _tell_torch(name: str, fields: Mapping[str, object], destination: str) -> No
         key: value if isinstance(value, str | int | float) else json.dumps(value) for key, value in fields.items()
     }
     record(Event(name, EventSource.AGENT, metadata=metadata), destination)
+
+
+def json_number(value: float | None) -> float | str | None:
+    """Return a number for JSON, which has no others than finite ones: ``nan``, ``inf`` and ``-inf`` become text."""
+    return value if value is None or math.isfinite(value) else str(value)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from threading import Thread
 
-from slurm_elastic.agent.event_log import stamp
+from slurm_elastic.agent.event_log import json_number, stamp
 from slurm_elastic.agent.features import Feature, RunningRound
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.errors import ExitCode
@@ -124,7 +124,7 @@ class ProgressLog(Feature):
         workers = [worker for worker in running.progress() if worker.attached]
         if not workers:
             return None
-        slowest = min(workers, key=lambda worker: worker.boundary)
+        slowest, first = min(workers, key=lambda worker: worker.boundary), workers[0]
         sampled = slowest.boundary, _newest_checkpoint(workers)
         if sampled == self._sampled:
             return None
@@ -136,6 +136,8 @@ class ProgressLog(Feature):
             "step": slowest.step,
             "first_step": slowest.first_step,
             "checkpoint": sampled[1],
+            "loss": json_number(first.loss),
+            "loss_step": first.loss_step,
             "first": _ago(time.monotonic() - self._since, slowest.seconds_since_first),
             "last": _ago(time.monotonic() - self._since, slowest.seconds_since_boundary),
         }
@@ -150,6 +152,8 @@ def _worker(base: int, elapsed: float, worker: WorkerProgress) -> dict[str, obje
             "step": worker.step,
             "first_step": worker.first_step,
             "checkpoint": worker.checkpoint,
+            "loss": json_number(worker.loss),
+            "loss_step": worker.loss_step,
             "first": _ago(elapsed, worker.seconds_since_first),
             "last": _ago(elapsed, worker.seconds_since_boundary),
         }

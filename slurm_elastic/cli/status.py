@@ -99,6 +99,8 @@ def _facts(status: RunStatus, now: float) -> Iterable[tuple[str, str]]:
         yield "step", f"{status.step}{speed}"
     elif status.steps_per_second:
         yield "steps", f"{status.steps_per_second:g} a second"
+    if status.loss is not None:
+        yield "loss", f"{status.loss:g} at step {status.loss_step}"
     if status.checkpoint is not None:
         yield "checkpoint", f"step {status.checkpoint}"
     left = "" if status.restarts_left is None else f", {status.restarts_left} left"

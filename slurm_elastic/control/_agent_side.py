@@ -22,6 +22,8 @@ from slurm_elastic.control._shared_page import (
     FIRST_STEP,
     FIRST_TIME,
     HOLD,
+    LOSS,
+    LOSS_STEP,
     NONE,
     REGISTERED,
     SHIELDED,
@@ -29,6 +31,7 @@ from slurm_elastic.control._shared_page import (
     STOP,
     STOPPED,
     Fields,
+    bits_float,
     new_page,
     write_text,
 )
@@ -55,6 +58,8 @@ class WorkerProgress:
         stopped: True if should_stop has told the script to stop.
         seconds_since_first: Seconds since the first call of should_stop in this round; None before it.
         first_step: The step that the script reported by that call, in its own count; None if it reported none.
+        loss: The loss that the script reported last; None before.
+        loss_step: The step of that loss; None before.
     """
 
     local_rank: int
@@ -66,6 +71,8 @@ class WorkerProgress:
     stopped: bool
     seconds_since_first: float | None = None
     first_step: int | None = None
+    loss: float | None = None
+    loss_step: int | None = None
 
 
 class Agreement:
@@ -226,6 +233,7 @@ class RoundControl(Agreement):
 def _progress(local_rank: int, page: Fields, now: int) -> WorkerProgress:
     boundary, step, checkpoint, at = page[BOUNDARY], page[STEP], page[CHECKPOINT], page[BOUNDARY_TIME]
     first_at, first_step = page[FIRST_TIME], page[FIRST_STEP]
+    loss_step = page[LOSS_STEP]
     return WorkerProgress(
         local_rank=local_rank,
         attached=bool(page[ATTACHED]),
@@ -236,4 +244,6 @@ def _progress(local_rank: int, page: Fields, now: int) -> WorkerProgress:
         stopped=bool(page[STOPPED]),
         seconds_since_first=max(0, now - first_at) / 1e9 if first_at else None,
         first_step=first_step if first_at and first_step != NONE else None,
+        loss=None if loss_step == NONE else bits_float(page[LOSS]),
+        loss_step=None if loss_step == NONE else loss_step,
     )

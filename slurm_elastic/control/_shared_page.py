@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+import struct
 import sys
 from typing import Protocol
 
@@ -23,6 +24,8 @@ __all__ = [
     "FIRST_STEP",
     "FIRST_TIME",
     "HOLD",
+    "LOSS",
+    "LOSS_STEP",
     "NONE",
     "REASON",
     "REGISTERED",
@@ -32,6 +35,8 @@ __all__ = [
     "STOPPED",
     "Fields",
     "PageError",
+    "bits_float",
+    "float_bits",
     "map_page",
     "new_page",
     "read_text",
@@ -80,6 +85,10 @@ FIRST_TIME = 24
 """BOUNDARY_TIME of the first boundary; 0 before, and always from a worker with an older version of this package."""
 FIRST_STEP = 25
 """STEP at the first boundary; NONE before."""
+LOSS = 26
+"""The loss that the script reported last: the bits of a double, see `float_bits`."""
+LOSS_STEP = 27
+"""The step of that loss; NONE before."""
 
 
 class PageError(Exception):
@@ -105,7 +114,7 @@ def new_page(descriptor: int) -> Fields:
     while view:
         view = view[os.write(descriptor, view) :]
     fields = _map(descriptor)
-    for field in (DEADLINE, STEP, CHECKPOINT, FIRST_STEP):
+    for field in (DEADLINE, STEP, CHECKPOINT, FIRST_STEP, LOSS_STEP):
         fields[field] = NONE
     fields[_VERSION] = _VERSION_VALUE
     fields[_MAGIC] = _MAGIC_VALUE
@@ -152,6 +161,19 @@ def read_text(fields: Fields) -> str:
     numbers = (fields[REASON + index] for index in range(_REASON_FIELDS))
     content = b"".join(number.to_bytes(8, sys.byteorder, signed=True) for number in numbers)
     return content.rstrip(b"\0").decode(errors="ignore")
+
+
+def float_bits(value: float) -> int:
+    """Return the bits of a double as a field holds them."""
+    return int(_INTEGER.unpack(_DOUBLE.pack(value))[0])
+
+
+def bits_float(bits: int) -> float:
+    """Return the double that a field holds."""
+    return float(_DOUBLE.unpack(_INTEGER.pack(bits))[0])
+
+
+_DOUBLE, _INTEGER = struct.Struct("=d"), struct.Struct("=q")
 
 
 def _map(descriptor: int) -> Fields:

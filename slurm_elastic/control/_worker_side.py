@@ -18,6 +18,8 @@ from slurm_elastic.control._shared_page import (
     FIRST_STEP,
     FIRST_TIME,
     HOLD,
+    LOSS,
+    LOSS_STEP,
     NONE,
     REGISTERED,
     SHIELDED,
@@ -26,6 +28,7 @@ from slurm_elastic.control._shared_page import (
     STOPPED,
     Fields,
     PageError,
+    float_bits,
     map_page,
     read_text,
 )
@@ -180,6 +183,16 @@ class WorkerControl:
             ValueError: The step does not fit into 64 bits.
         """
         self._fields[CHECKPOINT] = step
+
+    def report(self, step: int, loss: float) -> None:
+        """Report the loss of a step. The agent may read a new loss with the step of the one before.
+
+        Raises:
+            TypeError: The step is no whole number, or the loss no number.
+            ValueError: The step does not fit into 64 bits.
+        """
+        self._fields[LOSS] = float_bits(loss)
+        self._fields[LOSS_STEP] = step
 
     @property
     def stopped(self) -> Stop | None:

@@ -83,6 +83,8 @@ class Worker:
     step: int | None = None
     first_step: int | None = None
     checkpoint: int | None = None
+    loss: float | None = None
+    loss_step: int | None = None
     first: float | None = None
     last: float | None = None
 
@@ -313,6 +315,8 @@ def _worker(record: Mapping[str, Any]) -> Worker:
         step=_whole(record.get("step")),
         first_step=_whole(record.get("first_step")),
         checkpoint=_whole(record.get("checkpoint")),
+        loss=_loss(record.get("loss")),
+        loss_step=_whole(record.get("loss_step")),
         first=_number(record.get("first")),
         last=_number(record.get("last")),
     )
@@ -332,3 +336,7 @@ def _whole(value: object) -> int | None:
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _loss(value: object) -> float | None:
+    return float(value) if value in ("nan", "inf", "-inf") and isinstance(value, str) else _number(value)

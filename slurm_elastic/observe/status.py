@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.observe.records import Event, Round, RunRecords, Worker, parse_time
 from slurm_elastic.rendezvous.identity import AgentIdentity
 from slurm_elastic.slurm import QueuedJob
@@ -135,6 +136,8 @@ class RunStatus:
     restarts_left: int | None = None
     step: int | None = None
     checkpoint: int | None = None
+    loss: float | None = None
+    loss_step: int | None = None
     steps_per_second: float | None = None
     leader: str = ""
     leader_answers: bool | None = None
@@ -170,6 +173,7 @@ def run_status(
         (each.whole("max_restarts") for each in reversed(records.progress) if each.kind == "agent_started"), None
     )
     restarts = newest.restarts if newest else 0
+    loss, loss_step = _loss(records.progress)
     return RunStatus(
         run=records.run_id,
         directory=records.directory,
@@ -182,6 +186,8 @@ def run_status(
         restarts_left=None if limit is None else max(0, limit - restarts),
         step=max((worker.step for worker in workers if worker.step is not None), default=None),
         checkpoint=_checkpoint(records.progress),
+        loss=loss,
+        loss_step=loss_step,
         steps_per_second=_speed(in_round),
         leader=_leader(records),
         leader_answers=leader_answers if state in _GOES_ON else None,
@@ -207,6 +213,7 @@ def status_json(status: RunStatus) -> dict[str, Any]:
     """Return the state of a run as JSON; docs/events.md has the schema."""
     found = asdict(status)
     found["state"] = status.state.value
+    found["loss"] = json_number(status.loss)
     found["events"] = [dict(event.fields) for event in status.events]
     return {"schema": STATUS_SCHEMA, **found}
 
@@ -362,6 +369,15 @@ def _checkpoint(progress: Sequence[Event]) -> int | None:
         if steps:
             return max(steps)
     return None
+
+
+def _loss(progress: Sequence[Event]) -> tuple[float | None, int | None]:
+    """Return the loss that rank 0 reported last, and its step."""
+    for each in reversed(progress):
+        for worker in each.workers:
+            if worker.rank == 0 and worker.loss_step is not None:
+                return worker.loss, worker.loss_step
+    return None, None
 
 
 def _speed(progress: Sequence[Event]) -> float | None:

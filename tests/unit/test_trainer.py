@@ -57,6 +57,7 @@ def test_outside_of_a_run() -> None:
     assert trainer.should_stop() is None
     assert trainer.should_stop(3) is None
     trainer.report_checkpoint(3)
+    trainer.report(3, loss=0.5)
     assert trainer.can_publish_checkpoint()
     info = trainer.start_info()
     assert (info.reason, info.round, info.resumes, info.run_id, info.run_dir, info.node) == ("start", 0, False) + (
@@ -69,12 +70,18 @@ def test_mistakes_are_found_outside_of_a_run_too() -> None:
         trainer.should_stop(1.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         trainer.report_checkpoint("3")  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        trainer.report(1.5, loss=0.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="loss is a str"):
+        trainer.report(1, loss="0.5")  # type: ignore[arg-type]
 
 
 def test_inside_of_a_run(control: RoundControl) -> None:
     assert trainer.should_stop(100) is None
     trainer.report_checkpoint(100)
-    assert (control.progress()[0].step, control.progress()[0].checkpoint) == (100, 100)
+    trainer.report(100, loss=0.5)
+    (progress,) = control.progress()
+    assert (progress.step, progress.checkpoint, progress.loss_step, progress.loss) == (100, 100, 100, 0.5)
     control.hold()
     control.stop_at(2, "preempted", 30)
     stop = trainer.should_stop(101)

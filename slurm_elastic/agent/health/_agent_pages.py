@@ -108,6 +108,7 @@ class NodePages:
                 for one in progress
                 if one.seconds_since_boundary is not None
             ),
+            losses=tuple((one.local_rank, one.loss) for one in progress if one.loss is not None),
             steps_here=sum(one.boundary for one in progress),
         )
 

@@ -106,6 +106,8 @@ class _Collected(Collector):
         yield self._gauge("worker_step", "The step that a worker reached last.", ("rank",), steps)
         ages = {ranks[local]: age for local, age in readings.step_ages if local in ranks}
         yield self._gauge("worker_step_age_seconds", "Seconds since it reached that.", ("rank",), ages)
+        losses = {ranks[local]: loss for local, loss in readings.losses if local in ranks}
+        yield self._gauge("worker_loss", "The loss that a worker reported last.", ("rank",), losses)
         yield self._plain_counter("watchdog_hangs", "Workers that the watchdog found hanging.", snapshot.hangs)
         yield self._plain_counter("watchdog_kills", "Workers that the watchdog killed.", snapshot.kills)
         yield self._plain_counter("watchdog_ignored_requests", "What the watchdog ignored.", readings.ignored)

@@ -126,6 +126,7 @@ class Readings:
         rejected: Records without the run's secret that the leader dropped; 0 on other agents.
         steps: Last reported step by local rank.
         step_ages: Seconds since that step by local rank.
+        losses: Last reported loss by local rank.
         steps_here: Steps of all workers of this node in this round.
     """
 
@@ -139,6 +140,7 @@ class Readings:
     rejected: int = 0
     steps: tuple[tuple[int, int], ...] = ()
     step_ages: tuple[tuple[int, float], ...] = ()
+    losses: tuple[tuple[int, float], ...] = ()
     steps_here: int = 0
 
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from slurm_elastic._version import __version__
+from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.agent.health._state import Place, Readings, Snapshot, lost_seconds
 
 __all__ = ["status_page"]
@@ -50,7 +51,7 @@ def _round(place: Place) -> dict[str, Any]:
 
 
 def _workers(place: Place, readings: Readings) -> list[dict[str, Any]]:
-    steps, ages = dict(readings.steps), dict(readings.step_ages)
+    steps, ages, losses = dict(readings.steps), dict(readings.step_ages), dict(readings.losses)
     return [
         {
             "rank": worker.rank,
@@ -58,6 +59,7 @@ def _workers(place: Place, readings: Readings) -> list[dict[str, Any]]:
             "pid": worker.pid,
             "step": steps.get(worker.local_rank),
             "step_age_seconds": _rounded(ages.get(worker.local_rank)),
+            "loss": json_number(losses.get(worker.local_rank)),
         }
         for worker in place.workers
     ]

@@ -26,6 +26,7 @@ while not Path("finish").exists():
     step += 1
     if Path("fail").exists():
         sys.exit(3)
+    trainer.report(step, loss=1 / step)
     if trainer.should_stop(step):
         trainer.checkpointed(step)
         break

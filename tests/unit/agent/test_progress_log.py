@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def run_dir(tmp_path: Path) -> RunDir:
 
 def workers(boundary: int) -> Sequence[WorkerProgress]:
     return [
-        WorkerProgress(0, True, boundary, 100 + boundary, 100, 0.0, False, 0.2, 101),
+        WorkerProgress(0, True, boundary, 100 + boundary, 100, 0.0, False, 0.2, 101, math.nan, 100),
         WorkerProgress(1, False, 0, None, None, None, False),
     ]
 
@@ -100,7 +101,7 @@ def test_the_agent_of_rank_0_records_the_steps_while_they_are_taken(
     )
     if base_rank == 0:
         assert [(record["steps"], record["step"]) for record in found[2:4]] == [(7, 107), (9, 109)]
-        assert found[2]["checkpoint"] == 100
+        assert (found[2]["checkpoint"], found[2]["loss"], found[2]["loss_step"]) == (100, "nan", 100)
     first, second = found[-2]["workers"]
     assert (first["rank"], first["steps"], first["step"], first["first_step"]) == (base_rank, 11, 111, 101)
     assert first["first"] <= first["last"] <= found[-2]["seconds"]

@@ -29,6 +29,15 @@ def test_nothing_is_pending(tmp_path: Path) -> None:
     assert not control.stopped()
 
 
+@pytest.mark.parametrize("loss", [0.25, -1e300, float("inf")])
+def test_the_loss_and_its_step(tmp_path: Path, loss: float) -> None:
+    control, worker = pair(tmp_path)
+    worker.ask(10)
+    assert (control.progress()[0].loss, control.progress()[0].loss_step) == (None, None)
+    worker.report(9, loss)
+    assert (control.progress()[0].loss, control.progress()[0].loss_step) == (loss, 9)
+
+
 def test_before_the_first_step(tmp_path: Path) -> None:
     control = RoundControl(tmp_path, 0, 2)
     assert control.hold() is None

@@ -22,7 +22,7 @@ def trains(run: WrittenRun) -> None:
     run.round(1, 0, [A, B, C])
     sample = {"round": 0, "first_step": 1, "first": 1.0}
     run.progress(11, A, "progress", **sample, steps=50, step=50, checkpoint=40, last=6.0)
-    run.progress(21, A, "progress", **sample, steps=150, step=150, checkpoint=140, last=16.0)
+    run.progress(21, A, "progress", **sample, steps=150, step=150, checkpoint=140, loss=0.25, loss_step=149, last=16.0)
 
 
 def status(run: WrittenRun, at: float = 30, *jobs: QueuedJob, live: bool | None = None) -> RunStatus:
@@ -34,6 +34,7 @@ def test_a_run_that_trains(run: WrittenRun) -> None:
     seen = status(run, 30, queued(), live=True)
     assert (seen.state, seen.round, seen.nodes, seen.world_size) == (RunState.RUNNING, 0, 3, 6)
     assert (seen.step, seen.checkpoint, seen.steps_per_second) == (150, 140, 10.0)
+    assert (seen.loss, seen.loss_step) == (0.25, 149)
     assert (seen.restarts, seen.restarts_left) == (0, 3)
     # In Slurm's order of nodes.
     assert [(agent.node, agent.state, agent.rank) for agent in seen.agents] == [

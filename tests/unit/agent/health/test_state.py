@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -45,7 +46,9 @@ def test_a_round_change_lasts_from_the_end_of_training_to_its_beginning() -> Non
 
 def test_the_status_page() -> None:
     snapshot = replace(train(START, 14.0), notices=("SIGTERM",), kills=1, hangs=2)
-    readings = Readings(20.0, leader="n1", watchdog_age=0.25, steps=((0, 118),), step_ages=((0, 1.5),))
+    readings = Readings(
+        20.0, leader="n1", watchdog_age=0.25, steps=((0, 118),), step_ages=((0, 1.5),), losses=((0, math.inf),)
+    )
     page = json.loads(status_page(snapshot, readings))
     assert (page["run"], page["node"], page["state"], page["state_seconds"]) == ("7", "n2", "training", 6.0)
     assert page["round"] == {
@@ -57,7 +60,14 @@ def test_the_status_page() -> None:
         "world_size": 8,
         "ranks": [2, 3],
     }
-    assert page["workers"][0] == {"rank": 2, "local_rank": 0, "pid": 100, "step": 118, "step_age_seconds": 1.5}
+    assert page["workers"][0] == {
+        "rank": 2,
+        "local_rank": 0,
+        "pid": 100,
+        "step": 118,
+        "step_age_seconds": 1.5,
+        "loss": "inf",
+    }
     assert page["workers"][1]["step"] is None
     assert (page["restarts"], page["restarts_left"], page["notices"]) == (1, 2, ["SIGTERM"])
     assert page["watchdog"] == {"age_seconds": 0.25, "hangs": 2, "kills": 1}
@@ -81,6 +91,7 @@ def test_the_metrics_page_says_the_same() -> None:
         rejected=6,
         steps=((1, 118),),
         step_ages=((1, 1.5),),
+        losses=((1, 0.5),),
         steps_here=7,
     )
     found = {}
@@ -114,6 +125,7 @@ def test_the_metrics_page_says_the_same() -> None:
         ("steps_total",): 107,
         ("worker_step", "3"): 118,
         ("worker_step_age_seconds", "3"): 1.5,
+        ("worker_loss", "3"): 0.5,
         ("watchdog_kills_total",): 1,
         ("watchdog_ignored_requests_total",): 5,
         ("watchdog_age_seconds",): 0.25,
