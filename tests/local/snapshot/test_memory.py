@@ -362,7 +362,7 @@ def test_memory_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(OutOfMemoryError) as raised:
         require_memory(4 << 20, slots)
     assert str(raised.value) == (
-        "snapshots need 3 x 4.0 MiB = 12.0 MiB of memory on this node, 9.0 MiB more than they have, and 5.0 MiB are"
+        "snapshots need 3 x 4 MiB = 12 MiB of memory on this node, 9 MiB more than they have, and 5 MiB are"
         " free; ask for more by --mem, or do not call snapshot.save"
     )
     assert [slot.size for slot in slots] == [1 << 20] * 3
