@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing import LogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from slurm_elastic.agent.features import Feature, RunningRound
@@ -81,7 +82,7 @@ from slurm_elastic.control import Agreement, RoundControl, WorkerProgress
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.identity import job_of
-from slurm_elastic.rendezvous.membership import Slowest, WorkerFailure
+from slurm_elastic.rendezvous.membership import Slowest, WorkerFailure, root_of
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, open_worker_store
@@ -367,7 +368,11 @@ class Agent:
             return WorkerFailure(
                 rendezvous.agent, rendezvous.node, self._placed.place.base_rank, 1, "a worker cannot be stopped"
             )
-        rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
+        failures = sorted(result.failures.items(), key=lambda item: item[1].timestamp)
+        return root_of([self._described(rank, failure) for rank, failure in failures])
+
+    def _described(self, rank: int, failure: ProcessFailure) -> WorkerFailure:
+        rendezvous = self._rendezvous_config
         log = self._processes.stderr_of(failure.local_rank) if self._processes is not None else ""
         described = WorkerFailure(
             agent=rendezvous.agent,

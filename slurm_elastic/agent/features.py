@@ -20,10 +20,10 @@ from slurm_elastic.agent.lifecycle import (
     Stopping,
     WorkersResult,
 )
-from slurm_elastic.agent.root_cause import BY_WATCHDOG
 from slurm_elastic.agent.scratch_dir import NodeDirectory
 from slurm_elastic.agent.watchdog import Hang, Watchdog, Watched
 from slurm_elastic.control import WorkerProgress
+from slurm_elastic.failures import BY_WATCHDOG
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rendezvous.run_events import Entry

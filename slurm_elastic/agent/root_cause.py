@@ -9,36 +9,45 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from slurm_elastic.failures import explanation, named, without_prefixes
 from slurm_elastic.rendezvous.membership import WorkerFailure
 
-__all__ = ["BY_WATCHDOG", "last_words", "recorded", "root_cause"]
-
-BY_WATCHDOG = "by the watchdog: "
-"""The beginning of the message of a worker that the watchdog killed."""
+__all__ = ["last_words", "recorded", "root_cause", "words"]
 
 _LINES = 20
 _WIDTH = 300
 _TAIL_BYTES = 65536
 _TRACEBACK = "Traceback (most recent call last):"
+_NATIVE_FRAME = re.compile(r"^(?:frame #\d+: |Exception raised from .* \(most recent call first\):$)")
+"""The C++ stack that follows the message of an error of torch (c10/util/Exception.cpp, 2.13)."""
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 """Colours and movements of the cursor (ECMA-48), and control characters but tab and newline."""
 
 
 def root_cause(failure: WorkerFailure) -> str:
-    """Return which worker failed, how, its last output, and the file that has the rest."""
+    """Return which worker failed, how, why, its last output, what a person can do, and the file that has the rest."""
     words = [f"  {line}" for line in _shortened(failure.message)]
+    row = named(failure.cause)
+    advice = [f"what can help: {row.advice}"] if row is not None and row.advice else []
     rest = [f"the rest: {failure.log or failure.error_file}"] if failure.log or failure.error_file else []
-    return "\n".join([f"rank {failure.rank} on {failure.node} {_how(failure)}", *words, *rest])
+    why = explanation(failure.cause, failure.detail)
+    how = f"{_how(failure)}: {why}" if why else _how(failure)
+    return "\n".join([f"rank {failure.rank} on {failure.node} {how}", *words, *advice, *rest])
 
 
 def last_words(error_file: str, log: str) -> str:
-    """Return the last output of a worker: its traceback, else the last lines of its stderr.
+    """Return what is shown of the last output of a worker: a few lines of :func:`words`."""
+    return "\n".join(_shortened(words(error_file, log)))
+
+
+def words(error_file: str, log: str) -> str:
+    """Return the last output of a worker: its traceback, else the end of its stderr.
 
     Args:
         error_file: where torch's ``@record`` puts the exception (elastic/multiprocessing/errors, 2.13); need not exist.
         log: its stderr; need not exist.
     """
-    return "\n".join(_shortened(recorded(error_file) or _from_traceback(_tail(log))))
+    return without_prefixes(recorded(error_file) or _from_traceback(_tail(log)))
 
 
 def _how(failure: WorkerFailure) -> str:
@@ -49,7 +58,7 @@ def _how(failure: WorkerFailure) -> str:
         name = signal.Signals(-exit_code).name
     except ValueError:
         name = f"signal {-exit_code}"
-    unexplained = -exit_code == signal.SIGKILL and not failure.message.startswith(BY_WATCHDOG)
+    unexplained = -exit_code == signal.SIGKILL and not failure.cause
     hint = ", perhaps for lack of memory" if unexplained else ""
     return f"was killed by {name}{hint}"
 
@@ -57,7 +66,7 @@ def _how(failure: WorkerFailure) -> str:
 def _shortened(text: str) -> list[str]:
     # A progress bar rewrites its line after a carriage return; its last state is what was seen.
     lines = [_CONTROL.sub("", line.rstrip().rpartition("\r")[2]) for line in text.split("\n")]
-    kept = [line[:_WIDTH] for line in lines if line.strip()]
+    kept = [line[:_WIDTH] for line in lines if line.strip() and not _NATIVE_FRAME.match(line)]
     if len(kept) <= _LINES:
         return kept
     # A traceback begins with what it is and ends with what went wrong.

@@ -13,6 +13,7 @@ import msgspec
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from slurm_elastic.agent.agent import Agent
+from slurm_elastic.agent.attribution import AttributionFeature
 from slurm_elastic.agent.event_log import EventLog, utc_now
 from slurm_elastic.agent.features import (
     Feature,
@@ -111,7 +112,7 @@ def _supervise(settings: AgentSettings, records: Records, warm: ForkServer | Non
     # The leader knows of this agent from now on, and lets others that come about now wait for it.
     _get_ready(settings, warm, coordination)
     progress = ProgressLog(settings.run_dir, settings.node, settings.agent, config.nproc_per_node, config.max_restarts)
-    features: list[Feature] = [HealthFeature(health.reporter), progress]
+    features: list[Feature] = [HealthFeature(health.reporter), progress, AttributionFeature()]
     watchdog = _watchdog(settings, events, health)
     if watchdog is not None:
         features.insert(0, WatchdogFeature(watchdog))

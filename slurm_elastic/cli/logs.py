@@ -129,9 +129,12 @@ def _failure(failure: RoundFailure, terminal: Terminal) -> Iterator[str]:
     rounds = rank_list(failure.rounds)
     yield terminal.bold(f"round {rounds}{times}: {printable(failure.cause)}")
     if failure.rank is not None:
-        yield f"root cause: rank {failure.rank} on {failure.node}"
+        why = f": {failure.explanation}" if failure.explanation else ""
+        yield f"root cause: rank {failure.rank} on {failure.node}{why}"
     for line in failure.text.splitlines():
         yield f"  {terminal.red(printable(line))}"
+    if failure.advice:
+        yield f"  what can help: {failure.advice}"
     if failure.log:
         yield f"  the rest: {printable(failure.log, 4096)}"
     if failure.followed:

@@ -20,6 +20,7 @@ from slurm_elastic.cli._run_view import (
     rank_list,
     table,
 )
+from slurm_elastic.failures import explanation
 from slurm_elastic.observe.status import AgentView, RunStatus, StatusExit, status_json
 from slurm_elastic.slurm import compress
 from slurm_elastic.text import printable
@@ -75,11 +76,11 @@ def _show(status: RunStatus, terminal: Terminal, now: float) -> None:
             write(f"  {line}")
     cause = status.root_cause
     if cause is not None:
+        why = explanation(cause.cause)
         write()
         rank = "" if cause.rank is None else f"rank {cause.rank} on "
-        write(
-            terminal.bold("root cause" if status.state.value == "failed" else "last failure") + f": {rank}{cause.node}"
-        )
+        name = terminal.bold("root cause" if status.state.value == "failed" else "last failure")
+        write(f"{name}: {rank}{cause.node}{f': {why}' if why else ''}")
         for line in cause.text.splitlines()[-20:]:
             write(f"  {terminal.red(printable(line))}")
         if cause.log:

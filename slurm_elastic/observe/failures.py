@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from slurm_elastic.agent.root_cause import last_words
-from slurm_elastic.observe.records import RunRecords
+from slurm_elastic.failures import attribute, explanation, named
+from slurm_elastic.observe.records import Event, RunRecords
 from slurm_elastic.rundir import RunContents
 
 __all__ = ["Consequence", "RoundFailure", "WorkerError", "read_failures", "round_failures"]
@@ -60,6 +62,7 @@ class RoundFailure:
         log: The file with the rest.
         followed: What other workers said because of it.
         final: True if it ended the run.
+        attribution: The name of its cause in the registry of failures; empty if it is not one of a worker.
     """
 
     rounds: tuple[int, ...]
@@ -70,6 +73,18 @@ class RoundFailure:
     log: str = ""
     followed: tuple[Consequence, ...] = ()
     final: bool = False
+    attribution: str = ""
+
+    @property
+    def explanation(self) -> str:
+        """The cause in one line; empty if nothing more is known than what the worker said."""
+        return explanation(self.attribution)
+
+    @property
+    def advice(self) -> str:
+        """Advice for a person; empty for nothing in general."""
+        row = named(self.attribution)
+        return row.advice if row is not None else ""
 
 
 def read_failures(contents: RunContents, records: RunRecords) -> list[RoundFailure]:
@@ -111,6 +126,11 @@ def round_failures(records: RunRecords, errors: Sequence[WorkerError]) -> list[R
             rank, node = int(match[1]) if match else None, next(iter(end.nodes), "")
         root = next((each for each in mine if each.rank == rank), None)
         text = str(final.get("message") or "") if final is not None else ""
+        known = _known_cause(final, end)
+        first = _root(mine) if rank is not None and _is_consequence(known or _cause(root)) else None
+        if first is not None:
+            # The round was ended before the worker that had caused it was known.
+            root, rank, node, text, known = first, first.rank, first.node, first.text, ""
         text = text or (
             root.text if root else _ROOT_RANK.sub("", end.word("detail"), count=1) if end is not None else ""
         )
@@ -124,9 +144,31 @@ def round_failures(records: RunRecords, errors: Sequence[WorkerError]) -> list[R
                 log=root.log if root else str(final.get("log", "")) if final is not None else "",
                 followed=_grouped([each for each in mine if each is not root]),
                 final=final is not None,
+                attribution=known or (attribute(text).cause.name if isinstance(rank, int) else ""),
             )
         )
     return sorted(_counted(found), key=lambda each: (not each.final, each.rounds))
+
+
+def _known_cause(final: Mapping[str, Any] | None, end: Event | None) -> str:
+    """Return the cause that agents have written down; empty if they have not."""
+    told = (final or {}).get("cause") or (end.fields.get("cause") if end is not None else None)
+    return told if isinstance(told, str) else ""
+
+
+def _root(errors: Sequence[WorkerError]) -> WorkerError | None:
+    """Return the one error that no other worker has caused; None if there is not exactly one."""
+    roots = [each for each in errors if not _is_consequence(_cause(each))]
+    return roots[0] if len(roots) == 1 else None
+
+
+def _cause(error: WorkerError | None) -> str:
+    return "" if error is None else attribute(error.text).cause.name
+
+
+def _is_consequence(cause: str) -> bool:
+    row = named(cause)
+    return row is not None and row.consequence
 
 
 def _grouped(errors: Sequence[WorkerError]) -> tuple[Consequence, ...]:
@@ -147,6 +189,6 @@ def _counted(failures: Sequence[RoundFailure]) -> list[RoundFailure]:
         before = merged.pop(key, None)
         rounds = (*(before.rounds if before else ()), *each.rounds)
         merged[key] = RoundFailure(
-            rounds, each.cause, each.node, each.rank, each.text, each.log, each.followed, each.final
+            rounds, each.cause, each.node, each.rank, each.text, each.log, each.followed, each.final, each.attribution
         )
     return list(merged.values())

@@ -113,12 +113,23 @@ class JobInQueue:
 
 @dataclass(frozen=True, slots=True)
 class RootCause:
-    """The failure that ended the run, or the last one that a restart has followed."""
+    """The failure that ended the run, or the last one that a restart has followed.
+
+    Attributes:
+        node: Its node.
+        rank: Its rank; None if it is not known.
+        text: The last words of the worker.
+        log: The file with the rest.
+        cause, domain, outlook: As in the event `round_ended`; empty if they are not known.
+    """
 
     node: str
     rank: int | None
     text: str
     log: str = ""
+    cause: str = ""
+    domain: str = ""
+    outlook: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,17 +339,23 @@ def _root_cause(records: RunRecords, newest: Round | None) -> tuple[RootCause | 
             failed = event.word("outcome") in ("failed", "timed_out")
             started = any(each.kind == "agent_started" and each.time > event.time for each in records.progress)
             if failed and not started:
-                return RootCause(next(iter(event.nodes), ""), event.whole("rank"), event.text), True
+                return _of_event(event, event.whole("rank"), event.text), True
         if event.kind == "round_ended" and event.word("reason") == "worker_failed":
-            return RootCause(next(iter(event.nodes), ""), None, event.word("detail") or event.text), False
+            return _of_event(event, None, event.word("detail") or event.text), False
     return None, False
+
+
+def _of_event(event: Event, rank: int | None, text: str) -> RootCause:
+    known = {name: event.word(name) for name in ("cause", "domain", "outlook")}
+    return RootCause(next(iter(event.nodes), ""), rank, text, **known)
 
 
 def _of_record(record: Mapping[str, Any]) -> RootCause:
     rank, code = record.get("rank"), record.get("exit_code")
     message = str(record.get("message") or f"exit code {code}")
     log = str(record.get("log") or record.get("error_file") or "")
-    return RootCause(str(record.get("node", "")), rank if isinstance(rank, int) else None, message, log)
+    known = {name: str(record.get(name, "")) for name in ("cause", "domain", "outlook")}
+    return RootCause(str(record.get("node", "")), rank if isinstance(rank, int) else None, message, log, **known)
 
 
 def _in_queue(jobs: Iterable[QueuedJob], ids: frozenset[str]) -> tuple[JobInQueue, ...]:

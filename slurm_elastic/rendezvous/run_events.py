@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from slurm_elastic.failures import explanation
 from slurm_elastic.rendezvous.membership import (
     Claim,
     Decision,
@@ -18,6 +19,7 @@ from slurm_elastic.rendezvous.membership import (
     Spare,
     StopAt,
     Table,
+    WorkerFailure,
 )
 
 __all__ = ["Entry", "describe"]
@@ -49,11 +51,11 @@ def describe(decision: Decision) -> Entry | None:
             return Entry("round_ending", text, {**_fields(round_, reason, node, detail), "step": step})
         case Interrupt(on_record=True):
             return None
-        case Interrupt(agents, round_, reason, node, detail, step) if agents or step is not None:
+        case Interrupt(agents, round_, reason, node, detail, step, failure=failure) if agents or step is not None:
             text = f"round {round_} ends" + (f" after step {step}" if step is not None else "")
-            text += f": {_cause(reason, node, detail)}"
+            text += f": {_cause(reason, node, detail)}{_explained(failure)}"
             fields = _fields(round_, reason, node, detail) | ({"step": step} if step is not None else {})
-            return Entry("round_ended", text, fields)
+            return Entry("round_ended", text, fields | _attribution(failure))
         case Drop(_, node, why, seconds):
             text = f"lost {node}: {why}, last sign of life {seconds:.1f} s ago"
             return Entry("node_lost", text, {"nodes": [node], "why": why, "silent_for": round(seconds, 3)})
@@ -117,5 +119,17 @@ def _finished(decision: Finish) -> Entry:
         text += f": {decision.detail}"
     fields: dict[str, object] = {"outcome": decision.outcome.value, "detail": decision.detail}
     if decision.failure is not None:
-        fields |= {"nodes": [decision.failure.node], "rank": decision.failure.rank}
+        text += _explained(decision.failure)
+        fields |= {"nodes": [decision.failure.node], "rank": decision.failure.rank} | _attribution(decision.failure)
     return Entry("run_ended", text, fields)
+
+
+def _explained(failure: WorkerFailure | None) -> str:
+    told = "" if failure is None else explanation(failure.cause, failure.detail)
+    return f"; {told}" if told else ""
+
+
+def _attribution(failure: WorkerFailure | None) -> dict[str, object]:
+    if failure is None or not failure.cause:
+        return {}
+    return {"rank": failure.rank, "cause": failure.cause, "domain": failure.domain, "outlook": failure.outlook}

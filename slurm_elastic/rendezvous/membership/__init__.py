@@ -6,7 +6,7 @@ done. Everything that the leader decides is decided here; everything that it doe
 
 from slurm_elastic.rendezvous.membership._replace import replace
 from slurm_elastic.rendezvous.membership.advance import next_deadline
-from slurm_elastic.rendezvous.membership.agents import AgentInfo, Status, WorkerFailure
+from slurm_elastic.rendezvous.membership.agents import AgentInfo, Status, WorkerFailure, root_of
 from slurm_elastic.rendezvous.membership.assignment import Place, Table, build_table
 from slurm_elastic.rendezvous.membership.config import Settings, adapted_limit
 from slurm_elastic.rendezvous.membership.decisions import (
@@ -107,6 +107,7 @@ __all__ = [
     "missing",
     "next_deadline",
     "replace",
+    "root_of",
     "seconds_to_stop",
     "step",
     "unaccounted",

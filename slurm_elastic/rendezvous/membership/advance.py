@@ -72,7 +72,9 @@ def _inquest_due(state: State) -> float | None:
         return None
     if any(state.agents[name].round == table.round for name in state.broken):
         return None
-    return inquest.since + state.settings.settle_time
+    # The worker that made this one fail may end later than it.
+    wait = state.settings.root_wait if inquest.failure.consequence else state.settings.settle_time
+    return inquest.since + wait
 
 
 def _admission_due(state: State) -> float | None:
@@ -160,7 +162,7 @@ def _charge(state: State, now: float) -> Result:
             return transitions.finish(state, Outcome.FAILED, failure)
         state = replace(state, restarts=state.restarts + 1)
     detail = f"rank {failure.rank}: {failure.summary}"
-    return transitions.start_forming(state, Reason.WORKER_FAILED, failure.node, now, detail)
+    return transitions.start_forming(state, Reason.WORKER_FAILED, failure.node, now, detail, failure=failure)
 
 
 def _admit(state: State, now: float) -> Result:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import enum
 import functools
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason
 
-__all__ = ["Agent", "AgentInfo", "Status", "WorkerFailure"]
+__all__ = ["Agent", "AgentInfo", "Status", "WorkerFailure", "root_of"]
 
 _DIGITS = re.compile(r"(\d+)")
 
@@ -72,6 +73,9 @@ class WorkerFailure:
         error_file, log: where the rest is.
         hung: whether it did not end by itself, but was killed because it did not go on.
         uncharged: whether its agent starts workers in another way from now on, so that the failure costs no restart.
+        cause, domain, outlook, detail: what is known about it (:mod:`slurm_elastic.failures`); membership does not read
+            them. Empty for nothing.
+        consequence: whether its end says that another worker, or an agent, made it fail.
     """
 
     agent: str
@@ -83,12 +87,26 @@ class WorkerFailure:
     log: str = ""
     hung: bool = False
     uncharged: bool = False
+    cause: str = ""
+    domain: str = ""
+    outlook: str = ""
+    detail: str = ""
+    consequence: bool = False
 
     @property
     def summary(self) -> str:
         """One line: the last of the message, which in a traceback names the error."""
         lines = self.message.split("\n")
         return lines[-1] or f"exit code {self.exit_code}"
+
+
+def root_of(failures: Iterable[WorkerFailure]) -> WorkerFailure:
+    """Return the failure that has caused the others, given in the order in which they became known.
+
+    A worker whose end by the watchdog, or before its first step, is explained makes others fail, whichever was told
+    first. So does every worker that does not say itself that it is a consequence.
+    """
+    return min(failures, key=lambda failure: (not failure.uncharged, not failure.hung, failure.consequence))
 
 
 class Status(enum.Enum):

@@ -62,7 +62,7 @@ class Interrupt:
 
     `node` is the one that caused it. `step` is the one at which all workers have stopped by themselves, None if there
     was none. `restarts` are the worker failures charged so far, this end included. With `on_record` an earlier leader
-    has written down that the round is over, and why.
+    has written down that the round is over, and why. `failure` is the one of a worker that ended the round, if one did.
     """
 
     agents: tuple[str, ...]
@@ -73,6 +73,7 @@ class Interrupt:
     step: int | None = None
     restarts: int = 0
     on_record: bool = False
+    failure: WorkerFailure | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from slurm_elastic.rendezvous.membership import join_leave, leader_change, plann
 from slurm_elastic.rendezvous.membership._persistent import NamedMap, NameSet
 from slurm_elastic.rendezvous.membership._replace import replace
 from slurm_elastic.rendezvous.membership.advance import advance
-from slurm_elastic.rendezvous.membership.agents import Status
+from slurm_elastic.rendezvous.membership.agents import Status, root_of
 from slurm_elastic.rendezvous.membership.decisions import Decision, Outcome, Probe
 from slurm_elastic.rendezvous.membership.events import (
     Claimed,
@@ -127,10 +127,9 @@ def _worker_failed(state: State, event: WorkerFailed, now: float) -> Result:
     if table is None or table.round != event.round or not state.is_member(known):
         return state, ()
     if (inquest := state.inquest) is not None:
-        known_cause = inquest.failure.hung or inquest.failure.uncharged
-        if event.failure.uncharged or (event.failure.hung and not known_cause):
-            # Its end by the watchdog, or before its first step, is what made the other one fail, whoever told first.
-            state = replace(state, inquest=replace(inquest, failure=event.failure))
+        root = root_of((inquest.failure, event.failure))
+        if root is not inquest.failure:
+            state = replace(state, inquest=replace(inquest, failure=root))
         return state, ()
     # A dead node makes the workers of its peers fail: ask everybody before anybody is blamed. The one that told is
     # asked too, as its own node may be dying.

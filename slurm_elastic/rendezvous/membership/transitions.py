@@ -68,11 +68,19 @@ def _depart(state: State, agent: Agent) -> State:
 
 
 def start_forming(
-    state: State, reason: Reason, node: str, now: float, detail: str = "", *, step: int | None = None
+    state: State,
+    reason: Reason,
+    node: str,
+    now: float,
+    detail: str = "",
+    *,
+    step: int | None = None,
+    failure: WorkerFailure | None = None,
 ) -> Result:
     """End the running round: members that have workers have to stop them and join again, or go.
 
-    `step` is the one at which all workers have stopped by themselves, if they have.
+    `step` is the one at which all workers have stopped by themselves, if they have. `failure` is the one of a worker
+    that ends the round, if one does.
     """
     table = state.table
     if table is None:
@@ -106,7 +114,7 @@ def start_forming(
         newcomer_last=None,
         planned_stop=None,
     )
-    interrupt = Interrupt(tuple(interrupted), table.round, reason, node, detail, step, state.restarts)
+    interrupt = Interrupt(tuple(interrupted), table.round, reason, node, detail, step, state.restarts, failure=failure)
     return state, (interrupt,)
 
 

@@ -86,3 +86,26 @@ def test_errors_are_read_from_error_files_and_from_tracebacks_in_logs(run: Writt
     (failure,) = read_failures(RunContents(run.run_dir), run.records())
     assert (failure.rank, failure.text) == (0, "Traceback\nValueError: no")
     assert [(each.summary, each.ranks) for each in failure.followed] == [("RuntimeError: closed", (1,)), ("", (3,))]
+
+
+def test_the_root_is_told_from_its_consequences(run: WrittenRun) -> None:
+    """As when the leader had heard of a consequence alone, or a release before this one has written the records."""
+    run.round(1, 0, [A, B])
+    restarted(run, 2, 0, "n1", "rank 0: RuntimeError: Connection closed by peer [10.0.0.1]:4711")
+    errors = [WorkerError(0, "n1", rank, "RuntimeError: Connection closed by peer [10.0.0.1]:1") for rank in (0, 1)]
+    root = WorkerError(0, "n2", 3, "Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'", "/3")
+    (failure,) = round_failures(run.records(), [*errors, root])
+    assert (failure.node, failure.rank, failure.text, failure.log) == ("n2", 3, root.text, "/3")
+    assert failure.attribution == "import"
+    assert failure.explanation == "a module is missing (user code), a restart will not help"
+    assert failure.advice.startswith("activate the environment")
+    assert [each.ranks for each in failure.followed] == [(0, 1)]
+
+
+def test_what_agents_have_written_down_counts(run: WrittenRun) -> None:
+    run.round(1, 0, [A, B])
+    text = "round 0 ends"
+    fields = {"reason": "worker_failed", "nodes": ["n2"], "detail": "rank 3: exit code -9", "cause": "host_memory"}
+    run.event(2, "n1", "round_ended", text, round=0, **fields)
+    (failure,) = round_failures(run.records(), [])
+    assert (failure.attribution, failure.rank) == ("host_memory", 3)

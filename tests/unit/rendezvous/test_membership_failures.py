@@ -24,6 +24,7 @@ from slurm_elastic.rendezvous.membership import (
     Publish,
     Reason,
     Tick,
+    WorkerFailed,
 )
 from tests.unit.rendezvous.scenario import Scenario, candidate, failed, only
 
@@ -53,6 +54,37 @@ def test_a_failure_that_is_not_charged_is_the_cause_of_the_others(first: str) ->
     answer(run, "n0", "n1")
     (interrupt,) = only(Interrupt, run.wait(0.2))
     assert (interrupt.node, interrupt.detail, run.state.restarts) == ("n0", "rank 3: starts again", 0)
+
+
+def consequence(name: str) -> WorkerFailed:
+    event = failed(name)
+    return replace(event, failure=replace(event.failure, message="connection closed by peer", consequence=True))
+
+
+@pytest.mark.parametrize("first", ["n0", "n1"])
+def test_a_consequence_is_not_the_root(run: Scenario, first: str) -> None:
+    root, peer = failed("n0"), consequence("n1")
+    for event in (root, peer) if first == "n0" else (peer, root):
+        run.on(event)
+    answer(run, "n0", "n1", "n2")
+    assert only(Interrupt, run.wait(0.2))[0].failure == root.failure
+
+
+def test_the_root_is_waited_for_while_only_consequences_are_known(run: Scenario) -> None:
+    run.on(consequence("n1"))
+    run.on(consequence("n2"))
+    answer(run, "n0", "n1", "n2")
+    assert not run.wait(0.9)
+    run.on(failed("n0"))
+    (interrupt,) = only(Interrupt, run.wait(0.02))
+    assert interrupt.node == "n0"
+
+
+def test_a_consequence_without_a_root_is_charged(run: Scenario) -> None:
+    run.on(consequence("n1"))
+    answer(run, "n0", "n1", "n2")
+    (interrupt,) = only(Interrupt, run.wait(1.02))
+    assert (interrupt.node, run.state.restarts) == ("n1", 1)
 
 
 def test_everybody_is_asked_before_anybody_is_blamed(run: Scenario) -> None:

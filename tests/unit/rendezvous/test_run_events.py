@@ -100,3 +100,17 @@ def test_fields_for_programs() -> None:
     assert describe(Finish(Outcome.FAILED, (), WorkerFailure("n2/7.0/1", "n2", 3, 1))) == Entry(
         "run_ended", "the run failed", {"outcome": "failed", "detail": "", "nodes": ["n2"], "rank": 3}
     )
+
+
+def test_the_end_by_a_worker_says_why_it_failed() -> None:
+    known = {"cause": "gpu_memory", "domain": "user_code", "outlook": "not_again"}
+    failure = WorkerFailure("n2/7.0/1", "n2", 3, 1, "it failed", **known, detail="process 7 has 3 GiB")
+    why = "; out of GPU memory (user code), a restart will not help; process 7 has 3 GiB"
+    ended = describe(Interrupt(("a",), 4, Reason.WORKER_FAILED, "n2", "rank 3: it failed", failure=failure))
+    assert ended is not None
+    assert ended.text == f"round 4 ends: worker failed, n2 (rank 3: it failed){why}"
+    assert {name: ended.fields[name] for name in ("rank", *known)} == {"rank": 3, **known}
+    finished = describe(Finish(Outcome.FAILED, (), failure))
+    assert finished is not None
+    assert finished.text == f"the run failed{why}"
+    assert {name: finished.fields[name] for name in ("rank", *known)} == {"rank": 3, **known}

@@ -1,0 +1,66 @@
+"""A feature of the agent: says what the failure of a worker is, as the registry of failures knows it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+
+from slurm_elastic.agent.features import Feature, RunningRound
+from slurm_elastic.agent.memory_kills import memory_kills, resident
+from slurm_elastic.agent.root_cause import words
+from slurm_elastic.failures import BY_KERNEL, attribute
+from slurm_elastic.rendezvous.membership import WorkerFailure
+from slurm_elastic.text import size_text
+
+__all__ = ["AttributionFeature"]
+
+
+class AttributionFeature(Feature):
+    """Attributes the failures of workers; it has to know which of them hung.
+
+    Args:
+        kills: returns how many processes the kernel has killed for lack of memory; None if it does not say.
+    """
+
+    def __init__(self, kills: Callable[[], int | None] = memory_kills) -> None:
+        self._kills = kills
+        self._before: int | None = None
+        self._running: RunningRound | None = None
+
+    def workers_started(self, running: RunningRound) -> None:
+        """See base class."""
+        self._running, self._before = running, self._kills()
+
+    def attribute(self, failure: WorkerFailure, pid: int) -> WorkerFailure:
+        """See base class."""
+        if failure.exit_code == -signal.SIGKILL and not failure.hung and self._killed_by_kernel():
+            told = f"{BY_KERNEL}out of memory on {failure.node}{self._who_has_memory()}"
+            failure = replace(failure, message="\n".join(filter(None, (told, failure.message))))
+            text = failure.message
+        else:
+            # The message may lack the line that tells.
+            text = failure.message if failure.hung else words(failure.error_file, failure.log) or failure.message
+        found = attribute(text, failure.exit_code)
+        return replace(
+            failure,
+            cause=found.cause.name,
+            domain=found.cause.domain.value,
+            outlook=found.cause.outlook.value,
+            detail=found.detail,
+            consequence=found.cause.consequence,
+        )
+
+    def _killed_by_kernel(self) -> bool:
+        now = self._kills()
+        return self._before is not None and now is not None and now > self._before
+
+    def _who_has_memory(self) -> str:
+        """Return how much memory the other workers of this node have at this moment."""
+        running = self._running
+        if running is None:
+            return ""
+        base = running.placed.place.base_rank
+        sizes = ((base + local, resident(pid)) for local, pid in sorted(running.pids.items()))
+        told = [f"rank {rank} has {size_text(size)}" for rank, size in sizes if size]
+        return f"; {', '.join(told)}" if told else ""

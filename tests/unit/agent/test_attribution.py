@@ -1,0 +1,85 @@
+"""The feature that says what the failure of a worker is."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.agent.attribution import AttributionFeature
+from slurm_elastic.agent.features import RunningRound
+from slurm_elastic.agent.memory_kills import memory_kills, resident
+from slurm_elastic.rendezvous.membership import Reason, WorkerFailure
+from slurm_elastic.rendezvous.membership.assignment import Place
+from slurm_elastic.rendezvous.transport.messages import Assignment
+
+PLACED = Assignment(1, Place("n1/7.0/1", "n1", 1, 2, 4, "w", 4, 6), 0, Reason.START, 2, 6, "n0", 1, 0)
+
+
+def failure(exit_code: int, message: str = "", error_file: str = "", *, hung: bool = False) -> WorkerFailure:
+    return WorkerFailure("n1/7.0/1", "n1", 5, exit_code, message, error_file, hung=hung)
+
+
+def running(pids: dict[int, int]) -> RunningRound:
+    return RunningRound(PLACED, pids, {}, tuple)
+
+
+def test_the_cause_is_found_in_the_whole_traceback(tmp_path: Path) -> None:
+    stack = "".join(f"\nframe #{number}: c10::Error" for number in range(60))
+    words = f'Traceback (most recent call last):\n  File "t.py", line 1\nRuntimeError: CUDA out of memory.{stack}'
+    error_file = tmp_path / "error.json"
+    error_file.write_text(json.dumps({"message": {"message": "", "extraInfo": {"py_callstack": words}}}))
+    found = AttributionFeature().attribute(failure(1, "frame #59: c10::Error", str(error_file)), 1)
+    assert (found.cause, found.domain, found.outlook) == ("gpu_memory", "user_code", "not_again")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "cause"), [(3, 4, "host_memory"), (3, 3, "killed"), (None, 4, "killed"), (3, None, "killed")]
+)
+def test_a_worker_that_the_kernel_killed_for_lack_of_memory(before: int | None, after: int | None, cause: str) -> None:
+    kills = iter([before, after])
+    feature = AttributionFeature(lambda: next(kills))
+    feature.workers_started(running({0: os.getpid(), 1: 2**22 + 1}))
+    found = feature.attribute(failure(-9, "epoch 3"), 1)
+    assert found.cause == cause
+    if cause == "host_memory":
+        first, last = found.message.split("\n")
+        assert first.startswith("by the kernel: out of memory on n1; rank 4 has ")
+        assert "rank 5" not in first, "it is gone"
+        assert last == "epoch 3"
+        assert found.detail == first.removeprefix("by the kernel: ")
+
+
+def test_a_worker_that_the_watchdog_killed_was_not_killed_by_the_kernel() -> None:
+    kills = iter([3, 4])
+    feature = AttributionFeature(lambda: next(kills))
+    feature.workers_started(running({}))
+    assert feature.attribute(failure(-9, "by the watchdog: no step for 3 s", hung=True), 1).cause == "hang"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "file", "content", "expected"),
+    [
+        ("0::/job_7/step_0\n", "sys/fs/cgroup/job_7/step_0/memory.events", "low 0\noom 5\noom_kill 2\n", 2),
+        ("4:memory,x:/uid_1/job_7\n0::/\n", "sys/fs/cgroup/memory/uid_1/job_7/memory.oom_control", "oom_kill 1\n", 1),
+        ("0::/\n", "proc/vmstat", "pgfault 7\noom_kill 9\n", 9),
+        ("0::/\n", "proc/vmstat", "oom_kill many\n", None),
+        (None, "proc/vmstat", "oom_kill 0\n", 0),
+        ("damaged", "nothing", "", None),
+    ],
+)
+def test_the_kernel_counts(tmp_path: Path, cgroup: str | None, file: str, content: str, expected: int | None) -> None:
+    if cgroup is not None:
+        (tmp_path / "proc/self").mkdir(parents=True)
+        (tmp_path / "proc/self/cgroup").write_text(cgroup)
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    assert memory_kills(tmp_path) == expected
+
+
+def test_memory_of_a_process() -> None:
+    assert resident(os.getpid()) > 1 << 20
+    assert resident(2**22 + 1) == 0
