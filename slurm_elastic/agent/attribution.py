@@ -9,23 +9,28 @@ from dataclasses import replace
 from slurm_elastic.agent.features import Feature, RunningRound
 from slurm_elastic.agent.memory_kills import memory_kills, resident
 from slurm_elastic.agent.root_cause import words
-from slurm_elastic.failures import BY_KERNEL, attribute
+from slurm_elastic.failures import BY_KERNEL, Attribution, Domain, Outlook, attribute, fingerprint, position
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.text import size_text
 
 __all__ = ["AttributionFeature"]
+
+_EXCUSED = 2
+"""Rounds in which an agent does not charge the fault of its node: one that goes on failing has to end the run."""
 
 
 class AttributionFeature(Feature):
     """Attributes the failures of workers; it has to know which of them hung.
 
     Args:
+        compare: true if the run is to end when it fails in the same way twice in a row.
         kills: returns how many processes the kernel has killed for lack of memory; None if it does not say.
     """
 
-    def __init__(self, kills: Callable[[], int | None] = memory_kills) -> None:
-        self._kills = kills
+    def __init__(self, *, compare: bool = True, kills: Callable[[], int | None] = memory_kills) -> None:
+        self._compare, self._kills = compare, kills
         self._before: int | None = None
+        self._excused: set[int] = set()
         self._running: RunningRound | None = None
 
     def workers_started(self, running: RunningRound) -> None:
@@ -41,15 +46,40 @@ class AttributionFeature(Feature):
         else:
             # The message may lack the line that tells.
             text = failure.message if failure.hung else words(failure.error_file, failure.log) or failure.message
-        found = attribute(text, failure.exit_code)
+        found, where = attribute(text, failure.exit_code), self._position(pid)
+        same = fingerprint(found, text, failure.exit_code, where) if self._compare else ""
+        excused = self._is_excused(found)
+        told = f"not charged to the script, {len(self._excused)} of {_EXCUSED} for {failure.node}" if excused else ""
         return replace(
             failure,
             cause=found.cause.name,
             domain=found.cause.domain.value,
             outlook=found.cause.outlook.value,
-            detail=found.detail,
+            detail="; ".join(filter(None, (found.detail, told))),
+            uncharged=failure.uncharged or excused,
             consequence=found.cause.consequence,
+            where=where or "",
+            fingerprint=same,
         )
+
+    def _is_excused(self, found: Attribution) -> bool:
+        """Return True if this is the node's fault, and the node has not had too many rounds with one."""
+        row, running = found.cause, self._running
+        if running is None or row.domain is not Domain.NODE or row.outlook is not Outlook.ELSEWHERE:
+            return False
+        if len(self._excused) < _EXCUSED:
+            self._excused.add(running.placed.round)
+        return running.placed.round in self._excused
+
+    def _position(self, pid: int) -> str | None:
+        running = self._running
+        if running is None:
+            return None
+        ranks = {each: local for local, each in running.pids.items()}
+        found = next((each for each in running.progress() if each.local_rank == ranks.get(pid)), None)
+        if found is None:
+            return None
+        return position(reports=found.attached, calls=found.boundary, step=found.step)
 
     def _killed_by_kernel(self) -> bool:
         now = self._kills()

@@ -99,6 +99,13 @@ GENERAL = (
         "longest pause so far, at least 5 minutes (default: off)",
         "SECONDS",
     ),
+    Option(
+        "--stop-on-same-failure",
+        "on: end the run when a worker fails in the same way at the same step twice in a row, whatever restarts are "
+        "left; off: restart all the same (default: on)",
+        choices=("on", "off"),
+        default="on",
+    ),
 )
 """The agent's options but for those of the health port, in the order of the help text."""
 

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.failures import explanation, named, without_prefixes
+from slurm_elastic.failures import BY_KERNEL, BY_WATCHDOG, explanation, named, without_prefixes
 from slurm_elastic.rendezvous.membership import WorkerFailure
 
 __all__ = ["last_words", "recorded", "root_cause", "words"]
@@ -58,7 +58,7 @@ def _how(failure: WorkerFailure) -> str:
         name = signal.Signals(-exit_code).name
     except ValueError:
         name = f"signal {-exit_code}"
-    unexplained = -exit_code == signal.SIGKILL and not failure.cause
+    unexplained = -exit_code == signal.SIGKILL and not failure.message.startswith((BY_WATCHDOG, BY_KERNEL))
     hint = ", perhaps for lack of memory" if unexplained else ""
     return f"was killed by {name}{hint}"
 

@@ -112,7 +112,8 @@ def _supervise(settings: AgentSettings, records: Records, warm: ForkServer | Non
     # The leader knows of this agent from now on, and lets others that come about now wait for it.
     _get_ready(settings, warm, coordination)
     progress = ProgressLog(settings.run_dir, settings.node, settings.agent, config.nproc_per_node, config.max_restarts)
-    features: list[Feature] = [HealthFeature(health.reporter), progress, AttributionFeature()]
+    features: list[Feature] = [HealthFeature(health.reporter), progress]
+    features.append(AttributionFeature(compare=settings.stop_on_same_failure))
     watchdog = _watchdog(settings, events, health)
     if watchdog is not None:
         features.insert(0, WatchdogFeature(watchdog))

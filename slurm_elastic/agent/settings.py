@@ -113,6 +113,8 @@ class AgentSettings:
     """The health port; None for none."""
     shared: bool = False
     """True if agents of other jobs may belong to the run too, also of jobs that start later."""
+    stop_on_same_failure: bool = True
+    """True if the run ends when a worker fails in the same way at the same step twice in a row."""
 
 
 def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSettings:
@@ -176,6 +178,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
         requeue_policy=requeue_policy(options.max_requeues, options.grace, options.warning),
         watchdog=not options.no_watchdog and is_enabled(environ),
         hang_timeout=_hang_timeout(options),
+        stop_on_same_failure=_is_on("--stop-on-same-failure", options.stop_on_same_failure),
         worker_signal=_worker_signal(options.worker_signal),
         health=None
         if options.no_health
@@ -294,6 +297,13 @@ def _start(options: argparse.Namespace) -> Start:
     except ValueError:
         # A value from PET_START does not pass through argparse's choices.
         raise UsageError(f"--start {options.start!r} is neither warm nor cold") from None
+
+
+def _is_on(option: str, value: str | None) -> bool:
+    if value not in (None, "", "on", "off"):
+        # A value from PET_* does not pass through argparse's choices.
+        raise UsageError(f"{option} {value!r} is neither on nor off")
+    return value != "off"
 
 
 def _worker_signal(name: str | None) -> signal.Signals | None:

@@ -1,9 +1,11 @@
-"""Failures of workers: their causes, and what another start can bring. Pure."""
+"""Failures of workers: their causes, what another start can bring, and whether one is the last one again. Pure."""
 
 from slurm_elastic.failures.attribution import Attribution, attribute, explanation, named, without_prefixes
 from slurm_elastic.failures.registry import BY_KERNEL, BY_WATCHDOG, REGISTRY, Cause, Domain, Outlook, mistakes
+from slurm_elastic.failures.repetition import BEFORE_FIRST_STEP, fingerprint, position
 
 __all__ = [
+    "BEFORE_FIRST_STEP",
     "BY_KERNEL",
     "BY_WATCHDOG",
     "REGISTRY",
@@ -13,7 +15,9 @@ __all__ = [
     "Outlook",
     "attribute",
     "explanation",
+    "fingerprint",
     "mistakes",
     "named",
+    "position",
     "without_prefixes",
 ]

@@ -64,7 +64,7 @@ class Cause:
 
     Attributes:
         name: The name of the cause in records; never changed, as programs read it.
-        title: The cause in a few words; empty for a row that says no more than the failure itself.
+        title: The cause in a few words; empty for a row that says no more than the message of the failure.
         domain: The part of the run that has failed.
         outlook: What another start can bring.
         text: Found in the text of the failure; `^` stands for the beginning of a line. None if `signals` alone tell.
@@ -101,7 +101,7 @@ REGISTRY: tuple[Cause, ...] = (
     # What the agent itself knows.
     Cause(
         "hang",
-        "no progress",
+        "",
         Domain.UNKNOWN,
         Outlook.UNKNOWN,
         _text(rf"\A{BY_WATCHDOG}"),
@@ -495,7 +495,7 @@ REGISTRY: tuple[Cause, ...] = (
     ),
     Cause(
         "killed",
-        "killed, perhaps for lack of memory",
+        "",
         Domain.UNKNOWN,
         Outlook.UNKNOWN,
         signals=(_KILL,),

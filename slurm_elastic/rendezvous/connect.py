@@ -13,7 +13,7 @@ from slurm_elastic.rendezvous.election.campaign import Campaign, CampaignConfig,
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
 from slurm_elastic.rendezvous.election.runner import FollowerConfig
 from slurm_elastic.rendezvous.leader.absent_agents import agents_gone
-from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
+from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords, last_failure
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.leader.releases import own_releases
 from slurm_elastic.rendezvous.membership import AgentInfo, Decision, Reason, Settings, adapted_limit
@@ -186,11 +186,20 @@ def _found(
         expected_nodes=config.expected_nodes,
         first_round=0 if last is None else last + 1,
         first_reason=Reason.REQUEUED if config.restart_count else Reason.START,
+        first_failure=_last_failure(config, last),
     )
     campaign = Campaign(1, settings, last)
     if not _fenced_records(config, listener, campaign).claim():
         return None
     return _leader(config, secret, listener, campaign, journal)
+
+
+def _last_failure(config: RendezvousConfig, last: int | None) -> str:
+    """Return the fingerprint of the worker failure that was charged last, to an earlier incarnation; empty for none."""
+    record = None
+    with contextlib.suppress(RecordsError):
+        record = config.records.round(last) if last is not None else None
+    return last_failure(record or {})
 
 
 def _settings(config: RendezvousConfig) -> Settings:

@@ -289,7 +289,17 @@ class SimulatedAgent(Process):
             self.world.break_collectives(self, self.workers, cause)
             self._force()
             return
-        failure = WorkerFailure(self.name, self._candidate.node, 0, 1, cause)
+        own, seed = cause == "by itself", self.world.schedule.seed
+        failure = WorkerFailure(
+            self.name,
+            self._candidate.node,
+            0,
+            1,
+            cause,
+            # Some do not say that they are a consequence, and some that fail do so in the same way.
+            consequence=not own and seed % 2 == 0,
+            fingerprint="the same" if own and (seed + self.workers) % 3 else "",
+        )
         self.participant, failed = self.participant.failed(failure)
         self._say(failed)
         self.world.break_collectives(self, self.workers, cause)

@@ -71,6 +71,8 @@ class Checks:
         self._own_failures: set[int] = set()
         self._cut_rounds: set[int] = set()
         self._ragged: dict[int, list[SimulatedAgent]] = {}
+        # Fingerprint of the failure that was charged last.
+        self._last_failure = ""
         # Rounds that ended as planned, or otherwise after that was tried.
         self.planned: set[int] = set()
         self.broken_off: set[int] = set()
@@ -256,6 +258,7 @@ class Checks:
         self._check_one_group(table.round)
         check_table(after, table, self._latest)
         require(table.restarts == after.restarts, "restarts are the same for all", table)
+        require(table.last_failure == self._last_failure, "the last failure is on record", table)
         for place in table.places:
             name = place.agent
             require(name in self._connected, "members are connected", name)
@@ -302,6 +305,12 @@ class Checks:
         else:
             require(after.restarts == before.restarts + 1, "restarts count one by one", after.restarts)
             self._check_charge(before)
+            require(not self._is_repeated(before), "the same failure twice in a row ends the run", before.inquest)
+            self._last_failure = before.inquest.failure.fingerprint if before.inquest is not None else ""
+
+    def _is_repeated(self, before: State) -> bool:
+        said = before.inquest.failure.fingerprint if before.inquest is not None else ""
+        return said != "" and said == self._last_failure
 
     def _check_charge(self, before: State) -> None:
         inquest = before.inquest
@@ -371,9 +380,8 @@ class Checks:
                 ]
                 require(not unfinished, "a run succeeds when all have finished", unfinished)
             case Outcome.FAILED:
-                require(
-                    before.restarts == settings.max_restarts, "a run fails when restarts are used up", before.restarts
-                )
+                used_up = before.restarts == settings.max_restarts
+                require(used_up or self._is_repeated(before), "a run fails when restarts are used up", before.restarts)
                 self._check_charge(before)
             case Outcome.TIMED_OUT:
                 waited = self._world.now - before.forming_since

@@ -267,6 +267,20 @@ def forgets_a_charge(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(machine._HANDLERS, machine.Joined, joined)
 
 
+@mutation(
+    "a leader does not compare a failure with the last one",
+    "the same failure twice in a row ends the run",
+    among=one_leader,
+)
+def forgets_the_last_failure(patch: pytest.MonkeyPatch) -> None:
+    charge = machine.advance.__globals__["_charge"]
+
+    def forgetful(state: State, now: float) -> Any:
+        return charge(replace(state, last_failure=""), now)
+
+    patch.setitem(machine.advance.__globals__, "_charge", forgetful)
+
+
 # Silence.
 
 

@@ -134,6 +134,7 @@ def plan(config: CampaignConfig, seen: CampaignRecords, loss: LeaderLoss) -> Cam
         # An agent that finds no member of a run left begins it anew. An agent without workers does not know who will
         # come.
         first_restarts=last.restarts if last is not None and (survives or not config.has_workers) else 0,
+        first_failure=last.failure if last is not None else "",
         base=base,
         gone=loss.gone,
         silent=loss.silent,

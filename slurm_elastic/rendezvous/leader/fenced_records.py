@@ -15,7 +15,7 @@ from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.membership import Base, Finish, Outcome, Table
 from slurm_elastic.rendezvous.records.api import Record, Records, Situation
 
-__all__ = ["FencedRecords", "LastRound", "last_round", "newest_endpoint"]
+__all__ = ["FencedRecords", "LastRound", "last_failure", "last_round", "newest_endpoint"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,12 +27,14 @@ class LastRound:
         base: who was in it; None if it belongs to another incarnation, of which nobody is left.
         restarts: worker failures charged until then.
         successors: where its members listen, by rank.
+        failure: fingerprint of the last one that was charged, also to an earlier incarnation; empty for none.
     """
 
     round: int
     base: Base | None
     restarts: int
     successors: tuple[Successor, ...]
+    failure: str = ""
 
 
 def last_round(situation: Situation, scope: str) -> LastRound | None:
@@ -40,8 +42,9 @@ def last_round(situation: Situation, scope: str) -> LastRound | None:
     number, record = situation.number, situation.round
     if number is None or record is None:
         return None
+    failure = last_failure(record)
     if record.get("scope") != scope:
-        return LastRound(number, None, 0, ())
+        return LastRound(number, None, 0, (), failure)
     places: list[Mapping[str, Any]] = list(record["places"])
     base = Base(
         number,
@@ -54,7 +57,13 @@ def last_round(situation: Situation, scope: str) -> LastRound | None:
     successors = tuple(
         Successor(str(place["agent"]), str(place["address"]), int(place["standby_port"])) for place in places
     )
-    return LastRound(number, base, int(record["restarts"]), successors)
+    return LastRound(number, base, int(record["restarts"]), successors, failure)
+
+
+def last_failure(record: Record) -> str:
+    """Return the fingerprint that the record of a round has of the failure charged last; empty for none."""
+    found = record.get("last_failure")
+    return found if isinstance(found, str) else ""
 
 
 def newest_endpoint(situation: Situation, scope: str) -> Record | None:

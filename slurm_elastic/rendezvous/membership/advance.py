@@ -158,9 +158,13 @@ def _charge(state: State, now: float) -> Result:
     if behind:
         failure = replace(failure, message=f"{failure.message}; {behind}")
     if not failure.uncharged:
+        if failure.fingerprint and failure.fingerprint == state.last_failure:
+            where = f", {failure.where}" if failure.where else ""
+            detail = f"the same failure twice in a row{where} (--stop-on-same-failure off restarts all the same)"
+            return transitions.finish(state, Outcome.FAILED, failure, detail)
         if state.restarts >= state.settings.max_restarts:
             return transitions.finish(state, Outcome.FAILED, failure)
-        state = replace(state, restarts=state.restarts + 1)
+        state = replace(state, restarts=state.restarts + 1, last_failure=failure.fingerprint)
     detail = f"rank {failure.rank}: {failure.summary}"
     return transitions.start_forming(state, Reason.WORKER_FAILED, failure.node, now, detail, failure=failure)
 

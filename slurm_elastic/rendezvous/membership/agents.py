@@ -76,6 +76,8 @@ class WorkerFailure:
         cause, domain, outlook, detail: what is known about it (:mod:`slurm_elastic.failures`); membership does not read
             them. Empty for nothing.
         consequence: whether its end says that another worker, or an agent, made it fail.
+        where: how far the worker was, as text; empty if that is not known.
+        fingerprint: the same for the next failure if it is this one again; empty if that would never be known.
     """
 
     agent: str
@@ -92,6 +94,8 @@ class WorkerFailure:
     outlook: str = ""
     detail: str = ""
     consequence: bool = False
+    where: str = ""
+    fingerprint: str = ""
 
     @property
     def summary(self) -> str:

@@ -50,6 +50,7 @@ class Table:
         restarts: worker failures charged so far, the same for all (TORCHELASTIC_RESTART_COUNT).
         heartbeat_limit: silence after which the leader gives up an agent of this round.
         origin: what its workers start from; see :attr:`~.config.Settings.choose_origin`. Empty for nothing.
+        last_failure: fingerprint of the worker failure that was charged last; empty for none, or without one.
     """
 
     round: int
@@ -61,6 +62,7 @@ class Table:
     restarts: int
     heartbeat_limit: float = 0.0
     origin: str = ""
+    last_failure: str = ""
 
 
 def build_table(
@@ -70,6 +72,7 @@ def build_table(
     restarts: int,
     heartbeat_limit: float = 0.0,
     origin: str = "",
+    last_failure: str = "",
 ) -> Table:
     """Rank the candidates in Slurm's node order.
 
@@ -109,4 +112,5 @@ def build_table(
         restarts=restarts,
         heartbeat_limit=heartbeat_limit,
         origin=origin,
+        last_failure=last_failure,
     )

@@ -43,6 +43,8 @@ class Settings:
         first_reason: start, or requeued for a later incarnation; node_lost or node_left when a leader is followed.
         first_node: the node that caused the first round of this term, if one did.
         first_restarts: worker failures charged before this term.
+        first_failure: fingerprint of the last one that was charged before this term, also to an earlier incarnation;
+            empty for none.
         agent: the agent that leads; empty for a leader without one.
         base: the last round before this term; None if there is none that anybody could still be in.
         gone: members of `base` that are known to be gone for good.
@@ -77,6 +79,7 @@ class Settings:
     first_reason: Reason = Reason.START
     first_node: str = ""
     first_restarts: int = 0
+    first_failure: str = ""
     agent: str = ""
     base: Base | None = None
     gone: frozenset[str] = frozenset()

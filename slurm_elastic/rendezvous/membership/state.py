@@ -98,6 +98,7 @@ class State:
         forming_since, complete_since: when forming began; since when the minimum is there.
         published_at: when the newest round was published.
         restarts: worker failures charged so far.
+        last_failure: fingerprint of the one that was charged last; empty for none, or without one.
         gone_nodes: nodes that left, were lost, are down by Slurm's word, or did not come until a last call ended.
         unheard: by cohort, how many of it have not joined yet; none once a round had to do without them.
         newcomer_first, newcomer_last: when, in this running round, the first and last new agent joined.
@@ -143,6 +144,7 @@ class State:
     complete_since: float | None = None
     published_at: float = 0.0
     restarts: int = 0
+    last_failure: str = ""
     inquest: FailureInquest | None = None
     gone_nodes: AbstractSet[str] = _EMPTY
     gone_agents: NamedMap[int] = field(default_factory=NamedMap)
@@ -199,6 +201,7 @@ def initial_state(settings: Settings, now: float) -> State:
         # Members of the last round stop their workers by the limit of that one.
         heartbeat_limit=max(settings.limit_of(len(members)), settings.base.heartbeat_limit if settings.base else 0.0),
         restarts=settings.first_restarts,
+        last_failure=settings.first_failure,
         base=settings.base,
         gone=NameSet(settings.gone),
         awaited=awaited,

@@ -137,7 +137,7 @@ def publish(state: State, now: float) -> Result:
         state.reason is Reason.WORKER_FAILED,
     )
     members_next = waiting[: settings.round_size(len(waiting))]
-    table = build_table(state.round, state.reason, members_next, state.restarts, limit, origin)
+    table = build_table(state.round, state.reason, members_next, state.restarts, limit, origin, state.last_failure)
     agents = state.agents.update(
         {
             place.agent: replace(state.agents[place.agent], status=Status.RUNNING, round=table.round)

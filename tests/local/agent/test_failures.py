@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,3 +28,47 @@ def test_the_cause_of_each_planted_fault_is_named(allocate: Allocate) -> None:
         assert explanation(end["cause"]) in end["text"]
     (record,) = (nodes.run_dir / "rounds").glob(f"{len(FAULTS):06d}.json")
     assert json.loads(record.read_text())["restarts"] == len(FAULTS)
+
+
+REPEATS = """
+import os, time
+from slurm_elastic import trainer
+
+if os.environ["SLURM_ELASTIC_ROUND"] != os.environ.get("WAITS_IN_ROUND"):
+    for step in range(100, 105):
+        trainer.should_stop(step)
+    raise ValueError(f"sample {os.getpid()} is bad")
+while not trainer.should_stop(104):
+    time.sleep(0.05)
+"""
+
+
+def test_the_same_failure_twice_in_a_row_ends_the_run(allocate: Allocate) -> None:
+    nodes = allocate(1)
+    nodes.touch("train.py", REPEATS)
+    agent = nodes.start(1, "--max-restarts=5", script=["train.py"])
+    assert agent.wait() == 1
+    assert nodes.rounds() == 2
+    agent.expect("the run failed: the same failure twice in a row, at step 104 (--stop-on-same-failure off restarts")
+    assert "is bad" in agent.err.partition("rank 0 on 127.0.0.1 ended with exit code 1")[2], "the root cause is last"
+    # A second time for the same reason, by another run of the same job.
+    (record,) = (nodes.run_dir / "rounds").glob("000001.json")
+    assert json.loads(record.read_text())["last_failure"].endswith("| at step 104")
+    agent = nodes.start(1, "--max-restarts=2", "--run-id=8", "--stop-on-same-failure=off", script=["train.py"])
+    assert agent.wait() == 1
+    assert len(list((nodes.run_dir.parent / "8" / "rounds").glob("*.json"))) == 3
+    assert "twice in a row" not in agent.err
+
+
+def test_a_requeued_job_knows_the_last_failure(allocate: Allocate) -> None:
+    nodes = allocate(1)
+    nodes.touch("train.py", REPEATS)
+    agent = nodes.start(1, "--max-restarts=5", script=["train.py"], WAITS_IN_ROUND="1")
+    agent.expect("round 1 formed after worker failed")
+    agent.signal(signal.SIGTERM)
+    assert agent.wait() == 75, nodes.story()
+    again = allocate(1, restart_count=1)
+    agent = again.start(1, "--max-restarts=5", script=["train.py"])
+    assert agent.wait() == 1
+    assert again.rounds() == 3, again.story()
+    agent.expect("the same failure twice in a row, at step 104")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_the_cause_is_found_in_the_whole_traceback(tmp_path: Path) -> None:
 )
 def test_a_worker_that_the_kernel_killed_for_lack_of_memory(before: int | None, after: int | None, cause: str) -> None:
     kills = iter([before, after])
-    feature = AttributionFeature(lambda: next(kills))
+    feature = AttributionFeature(kills=lambda: next(kills))
     feature.workers_started(running({0: os.getpid(), 1: 2**22 + 1}))
     found = feature.attribute(failure(-9, "epoch 3"), 1)
     assert found.cause == cause
@@ -54,7 +55,7 @@ def test_a_worker_that_the_kernel_killed_for_lack_of_memory(before: int | None, 
 
 def test_a_worker_that_the_watchdog_killed_was_not_killed_by_the_kernel() -> None:
     kills = iter([3, 4])
-    feature = AttributionFeature(lambda: next(kills))
+    feature = AttributionFeature(kills=lambda: next(kills))
     feature.workers_started(running({}))
     assert feature.attribute(failure(-9, "by the watchdog: no step for 3 s", hung=True), 1).cause == "hang"
 
@@ -78,6 +79,20 @@ def test_the_kernel_counts(tmp_path: Path, cgroup: str | None, file: str, conten
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content)
     assert memory_kills(tmp_path) == expected
+
+
+def test_the_fault_of_a_node_is_not_charged_in_two_rounds() -> None:
+    feature = AttributionFeature()
+    text = "OSError: [Errno 28] No space left on device: '/tmp/x'"
+    charged = []
+    for round_ in range(3):
+        feature.workers_started(replace(running({}), placed=replace(PLACED, round=round_)))
+        # All workers of the node fail, and that is one fault.
+        found = [feature.attribute(failure(1, text), pid) for pid in (1, 2, 3)]
+        charged.append([not each.uncharged for each in found])
+        assert found[0].detail.startswith("not charged to the script, ") is (round_ < 2)
+    assert charged == [[False] * 3, [False] * 3, [True] * 3]
+    assert not feature.attribute(failure(1, "NameError: x"), 1).uncharged
 
 
 def test_memory_of_a_process() -> None:

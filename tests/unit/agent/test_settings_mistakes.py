@@ -125,7 +125,9 @@ def test_bad_input(arguments: str, environ: dict[str, str], message: str) -> Non
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("variable", ["PET_STANDALONE", "PET_START", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
+@pytest.mark.parametrize(
+    "variable", ["PET_STANDALONE", "PET_START", "PET_STOP_ON_SAME_FAILURE", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]
+)
 def test_bad_variables(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "yes")
     with pytest.raises(UsageError):

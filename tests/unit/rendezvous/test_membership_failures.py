@@ -8,6 +8,7 @@ import pytest
 
 from slurm_elastic.rendezvous.membership import (
     Connected,
+    Decision,
     Disconnected,
     Drop,
     Finish,
@@ -234,3 +235,54 @@ def test_a_pause_of_the_leader_does_not_shorten_the_time_to_explain(run: Scenari
     assert run.on(Tick()) == ()
     run.on(Disconnected("n2"))
     assert only(Interrupt, run.wait(0.2))[0].reason is Reason.NODE_LOST
+
+
+def fails(run: Scenario, fingerprint: str, *, uncharged: bool = False) -> tuple[Decision, ...]:
+    """A worker of n0 fails in the running round, and the leader judges it."""
+    event = failed("n0", run.state.round)
+    failure = replace(event.failure, fingerprint=fingerprint, where="at step 7", uncharged=uncharged)
+    run.on(replace(event, failure=failure))
+    answer(run, "n0", "n1", "n2")
+    decisions = run.wait(0.2)
+    if run.state.phase is Phase.FORMING:
+        decisions += run.join("n0", "n1", "n2", last_round=run.state.round - 1)
+    return decisions
+
+
+@pytest.fixture
+def patient() -> Scenario:
+    """Three members, many restarts, no failure so far."""
+    run = Scenario(min_nodes=3, max_restarts=100, settle_time=0.1, heartbeat_limit=3.0)
+    run.join("n0", "n1", "n2")
+    return run
+
+
+def test_the_same_failure_twice_in_a_row_ends_the_run(patient: Scenario) -> None:
+    (published,) = only(Publish, fails(patient, "the same"))
+    assert published.table.last_failure == "the same"
+    (finish,) = only(Finish, fails(patient, "the same"))
+    assert finish.outcome is Outcome.FAILED
+    assert finish.detail == (
+        "the same failure twice in a row, at step 7 (--stop-on-same-failure off restarts all the same)"
+    )
+    assert finish.failure is not None
+
+
+@pytest.mark.parametrize("fingerprints", [("a", "b", "a"), ("a", "", "a"), ("", "", "")])
+def test_another_failure_in_between_is_charged(patient: Scenario, fingerprints: tuple[str, ...]) -> None:
+    for number, fingerprint in enumerate(fingerprints, 1):
+        assert only(Publish, fails(patient, fingerprint))
+        assert patient.state.restarts == number
+
+
+def test_a_failure_that_is_not_charged_counts_for_nothing(patient: Scenario) -> None:
+    fails(patient, "a")
+    assert only(Publish, fails(patient, "a", uncharged=True))
+    assert only(Finish, fails(patient, "a"))
+
+
+def test_a_new_leader_knows_the_last_failure() -> None:
+    run = Scenario(min_nodes=3, max_restarts=100, first_failure="a")
+    (published,) = only(Publish, run.join("n0", "n1", "n2"))
+    assert published.table.last_failure == "a"
+    assert only(Finish, fails(run, "a"))

@@ -56,6 +56,15 @@ def test_who_finds_no_member_left_begins_anew_and_an_agent_without_workers_does_
     assert plan(config(agent, has_workers=has_workers), SEEN, LOST).settings.first_restarts == restarts
 
 
+@pytest.mark.parametrize("scope", ["7.0", "7.9"])
+def test_the_last_failure_is_known_also_of_another_incarnation(scope: str) -> None:
+    seen = situation(scope)
+    assert seen.round is not None
+    failed = Situation(ENDPOINT, 3, {**seen.round, "last_failure": "import | 1"})
+    assert plan(config(), CampaignRecords(2, failed, None), LOST).settings.first_failure == "import | 1"
+    assert plan(config(), SEEN, LOST).settings.first_failure == "", "as a release before this one has written it"
+
+
 def test_silent_members_are_named() -> None:
     loss = LeaderLoss(Reason.NODE_LOST, silent=frozenset({"n1/7.0/1"}))
     assert plan(config(), SEEN, loss).settings.silent == {"n1/7.0/1"}
