@@ -99,6 +99,40 @@ while state["step"] < 5:
 print(json.dumps({"ended": state["step"]}))
 """
 
+ACCELERATE = """
+import pathlib, torch
+from accelerate import Accelerator
+from slurm_elastic.data import ElasticSampler, batch_plan
+
+plan = batch_plan(global_batch=8, **json.loads(sys.argv[2]))
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=plan.accumulation)
+data = torch.utils.data.TensorDataset(torch.arange(40.0).reshape(-1, 1))
+sampler = ElasticSampler(len(data), batch_size=plan.micro_batch * accelerator.num_processes)
+torch.manual_seed(0)
+layer = torch.nn.Linear(1, 1)
+model, optimizer = accelerator.prepare(layer, torch.optim.SGD(layer.parameters(), lr=0.001))
+accelerator.register_for_checkpointing(sampler)
+if pathlib.Path("out").exists():
+    accelerator.load_state("out")
+    accelerator.step = 0
+steps = 0
+for epoch in sampler.epochs(2):
+    for (inputs,) in torch.utils.data.DataLoader(data, batch_sampler=sampler):
+        print(json.dumps({"samples": inputs.flatten().int().tolist()}), flush=True)
+        with accelerator.accumulate(model):
+            accelerator.backward((model(inputs) / 40 - 1).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        sampler.step()
+        if not accelerator.sync_gradients:
+            continue
+        steps += 1
+        if trainer.should_stop(steps):
+            accelerator.save_state("out")
+            sys.exit()
+print(json.dumps({"ended": steps, "weight": layer.weight.item()}))
+"""
+
 
 def run(
     script: str, directory: Path, stop: int, environ: dict[str, str] | None = None, **arguments: Any
@@ -145,6 +179,18 @@ def test_fabric_goes_on_at_the_next_step(tmp_path: Path) -> None:
     second, stderr = run(FABRIC, tmp_path, stop=-1)
     assert values(second, "ended") == [5], stderr
     assert values([*first, *second], "step") == [1, 2, 3, 4, 5]
+
+
+def test_accelerate_goes_on_with_another_division_of_its_batch(tmp_path: Path) -> None:
+    undisturbed, stderr = run(ACCELERATE, tmp_path, stop=-1, micro_batch=4)
+    assert values(undisturbed, "ended") == [10], stderr
+    first, stderr = run(ACCELERATE, tmp_path, stop=3, micro_batch=4)
+    assert values(first, "exit") == [0], stderr
+    second, stderr = run(ACCELERATE, tmp_path, stop=-1, micro_batch=2)
+    assert values(second, "ended") == [7], stderr
+    seen = Counter(sample for samples in values([*first, *second], "samples") for sample in samples)
+    assert seen == Counter([*range(40)] * 2)
+    assert values(second, "weight") == pytest.approx(values(undisturbed, "weight"), abs=1e-6)
 
 
 def test_transformers_goes_on_in_the_middle_of_an_epoch_with_another_division_of_its_batch(tmp_path: Path) -> None:
