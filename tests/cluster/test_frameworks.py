@@ -1,4 +1,4 @@
-"""Trainings by frameworks, with the line that loses no step, through an array's preemption and growth."""
+"""Trainings by frameworks, with the line that loses no step, through preemption, growth, requeue and a killed node."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from tests.cluster.conftest import FRAMEWORKS, own_environment
 from tests.cluster.jobs import CHECKOUT, Job
 
 SCRIPTS = CHECKOUT / "benchmarks/framework_scripts"
+CHECKPOINT_EVERY = 20
+"""Steps, in both scripts."""
 START = 150.0
 """Seconds that frameworks may take for their imports in four workers at once on two cores."""
 
@@ -39,7 +41,7 @@ def steps(job: Job) -> dict[int, dict[int, list[int]]]:
 
 
 @pytest.mark.parametrize("script", ["transformers_gpt2.py", "lightning_layers.py"])
-def test_a_preempted_element_and_its_return_cost_no_step(jobs, script):
+def test_preemption_return_and_requeue_cost_no_step_and_a_killed_node_those_since_the_checkpoint(jobs, script):
     jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
     for name in (script, "marks.py"):
         jobs.place(SCRIPTS / name)
@@ -58,13 +60,24 @@ def test_a_preempted_element_and_its_return_cost_no_step(jobs, script):
     high.cancel()
     jobs.cluster.wait_until("it does not come back", lambda: trains(3, second), START)
     third = max(steps(job))
+    jobs.cluster.command(["scontrol", "requeue", str(job.id)])
+    jobs.cluster.wait_until("the requeued array does not train", lambda: trains(3, third), START)
+    fourth = max(steps(job))
+    jobs.cluster.kill(next(node for node in job.tables()[fourth] if node != job.leader()))
+    jobs.cluster.wait_until("the survivors do not go on", lambda: trains(2, fourth), START)
+    fifth = max(steps(job))
     job.cancel()
     jobs.wait_until_all_ended()
 
     taken = steps(job)
-    for before, after in ((first, second), (second, third)):
+    # Elements that start again one by one may train in rounds of two before.
+    planned = [number for number in sorted(taken) if first <= number <= fourth]
+    for before, after in itertools.pairwise(planned):
         (last,) = {numbers[-1] for numbers in taken[before].values()}
         assert {numbers[0] for numbers in taken[after].values()} == {last + 1}, f"round {before} ended at {last}"
+    last = max(numbers[-1] for numbers in taken[fourth].values())
+    (resumed,) = {numbers[0] for numbers in taken[fifth].values()}
+    assert last - CHECKPOINT_EVERY < resumed <= last + 1
     assert {round_["restarts"] for round_ in job.rounds()} == {0}
 
 
