@@ -43,8 +43,8 @@ __all__ = ["ImportLearner", "Outcome"]
 _QUIET = 2.0
 """Seconds without a new import after which a script is taken to have imported what it needs for now."""
 _LONGEST_INTERVAL = 60.0
-_MOST_ATTEMPTS = 8
-"""Processes that are forked to import one plan, each with less than the one before."""
+_MOST_CULPRITS = 16
+"""Modules that one plan may lose, one after the other, before nothing of it is imported; each costs an attempt."""
 _MOST_FILES = 200
 """That are looked at before a round."""
 _MOST_OWN_FILES = 100
@@ -105,7 +105,7 @@ class ImportLearner:
         self._texts: list[str] = []
         self._seen = self._handled = self._imported = 0
         self._look_at, self._interval = 0.0, _QUIET
-        self._attempts = 0
+        self._culprits = 0
         self._bisection: Bisection | None = None
         self._progress = mmap.mmap(-1, mmap.PAGESIZE)
         self._verified: ImportPlan | None = None
@@ -212,7 +212,7 @@ class ImportLearner:
     def make_plan(self) -> None:
         """Decide what to import, from what was recorded so far."""
         self._handled, self._interval = self._seen, _QUIET
-        self._attempts, self._bisection = 0, None
+        self._culprits, self._bisection = 0, None
         self._texts = [record.text() for record in self._records.values()] or self._texts
 
     def planned(self, later: Sequence[str]) -> ImportPlan:
@@ -337,7 +337,6 @@ class ImportLearner:
             outcome: what it has said; None if it was killed.
             code: with which it ended.
         """
-        self._attempts += 1
         found: Bisection | ImportPlan | None
         if outcome is None:
             found = self._without_deadly(plan, code)
@@ -355,7 +354,15 @@ class ImportLearner:
         following = found.attempt() if isinstance(found, Bisection) else found
         if following is not None:
             self.plan = ImportPlan(self.plan.steps, following.left_out)
-        return following if self._attempts < _MOST_ATTEMPTS else None
+        # A search ends by itself, after as many attempts as its number of steps has binary digits.
+        self._culprits += self._bisection is None
+        if following is not None and self._culprits > _MOST_CULPRITS:
+            self._notes.append(
+                f"each worker imports everything anew: more than {_MOST_CULPRITS} modules cannot be shared;"
+                " --learn-imports off ends the attempts"
+            )
+            return None
+        return following
 
     def _without_deadly(self, plan: ImportPlan, code: int) -> ImportPlan | None:
         (number,) = _NUMBER.unpack_from(self._progress)

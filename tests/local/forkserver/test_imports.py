@@ -64,6 +64,13 @@ class Site:
         self.place = Workplace(self.script.parent, imports=str(self.lists), environment=self.environment)
         return self.place
 
+    def start_again(self) -> None:
+        """Start it as a later run does, and wait for what an earlier one has learned.
+
+        A start of workers waits for it for a limited time only, which a busy machine may exceed.
+        """
+        self._wait_prepared(self.start())
+
     def worker_environment(self, environment: Mapping[str, str] | None = None) -> dict[str, str]:
         variables = {name: self.environment[name] for name in ("PYTHONPATH", "XDG_STATE_HOME")}
         return {**variables, **(environment or {})}
@@ -88,14 +95,17 @@ class Site:
             result = context.wait(HANG)
             assert result is not None
             assert not result.failures, Path(context.stderrs[0]).read_text()
-            end = time.monotonic() + HANG
-            while place.warm._prepared is None:
-                assert time.monotonic() < end
-                time.sleep(0.05)
-                place.warm.read()
+            self._wait_prepared(place)
         finally:
             context.close()
         return Path(context.stdouts[0]).read_text()
+
+    def _wait_prepared(self, place: Workplace) -> None:
+        end = time.monotonic() + HANG
+        while place.warm._prepared is None:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+            place.warm.read()
 
 
 @pytest.fixture
@@ -118,7 +128,7 @@ def test_imports_are_there_in_the_next_round_and_in_the_next_run(site: Site) -> 
     script = asking("plain", "plain_part") + "import plain\nprint(there)\n"
     assert site.learn(script) == "[]\n"
     assert site.run().stdout == "['plain', 'plain_part']\n"
-    site.start()
+    site.start_again()
     assert site.run().stdout == "['plain', 'plain_part']\n"
     assert [file.stat().st_mode & 0o777 for file in site.lists.iterdir()] == [0o600]
 
@@ -248,7 +258,7 @@ def test_script_finds_what_a_cold_start_finds(site: Site) -> None:
     shown = asking(*LEARNED, *NOT_LEARNED) + "sys.stderr.write(str(there))\n"
     first = site.learn(shown + ROWS.replace("{more!r}", repr(str(more))))
     second, plain = site.run(), site.run_plain()
-    site.start()
+    site.start_again()
     third = site.run()
     assert second.stderr == third.stderr == str(LEARNED)
     for output in (first, second.stdout, third.stdout):
@@ -274,7 +284,7 @@ def test_what_cannot_be_shared_is_left_out_with_what_imports_it(site: Site, capl
     assert site.run().stdout == "['plain', 'after']\n"
     assert "each worker imports threaded, outer anew: importing threaded starts a thread (python)" in caplog.messages
     caplog.clear()
-    site.start()
+    site.start_again()
     assert site.run().stdout == "['plain', 'after']\n"
     assert not caplog.messages
 
