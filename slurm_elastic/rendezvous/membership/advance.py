@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from slurm_elastic.rendezvous.membership import leader_change, pending_joins, planned_stop, transitions
 from slurm_elastic.rendezvous.membership._replace import replace
-from slurm_elastic.rendezvous.membership.agents import Status
+from slurm_elastic.rendezvous.membership.agents import Status, WorkerFailure
 from slurm_elastic.rendezvous.membership.decisions import Decision, Outcome
 from slurm_elastic.rendezvous.membership.reasons import Reason
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State
@@ -158,15 +158,26 @@ def _charge(state: State, now: float) -> Result:
     if behind:
         failure = replace(failure, message=f"{failure.message}; {behind}")
     if not failure.uncharged:
-        if failure.fingerprint and failure.fingerprint == state.last_failure:
+        comparable = _comparable(failure, "" if state.table is None else state.table.origin)
+        if comparable and comparable == state.last_failure:
             where = f", {failure.where}" if failure.where else ""
             detail = f"the same failure twice in a row{where} (--stop-on-same-failure off restarts all the same)"
             return transitions.finish(state, Outcome.FAILED, failure, detail)
         if state.restarts >= state.settings.max_restarts:
             return transitions.finish(state, Outcome.FAILED, failure)
-        state = replace(state, restarts=state.restarts + 1, last_failure=failure.fingerprint)
+        state = replace(state, restarts=state.restarts + 1, last_failure=comparable)
     detail = f"rank {failure.rank}: {failure.summary}"
     return transitions.start_forming(state, Reason.WORKER_FAILED, failure.node, now, detail, failure=failure)
+
+
+def _comparable(failure: WorkerFailure, origin: str) -> str:
+    """Return what is equal for the next failure if that is this one again, after the same start.
+
+    A round that starts from an older snapshot can succeed where this one has failed.
+    """
+    if not failure.fingerprint or not origin:
+        return failure.fingerprint
+    return f"{failure.fingerprint} | from {origin}"
 
 
 def _admit(state: State, now: float) -> Result:

@@ -50,7 +50,8 @@ class Table:
         restarts: worker failures charged so far, the same for all (TORCHELASTIC_RESTART_COUNT).
         heartbeat_limit: silence after which the leader gives up an agent of this round.
         origin: what its workers start from; see :attr:`~.config.Settings.choose_origin`. Empty for nothing.
-        last_failure: fingerprint of the worker failure that was charged last; empty for none, or without one.
+        last_failure: fingerprint of the worker failure that was charged last, and what its round had started from;
+            empty for none, or without one.
     """
 
     round: int

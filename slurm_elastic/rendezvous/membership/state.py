@@ -98,7 +98,7 @@ class State:
         forming_since, complete_since: when forming began; since when the minimum is there.
         published_at: when the newest round was published.
         restarts: worker failures charged so far.
-        last_failure: fingerprint of the one that was charged last; empty for none, or without one.
+        last_failure: see :attr:`~.assignment.Table.last_failure`.
         gone_nodes: nodes that left, were lost, are down by Slurm's word, or did not come until a last call ended.
         unheard: by cohort, how many of it have not joined yet; none once a round had to do without them.
         newcomer_first, newcomer_last: when, in this running round, the first and last new agent joined.

@@ -275,6 +275,16 @@ def test_another_failure_in_between_is_charged(patient: Scenario, fingerprints: 
         assert patient.state.restarts == number
 
 
+def test_a_failure_after_a_start_from_something_else_is_another_one() -> None:
+    """As with snapshots: an older one may be without what makes the script fail."""
+    origins = iter(["", "second", "first", "first"])
+    run = Scenario(min_nodes=3, max_restarts=100, choose_origin=lambda *_: next(origins))
+    run.join("n0", "n1", "n2")
+    for _ in range(3):
+        assert only(Publish, fails(run, "a"))
+    assert only(Finish, fails(run, "a"))
+
+
 def test_a_failure_that_is_not_charged_counts_for_nothing(patient: Scenario) -> None:
     fails(patient, "a")
     assert only(Publish, fails(patient, "a", uncharged=True))
