@@ -54,6 +54,7 @@ package: setup ## sdist and wheel in build/dist, checked, and the demo from the 
 bench: setup ## the benchmarks behind docs/benchmarks.md
 	@mkdir -p build
 	-@$(PYTHON) -m benchmarks.rendezvous --json build/rendezvous.json
+	-@$(PYTHON) -m benchmarks.status --json build/status.json
 	-@$(PYTHON) -m benchmarks.etcd --json build/etcd.json
 	-@$(PYTHON) -m benchmarks.recovery --json build/recovery.json
 	-@$(PYTHON) -m benchmarks.failover --json build/failover.json

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 
 from benchmarks.leading import RUN, SECRET, LeaderProcess
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
@@ -25,7 +26,7 @@ class SimulatedAgent:
         agent = f"n{index}/1.0/{generation}"
         self._candidate = AgentInfo(agent, f"n{index}", index, 8, "default", f"10.0.{index >> 8}.{index & 255}", 29400)
         config = FollowerConfig(run=RUN, secret=SECRET, agent=agent, locate=lambda: crowd.location)
-        self._runner = Runner(config, self._hear)
+        self._runner = Runner(config, self._hear, report=lambda: crowd.report(index))
         self._task: asyncio.Task[None] | None = None
 
     def connect(self) -> None:
@@ -71,6 +72,8 @@ class Crowd:
         self._ranks: dict[int, set[int]] = defaultdict(set)
         self._complete: asyncio.Queue[tuple[int, float] | str] = asyncio.Queue()
         self.agents: dict[int, SimulatedAgent] = {}
+        self.report: Callable[[int], str] = lambda index: "{}"
+        """Returns what the agent on node n<index> reports to a client of the leader."""
 
     def add(self, index: int) -> SimulatedAgent:
         """A new agent on node n<index>."""

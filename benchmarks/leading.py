@@ -55,6 +55,12 @@ class LeaderProcess:
         self._pipe.close()
         self._directory.cleanup()
 
+    @property
+    def pid(self) -> int:
+        """Id of the leader's process."""
+        assert self._process.pid is not None
+        return self._process.pid
+
     def usage(self) -> Usage:
         """What the leader's process uses now."""
         answer = self._ask("usage")

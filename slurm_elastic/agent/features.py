@@ -146,7 +146,7 @@ class HealthFeature(Feature):
 
     def leave_announced(self, leave: AnnounceLeave) -> None:
         """See base class."""
-        self._reporter.notice(leave.reason.value)
+        self._reporter.notice(leave.reason.value, leave.detail, leave.seconds)
 
 
 def _stage(state: State) -> Stage | None:

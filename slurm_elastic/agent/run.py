@@ -28,6 +28,7 @@ from slurm_elastic.agent.health import Health, Snapshot, health_port, withdraw_l
 from slurm_elastic.agent.job_end import AgentEnd, notice_record, represents_job
 from slurm_elastic.agent.job_end_effects import JobAtEnd, is_known_done
 from slurm_elastic.agent.lifecycle import AgentOutcome
+from slurm_elastic.agent.live_report import live_report, process_letters
 from slurm_elastic.agent.option_values import require_known
 from slurm_elastic.agent.preemption import SignalDiagnosis, asks_slurm
 from slurm_elastic.agent.progress_log import ProgressLog
@@ -139,6 +140,13 @@ def _supervise(settings: AgentSettings, records: Records, warm: ForkServer | Non
         worker_signal=settings.worker_signal,
     )
     health.pages.progress = agent.progress
+
+    def report() -> str:
+        snapshot = health.reporter.snapshot
+        pids = [worker.pid for worker in snapshot.place.workers] if snapshot.place is not None else []
+        return live_report(snapshot, agent.progress(), process_letters(pids), time.monotonic())
+
+    coordination.report = report
     try:
         if watchdog is not None:
             watchdog.start(agent.torch.record_watchdog)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import getpass
-import re
 from typing import TYPE_CHECKING
 
 from slurm_elastic.agent.option_values import base_directory
@@ -56,13 +55,10 @@ def request_leave(run_dir: RunDir, nodes: tuple[str, ...], reason: str) -> Leave
         UsageError: No leader answers, so that the run does not train.
     """
     # These import msgspec.
-    from slurm_elastic.rendezvous.leader.fenced_records import newest_endpoint
-    from slurm_elastic.rendezvous.leave_client import VisitError, ask, client_name
+    from slurm_elastic.rendezvous.leader_client import NoAnswerError, ask_to_leave, client_name, find_leader
     from slurm_elastic.rendezvous.leave_requests import LeaveRequest
     from slurm_elastic.rendezvous.membership import LeaveReason
-    from slurm_elastic.rendezvous.records.api import RunDirRecords
 
-    secret = run_dir.secret()
     request = LeaveRequest(
         agent=client_name(),
         nodes=nodes,
@@ -71,20 +67,7 @@ def request_leave(run_dir: RunDir, nodes: tuple[str, ...], reason: str) -> Leave
         seconds=None,
         detail=f"{reason} by {getpass.getuser()}",
     )
-    problem = "no leader has published an endpoint"
-    for incarnation in sorted(run_dir.scopes(), key=_restart_order, reverse=True):
-        endpoint = newest_endpoint(RunDirRecords(run_dir, incarnation).situation(), incarnation)
-        if endpoint is None or "address" not in endpoint:
-            continue
-        try:
-            return ask(str(endpoint["address"]), int(endpoint["port"]), incarnation, secret, request)
-        except VisitError as error:
-            problem = str(error)
-            break
-    raise UsageError(f"run {run_dir.run_id} is not running: {problem}")
-
-
-def _restart_order(incarnation: str) -> tuple[str, int]:
-    """Sort incarnations by their restart count: ``7.10`` after ``7.9``."""
-    match = re.fullmatch(r"(.*)\.([0-9]+)", incarnation)
-    return (match[1], int(match[2])) if match else (incarnation, -1)
+    try:
+        return ask_to_leave(find_leader(run_dir), request)
+    except NoAnswerError as error:
+        raise UsageError(f"run {run_dir.run_id} is not running: {error}") from None

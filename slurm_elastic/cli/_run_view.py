@@ -15,15 +15,18 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.observe.find import find_run
 from slurm_elastic.observe.records import RunRecords, read_records
 from slurm_elastic.observe.status import RunState, RunStatus, jobs_of, run_status
-from slurm_elastic.rundir import RunContents, RunDir
+from slurm_elastic.rundir import RunContents, RunDir, RunDirError
 from slurm_elastic.slurm import Controller, QueuedJob
 from slurm_elastic.text import printable
+
+if TYPE_CHECKING:
+    from slurm_elastic.observe.live import LiveRun
 
 __all__ = [
     "Queue",
@@ -116,16 +119,39 @@ def open_run(options: argparse.Namespace, queue: Queue) -> RunDir:
     return find_run(Path(options.run_dir or Path.cwd()), options.run_id, asks_slurm)
 
 
-def present_status(run_dir: RunDir, queue: Queue) -> RunStatus:
-    """Read a run, ask Slurm and the leader about it unless it is finished, and return its state."""
+def present_status(run_dir: RunDir, queue: Queue, *, live: bool = False) -> RunStatus:
+    """Read a run, ask Slurm and the leader about it unless it is finished, and return its state.
+
+    Args:
+        run_dir: Directory of the run.
+        queue: Jobs of this user.
+        live: True to have the leader ask all agents; False to see only whether it can be reached.
+    """
     records = read_records(RunContents(run_dir), run_dir.run_id)
     if records.done is not None:
         return run_status(records, time.time())
-    status = run_status(records, time.time(), queue.jobs, _leader_answers(records))
+    answers = _leader_answers(records)
+    answer, problems = _ask_all(run_dir) if live and answers else (None, ())
+    status = run_status(records, time.time(), queue.jobs, answers, answer)
     if queue.jobs is None and jobs_of(records):
-        unknown = "Slurm does not answer here: what is in the queue is unknown, and the state is that of the records"
-        status = replace(status, problems=(*status.problems, unknown))
-    return status
+        where = "the records" if answer is None else "the agents"
+        unknown = f"Slurm does not answer here: what is in the queue is unknown, and the state is that of {where}"
+        problems = (unknown, *problems)
+    return replace(status, problems=(*status.problems, *problems))
+
+
+def _ask_all(run_dir: RunDir) -> tuple[LiveRun | None, tuple[str, ...]]:
+    """Return what the agents do now; None, and a line that says why, if no leader answers."""
+    # These import msgspec.
+    from slurm_elastic.observe.live import live_run
+    from slurm_elastic.rendezvous.leader_client import NoAnswerError, ask_status, find_leader
+
+    begin = time.monotonic()
+    try:
+        answer, reports = ask_status(find_leader(run_dir))
+    except (NoAnswerError, RunDirError) as error:
+        return None, (f"not live, but from the run directory: {error}",)
+    return live_run(answer, reports, time.monotonic() - begin), ()
 
 
 def _leader_answers(records: RunRecords) -> bool | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from slurm_elastic.cli._command import Parser
 from slurm_elastic.cli._run_view import (
@@ -25,10 +26,14 @@ from slurm_elastic.observe.status import AgentView, RunStatus, StatusExit, statu
 from slurm_elastic.slurm import compress
 from slurm_elastic.text import printable
 
+if TYPE_CHECKING:
+    from slurm_elastic.observe.live import LiveWorker
+
 __all__ = ["Status"]
 
 _EXAMPLES = """\
   slurm-elastic status 1234
+  slurm-elastic status 1234 --workers
   slurm-elastic status 1234 --json
   until slurm-elastic status 1234 >/dev/null; [ $? -lt 3 ]; do sleep 60; done
 
@@ -37,8 +42,12 @@ runs and no job waits
 """
 
 
+_PROCESS = {"D": "waits for a disk or a file system", "T": "is stopped by a signal", "Z": "has ended"}
+"""States of processes that are worth a word (proc_pid_stat(5))."""
+
+
 class Status(ViewCommand):
-    """Shows the state of a run, from its run directory, Slurm and its leader."""
+    """Shows the state of a run: what its agents do now, its records, and what Slurm says."""
 
     name = "status"
     summary = "show what a run does now, or why it stopped"
@@ -47,22 +56,23 @@ class Status(ViewCommand):
     def add_options(self, parser: Parser) -> None:
         """See base class."""
         add_run(parser)
+        parser.add_argument("--workers", action="store_true", help="a line for each worker, with what it does now")
         parser.add_argument("--json", action="store_true", help="JSON, with the schema in docs/events.md")
 
     def show(self, arguments: Sequence[str]) -> int:
         """Print the state of the run; the exit code says it, too."""
         options = self.parser().parse_args(arguments)
         queue = Queue()
-        status = present_status(open_run(options, queue), queue)
+        status = present_status(open_run(options, queue), queue, live=True)
         if options.json:
             print(json.dumps(status_json(status), indent=1))
         else:
             problems_to_stderr(status.problems)
-            _show(status, Terminal(), time.time())
+            _show(status, Terminal(), time.time(), options.workers)
         return StatusExit[status.state.name]
 
 
-def _show(status: RunStatus, terminal: Terminal, now: float) -> None:
+def _show(status: RunStatus, terminal: Terminal, now: float, each_worker: bool) -> None:
     write = terminal.write
     state = terminal.state(status.state)
     since = f", last change {ago(now - status.updated)} ago" if status.updated else ""
@@ -72,7 +82,12 @@ def _show(status: RunStatus, terminal: Terminal, now: float) -> None:
         write(f"  {line}")
     if status.agents:
         write()
-        for line in table([("NODES", "STATE", "ROUND", "RANKS", "JOB", "SINCE"), *_nodes(status.agents, now)]):
+        steps = ("STEP", "STEPS/S", "SAVED") if status.live is not None else ()
+        for line in table([("NODES", "STATE", "ROUND", "RANKS", *steps, "JOB", "SINCE"), *_nodes(status, now)]):
+            write(f"  {line}")
+    if each_worker:
+        write()
+        for line in table([("RANK", "NODE", "PID", "DOES", "STEP", "STEPS/S", "SAVED"), *_workers(status.agents)]):
             write(f"  {line}")
     cause = status.root_cause
     if cause is not None:
@@ -109,21 +124,28 @@ def _facts(status: RunStatus, now: float) -> Iterable[tuple[str, str]]:
     if status.leader:
         answer = {None: "", True: "", False: " (does not answer)"}[status.leader_answers]
         yield "leader", f"{status.leader}{answer}"
+    live = status.live
+    if live is not None:
+        silent = f"; no answer from {live.silent}" if live.silent else ""
+        yield "live", f"{live.answered} of {live.asked} agents have answered in {live.seconds:.2f} s{silent}"
+        if live.phase == "forming":
+            yield "forming", f"the next round, since {ago(live.phase_seconds)}; it needs {live.min_nodes} nodes"
     for notice in status.notices:
         left = "" if notice.seconds is None else f"; {notice.seconds:.0f} s left"
-        yield "notice", f"job {notice.job}: {printable(notice.text)}{left}"
+        node = f"{notice.node}, " if notice.node else ""
+        yield "notice", f"{node}job {notice.job}: {printable(notice.text)}{left}"
     for job in status.jobs or ():
         start = f", expected to start at {clock(job.start, now)}" if job.start else ""
         yield "job", f"{job.job} {job.state.lower()}" + (f" ({job.reason})" if job.reason else "") + start
 
 
-def _nodes(agents: Sequence[AgentView], now: float) -> Iterable[tuple[str, ...]]:
+def _nodes(status: RunStatus, now: float) -> Iterable[tuple[str, ...]]:
     """Yield a row for all nodes that do the same."""
-    groups: dict[tuple[str, int | None, str, str], list[AgentView]] = {}
-    for agent in agents:
+    groups: dict[tuple[str, int | None, str], list[AgentView]] = {}
+    for agent in status.agents:
         ended = "" if agent.exit_code is None else f" ({agent.exit_code})"
-        groups.setdefault((f"{agent.state}{ended}", agent.round, agent.job, ""), []).append(agent)
-    for (state, round_, job, _), members in groups.items():
+        groups.setdefault((f"{agent.state}{ended}", agent.round, agent.job), []).append(agent)
+    for (state, round_, job), members in groups.items():
         ranks = sorted(
             rank
             for agent in members
@@ -131,11 +153,54 @@ def _nodes(agents: Sequence[AgentView], now: float) -> Iterable[tuple[str, ...]]
             for rank in range(agent.rank, agent.rank + agent.workers)
         )
         since = [agent.since for agent in members if agent.since]
+        workers = [worker for agent in members if agent.live is not None for worker in agent.live.workers]
         yield (
             compress(dict.fromkeys(agent.node for agent in members)),
             state,
             "" if round_ is None else str(round_),
-            rank_list(ranks) if state == "training" else "",
+            rank_list(ranks) if state in ("training", "done") else "",
+            *(
+                (
+                    _span(worker.step for worker in workers),
+                    _span(worker.steps_per_second for worker in workers),
+                    _span(worker.checkpoint for worker in workers),
+                )
+                if status.live is not None
+                else ()
+            ),
             job,
             ago(now - min(since)) if since else "",
         )
+
+
+def _workers(agents: Sequence[AgentView]) -> Iterable[tuple[str, ...]]:
+    """Yield a row for each worker that has been answered for, in the order of ranks."""
+    found = [(worker, agent.node) for agent in agents if agent.live is not None for worker in agent.live.workers]
+    for worker, node in sorted(found, key=lambda each: each[0].rank):
+        numbers = (worker.step, worker.steps_per_second, worker.checkpoint)
+        yield str(worker.rank), node, _number(worker.pid), _does(worker), *(_number(each) for each in numbers)
+
+
+def _does(worker: LiveWorker) -> str:
+    state = {
+        "starting": "before its first step",
+        "stepping": "in a step" if worker.step_seconds is None else f"in a step for {worker.step_seconds:.1f} s",
+        "stopped": "has stopped at the agreed step",
+        "unknown": "runs; its script reports no steps",
+    }.get(worker.state, worker.state)
+    process = _PROCESS.get(worker.process)
+    return printable(f"{state}; {process}" if process else state)
+
+
+def _span(values: Iterable[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    first, last = _number(min(known)), _number(max(known))
+    return first if first == last else f"{first}-{last}"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, int) else f"{value:.4g}"

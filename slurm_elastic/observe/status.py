@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.observe.records import Event, Round, RunRecords, Worker, parse_time
@@ -13,9 +13,14 @@ from slurm_elastic.rendezvous.identity import AgentIdentity
 from slurm_elastic.slurm import QueuedJob
 from slurm_elastic.slurm.hostlist import natural_key
 
+if TYPE_CHECKING:
+    # It imports msgspec.
+    from slurm_elastic.observe.live import LiveAgent, LiveRun
+
 __all__ = [
     "AgentView",
     "JobInQueue",
+    "LiveAnswer",
     "NoticeView",
     "RootCause",
     "RunState",
@@ -28,6 +33,8 @@ __all__ = [
 
 STATUS_SCHEMA = 1
 _NEWEST_EVENTS = 10
+_TRAINS = frozenset({"training", "done"})
+"""States of agents whose workers run, or have ended well while others still run."""
 _WAITS = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING"})
 _RUNS = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "RESIZING", "SIGNALING", "STOPPED", "STAGE_OUT"})
 
@@ -68,12 +75,14 @@ class AgentView:
         node: Its node.
         job: Its job.
         agent: Its identity.
-        state: ``joining``, ``spare``, ``training``, ``lost`` or ``ended``.
+        state: ``joining``, ``spare``, ``training``, ``lost`` or ``ended``; of an agent that has answered, the stage as
+            on its health port.
         since: Seconds since 1970 at which the state began.
         round: The last round in which its workers ran; None if it had none.
         rank: Its first rank in that round.
         workers: Number of its workers in that round.
         exit_code: How it ended; None before, or if it was killed.
+        live: What it has answered just now; None if it was not asked, or did not answer.
     """
 
     node: str
@@ -85,6 +94,7 @@ class AgentView:
     rank: int | None = None
     workers: int = 0
     exit_code: int | None = None
+    live: LiveAgent | None = None
 
     @property
     def alive(self) -> bool:
@@ -94,11 +104,15 @@ class AgentView:
 
 @dataclass(frozen=True, slots=True)
 class NoticeView:
-    """A notice that an agent of the run got and whose job has not ended yet; seconds are those left now."""
+    """A notice that an agent of the run got and whose job has not ended yet; seconds are those left now.
+
+    `node` is the node of the agent, if the agent itself has told; a notice on record is for the whole job.
+    """
 
     job: str
     text: str
     seconds: float | None
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +147,21 @@ class RootCause:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveAnswer:
+    """The leader's own part of a live answer. Fields as in LiveRun."""
+
+    leader: str
+    phase: str
+    phase_seconds: float
+    min_nodes: int
+    max_nodes: int
+    asked: int
+    answered: int
+    silent: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunStatus:
     """The state of a run. Fields of ``status --json`` have the same names; docs/events.md describes them."""
 
@@ -152,6 +181,7 @@ class RunStatus:
     steps_per_second: float | None = None
     leader: str = ""
     leader_answers: bool | None = None
+    live: LiveAnswer | None = None
     agents: tuple[AgentView, ...] = ()
     notices: tuple[NoticeView, ...] = ()
     jobs: tuple[JobInQueue, ...] | None = None
@@ -162,7 +192,11 @@ class RunStatus:
 
 
 def run_status(
-    records: RunRecords, now: float, jobs: Sequence[QueuedJob] | None = None, leader_answers: bool | None = None
+    records: RunRecords,
+    now: float,
+    jobs: Sequence[QueuedJob] | None = None,
+    leader_answers: bool | None = None,
+    live: LiveRun | None = None,
 ) -> RunStatus:
     """Return the state of a run.
 
@@ -171,13 +205,16 @@ def run_status(
         now: Seconds since 1970.
         jobs: All jobs of this user in the queue; None if Slurm was not asked, or did not answer.
         leader_answers: True if the leader on record answers; None if it was not asked.
+        live: What the leader has answered; None if it was not asked, or has not answered.
     """
     agents = _agents(records)
+    if live is not None:
+        agents = _with_answers(agents, live, now)
     newest = records.rounds[-1] if records.rounds else None
     cause, final = _root_cause(records, newest)
     queued = None if jobs is None else _in_queue(jobs, jobs_of(records))
     state, problems = _state(records, agents, queued, leader_answers, final)
-    training = [agent for agent in agents if agent.state == "training"] if state is RunState.RUNNING else []
+    training = [agent for agent in agents if agent.state in _TRAINS] if state is RunState.RUNNING else []
     in_round = [each for each in records.progress if newest is not None and each.round == newest.number]
     workers = [worker for each in in_round for worker in each.workers if worker.reports]
     limit = next(
@@ -185,6 +222,10 @@ def run_status(
     )
     restarts = newest.restarts if newest else 0
     loss, loss_step = _loss(records.progress)
+    answered = [worker for agent in agents if agent.live is not None for worker in agent.live.workers]
+    steps = [each.step for each in workers] + [each.step for each in answered]
+    checkpoints = [each.checkpoint for each in answered if each.checkpoint is not None]
+    speeds = [each.steps_per_second for each in answered if each.steps_per_second is not None]
     return RunStatus(
         run=records.run_id,
         directory=records.directory,
@@ -195,20 +236,21 @@ def run_status(
         world_size=sum(agent.workers for agent in training),
         restarts=restarts,
         restarts_left=None if limit is None else max(0, limit - restarts),
-        step=max((worker.step for worker in workers if worker.step is not None), default=None),
-        checkpoint=_checkpoint(records.progress),
+        step=max((step for step in steps if step is not None), default=None),
+        checkpoint=max(checkpoints, default=_checkpoint(records.progress)),
         loss=loss,
         loss_step=loss_step,
-        steps_per_second=_speed(in_round),
+        steps_per_second=_speed(in_round) or min(speeds, default=None),
         leader=_leader(records),
         leader_answers=leader_answers if state in _GOES_ON else None,
+        live=None if live is None else _leaders_part(live),
         agents=agents if state in _GOES_ON else tuple(_over(agent) for agent in agents),
         notices=_notices(records, agents, now) if state in _GOES_ON else (),
         jobs=queued,
         root_cause=cause,
         events=records.events[-_NEWEST_EVENTS:],
         updated=max((each[-1].time for each in (records.events, records.progress) if each), default=None),
-        problems=(*records.problems, *problems),
+        problems=(*records.problems, *problems, *(live.problems if live is not None else ())),
     )
 
 
@@ -254,6 +296,35 @@ def _agents(records: RunRecords) -> tuple[AgentView, ...]:
         starts[view.job] = max(starts.get(view.job, 0), _restarts(view.agent))
     views = [view if _restarts(view.agent) == starts[view.job] else _over(view) for view in views]
     return tuple(sorted(views, key=lambda view: (natural_key(view.node), view.job)))
+
+
+def _with_answers(agents: Sequence[AgentView], live: LiveRun, now: float) -> tuple[AgentView, ...]:
+    """Return the agents with what they have answered themselves, and those that have written no record yet."""
+    answers = dict(live.agents)
+    found = [_answering(view, answers.pop(view.agent, None), now) for view in agents]
+    for name, answer in answers.items():
+        found.append(_answering(AgentView(name.partition("/")[0], _job(name), name, "joining", now), answer, now))
+    return tuple(sorted(found, key=lambda view: (natural_key(view.node), view.job)))
+
+
+def _answering(view: AgentView, answer: LiveAgent | None, now: float) -> AgentView:
+    if answer is None:
+        return view
+    ranks = [worker.rank for worker in answer.workers]
+    return replace(
+        view,
+        state=answer.state,
+        since=now - answer.seconds,
+        round=view.round if answer.round is None else answer.round,
+        rank=min(ranks, default=view.rank),
+        workers=len(ranks) + answer.workers_left_out or view.workers,
+        exit_code=None,
+        live=answer,
+    )
+
+
+def _leaders_part(live: LiveRun) -> LiveAnswer:
+    return LiveAnswer(**{each.name: getattr(live, each.name) for each in fields(LiveAnswer)})
 
 
 def _next(view: AgentView | None, event: Event) -> AgentView:
@@ -316,9 +387,9 @@ def _state(
             )
         else:
             alive = []
-    if failed and not any(agent.state != "training" for agent in alive):
+    if failed and not any(agent.state not in _TRAINS for agent in alive):
         return RunState.FAILED, []
-    if any(agent.state == "training" for agent in alive):
+    if any(agent.state in _TRAINS for agent in alive):
         return RunState.RUNNING, problems
     if alive or any(job.state in _WAITS for job in queued or ()):
         return RunState.WAITING, problems
@@ -368,9 +439,14 @@ def _in_queue(jobs: Iterable[QueuedJob], ids: frozenset[str]) -> tuple[JobInQueu
 
 def _notices(records: RunRecords, agents: Sequence[AgentView], now: float) -> tuple[NoticeView, ...]:
     leaving = {_incarnation(agent.agent): agent.job for agent in agents if agent.alive}
-    found = []
+    found = [
+        NoticeView(agent.job, agent.live.leave.text or agent.live.leave.reason, agent.live.leave.seconds, agent.node)
+        for agent in agents
+        if agent.live is not None and agent.live.leave is not None
+    ]
+    told = {notice.job for notice in found}
     for name, record in records.notices.items():
-        if name in leaving:
+        if name in leaving and leaving[name] not in told:
             given, seconds = parse_time(record.get("time")), record.get("seconds")
             left = max(0.0, seconds - (now - given)) if given and isinstance(seconds, int | float) else None
             found.append(

@@ -74,6 +74,9 @@ class Coordination:
         """Readable while words wait; for use in a selector."""
         self.slowest: Callable[[], Slowest | None] = lambda: None
         """Says how far the workers here are, in the thread, when a worker somewhere has failed."""
+        self.report: Callable[[], str] = lambda: "{}"
+        """Returns what this agent does now as JSON, in the thread, when a client of the leader asks; see
+        :mod:`.status_requests`."""
         self._ready = threading.Event()
         self._stopped = self._closed = False
         self._closing = threading.Lock()
@@ -190,7 +193,7 @@ class Coordination:
     async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stopping: asyncio.Future[float] = self._loop.create_future()
-        self._runner = Runner(self._config, self._deliver, lambda: self.slowest(), self._host)
+        self._runner = Runner(self._config, self._deliver, lambda: self.slowest(), self._host, lambda: self.report())
         await self._runner.open()
         self._ready.set()
         running = asyncio.create_task(self._runner.run())

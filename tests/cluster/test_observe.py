@@ -35,7 +35,8 @@ def test_a_failure_a_preemption_and_a_kill_are_followed_by_commands_alone(jobs):
         last.update(json.loads(text) if text else {})
         training = [agent["node"] for agent in last.get("agents", ()) if agent["state"] == "training"]
         same = all(last.get(name) == value for name, value in expected.items())
-        return code == RUNNING and training == nodes and same and bool(last.get("steps_per_second"))
+        answered = (last.get("live") or {}).get("answered") == len(nodes)
+        return code == RUNNING and training == nodes and same and answered and bool(last.get("steps_per_second"))
 
     def wait_until(nodes: list[str], **expected: object) -> None:
         jobs.cluster.wait_until(f"status does not show {nodes}, {expected}", lambda: trains_on(nodes, **expected))

@@ -6,7 +6,7 @@ import bisect
 import enum
 from dataclasses import dataclass, replace
 
-__all__ = ["CHANGE_BUCKETS", "Place", "Readings", "Snapshot", "Stage", "WorkerPlace", "enter", "lost_seconds"]
+__all__ = ["CHANGE_BUCKETS", "Leave", "Place", "Readings", "Snapshot", "Stage", "WorkerPlace", "enter", "lost_seconds"]
 
 CHANGE_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds, in seconds, of the histogram of round changes."""
@@ -69,6 +69,21 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Leave:
+    """An announced departure of this agent.
+
+    Attributes:
+        reason: Why.
+        detail: The same for people.
+        by: Monotonic time at which the agent has to be gone; None if that is unknown.
+    """
+
+    reason: str
+    detail: str
+    by: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """The state of an agent, without the facts that are read for each request.
 
@@ -80,6 +95,7 @@ class Snapshot:
         place: This node's part in the present round, or in its last one; None before the first.
         restarts: Restarts charged to the run so far.
         notices: Reasons for which this agent had to leave, the first one first.
+        leave: The departure that it has announced last; None before.
         rounds: Number of rounds that contained this node, by reason.
         changes: Number of round changes within each of `CHANGE_BUCKETS`, and last the number of longer ones.
         change_seconds: Seconds of all round changes together.
@@ -100,6 +116,7 @@ class Snapshot:
     place: Place | None = None
     restarts: int = 0
     notices: tuple[str, ...] = ()
+    leave: Leave | None = None
     rounds: tuple[tuple[str, int], ...] = ()
     changes: tuple[int, ...] = (0,) * (len(CHANGE_BUCKETS) + 1)
     change_seconds: float = 0.0

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from slurm_elastic.agent.health._state import Place, Snapshot, Stage, enter
+from slurm_elastic.agent.health._state import Leave, Place, Snapshot, Stage, enter
 
 __all__ = ["Reporter"]
 
@@ -79,9 +79,10 @@ class Reporter:
             )
         )
 
-    def notice(self, reason: str) -> None:
-        """Add a notice."""
-        self._change(lambda snapshot: replace(snapshot, notices=(*snapshot.notices, reason)))
+    def notice(self, reason: str, detail: str = "", seconds: float | None = None) -> None:
+        """Add a notice: why this agent leaves, the same for people, and the seconds until it has to be gone."""
+        leave = Leave(reason, detail, None if seconds is None else time.monotonic() + seconds)
+        self._change(lambda snapshot: replace(snapshot, notices=(*snapshot.notices, reason), leave=leave))
 
     def hung(self, killed: bool) -> None:
         """Count a worker that the watchdog found hanging. Any thread may call this."""

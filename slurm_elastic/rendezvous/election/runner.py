@@ -45,6 +45,7 @@ from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.leader_events import LeaderEvent
 from slurm_elastic.rendezvous.membership import Ponged, Slowest
 from slurm_elastic.rendezvous.run_in_thread import run_in_thread
+from slurm_elastic.rendezvous.status_requests import StatusReport, StatusRequested
 from slurm_elastic.rendezvous.transport.client_connection import BusyError, ClosedError, Link, open_link
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 from slurm_elastic.rendezvous.transport.messages import LeaderMessage
@@ -101,6 +102,7 @@ class Runner:
         deliver: called with each event that the agent has to know of.
         slowest: returns how far the workers here are, when the leader asks.
         host: where the agent leads; None for one that never does.
+        report: returns what this agent does now as JSON, when the leader asks.
     """
 
     def __init__(
@@ -109,8 +111,10 @@ class Runner:
         deliver: Callable[[LeaderEvent], None],
         slowest: Callable[[], Slowest | None] = lambda: None,
         host: LeaderHost | None = None,
+        report: Callable[[], str] = lambda: "{}",
     ) -> None:
         self._config, self._deliver, self._slowest, self._host = config, deliver, slowest, host
+        self._report = report
         self._loop = asyncio.get_running_loop()
         endpoints: tuple[Endpoint, ...] = ()
         if host is not None:
@@ -259,8 +263,12 @@ class Runner:
         config = self._config
         session = Session(Role.AGENT, config.secret, config.run, agent=config.agent)
 
-        def heard(_: Link, message: LeaderMessage) -> None:
-            self.handle(Received(number, message))
+        def heard(link: Link, message: LeaderMessage) -> None:
+            if isinstance(message, StatusRequested):
+                # It concerns no election, and changes nothing.
+                link.send(StatusReport(config.agent, message.request, self._report()))
+            else:
+                self.handle(Received(number, message))
 
         try:
             # What leads in an earlier term counts no more; the machine knows which.

@@ -10,7 +10,6 @@ from typing import Any
 
 from slurm_elastic.descriptors import connections_at_most
 from slurm_elastic.rendezvous.leader.heartbeat_schedule import HeartbeatSchedule
-from slurm_elastic.rendezvous.leave_requests import LeaveAnswer
 from slurm_elastic.rendezvous.membership import Table
 from slurm_elastic.rendezvous.transport.drop_log import DropLog
 from slurm_elastic.rendezvous.transport.messages import Beat, LeaderMessage, encode
@@ -116,7 +115,7 @@ class AgentConnections:
         """Count what was dropped, and log it within bounds."""
         self._drops.add(peer, why)
 
-    def send(self, agents: Sequence[str], message: LeaderMessage | LeaveAnswer) -> None:
+    def send(self, agents: Sequence[str], message: LeaderMessage) -> None:
         """Say this to those of the agents that are connected."""
         content = encode(message)
         for agent in agents:

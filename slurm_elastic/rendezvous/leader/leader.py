@@ -41,6 +41,7 @@ from slurm_elastic.rendezvous.leader.agent_connections import AgentConnections
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.outgoing_messages import send_decision
 from slurm_elastic.rendezvous.leader.releases import Releases
+from slurm_elastic.rendezvous.leader.status_collector import StatusCollector
 from slurm_elastic.rendezvous.leave_requests import LeaveRequest, LeaveRequested, who_is_meant
 from slurm_elastic.rendezvous.membership import (
     Decision,
@@ -55,6 +56,7 @@ from slurm_elastic.rendezvous.membership import (
 )
 from slurm_elastic.rendezvous.records.api import RecordsError
 from slurm_elastic.rendezvous.run_in_thread import run_in_thread
+from slurm_elastic.rendezvous.status_requests import StatusAnswer, StatusReport, StatusRequest
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 from slurm_elastic.rendezvous.transport.listener import Listener
 from slurm_elastic.rendezvous.transport.messages import Beat, MessageError, decode_agent_message
@@ -114,6 +116,7 @@ class Leader:
         self.rejected = self._connections.rejected
         self._signs: dict[str, float] = {}
         self._releases = Releases()
+        self._status = StatusCollector(self._connections, self._agent_nodes, self._summary)
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.report: Callable[[ReportClaimed | ReportBlocking], None] = lambda action: None
@@ -223,14 +226,35 @@ class Leader:
                 logger.warning("%s", difference)
         if isinstance(message, LeaveRequest):
             self._pass_on(connection, message)
+        elif isinstance(message, StatusRequest):
+            if self._status.ask(message.agent):
+                self._start(self._status.collect())
+        elif isinstance(message, StatusReport):
+            self._status.reported(message)
         elif not isinstance(message, Beat):
             self._handle(message)
 
     def _pass_on(self, connection: AcceptedConnection, request: LeaveRequest) -> None:
-        agents = self._state.agents.items() if self._state.phase is not Phase.CLOSED else ()
-        meant, answer = who_is_meant(request, {name: agent.candidate.node for name, agent in agents})
+        meant, answer = who_is_meant(request, self._agent_nodes() if self._state.phase is not Phase.CLOSED else {})
         self._connections.send(meant, LeaveRequested(request.reason, request.seconds, request.detail))
         self._connections.send((connection.agent,), answer)
+
+    def _agent_nodes(self) -> dict[str, str]:
+        return {name: agent.candidate.node for name, agent in self._state.agents.items()}
+
+    def _summary(self) -> StatusAnswer:
+        state = self._state
+        since = state.published_at if state.phase is Phase.RUNNING else state.forming_since
+        return StatusAnswer(
+            leader=self._settings.agent,
+            epoch=self.epoch,
+            phase=state.phase.value,
+            seconds=round(max(0.0, self._loop.time() - since), 3),
+            asked=0,
+            answered=0,
+            min_nodes=self._settings.min_nodes,
+            max_nodes=self._settings.max_nodes,
+        )
 
     # The machine.
 

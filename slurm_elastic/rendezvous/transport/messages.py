@@ -30,6 +30,14 @@ from slurm_elastic.rendezvous.membership import (
     WorkerFailed,
     WorkerFailure,
 )
+from slurm_elastic.rendezvous.status_requests import (
+    StatusAnswer,
+    StatusPart,
+    StatusReport,
+    StatusRequest,
+    StatusRequested,
+    is_report,
+)
 
 __all__ = [
     "INVENTORY_LIMIT",
@@ -168,7 +176,19 @@ class Ended:
 
 
 AgentMessage = (
-    Beat | Connected | Joined | Ponged | Leaving | Held | Left | WorkerFailed | Finished | Closed | LeaveRequest
+    Beat
+    | Connected
+    | Joined
+    | Ponged
+    | Leaving
+    | Held
+    | Left
+    | WorkerFailed
+    | Finished
+    | Closed
+    | LeaveRequest
+    | StatusRequest
+    | StatusReport
 )
 LeaderMessage = (
     Beat
@@ -182,6 +202,9 @@ LeaderMessage = (
     | Ended
     | LeaveRequested
     | LeaveAnswer
+    | StatusRequested
+    | StatusPart
+    | StatusAnswer
 )
 
 _OLDER_KINDS: dict[type, str] = {Assignment: "Placed"}
@@ -217,13 +240,16 @@ def decode_agent_message(content: Mapping[str, Any], agent: str) -> AgentMessage
         agent: the identity that the connection has proved; a message in another's name is refused.
 
     Raises:
-        MessageError: unknown kind, missing or mistyped fields, another agent's name, or a long inventory.
+        MessageError: unknown kind, missing or mistyped fields, another agent's name, a long inventory, or
+            a report that is too long or no text.
     """
     message: AgentMessage = _decode(content, _AGENT_KINDS)
     if isinstance(message, Beat):
         return message
     if isinstance(message, Joined) and len(message.candidate.inventory) > INVENTORY_LIMIT:
         raise MessageError(f"an inventory of {len(message.candidate.inventory)} characters")
+    if isinstance(message, StatusReport) and not is_report(message.report):
+        raise MessageError(f"a report of {len(message.report)} characters that is too long, or no printable ASCII")
     name = message.candidate.agent if isinstance(message, Joined) else message.agent
     if name != agent:
         raise MessageError(f"{agent} speaks for {name}")

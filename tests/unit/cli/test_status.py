@@ -8,6 +8,7 @@ import pwd
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,11 +44,21 @@ def finished(base: Path, run_id: str) -> WrittenRun:
 
 @contextlib.contextmanager
 def leads(run: WrittenRun) -> Iterator[None]:
-    """A leader that can be reached is on record."""
+    """The place of a leader is on record whose port accepts connections, and closes them."""
     with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def turn_away() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    server.accept()[0].close()
+
+        thread = threading.Thread(target=turn_away)
+        thread.start()
         place = {"agent": A, "address": "127.0.0.1", "port": server.getsockname()[1], "epoch": 1}
         run.run_dir.publish_endpoint("7.0", json.dumps(place).encode())
         yield
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 def squeue(base: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
@@ -81,6 +92,7 @@ def test_a_run_that_trains_is_3_and_one_that_waits_4(
     out, err = capsys.readouterr()
     assert "round     0 after start: 2 nodes, 4 workers" in out
     assert err.count("Slurm does not answer") == 2
+    assert err.count("warning: not live, but from the run directory: the leader at 127.0.0.1:") == 2
     # Nothing listens where the leader was.
     assert main(["status", "7"]) == 5
     squeue(base, monkeypatch, f"7|7|7|PENDING|1764000120|BeginTime|{base}")

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from slurm_elastic.observe.live import LiveAgent, LiveLeave, LiveRun, LiveWorker
 from slurm_elastic.observe.status import RunState, RunStatus, run_status, status_json
 from slurm_elastic.rundir import JobRecords
 from slurm_elastic.slurm import QueuedJob
@@ -165,3 +166,47 @@ def test_json_has_plain_values(run: WrittenRun, state: str) -> None:
     assert (found["schema"], found["run"]) == (1, "7")
     assert found["events"][0]["event"] == "round_formed"
     assert found["agents"][0]["agent"] == A
+
+
+def test_what_agents_answer_goes_before_their_records(run: WrittenRun) -> None:
+    trains(run)
+    newcomer = "n4/8.0/1"
+    answer = LiveRun(
+        leader=A,
+        phase="running",
+        asked=4,
+        answered=3,
+        silent="n10",
+        agents={
+            A: LiveAgent("training", seconds=9.0, round=0, workers=(LiveWorker(0, step=160, checkpoint=150),)),
+            B: LiveAgent("leaving", round=0, leave=LiveLeave("preempted", "preempted by job 9", 12.5)),
+            newcomer: LiveAgent("starting"),
+        },
+        problems=("a report cannot be read",),
+    )
+    seen = run_status(run.records(), START + 30, [queued()], True, answer)
+    assert [(agent.node, agent.state, agent.live is not None) for agent in seen.agents] == [
+        ("n1", "training", True),
+        ("n2", "leaving", True),
+        ("n4", "starting", True),
+        ("n10", "training", False),
+    ]
+    assert (seen.step, seen.checkpoint, seen.agents[0].since) == (160, 150, START + 21)
+    assert [(each.node, each.job, each.text, each.seconds) for each in seen.notices] == [
+        ("n2", "7", "preempted by job 9", 12.5)
+    ]
+    assert seen.problems == ("a report cannot be read",)
+    told = json.loads(json.dumps(status_json(seen)))
+    assert (told["live"]["asked"], told["live"]["silent"]) == (4, "n10")
+    assert told["agents"][0]["live"]["workers"][0]["step"] == 160
+    assert told["agents"][3]["live"] is None
+
+
+def test_a_notice_on_record_gives_way_to_what_its_agent_says(run: WrittenRun) -> None:
+    trains(run)
+    JobRecords(run.run_dir, "7").publish_notice(0, {"text": "preempted", "seconds": 60.0, "time": iso(29)})
+    leave = LiveLeave("preempted", "preempted by job 9", 12.5)
+    answer = LiveRun(leader=A, phase="running", agents={B: LiveAgent("training", leave=leave)})
+    assert [each.text for each in status(run, 30, queued()).notices] == ["preempted"]
+    (notice,) = run_status(run.records(), START + 30, [queued()], True, answer).notices
+    assert (notice.node, notice.seconds) == ("n2", 12.5)

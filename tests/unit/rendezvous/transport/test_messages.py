@@ -24,6 +24,14 @@ from slurm_elastic.rendezvous.membership import (
     WorkerFailed,
     WorkerFailure,
 )
+from slurm_elastic.rendezvous.status_requests import (
+    REPORT_LIMIT,
+    StatusAnswer,
+    StatusPart,
+    StatusReport,
+    StatusRequest,
+    StatusRequested,
+)
 from slurm_elastic.rendezvous.transport.messages import (
     AgentMessage,
     Assignment,
@@ -68,6 +76,8 @@ FROM_AGENTS: list[AgentMessage] = [
     Closed(A),
     LeaveRequest(A, (), "7.0", LeaveReason.PREEMPTED, 14.5, "preempted"),
     LeaveRequest(A, ("node1", "node2"), "", LeaveReason.DRAINED, None, ""),
+    StatusRequest(A),
+    StatusReport(A, 3, '{"state":"training"}'),
 ]
 FROM_LEADERS: list[LeaderMessage] = [
     Beat(),
@@ -91,6 +101,9 @@ FROM_LEADERS: list[LeaderMessage] = [
     Waiting(),
     LeaveRequested(LeaveReason.CANCELLED, 4.5, "cancelled"),
     LeaveAnswer(("node1",), ("node7",)),
+    StatusRequested(3),
+    StatusPart(((A, '{"state":"training"}'),)),
+    StatusAnswer(A, 2, "running", 12.5, 3, 2, "node3", 2, 4),
     Ended(Outcome.SUCCEEDED, None, ""),
     Ended(Outcome.FAILED, FAILURE, ""),
 ]
@@ -158,3 +171,9 @@ def test_what_cannot_be_read_is_refused(content: dict[str, object], why: str) ->
 def test_a_leader_says_nothing_that_agents_say() -> None:
     with pytest.raises(MessageError, match="unknown kind 'Joined'"):
         decode_leader_message(json.loads(encode(Joined(CANDIDATE, 1))))
+
+
+@pytest.mark.parametrize("report", ["x" * (REPORT_LIMIT + 1), "caf\u00e9", "a\nb"])
+def test_a_report_that_is_too_long_or_no_printable_ascii_is_refused(report: str) -> None:
+    with pytest.raises(MessageError, match="a report of"):
+        decode_agent_message(json.loads(encode(StatusReport(A, 1, report))), A)

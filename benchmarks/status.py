@@ -1,0 +1,107 @@
+"""How long `slurm-elastic status` waits for the agents of a run.
+
+    python -m benchmarks.status [--json FILE] [--repetitions 5] [--sizes 64,256,1024,4096]
+
+The leader runs in one process, the agents in another: real connections, real sealed messages, the command's client.
+Each agent reports eight workers in the middle of a round by the code of a real one; only workers are missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+from benchmarks import sandbox
+from benchmarks.agents import Crowd
+from benchmarks.leading import RUN, SECRET, LeaderProcess
+from benchmarks.tables import Bar, Results, Table, median, seconds
+from benchmarks.usage import cpu_seconds
+from slurm_elastic.agent.health import Place, Snapshot, Stage, WorkerPlace
+from slurm_elastic.agent.live_report import live_report
+from slurm_elastic.control import WorkerProgress
+from slurm_elastic.observe.live import live_run
+from slurm_elastic.rendezvous.leader_client import LeaderPlace, ask_status
+
+_WORKERS = 8
+_PROMISED = {1024: 2.0}
+"""Seconds in which that many agents are to have answered."""
+
+
+def main() -> int:
+    """Measure, show and judge."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.status", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
+    parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="of which medians are taken")
+    parser.add_argument(
+        "--sizes", type=lambda text: [int(size) for size in text.split(",")], default=[64, 256, 1024, 4096]
+    )
+    options = parser.parse_args()
+    sandbox.enter("benchmarks.status")
+    sandbox.raise_descriptor_limit()
+    results = Results.of("status")
+    table = Table(
+        "Time until a client has the reports of all agents (s)",
+        ["agents", "first", "median", "longest", "reports KiB", "leader CPU ms"],
+        note=f"{_WORKERS} workers on each agent. First: the first request after the round was formed. The leader "
+        "begins one collection a second, or one in agents / 512 s; the client here asks when it may. Medians of "
+        f"{options.repetitions}. Leader CPU: of one request.",
+    )
+    for size in options.sizes:
+        taken, size_of_reports, busy = asyncio.run(_ask(size, options.repetitions))
+        table.rows.append(
+            [
+                size,
+                seconds(taken[0], 3),
+                seconds(median(taken), 3),
+                seconds(max(taken), 3),
+                f"{size_of_reports / 1024:.0f}",
+                f"{1000 * busy:.0f}",
+            ]
+        )
+        if size in _PROMISED:
+            results.bars.append(Bar.at_most(f"{size:,} agents report what they do", max(taken), _PROMISED[size]))
+    results.add(table)
+    return results.finish(options.json)
+
+
+async def _ask(size: int, repetitions: int) -> tuple[list[float], int, float]:
+    with LeaderProcess(size, size) as leader:
+        crowd = Crowd(leader)
+        crowd.report = _report
+        for index in range(size):
+            agent = crowd.add(index)
+            agent.connect()
+            agent.join()
+        await crowd.next_round(size)
+        place = LeaderPlace(*leader.endpoint, RUN, SECRET)
+        taken: list[float] = []
+        characters = 0
+        before = cpu_seconds(leader.pid)
+        for _ in range(repetitions):
+            begin = time.monotonic()
+            answer, reports = await asyncio.to_thread(ask_status, place, 30.0)
+            run = live_run(answer, reports, time.monotonic() - begin)
+            taken.append(time.monotonic() - begin)
+            if (answer.asked, answer.answered, len(run.agents)) != (size, size, size):
+                raise RuntimeError(f"{answer.answered} of {answer.asked} agents have answered, not {size}")
+            characters = sum(len(text) for text in reports.values())
+            await asyncio.sleep(max(1.0, size / 512))
+        busy = (cpu_seconds(leader.pid) - before) / repetitions
+        await crowd.close()
+        return taken, characters, busy
+
+
+def _report(index: int) -> str:
+    now = time.monotonic()
+    workers = tuple(WorkerPlace(_WORKERS * index + local, local, 4000 + local) for local in range(_WORKERS))
+    place = Place(0, "start", 1024, "n[0-1023]", index, 8192, workers)
+    snapshot = Snapshot("benchmark", f"n{index}", "1", f"n{index}/1.0/1", now - 60, stage=Stage.TRAINING, place=place)
+    progress = [WorkerProgress(local, True, 1200, 51200, 51000, 0.04, False, 59.0, 50001) for local in range(_WORKERS)]
+    return live_report(snapshot, progress, {4000 + local: "R" for local in range(_WORKERS)}, now)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""The reports of agents on what they do now, as the leader has passed them on: docs/events.md has the schema. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from slurm_elastic.rendezvous.status_requests import StatusAnswer
+
+__all__ = ["LiveAgent", "LiveLeave", "LiveRun", "LiveWorker", "live_run"]
+
+_SCHEMA = 1
+"""The newest schema of reports that this release knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveWorker:
+    """A worker; None stands for what is unknown.
+
+    Attributes:
+        rank, pid: Its rank, and its process on its node.
+        state: ``starting``, ``stepping``, ``stopped``, or ``unknown`` if its script does not use the trainer API.
+        process: State of its process, a letter as in proc_pid_stat(5).
+        steps: Calls of should_stop in this round.
+        step, checkpoint: The newest step and checkpoint that the script has reported in this round.
+        step_seconds: Seconds since the last call of should_stop.
+        steps_per_second: In this round so far.
+        loss: That the script has reported last.
+    """
+
+    rank: int
+    pid: int | None = None
+    state: str = "unknown"
+    process: str = ""
+    steps: int = 0
+    step: int | None = None
+    checkpoint: int | None = None
+    step_seconds: float | None = None
+    steps_per_second: float | None = None
+    loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LiveLeave:
+    """A departure that an agent has announced; `seconds` until it has to be gone, None if that is unknown."""
+
+    reason: str
+    text: str = ""
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LiveAgent:
+    """The report of an agent.
+
+    Attributes:
+        schema: Of the report.
+        version: Release of the agent.
+        state: Stage of the agent, as on its health port.
+        seconds: Since it is in this state.
+        round: Its round, or its last one; None before the first.
+        leave: The departure that it has announced; None for none.
+        hangs: Workers that its watchdog has found hanging.
+        workers: Its workers.
+        workers_left_out: Workers for which its report had no room.
+    """
+
+    state: str
+    schema: int = 1
+    version: str = ""
+    seconds: float = 0.0
+    round: int | None = None
+    leave: LiveLeave | None = None
+    hangs: int = 0
+    workers: tuple[LiveWorker, ...] = ()
+    workers_left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRun:
+    """The answer of a leader.
+
+    Attributes:
+        leader: The leader's agent.
+        phase: ``forming``, ``running`` or ``closed``.
+        phase_seconds: Since this phase began.
+        min_nodes, max_nodes: Of the run.
+        asked, answered: How many agents were asked, and how many have reported in time.
+        silent: Nodes of the other agents, as a host list.
+        seconds: That the answer took.
+        agents: The reports by the identities of agents.
+        problems: A line for each kind of report that cannot be read.
+    """
+
+    leader: str
+    phase: str
+    phase_seconds: float = 0.0
+    min_nodes: int = 0
+    max_nodes: int = 0
+    asked: int = 0
+    answered: int = 0
+    silent: str = ""
+    seconds: float = 0.0
+    agents: Mapping[str, LiveAgent] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+def live_run(answer: StatusAnswer, reports: Mapping[str, str], seconds: float) -> LiveRun:
+    """Read what the leader and the agents have said.
+
+    Args:
+        answer: Of the leader.
+        reports: JSON by the identities of agents.
+        seconds: That the answer took.
+    """
+    agents: dict[str, LiveAgent] = {}
+    problems = []
+    for name, text in reports.items():
+        try:
+            agents[name] = _decoder.decode(text)
+        except (msgspec.DecodeError, RecursionError) as error:
+            problems.append(f"the report of {name} cannot be read: {error}")
+    if any(agent.schema > _SCHEMA for agent in agents.values()):
+        problems.append("some agents are of a newer release: what is new in their reports is not shown")
+    return LiveRun(
+        leader=answer.leader,
+        phase=answer.phase,
+        phase_seconds=answer.seconds,
+        min_nodes=answer.min_nodes,
+        max_nodes=answer.max_nodes,
+        asked=answer.asked,
+        answered=answer.answered,
+        silent=answer.silent,
+        seconds=round(seconds, 3),
+        agents=agents,
+        problems=tuple(problems),
+    )
+
+
+_decoder = msgspec.json.Decoder(LiveAgent)
