@@ -28,6 +28,7 @@ _COMMANDS = {
     "status": "Status",
     "submit": "Submit",
     "template": "Template",
+    "top": "Top",
 }
 """The class of each command; its module has the command's name. Only the module of the command that runs is imported:
 until the agent records signals, a signal from Slurm ends the process."""

@@ -173,6 +173,17 @@ class RunContents:
         except OSError:
             return None
 
+    def size(self, path: Path) -> int | None:
+        """Return the bytes of a log; None if it cannot be said."""
+        try:
+            return path.stat().st_size
+        except OSError:
+            return None
+
+    def health(self) -> list[RunFile]:
+        """Return where the health ports of agents are, by node and job."""
+        return self._read(self._names("health", ".json"))
+
     def _rank_directories(self, round_number: int) -> Iterator[Path]:
         above = f"logs/round_{round_number:04d}"
         for node in self._list(above):

@@ -1,23 +1,46 @@
-"""slurm-elastic status of a run that trains: what its agents answer through the leader."""
+"""slurm-elastic status and top of a run that trains: what its agents answer through the leader."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.coordinate import Coordinate
+from textual.widgets import DataTable
 
 from slurm_elastic.cli import main
+from slurm_elastic.cli._top_view import TopView
+from slurm_elastic.cli.top import RunSource
+from slurm_elastic.rundir import RunDir
 from tests.local.agents import Allocation
-from tests.local.waiting import eventually
+from tests.local.waiting import PATIENCE, eventually
 
 Allocate = Callable[..., Allocation]
 STEPPING = str(Path(__file__).parents[1] / "stepping.py")
 RUNNING = 3
+
+
+async def watch_and_drain(nodes: Allocation, node: str) -> None:
+    """Watch the run by slurm-elastic top until it shows step times, and drain its second node by a key."""
+    app = TopView(RunSource(RunDir.for_run(nodes.directory, nodes.job_id)), 1.0)
+    async with app.run_test(size=(80, 24)) as pilot:
+        table, deadline = app.query_one(DataTable), time.monotonic() + PATIENCE
+        while table.row_count < 2 or not re.search("[▁-█]", str(table.get_cell_at(Coordinate(1, 6)))):
+            assert time.monotonic() < deadline, nodes.story()
+            await pilot.pause(0.05)
+        assert table.get_row_at(1)[:4] == [node, "training", "0", "2-3"]
+        await pilot.press("down", "d", "y")
+        while not app._notifications:
+            assert time.monotonic() < deadline, nodes.story()
+            await pilot.pause(0.05)
+        assert [each.message for each in app._notifications] == [f"asked to leave: {node}"]
 
 
 def test_agents_answer_through_the_leader_without_a_health_port(
@@ -25,7 +48,7 @@ def test_agents_answer_through_the_leader_without_a_health_port(
 ) -> None:
     nodes = allocate(2)
     nodes.touch("pace", "0.02")
-    agents = nodes.start_all("--nproc-per-node=2", script=[STEPPING])
+    agents = nodes.start_all("--nproc-per-node=2", "--nnodes=1:2", script=[STEPPING])
 
     def said(*words: str) -> str:
         assert main(["status", "7", "--run-dir", str(nodes.directory), *words]) == RUNNING
@@ -58,7 +81,9 @@ def test_agents_answer_through_the_leader_without_a_health_port(
     agents[1].signal(signal.SIGCONT)
     assert "1 of 2 agents have answered in" in out
     assert "; no answer from 127.0.0.2" in out
+    asyncio.run(watch_and_drain(nodes, "127.0.0.2"))
+    assert agents[1].wait() == 75
     nodes.touch("finish")
-    assert [agent.wait() for agent in agents] == [0, 0]
+    assert agents[0].wait() == 0
     assert main(["status", "7", "--run-dir", str(nodes.directory), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["live"] is None

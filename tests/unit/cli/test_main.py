@@ -80,7 +80,7 @@ def test_module_is_the_command() -> None:
         (
             "x",
             "no command 'x'; the commands are agent, coordinator, doctor, drain, etcd, job-end, list, logs, report, "
-            "requeue, status, submit, template",
+            "requeue, status, submit, template, top",
         ),
         ("--versoin", "no option --versoin; did you mean --version?"),
         ("--versoin agent train.py", "no option --versoin; did you mean --version?"),

@@ -1,0 +1,282 @@
+"""The view of ``slurm-elastic top``, by textual. Whatever blocks runs in threads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import ClassVar
+
+from rich.markup import escape
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, RichLog, Static
+
+from slurm_elastic.cli._run_view import ago, clock, rank_list
+from slurm_elastic.cli.top import RunSource
+from slurm_elastic.errors import SlurmElasticError
+from slurm_elastic.observe.status import AgentView, RunState, RunStatus
+from slurm_elastic.observe.trend import StepTimes, Trends, advance, sparkline
+from slurm_elastic.text import printable
+
+__all__ = ["TopView"]
+
+_COLUMNS = ("NODE", "STATE", "ROUND", "RANKS", "STEP", "S/STEP", "STEP TIMES", "SAVED", "JOB", "SINCE")
+_SPARK = 10
+_COLOURS = {
+    RunState.RUNNING: "green",
+    RunState.WAITING: "yellow",
+    RunState.FINISHED: "cyan",
+    RunState.FAILED: "red",
+    RunState.STOPPED: "magenta",
+}
+
+
+class TopView(App[None]):
+    """The state of a run, read again every few seconds.
+
+    Args:
+        source: The run.
+        interval: Seconds between two looks.
+    """
+
+    CSS = """
+    #facts { height: auto; padding: 0 1; }
+    #nodes { height: 2fr; }
+    #title { height: 1; padding: 0 1; background: $panel; }
+    #lower { height: 1fr; padding: 0 1; }
+    """
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("q", "quit", "quit"),
+        ("e", "show('events')", "events"),
+        ("l", "show('log')", "log"),
+        ("left_square_bracket", "rank(-1)", "rank -"),
+        ("right_square_bracket", "rank(1)", "rank +"),
+        ("s", "show('stacks')", "stacks"),
+        ("d", "drain", "drain"),
+        ("r", "requeue", "requeue"),
+    ]
+
+    def __init__(self, source: RunSource, interval: float) -> None:
+        super().__init__()
+        self._source, self._interval = source, interval
+        self._status: RunStatus | None = None
+        self._trends = Trends()
+        self._shown, self._rank = "events", 0
+        self._rows: dict[str, tuple[str, ...]] = {}
+        self._table: DataTable[str] = DataTable(id="nodes", cursor_type="row", zebra_stripes=True)
+        self._facts, self._title = Static(id="facts"), Static(id="title")
+        self._lower = RichLog(id="lower", wrap=False, auto_scroll=True, max_lines=5000)
+
+    def compose(self) -> ComposeResult:
+        """Arrange the widgets."""
+        yield self._facts
+        yield self._table
+        yield self._title
+        yield self._lower
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Begin to look."""
+        for name in _COLUMNS:
+            self._table.add_column(name, key=name)
+        self._facts.update(f"run {escape(self._source.run_id)}")
+        self._look()
+        self.set_interval(self._interval, self._look)
+
+    def on_data_table_row_highlighted(self) -> None:
+        """Show the first rank of the node that is selected now."""
+        self._rank = 0
+        if self._shown != "stacks":
+            self._show_lower()
+
+    def action_show(self, what: str) -> None:
+        """Show events, or the log or stacks of what is selected."""
+        self._shown = what
+        self._show_lower()
+
+    def action_rank(self, by: int) -> None:
+        """Select another rank of the node."""
+        agent = self._selected()
+        if agent is not None and agent.workers:
+            self._rank = (self._rank + by) % agent.workers
+            self.action_show("log")
+
+    def action_drain(self) -> None:
+        """Drain the selected node, after a question."""
+        agent = self._selected()
+        if agent is not None:
+            node = agent.node
+            self._ask(f"Drain {node}? Its workers save, it leaves the run, and the others go on.", "drained", (node,))
+
+    def action_requeue(self) -> None:
+        """Requeue the run, after a question."""
+        self._ask(f"Requeue run {self._source.run_id}? All workers save, and its job starts again.", "requeued", ())
+
+    def _ask(self, question: str, reason: str, nodes: tuple[str, ...]) -> None:
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._leave(reason, nodes)
+
+        self.push_screen(_Question(question), answered)
+
+    # In threads.
+
+    @work(thread=True, exclusive=True, group="status")
+    def _look(self) -> None:
+        try:
+            status = self._source.status()
+        except SlurmElasticError as error:
+            self.call_from_thread(self.notify, escape(str(error)), severity="error")
+        else:
+            self.call_from_thread(self._seen, status)
+
+    @work(thread=True, exclusive=True, group="lower")
+    def _read(self, what: str, agent: AgentView, rank: int) -> None:
+        try:
+            if what == "stacks":
+                lines = self._source.stacks(agent.node)
+            else:
+                lines = [] if agent.round is None else self._source.log(agent.round, rank)
+        except SlurmElasticError as error:
+            lines = [str(error)]
+        self.call_from_thread(self._fill, lines or ["nothing yet"])
+
+    @work(thread=True, group="leave")
+    def _leave(self, reason: str, nodes: tuple[str, ...]) -> None:
+        self.call_from_thread(self.notify, escape(self._source.leave(reason, nodes)))
+
+    # In the main thread.
+
+    def _seen(self, status: RunStatus) -> None:
+        now = time.time()
+        self._status, self._trends = status, advance(self._trends, status, now)
+        self._facts.update("\n".join(_facts(status, now)))
+        rows = {agent.agent: _row(agent, self._trends.agents.get(agent.agent), now) for agent in status.agents}
+        if list(rows) != list(self._rows):
+            self._fill_table(rows)
+        else:
+            for name, row in rows.items():
+                for column, cell, before in zip(_COLUMNS, row, self._rows[name], strict=True):
+                    if cell != before:
+                        self._table.update_cell(name, column, cell)
+        self._rows = rows
+        if self._shown != "stacks":
+            self._show_lower()
+
+    def _fill_table(self, rows: dict[str, tuple[str, ...]]) -> None:
+        """Fill the table anew, with the cursor on the node on which it was."""
+        selected = self._selected_name()
+        self._table.clear()
+        for name, row in rows.items():
+            self._table.add_row(*row, key=name)
+        if selected in rows:
+            self._table.move_cursor(row=list(rows).index(selected))
+
+    def _show_lower(self) -> None:
+        agent = self._selected()
+        if self._shown == "events" or agent is None:
+            self._title.update("events")
+            status, now = self._status, time.time()
+            events = status.events if status is not None else ()
+            self._fill(f"{clock(event.time, now)}  {printable(event.text)}" for event in events)
+        elif self._shown == "log":
+            rank = (agent.rank or 0) + self._rank
+            self._title.update(f"log of rank {rank} on {escape(agent.node)}")
+            self._read("log", agent, rank)
+        else:
+            self._title.update(f"stacks of {escape(agent.node)}")
+            self._read("stacks", agent, 0)
+
+    def _fill(self, lines: Iterable[str]) -> None:
+        self._lower.clear()
+        for line in lines:
+            self._lower.write(line)
+
+    def _selected(self) -> AgentView | None:
+        name = self._selected_name()
+        agents = self._status.agents if self._status is not None else ()
+        return next((agent for agent in agents if agent.agent == name), None)
+
+    def _selected_name(self) -> str:
+        index = self._table.cursor_row
+        names = list(self._rows)
+        return names[index] if 0 <= index < len(names) else ""
+
+
+class _Question(ModalScreen[bool]):
+    """A question that has to be answered by y; everything else is no."""
+
+    CSS = """
+    _Question { align: center middle; }
+    _Question > Vertical { width: 60; height: auto; padding: 1 2; border: thick $warning; background: $surface; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("y", "dismiss(True)", "yes"),
+        ("n,escape,enter,q", "dismiss(False)", "no"),
+    ]
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self._question = question
+
+    def compose(self) -> ComposeResult:
+        """Arrange the widgets."""
+        yield Vertical(Static(escape(self._question)), Static("\n[b]y[/b] yes   [b]n[/b] no"))
+
+
+def _facts(status: RunStatus, now: float) -> Iterable[str]:
+    state = f"[bold {_COLOURS[status.state]}]{status.state.value}[/]"
+    round_ = "" if status.round is None else f"  round {status.round} after {escape(status.reason.replace('_', ' '))}"
+    size = f"  {status.nodes} nodes, {status.world_size} workers" if status.nodes else ""
+    yield f"run [b]{escape(status.run)}[/b]  {state}{round_}{size}"
+    facts = []
+    if status.step is not None:
+        facts.append(f"step {status.step}")
+    if status.steps_per_second:
+        facts.append(f"{status.steps_per_second:.4g} a second")
+    if status.checkpoint is not None:
+        facts.append(f"saved {status.checkpoint}")
+    left = "" if status.restarts_left is None else f", {status.restarts_left} left"
+    facts.append(f"restarts {status.restarts}{left}")
+    if status.live is not None:
+        facts.append(f"{status.live.answered} of {status.live.asked} answer")
+    elif status.state in (RunState.RUNNING, RunState.WAITING):
+        facts.append("[yellow]no live answer: from the run directory[/]")
+    yield "  ".join(facts)
+    for notice in status.notices[:3]:
+        seconds = "" if notice.seconds is None else f", {notice.seconds:.0f} s left"
+        who = escape(notice.node or f"job {notice.job}")
+        yield f"[yellow]notice[/] {who}: {escape(printable(notice.text))}{seconds}"
+    for job in status.jobs or ():
+        if job.state != "RUNNING":
+            start = f", expected at {clock(job.start, now)}" if job.start else ""
+            yield f"job {escape(job.job)} {job.state.lower()} ({escape(job.reason or 'no reason')}){start}"
+    if status.root_cause is not None and status.state is RunState.FAILED:
+        yield f"[red]root cause[/] {escape(printable(status.root_cause.text.strip().rpartition(chr(10))[2], 150))}"
+
+
+def _row(agent: AgentView, times: StepTimes | None, now: float) -> tuple[str, ...]:
+    workers = agent.live.workers if agent.live is not None else ()
+    ranks = range(agent.rank, agent.rank + agent.workers) if agent.rank is not None else ()
+    seconds = times.seconds if times is not None else ()
+    return (
+        escape(agent.node),
+        agent.state,
+        "" if agent.round is None else str(agent.round),
+        rank_list(ranks) if agent.state in ("training", "done") else "",
+        _least(worker.step for worker in workers),
+        f"{seconds[-1]:.3g}" if seconds else "",
+        sparkline(seconds, _SPARK).ljust(_SPARK),
+        _least(worker.checkpoint for worker in workers),
+        escape(agent.job),
+        ago(now - agent.since) if agent.since else "",
+    )
+
+
+def _least(values: Iterable[int | None]) -> str:
+    known = [value for value in values if value is not None]
+    return str(min(known)) if known else ""
