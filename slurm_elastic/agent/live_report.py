@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slurm_elastic._version import __version__
+from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.agent.health import Snapshot
 from slurm_elastic.agent.watchdog import process_state
 from slurm_elastic.control import WorkerProgress
@@ -80,6 +81,8 @@ def _worker(progress: WorkerProgress | None) -> dict[str, Any]:
         found["step"] = progress.step
     if progress.checkpoint is not None:
         found["checkpoint"] = progress.checkpoint
+    if progress.loss_step is not None:
+        found |= {"loss": json_number(progress.loss), "loss_step": progress.loss_step}
     if last is not None:
         found["step_seconds"] = _rounded(last)
     if first is not None and last is not None and first > last:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
@@ -27,7 +28,7 @@ class LiveWorker:
         step, checkpoint: The newest step and checkpoint that the script has reported in this round.
         step_seconds: Seconds since the last call of should_stop.
         steps_per_second: In this round so far.
-        loss: That the script has reported last.
+        loss, loss_step: The loss that the script has reported last, and its step; one that is not finite is text.
     """
 
     rank: int
@@ -39,7 +40,8 @@ class LiveWorker:
     checkpoint: int | None = None
     step_seconds: float | None = None
     steps_per_second: float | None = None
-    loss: float | None = None
+    loss: float | Literal["nan", "inf", "-inf"] | None = None
+    loss_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

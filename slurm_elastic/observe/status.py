@@ -221,8 +221,9 @@ def run_status(
         (each.whole("max_restarts") for each in reversed(records.progress) if each.kind == "agent_started"), None
     )
     restarts = newest.restarts if newest else 0
-    loss, loss_step = _loss(records.progress)
     answered = [worker for agent in agents if agent.live is not None for worker in agent.live.workers]
+    told = next(((each.loss, each.loss_step) for each in answered if each.rank == 0 and each.loss is not None), None)
+    loss, loss_step = _loss(records.progress) if told is None else (float(told[0]), told[1])
     steps = [each.step for each in workers] + [each.step for each in answered]
     checkpoints = [each.checkpoint for each in answered if each.checkpoint is not None]
     speeds = [each.steps_per_second for each in answered if each.steps_per_second is not None]

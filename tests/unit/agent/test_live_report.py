@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 from slurm_elastic.agent.health import Place, Snapshot, Stage, WorkerPlace
@@ -29,7 +30,7 @@ def test_what_an_agent_reports_is_read_as_it_was() -> None:
         START, stage=Stage.TRAINING, place=place(4), leave=Leave("preempted", "caf\u00e9", 32.5), hangs=1
     )
     progress = [
-        WorkerProgress(0, True, 21, 120, 100, 0.5, False, 10.5, 100),
+        WorkerProgress(0, True, 21, 120, 100, 0.5, False, 10.5, 100, math.nan, 119),
         WorkerProgress(1, True, 0, None, None, None, False),
         WorkerProgress(2, True, 21, 120, 120, 0.0, True, 10.0, 100),
         WorkerProgress(3, False, 0, None, None, None, False),
@@ -38,7 +39,7 @@ def test_what_an_agent_reports_is_read_as_it_was() -> None:
     assert (agent.state, agent.seconds, agent.round, agent.hangs) == ("training", 20.0, 3, 1)
     assert agent.leave == LiveLeave("preempted", "caf\u00e9", 2.5)
     assert agent.workers == (
-        LiveWorker(8, 100, "stepping", "R", 21, 120, 100, 0.5, 2.0),
+        LiveWorker(8, 100, "stepping", "R", 21, 120, 100, 0.5, 2.0, "nan", 119),
         LiveWorker(9, 101, "starting", "D"),
         LiveWorker(10, 102, "stopped", "", 21, 120, 120, 0.0, 2.0),
         LiveWorker(11, 103, "unknown"),

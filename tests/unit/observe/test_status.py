@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -178,7 +179,12 @@ def test_what_agents_answer_goes_before_their_records(run: WrittenRun) -> None:
         answered=3,
         silent="n10",
         agents={
-            A: LiveAgent("training", seconds=9.0, round=0, workers=(LiveWorker(0, step=160, checkpoint=150),)),
+            A: LiveAgent(
+                "training",
+                seconds=9.0,
+                round=0,
+                workers=(LiveWorker(0, step=160, checkpoint=150, loss="inf", loss_step=159),),
+            ),
             B: LiveAgent("leaving", round=0, leave=LiveLeave("preempted", "preempted by job 9", 12.5)),
             newcomer: LiveAgent("starting"),
         },
@@ -192,6 +198,7 @@ def test_what_agents_answer_goes_before_their_records(run: WrittenRun) -> None:
         ("n10", "training", False),
     ]
     assert (seen.step, seen.checkpoint, seen.agents[0].since) == (160, 150, START + 21)
+    assert (seen.loss, seen.loss_step) == (math.inf, 159)
     assert [(each.node, each.job, each.text, each.seconds) for each in seen.notices] == [
         ("n2", "7", "preempted by job 9", 12.5)
     ]
