@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -70,6 +71,7 @@ class ElasticSampler(Sampler[list[int]]):
         self.rank = own_rank if rank is None else rank
         self.world_size = own_world_size if world_size is None else world_size
         self.epoch = self.consumed = 0
+        self._order: torch.Tensor | None = None
         if size < 1 or batch_size < 1:
             raise ValueError(f"{size} samples in steps of {batch_size}: give at least 1 of both")
         if not 0 <= self.rank < self.world_size:
@@ -77,11 +79,12 @@ class ElasticSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield this rank's indices of each step that is left of the epoch."""
-        # The position is copied: it moves while a loader prefetches.
+        # The position is copied: it moves while a loader prefetches. The order stays for `step`.
         if self.seed is None:
             order = torch.arange(self.size)
         else:
             order = torch.randperm(self.size, generator=torch.Generator().manual_seed(self.seed + self.epoch))
+        self._order = order
         for first in range(self.consumed, self.size, self.batch_size):
             step = order[first : first + self.batch_size]
             yield step[min(self.rank, len(step) - 1) :: self.world_size].tolist()
@@ -113,6 +116,11 @@ class ElasticSampler(Sampler[list[int]]):
         """Note that the group has trained on the step at the present position; all ranks call it equally often."""
         if self.consumed >= self.size:
             raise ValueError(f"epoch {self.epoch} has no step left: call next_epoch, or iterate over epochs()")
+        # Not imported here: from its import on the agent expects calls of `should_stop`.
+        trainer = sys.modules.get("slurm_elastic.trainer")
+        if trainer is not None and self._order is not None:
+            step = self._order[self.consumed : self.consumed + self.step_size]
+            trainer.record_samples(self.epoch, step[self.rank :: self.world_size])
         self.consumed += self.step_size
 
     def next_epoch(self) -> None:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple, SupportsFloat
 from slurm_elastic.control import Stop, StopReason, WorkerControl, attach, is_superseded, shield, unshield
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from contextlib import AbstractContextManager
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "expires",
     "is_managed",
     "may_publish",
+    "record_samples",
     "report",
     "report_checkpoint",
     "should_stop",
@@ -93,6 +95,19 @@ def should_stop(step: int | None = None) -> Stop | None:
     return control.ask(step)
 
 
+def record_samples(epoch: int, samples: Iterable[int]) -> None:
+    """Tell a rehearsal which samples this rank has trained on since its last step; otherwise this does nothing.
+
+    `slurm_elastic.data.ElasticSampler` calls this by itself.
+
+    Args:
+        epoch: The script's own count of epochs.
+        samples: Numbers of the samples, as the data set counts them.
+    """
+    if _control is not None:
+        _control.record_samples(epoch, samples)
+
+
 def stopped() -> Stop | None:
     """Return the last answer of `should_stop`; this counts as no call."""
     return None if _control is None else _control.stopped
@@ -122,7 +137,9 @@ def report(step: int, *, loss: SupportsFloat) -> None:
         raise TypeError(f"loss is a {type(loss).__name__}; give a number")
     control = _look()
     if control is not None:
-        control.report(step, float(loss))
+        # torch warns of float() where gradients are recorded.
+        item = getattr(loss, "item", None)
+        control.report(step, float(loss if item is None else item()))
 
 
 def report_checkpoint(step: int) -> None:

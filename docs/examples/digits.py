@@ -198,6 +198,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             optimizer.step()
             loss_sum += loss.detach() * bool(sampler.share)
             step += 1
+            trainer.report(step, loss=loss.detach() * sampler.weight)
             sampler.step()
             time.sleep(args.step_time)
             stop = trainer.should_stop(step)

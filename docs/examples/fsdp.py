@@ -128,6 +128,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             optimizer.step()
             optimizer.zero_grad()
             step += 1
+            trainer.report(step, loss=loss.detach() * sampler.weight / LENGTH)
             sampler.step()
             time.sleep(args.step_time)
             stop = trainer.should_stop(step)

@@ -17,7 +17,7 @@ from slurm_elastic.errors import UsageError
 
 if TYPE_CHECKING:
     from slurm_elastic.doctor.facts import SiteFacts
-    from slurm_elastic.doctor.finding import Finding
+    from slurm_elastic.finding import Finding
 
 __all__ = ["Doctor"]
 
@@ -73,7 +73,7 @@ class Doctor(ViewCommand):
             self._probe(options)
         site = _gather(options, sbatch)
         from slurm_elastic.doctor.checks import findings
-        from slurm_elastic.doctor.finding import exit_code
+        from slurm_elastic.finding import exit_code
 
         found = findings(site)
         if options.json:
@@ -179,7 +179,7 @@ def _checkpoint(text: str | None) -> float | None:
 
 def _json(site: SiteFacts, found: Sequence[Finding]) -> dict[str, object]:
     from slurm_elastic.doctor.facts import encode
-    from slurm_elastic.doctor.finding import exit_code, findings_json
+    from slurm_elastic.finding import exit_code, findings_json
 
     return {
         "schema": 1,
@@ -192,18 +192,10 @@ def _json(site: SiteFacts, found: Sequence[Finding]) -> dict[str, object]:
 
 
 def _show(found: Sequence[Finding], terminal: Terminal) -> None:
-    from slurm_elastic.doctor.finding import exit_code
+    from slurm_elastic.cli._findings import show_findings
+    from slurm_elastic.finding import exit_code
 
-    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
-        _show_table(found)
-    else:
-        for each in found:
-            nodes = f" [{_node_list(each.nodes)}]" if each.nodes else ""
-            terminal.write(f"{each.level.value:<8}{each.check}{nodes}: {_fit(each.found)}")
-            if each.why:
-                terminal.write(f"        why: {_fit(each.why)}")
-            if each.mend:
-                terminal.write(f"        mend: {_fit(each.mend)}")
+    show_findings(found, terminal)
     limits = sum(each.level.value == "limit" for each in found)
     broken = sum(each.level.value == "broken" for each in found)
     terminal.write(
@@ -213,33 +205,3 @@ def _show(found: Sequence[Finding], terminal: Terminal) -> None:
             f"runs do not work here: {broken} check{'s' if broken > 1 else ''} failed",
         )[exit_code(found)]
     )
-
-
-def _show_table(found: Sequence[Finding]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    colours = {"ok": "green", "unknown": "yellow", "limit": "yellow", "broken": "bold red"}
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("check", no_wrap=True)
-    for name in ("found", "why it matters", "mend"):
-        table.add_column(name, ratio=1, overflow="fold")
-    for each in found:
-        nodes = f"\n{_node_list(each.nodes)}" if each.nodes else ""
-        title = Text(f"{each.level.value} ", style=colours[each.level.value]) + Text(f"{each.check}{nodes}", style="")
-        table.add_row(title, *(Text(_fit(text)) for text in (each.found, each.why, each.mend)))
-    Console(highlight=False).print(table)
-
-
-def _node_list(nodes: Sequence[str]) -> str:
-    from slurm_elastic.slurm import compress
-
-    return compress(nodes)
-
-
-def _fit(text: str) -> str:
-    from slurm_elastic.text import printable
-
-    return printable(text, 1000)

@@ -23,6 +23,7 @@ _COMMANDS = {
     "job-end": "JobEnd",
     "list": "List",
     "logs": "Logs",
+    "rehearse": "Rehearse",
     "report": "Report",
     "requeue": "Requeue",
     "status": "Status",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from slurm_elastic._lazy import lazy
 from slurm_elastic.control._fence import is_superseded
 from slurm_elastic.control._signal_shield import shield, unshield
-from slurm_elastic.control._worker_side import Stop, StopReason, WorkerControl, attach
+from slurm_elastic.control._worker_side import RECORDING, Stop, StopReason, WorkerControl, attach
 
 if TYPE_CHECKING:
     from slurm_elastic.control._agent_side import Agreement, RoundControl, WorkerProgress
@@ -29,6 +29,7 @@ else:
     )
 
 __all__ = [
+    "RECORDING",
     "Agreement",
     "RoundControl",
     "Stop",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from slurm_elastic.control._membarrier import register
 from slurm_elastic.control._shared_page import (
@@ -33,9 +33,11 @@ from slurm_elastic.control._shared_page import (
     read_text,
 )
 
-__all__ = ["VARIABLE", "Stop", "StopReason", "WorkerControl", "attach"]
+__all__ = ["RECORDING", "VARIABLE", "Stop", "StopReason", "WorkerControl", "attach"]
 
 VARIABLE = "SLURM_ELASTIC_CONTROL"
+RECORDING = "SLURM_ELASTIC_REHEARSAL"
+"""The directory in which the workers of a rehearsal write down what they do; see `_recording`."""
 _POLL = 0.0005
 """Seconds between two reads of the page. All ranks wait while the agents agree, for a few round trips."""
 
@@ -184,6 +186,9 @@ class WorkerControl:
         """
         self._fields[CHECKPOINT] = step
 
+    def record_samples(self, epoch: int, samples: Iterable[int]) -> None:
+        """Note the samples that this worker has trained on; only a rehearsal writes them down."""
+
     def report(self, step: int, loss: float) -> None:
         """Report the loss of a step. The agent may read a new loss with the step of the one before.
 
@@ -231,4 +236,8 @@ def attach(environ: Mapping[str, str], shield: Callable[[], bool] | None = None)
 
         logging.getLogger("slurm_elastic").warning("this worker cannot be told to stop at a step: %s", error)
         return None
+    if environ.get(RECORDING):
+        from slurm_elastic.control._recording import RecordedControl
+
+        return RecordedControl(fields, environ, shield)
     return WorkerControl(fields, shield=shield)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from slurm_elastic.doctor.facts import SiteFacts
-from slurm_elastic.doctor.finding import Finding
 from slurm_elastic.doctor.network_checks import etcd_findings, network_findings
 from slurm_elastic.doctor.node_checks import node_findings, run_dir_findings
 from slurm_elastic.doctor.slurm_checks import slurm_findings
+from slurm_elastic.finding import Finding
 
 __all__ = ["findings"]
 

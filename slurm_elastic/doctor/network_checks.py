@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from slurm_elastic.doctor.facts import SiteFacts
-from slurm_elastic.doctor.finding import Finding, Level
+from slurm_elastic.finding import Finding, Level
 
 __all__ = ["etcd_findings", "network_findings"]
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from slurm_elastic import descriptors
 from slurm_elastic.agent.torch_hooks import NEWEST, OLDEST, release_numbers
 from slurm_elastic.doctor.facts import NodeFacts, SiteFacts
-from slurm_elastic.doctor.finding import Finding, Level, merged
+from slurm_elastic.finding import Finding, Level, merged
 from slurm_elastic.text import size_text
 
 __all__ = ["node_findings", "run_dir_findings"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from slurm_elastic.doctor.facts import SiteFacts
-from slurm_elastic.doctor.finding import Finding, Level
+from slurm_elastic.finding import Finding, Level
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.slurm import NEWEST_RELEASE, OLDEST_RELEASE, ClusterConfig, PartitionView, SignalDefaults
 

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from html import escape
 
+from slurm_elastic.finding import Finding
 from slurm_elastic.observe.goodput import Bucket, Goodput
 from slurm_elastic.observe.report import Report, RoundReport
 from slurm_elastic.slurm.hostlist import compress, natural_key
@@ -63,8 +64,8 @@ text { fill: var(--dim); font: 11px system-ui, sans-serif; }
 """
 
 
-def html_page(given: Report) -> str:
-    """Return the page."""
+def html_page(given: Report, findings: Sequence[Finding] = ()) -> str:
+    """Return the page, with the findings of a rehearsal if there are some."""
     title = f"run {escape(given.status.run)}"
     parts = [
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">',
@@ -76,6 +77,7 @@ def html_page(given: Report) -> str:
         ),
         "</style></head><body>",
         *_head(given, title),
+        *_findings(findings),
         *_goodput(given),
         *_timeline(given),
         *_curve(given, "World size", _world_sizes(given.rounds), stepped=True),
@@ -86,6 +88,18 @@ def html_page(given: Report) -> str:
         "</body></html>\n",
     ]
     return "".join(parts)
+
+
+def _findings(findings: Sequence[Finding]) -> Iterator[str]:
+    if findings:
+        yield '<h2>Findings</h2><div class="wide"><table><tr><th>check</th><th>found</th><th>why it matters</th>'
+        yield "<th>mend</th></tr>"
+        for each in findings:
+            place = f"<br>{escape(printable(each.place))}" if each.place else ""
+            yield f'<tr><td><b>{each.level.value}</b> {each.check}<span class="dim">{place}</span></td>'
+            yield "".join(f'<td class="cause">{escape(text)}</td>' for text in (each.found, each.why, each.mend))
+            yield "</tr>"
+        yield "</table></div>"
 
 
 def _head(given: Report, title: str) -> Iterator[str]:

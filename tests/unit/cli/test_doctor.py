@@ -8,7 +8,7 @@ import pytest
 
 from slurm_elastic.cli._run_view import Terminal
 from slurm_elastic.cli.doctor import _show
-from slurm_elastic.doctor.finding import Finding, Level
+from slurm_elastic.finding import Finding, Level
 
 FINE = Finding("slurm.release", Level.OK, "26.05.5")
 LIMIT = Finding("slurm.grace", Level.LIMIT, "0 s", "too short", "ask for more")

@@ -36,6 +36,7 @@ print(sorted(slow & {{name.partition(".")[0] for name in sys.modules}}), file=sy
         ["drain", "--help"],
         ["etcd", "--help"],
         ["coordinator", "--help"],
+        ["rehearse", "--help"],
         ["submit", "--help"],
         ["template", "--help"],
         ["job-end", "--help"],
@@ -79,8 +80,8 @@ def test_module_is_the_command() -> None:
         ("verdit", "no command 'verdit'; did you mean verdict?"),
         (
             "x",
-            "no command 'x'; the commands are agent, coordinator, doctor, drain, etcd, job-end, list, logs, report, "
-            "requeue, status, submit, template, top",
+            "no command 'x'; the commands are agent, coordinator, doctor, drain, etcd, job-end, list, logs, rehearse, "
+            "report, requeue, status, submit, template, top",
         ),
         ("--versoin", "no option --versoin; did you mean --version?"),
         ("--versoin agent train.py", "no option --versoin; did you mean --version?"),

@@ -26,8 +26,8 @@ from slurm_elastic.doctor.facts import (
     decode_result,
     encode,
 )
-from slurm_elastic.doctor.finding import Finding, Level, exit_code, findings_json
 from slurm_elastic.doctor.slurm_checks import save_seconds
+from slurm_elastic.finding import Finding, Level, exit_code, findings_json
 from slurm_elastic.slurm import ClusterConfig
 
 RECORDED = Path(__file__).parent / "recorded"

@@ -1,4 +1,4 @@
-"""The result of a check."""
+"""The result of a check, of a site before the first run or of a script in a rehearsal."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class Finding:
         why: What it means for runs.
         mend: What a person can do; empty for `Level.OK`.
         nodes: The nodes that it concerns; empty for the site as a whole.
+        place: File and line of the script that it concerns; empty if that is unknown.
     """
 
     check: str
@@ -41,6 +42,7 @@ class Finding:
     why: str = ""
     mend: str = ""
     nodes: tuple[str, ...] = ()
+    place: str = ""
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:

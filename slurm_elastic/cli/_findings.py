@@ -1,0 +1,57 @@
+"""Findings as lines, or as a table on a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from slurm_elastic.cli._run_view import Terminal
+from slurm_elastic.finding import Finding
+from slurm_elastic.text import printable
+
+__all__ = ["show_findings"]
+
+_COLOURS = {"ok": "green", "unknown": "yellow", "limit": "yellow", "broken": "bold red"}
+
+
+def show_findings(found: Sequence[Finding], terminal: Terminal) -> None:
+    """Print a table on a terminal, else a few lines for each finding."""
+    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+        _show_table(found)
+        return
+    for each in found:
+        terminal.write(f"{each.level.value:<8}{each.check}{_where(each, ' [', ']')}: {_fit(each.found)}")
+        if each.why:
+            terminal.write(f"        why: {_fit(each.why)}")
+        if each.mend:
+            terminal.write(f"        mend: {_fit(each.mend)}")
+
+
+def _show_table(found: Sequence[Finding]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("check", no_wrap=True)
+    for name in ("found", "why it matters", "mend"):
+        table.add_column(name, ratio=1, overflow="fold")
+    for each in found:
+        check = Text(f"{each.check}{_where(each, chr(10), '')}", style="")
+        title = Text(f"{each.level.value} ", style=_COLOURS[each.level.value]) + check
+        table.add_row(title, *(Text(_fit(text)) for text in (each.found, each.why, each.mend)))
+    Console(highlight=False).print(table)
+
+
+def _where(each: Finding, before: str, after: str) -> str:
+    """Return the nodes, or the place in the script, that a finding is about."""
+    from slurm_elastic.slurm import compress
+
+    text = compress(each.nodes) if each.nodes else printable(each.place, 200)
+    return f"{before}{text}{after}" if text else ""
+
+
+def _fit(text: str) -> str:
+    return printable(text, 1000)

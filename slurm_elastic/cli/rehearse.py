@@ -1,0 +1,169 @@
+"""``slurm-elastic rehearse``: runs a script on this machine through mishaps, and judges what it makes of them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slurm_elastic.cli._command import Parser
+from slurm_elastic.cli._run_view import Terminal, ViewCommand
+from slurm_elastic.errors import UsageError
+
+if TYPE_CHECKING:
+    from slurm_elastic.rehearsal.runner import Options, Rehearsal
+
+__all__ = ["Rehearse"]
+
+_EXAMPLES = """\
+  slurm-elastic rehearse train.py --epochs 1                     a preemption, a node that joins, a node that is killed
+  slurm-elastic rehearse --nodes 4 --mishaps kill,leader train.py
+  slurm-elastic rehearse --scenario mishaps.txt train.py         with lines such as: at step 30 preempt node 2 with 20 s
+
+exit codes: 0 nothing to mend, 1 findings, 2 the script cannot be rehearsed, or wrong usage
+"""
+
+
+class Rehearse(ViewCommand):
+    """Runs a script without and with mishaps, and shows what has to be mended in it."""
+
+    name = "rehearse"
+    summary = "run a script on this machine through preemptions, losses and joins, and say what to mend in it"
+    examples = _EXAMPLES
+
+    def add_options(self, parser: Parser) -> None:
+        """See base class."""
+        parser.usage = "slurm-elastic rehearse [options] train.py [arguments]"
+        parser.add_argument("--nodes", metavar="N", default="3", help="nodes at the start (default: 3)")
+        parser.add_argument("--scenario", metavar="FILE", help="the mishaps, one a line; - for standard input")
+        parser.add_argument(
+            "--mishaps", metavar="KINDS", help="these, spread over the training (default: preempt,join,kill)"
+        )
+        parser.add_argument("--nproc-per-node", metavar="N", help="workers of each node (default: 1)")
+        parser.add_argument(
+            "--tolerance", metavar="PART", default="0.02", help="by which losses may differ (default: 0.02)"
+        )
+        parser.add_argument(
+            "--timeout", metavar="SECONDS", default="120", help="without a step, until a run is ended (default: 120)"
+        )
+        parser.add_argument(
+            "--link", metavar="PATH", action="append", default=[], help="the script finds this in its directory"
+        )
+        parser.add_argument("--keep", metavar="DIR", help="keep everything in this new directory")
+        parser.add_argument("--report", metavar="FILE", help="also write a page with the findings and the run")
+        parser.add_argument("--json", action="store_true", help="JSON, with the schema in docs/rehearse.md")
+        parser.add_argument("script", metavar="train.py", help="the script, and its arguments")
+        parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+    def show(self, arguments: Sequence[str]) -> int:
+        """Rehearse, and show what was found."""
+        options = self.parser().parse_args(arguments)
+        wishes = _options(options)
+        from slurm_elastic.rehearsal.runner import rehearse
+
+        with _signals_as_ctrl_c():
+            found = rehearse(wishes)
+        if options.report:
+            _write_page(options.report, found)
+        if options.json:
+            print(json.dumps(_json(found), indent=1))
+        else:
+            _show(found, Terminal())
+        return 0 if found.ok else 1
+
+
+def _options(given: argparse.Namespace) -> Options:
+    from slurm_elastic.rehearsal.runner import Options
+    from slurm_elastic.rehearsal.scenario import parse_kinds, parse_scenario
+
+    if given.scenario and given.mishaps:
+        raise UsageError("--scenario and --mishaps both say what happens; give one of them")
+    kinds = parse_kinds(given.mishaps or "preempt,join,kill")
+    mishaps = parse_scenario(_read(given.scenario)) if given.scenario else None
+    workers = () if given.nproc_per_node is None else (f"--nproc-per-node={given.nproc_per_node}",)
+    return Options(
+        command=(given.script, *given.arguments),
+        nodes=int(_number("--nodes", given.nodes, whole=True)),
+        mishaps=mishaps,
+        kinds=kinds,
+        tolerance=_number("--tolerance", given.tolerance),
+        agent_options=workers,
+        links=tuple(Path(name) for name in given.link),
+        keep=Path(given.keep) if given.keep else None,
+        timeout=_number("--timeout", given.timeout),
+        say=lambda line: print(f"slurm-elastic: {line}", file=sys.stderr, flush=True),
+    )
+
+
+@contextlib.contextmanager
+def _signals_as_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the processes of the rehearsal, too."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _read(name: str) -> str:
+    try:
+        return sys.stdin.read() if name == "-" else Path(name).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--scenario {name} cannot be read: {error}; name a text file") from None
+
+
+def _number(option: str, text: str, *, whole: bool = False) -> float:
+    try:
+        value = float(int(text) if whole else text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise UsageError(f"{option} {text!r} is no number above 0; give one")
+    return value
+
+
+def _write_page(name: str, found: Rehearsal) -> None:
+    from slurm_elastic.observe.page import html_page
+
+    try:
+        Path(name).write_text(html_page(found.report, found.findings))
+    except OSError as error:
+        raise UsageError(f"--report {name} cannot be written: {error.strerror}; name another file") from None
+
+
+def _json(found: Rehearsal) -> dict[str, object]:
+    from slurm_elastic.agent.event_log import json_number
+    from slurm_elastic.finding import findings_json
+
+    return {
+        "schema": 1,
+        "ok": found.ok,
+        "nodes": found.plan.nodes,
+        "mishaps": [str(each) for each in found.plan.mishaps],
+        "steps": found.undisturbed.last_step,
+        "steps_lost": found.steps_lost,
+        "checks": [
+            {**row, "place": each.place}
+            for row, each in zip(findings_json(found.findings), found.findings, strict=True)
+        ],
+        "losses": {str(step): json_number(loss) for step, loss in found.losses.items()},
+    }
+
+
+def _show(found: Rehearsal, terminal: Terminal) -> None:
+    from slurm_elastic.cli._findings import show_findings
+
+    show_findings(found.findings, terminal)
+    wrong = sum(each.level.value in ("limit", "broken") for each in found.findings)
+    terminal.write(
+        "nothing to mend"
+        if found.ok
+        else f"{wrong} finding{'s' if wrong > 1 else ''} in {found.undisturbed.last_step} steps"
+    )

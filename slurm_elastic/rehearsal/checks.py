@@ -1,0 +1,458 @@
+"""The findings of a rehearsal, from what was seen of the run without mishaps and of the run with them. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from statistics import fmean, median
+
+from slurm_elastic.errors import UsageError
+from slurm_elastic.finding import Finding, Level
+from slurm_elastic.rehearsal.facts import Happened, RunFacts, WorkerSeen
+from slurm_elastic.rehearsal.scenario import Kind, Mishap, Plan
+
+__all__ = ["findings", "losses", "require_comparable", "steps_lost"]
+
+_GPU = re.compile(r"CUDA|NVIDIA|\bGPU|HIP|nccl", re.IGNORECASE)
+_GRACE = 30.0
+"""Seconds of notice where the scenario gives none: what the agent takes for Slurm's (--grace)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """The end of a round and the beginning of the next one with steps.
+
+    Attributes:
+        before, after: Numbers of the rounds.
+        last: Last step of the round, by its slowest worker.
+        resumed: The step that the next round went on from.
+        lost: Steps that were taken again.
+        checkpoint: The newest checkpoint that was reported; None if none was.
+        causes: The mishaps between.
+        place: Where the script asks for its next step.
+    """
+
+    before: int
+    after: int
+    last: int
+    resumed: int
+    lost: int
+    checkpoint: int | None
+    causes: tuple[Happened, ...]
+    place: str
+
+    @property
+    def announced(self) -> bool:
+        """True if the workers could save before."""
+        return bool(self.causes) and all(each.mishap.announced for each in self.causes)
+
+    @property
+    def cause(self) -> str:
+        """The mishaps as text."""
+        return "; ".join(str(each.mishap) for each in self.causes) or "a worker failed by itself"
+
+
+def findings(planned: Plan, undisturbed: RunFacts, disturbed: RunFacts, tolerance: float) -> list[Finding]:
+    """Judge a rehearsal.
+
+    Args:
+        planned: The mishaps.
+        undisturbed: What was seen of the run without mishaps, which has ended well.
+        disturbed: What was seen of the run with them.
+        tolerance: By which part of themselves losses may differ.
+    """
+    return [
+        _ends(planned, disturbed),
+        *_failed_workers(planned, disturbed),
+        _resume(disturbed),
+        *_lost(disturbed),
+        _samples(undisturbed, disturbed),
+        _losses(undisturbed, disturbed, tolerance),
+        *_saving(disturbed),
+        _asked(planned, undisturbed, disturbed),
+        _files(undisturbed, disturbed),
+        _processes(undisturbed, disturbed),
+    ]
+
+
+def require_comparable(facts: RunFacts, mishaps: Sequence[Mishap] | None) -> int:
+    """Return the number of steps of the run without mishaps.
+
+    Raises:
+        UsageError: The script cannot be rehearsed, or not with these mishaps.
+    """
+    why = facts.failures[-1].rstrip(".") if facts.failures else ""
+    if facts.gave_up:
+        raise UsageError(f"without any mishap {facts.gave_up}{_quoted(why)}; mend the script, or raise --timeout")
+    if not facts.finished:
+        mend = "mend it; it runs in an empty directory, and --link makes files visible there"
+        if _GPU.search(why):
+            mend = "rehearse it where there are GPUs, one for each worker at least, or let it train on a CPU, too"
+        raise UsageError(f"the script fails without any mishap{_quoted(why)}; {mend}")
+    if not facts.rounds:
+        raise UsageError(
+            "the script never calls slurm_elastic.trainer.should_stop, so no mishap can come at a step; call it after "
+            "every step"
+        )
+    steps, first = facts.last_step, min((each.first_step or 0 for each in facts.rounds[0]), default=0)
+    if steps is None:
+        raise UsageError("the script never says at which step it is; call trainer.should_stop(step)")
+    if first > 1:
+        raise UsageError(
+            f"the script begins with step {first}: it has found a checkpoint of an earlier training; let it keep its "
+            "checkpoints in SLURM_ELASTIC_RUN_DIR, in its current directory, or below {run} in its arguments"
+        )
+    late = next((each for each in mishaps or () if each.step >= steps), None)
+    if late is not None:
+        raise UsageError(f"'{late}': the training ends with step {steps}; give a smaller step, or train longer")
+    if mishaps is None and steps < 20:
+        raise UsageError(f"the training has {steps} steps, too few for mishaps between them; let it take 20 or more")
+    return steps
+
+
+def steps_lost(facts: RunFacts) -> dict[str, int]:
+    """Return the steps that were taken again, by what caused it."""
+    found: Counter[str] = Counter()
+    for change in _changes(facts):
+        found[change.cause] += change.lost
+    return dict(found)
+
+
+def losses(facts: RunFacts) -> dict[int, float]:
+    """Return the losses of the steps that counted: of each step as it was taken last, the mean of all ranks."""
+    found: dict[int, float] = {}
+    for round_ in facts.rounds:
+        steps: dict[int, list[float]] = {}
+        for worker in round_:
+            for step, loss in worker.losses.items():
+                steps.setdefault(step, []).append(loss)
+        first = min(_first_steps(round_), default=0)
+        found = {step: loss for step, loss in found.items() if step < first}
+        found.update({step: fmean(each) for step, each in steps.items()})
+    return dict(sorted(found.items()))
+
+
+def _changes(facts: RunFacts) -> list[_Change]:
+    found: list[_Change] = []
+    checkpoint: int | None = None
+    for before, after in itertools.pairwise(facts.rounds):
+        lasts = [each.last_step for each in before if each.last_step is not None]
+        firsts = _first_steps(after)
+        saved = [step for each in before for step, _ in each.checkpoints]
+        checkpoint = max([*saved, *([] if checkpoint is None else [checkpoint])], default=None)
+        if not lasts or not firsts:
+            continue
+        numbers = range(before[0].round, after[0].round)
+        found.append(
+            _Change(
+                before=before[0].round,
+                after=after[0].round,
+                last=min(lasts),
+                resumed=min(firsts) - 1,
+                lost=max(0, min(lasts) - min(firsts) + 1),
+                checkpoint=checkpoint,
+                causes=tuple(each for each in facts.happened if each.round in numbers),
+                place=after[0].asked,
+            )
+        )
+        if checkpoint is not None:
+            # A later round writes its own over those beyond its beginning.
+            checkpoint = min(checkpoint, found[-1].resumed)
+    return found
+
+
+def _first_steps(round_: Sequence[WorkerSeen]) -> list[int]:
+    return [each.first_step for each in round_ if each.first_step is not None]
+
+
+def _ends(planned: Plan, facts: RunFacts) -> Finding:
+    codes = sorted({end.exit_code for end in facts.agents if not end.killed} - {0, 75})
+    missed = len(planned.mishaps) - len(facts.happened)
+    if facts.gave_up:
+        text, mend = facts.gave_up, "look at the output, with --keep; slurm_elastic's --hang-timeout ends such a worker"
+    elif not facts.finished:
+        last = _quoted(facts.failures[-1]) if facts.failures else ""
+        codes_ = f" with exit code {', '.join(map(str, codes))}" if codes else ""
+        text, mend = f"the run failed{codes_}{last}", "see the rows below; --keep leaves the output and the logs"
+    elif missed:
+        text = f"the run ended before '{planned.mishaps[-missed]}'"
+        mend = "a later round took fewer steps than the run without mishaps: see the rows below"
+    else:
+        return Finding("run.ends", Level.OK, "the run ended with 0 after all mishaps")
+    return Finding("run.ends", Level.BROKEN, text, "the run does not survive what happens on a cluster", mend)
+
+
+def _failed_workers(planned: Plan, facts: RunFacts) -> Iterator[Finding]:
+    wanted = sum(each.mishap.kind is Kind.FAIL for each in facts.happened)
+    charged = facts.restarts - wanted
+    stopped = [each for each in facts.workers if each.stop is not None]
+    after_stop = [each for each in stopped if each.round in facts.cut_short and not _too_slow(each, facts)]
+    if after_stop:
+        nodes = {each.node for each in facts.happened if each.round == after_stop[0].round}
+        # The leaving node's workers have most likely failed: a failure elsewhere would have been charged.
+        worker = next((each for each in after_stop if each.node in nodes), after_stop[0])
+        yield Finding(
+            "worker.exit",
+            Level.BROKEN,
+            f"in round {worker.round} a worker that was told to stop after step {worker.last_step} did not end with 0"
+            + (_quoted(facts.failures[-1]) if facts.failures else ""),
+            "the agents take that for a failure: other workers are ended before they have saved, and on a node that "
+            "stays it uses up --max-restarts",
+            "save, leave the loop and end with exit code 0 on all ranks when should_stop returns a Stop",
+            place=_short(worker.stop.place if worker.stop is not None else ""),
+        )
+    elif charged > 0 or not facts.finished:
+        yield Finding(
+            "worker.exit",
+            Level.BROKEN,
+            "a worker failed by itself" + (_quoted(facts.failures[-1]) if facts.failures else ""),
+            "such a failure uses up --max-restarts",
+            "mend what the line says; --keep leaves the logs",
+        )
+    else:
+        yield Finding("worker.exit", Level.OK, f"{len(stopped)} workers were told to stop, and ended with 0")
+
+
+def _too_slow(worker: WorkerSeen, facts: RunFacts) -> bool:
+    """Return True if a worker was killed because its notice was over, and had not ended."""
+    if worker.stop is None or worker.ended is not None:
+        return False
+    later = [each.begun for each in facts.workers if each.round > worker.round]
+    for happened in facts.happened:
+        if happened.round == worker.round and happened.mishap.seconds is not None:
+            # Agents end workers before the deadline, at most when half of the time that is left is over.
+            return not later or min(later) - happened.at > 0.4 * happened.mishap.seconds
+    return False
+
+
+def _resume(facts: RunFacts) -> Finding:
+    changes = _changes(facts)
+    if not changes:
+        return Finding("resume.step", Level.UNKNOWN, "no round followed the first one")
+    for change in changes:
+        in_time = change.announced and change.before not in facts.cut_short
+        expected = change.last if in_time else change.checkpoint
+        if change.resumed > change.last:
+            return Finding(
+                "resume.step",
+                Level.BROKEN,
+                f"after '{change.cause}' the next round began with step {change.resumed + 1}, and the last step "
+                f"was {change.last}",
+                "steps are left out",
+                "count steps from the checkpoint",
+                place=_short(change.place),
+            )
+        if expected is not None and change.resumed < expected:
+            again = "from the beginning" if change.resumed <= 0 else f"from step {change.resumed}"
+            return Finding(
+                "resume.step",
+                Level.BROKEN,
+                f"after '{change.cause}' the script went on {again}, not from step {expected}",
+                "work that was saved, or could be, is done again after every change of the nodes",
+                "load the newest checkpoint at the start of the script, and save when should_stop returns a Stop",
+                place=_short(change.place),
+            )
+        if expected is None and change.resumed <= 0 and change.last > 1:
+            return Finding(
+                "resume.step",
+                Level.LIMIT,
+                f"after '{change.cause}' the script began again; it has reported no checkpoint",
+                "everything since the start is lost with a node",
+                "save a checkpoint every few minutes, and call trainer.report_checkpoint(step)",
+                place=_short(change.place),
+            )
+    froms = ", ".join(str(change.resumed) for change in changes)
+    return Finding("resume.step", Level.OK, f"rounds went on from step {froms}")
+
+
+def _lost(facts: RunFacts) -> Iterator[Finding]:
+    changes = _changes(facts)
+    announced = [change for change in changes if change.announced]
+    if announced:
+        lost = sum(change.lost for change in announced)
+        if lost:
+            yield Finding(
+                "steps.announced",
+                Level.BROKEN,
+                f"{lost} steps were taken again after {len(announced)} announced changes",
+                "an announced change need not cost a step",
+                "save in the same step in which should_stop returns a Stop, on all ranks, before the grace is over",
+            )
+        else:
+            yield Finding("steps.announced", Level.OK, f"no step lost in {len(announced)} announced changes")
+    others = [change for change in changes if not change.announced]
+    if others:
+        each = ", ".join(f"{change.lost} ('{change.cause}')" for change in others)
+        yield Finding("steps.killed", Level.OK, f"steps lost without notice: {each}")
+
+
+def _samples(undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
+    wanted, seen = _counted_samples(undisturbed), _counted_samples(disturbed)
+    if not wanted or not seen:
+        return Finding(
+            "samples.once",
+            Level.UNKNOWN,
+            "which samples were trained on is unknown",
+            "",
+            "use slurm_elastic.data.ElasticSampler, or call trainer.record_samples(epoch, samples) before should_stop",
+        )
+    again, never = seen - wanted, wanted - seen
+    if not again and not never:
+        return Finding(
+            "samples.once", Level.OK, f"all {sum(seen.values())} samples were trained on as often as they should"
+        )
+    return Finding(
+        "samples.once",
+        Level.BROKEN,
+        f"{sum(again.values())} samples were trained on more often than in the undisturbed run, and "
+        f"{sum(never.values())} less often",
+        "the model sees other data than it should",
+        "save the position in the epoch with the checkpoint: sampler.state_dict() and load_state_dict()",
+        place=_short(disturbed.rounds[-1][0].saved or disturbed.rounds[-1][0].asked),
+    )
+
+
+def _counted_samples(facts: RunFacts) -> Counter[tuple[int, int]]:
+    """Count the samples of the steps that were not taken again."""
+    kept: list[tuple[int, int, int]] = []
+    for round_ in facts.rounds:
+        first = min(_first_steps(round_), default=0)
+        kept = [each for each in kept if each[0] < first]
+        kept += [each for worker in round_ for each in worker.samples]
+    return Counter((epoch, number) for _, epoch, number in kept)
+
+
+def _losses(undisturbed: RunFacts, disturbed: RunFacts, tolerance: float) -> Finding:
+    wanted, seen = losses(undisturbed), losses(disturbed)
+    common = sorted(set(wanted) & set(seen))
+    if not common:
+        return Finding(
+            "losses.match",
+            Level.UNKNOWN,
+            "the script reports no loss",
+            "",
+            "call trainer.report(step, loss=...) after every step",
+        )
+    scale = median(abs(loss) for loss in wanted.values())
+    for step in common:
+        difference = abs(seen[step] - wanted[step])
+        # A loss that is no number differs from everything.
+        if not difference <= tolerance * max(abs(wanted[step]), scale):
+            return Finding(
+                "losses.match",
+                Level.BROKEN,
+                f"at step {step} the loss is {seen[step]:.6g}, and {wanted[step]:.6g} without mishaps",
+                "the model is not trained as it would be without mishaps",
+                "load all of the state: model, optimizer, scheduler, position of the data; keep the batch of the whole "
+                "group the same at every number of ranks; if more is right for you, raise --tolerance",
+            )
+    worst = max(abs(seen[step] - wanted[step]) for step in common)
+    return Finding("losses.match", Level.OK, f"losses of {len(common)} steps differ by {worst:.2g} at most")
+
+
+def _saving(facts: RunFacts) -> Iterator[Finding]:
+    """Judge how long workers took from the answer to stop to their end, against the notice."""
+    worst: Finding | None = None
+    for happened in facts.happened:
+        notice = happened.mishap.seconds
+        if notice is None:
+            continue
+        concerned = [each for each in facts.workers if each.round == happened.round and each.stop is not None]
+        for worker in concerned:
+            assert worker.stop is not None
+            seconds = None if worker.ended is None else worker.ended - worker.stop.at
+            place = _short(worker.saved or worker.stop.place)
+            if seconds is None and not _too_slow(worker, facts):
+                continue
+            if seconds is None:
+                yield Finding(
+                    "save.grace",
+                    Level.BROKEN,
+                    f"rank {worker.rank} was killed before it had ended: {notice:g} s of notice were too short",
+                    "the checkpoint is lost, and with it all steps since the one before",
+                    "save faster: less state, sharded, or in memory (slurm_elastic.snapshot); or ask the site for a "
+                    "longer grace",
+                    place=place,
+                )
+                return
+            text = f"saving and ending took {seconds:.1f} s of {notice:g} s of notice"
+            if seconds > notice / 2:
+                mend = "save faster, or ask the site for a longer grace"
+                why = "a busy file system makes that too long"
+                worst = Finding("save.grace", Level.LIMIT, text, why, mend, place=place)
+            elif worst is None:
+                worst = Finding("save.grace", Level.OK, text)
+    if worst is not None:
+        yield worst
+
+
+def _asked(planned: Plan, undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
+    for happened in disturbed.happened:
+        stops = [each for each in disturbed.workers if each.round == happened.round and each.stop is not None]
+        if happened.mishap.announced and not stops:
+            return Finding(
+                "stop.asked",
+                Level.BROKEN,
+                f"'{happened.mishap}': no worker was told to stop at a step",
+                "the workers were ended without notice",
+                "call should_stop on all ranks, equally often",
+                place=_short(_any_place(disturbed)),
+            )
+    notice = min((each.seconds for each in planned.mishaps if each.seconds is not None), default=_GRACE)
+    worker = max((*undisturbed.workers, *disturbed.workers), key=lambda each: each.pause)
+    text = f"should_stop is called at least every {worker.pause:.2g} s"
+    if worker.pause <= notice / 2:
+        return Finding("stop.asked", Level.OK, text)
+    return Finding(
+        "stop.asked",
+        Level.BROKEN if worker.pause > notice else Level.LIMIT,
+        f"{worker.pause:.1f} s passed between two calls of should_stop, with {notice:g} s of notice",
+        "a stop waits for the next call",
+        "call it after every step, and in long evaluations, too",
+        place=_short(worker.asked),
+    )
+
+
+def _files(undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
+    found = sorted({*undisturbed.overwritten, *disturbed.overwritten})
+    if not found:
+        return Finding("checkpoint.atomic", Level.OK, "no file was overwritten in place")
+    saved = next((each.saved for each in disturbed.workers if each.saved), "")
+    return Finding(
+        "checkpoint.atomic",
+        Level.BROKEN,
+        f"overwritten in place: {', '.join(found[:5])}",
+        "a node that is killed meanwhile leaves half a file, and the checkpoint before is gone, too",
+        "write a file of another name and rename it: os.replace(temporary, final)",
+        place=_short(saved),
+    )
+
+
+def _processes(undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
+    found = (*undisturbed.left, *disturbed.left)
+    if not found:
+        return Finding("processes.left", Level.OK, "no process stayed")
+    return Finding(
+        "processes.left",
+        Level.LIMIT,
+        f"{len(found)} processes stayed: {', '.join(found[:3])}",
+        "they take memory, GPUs and ports from the next round",
+        "end what the script starts",
+    )
+
+
+def _any_place(facts: RunFacts) -> str:
+    return next((each.asked for each in facts.workers if each.asked), "")
+
+
+def _short(place: str) -> str:
+    file, _, line = place.rpartition(":")
+    return f"{PurePath(file).name}:{line}" if file else place
+
+
+def _quoted(text: str) -> str:
+    return f" ({' '.join(text.split())})" if text else ""

@@ -1,0 +1,216 @@
+"""Facts about a run in a rehearsal, as frozen values, and how they are read from what workers wrote down. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_elastic.rehearsal.scenario import Mishap
+
+__all__ = ["AgentEnd", "Happened", "RunFacts", "StopSeen", "WorkerSeen", "read_worker"]
+
+
+@dataclass(frozen=True, slots=True)
+class StopSeen:
+    """The answer of `should_stop` that told a worker to stop."""
+
+    step: int | None
+    at: float
+    reason: str
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSeen:
+    """A worker, as it has written down what it did. Times are of the machine's monotonic clock, in seconds.
+
+    Attributes:
+        round: Its round.
+        rank: Its rank.
+        node: Its node.
+        world_size: Number of workers in the round.
+        begun: Its first line.
+        steps: The steps of its calls of `should_stop`, with their times.
+        pause: Longest time between two calls, without the waits of the rehearsal.
+        asked: Place of its last call of `should_stop`.
+        losses: Losses that it reported, by step.
+        checkpoints: Steps of the checkpoints that it reported, with their times.
+        saved: Place of its last `report_checkpoint`.
+        samples: Samples that it trained on: step, epoch, number.
+        stop: The answer to stop; None if it got none.
+        ended: When it ended by itself; None if it was killed.
+        last: Time of its last line.
+        waits: Index of the mishap that it waits for now; None if it does not wait.
+    """
+
+    round: int
+    rank: int
+    node: str = ""
+    world_size: int = 1
+    begun: float = 0.0
+    steps: tuple[tuple[int | None, float], ...] = ()
+    pause: float = 0.0
+    asked: str = ""
+    losses: Mapping[int, float] = field(default_factory=dict)
+    checkpoints: tuple[tuple[int, float], ...] = ()
+    saved: str = ""
+    samples: tuple[tuple[int, int, int], ...] = ()
+    stop: StopSeen | None = None
+    ended: float | None = None
+    last: float = 0.0
+    waits: int | None = None
+
+    @property
+    def first_step(self) -> int | None:
+        """The step of its first call."""
+        return self.steps[0][0] if self.steps else None
+
+    @property
+    def last_step(self) -> int | None:
+        """The step of its last call."""
+        return self.steps[-1][0] if self.steps else None
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """A mishap that has happened.
+
+    Attributes:
+        mishap: The mishap.
+        node: The name of the node; empty where none is concerned.
+        at: When it began.
+        round: The round in which it happened.
+    """
+
+    mishap: Mishap
+    node: str
+    at: float
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgentEnd:
+    """The end of an agent: its node, its exit code, and True if the rehearsal has killed it."""
+
+    node: str
+    exit_code: int
+    killed: bool = False
+    overdue: bool = False
+    """True if it was killed because its notice was over."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """Everything that was seen of one run.
+
+    Attributes:
+        workers: All workers, by round and rank.
+        reasons: Why each round was formed.
+        happened: The mishaps that have happened.
+        agents: The ends of all agents.
+        finished: True if the run is on record as done.
+        restarts: Worker failures that were charged.
+        failures: One line for each failure of a worker that agents have recorded.
+        cut_short: Rounds whose workers should stop at a step, and ended in another way.
+        overwritten: Files that were changed in place while a checkpoint could be in them.
+        left: Command lines of processes that were left behind.
+        gave_up: Why the rehearsal has ended the run; empty if it has not.
+        directory: Where its files are.
+    """
+
+    workers: tuple[WorkerSeen, ...] = ()
+    reasons: Mapping[int, str] = field(default_factory=dict)
+    happened: tuple[Happened, ...] = ()
+    agents: tuple[AgentEnd, ...] = ()
+    finished: bool = False
+    restarts: int = 0
+    failures: tuple[str, ...] = ()
+    cut_short: tuple[int, ...] = ()
+    overwritten: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    gave_up: str = ""
+    directory: str = ""
+
+    @property
+    def rounds(self) -> tuple[tuple[WorkerSeen, ...], ...]:
+        """The workers of each round in which steps were taken, in the order of ranks."""
+        numbers = sorted({each.round for each in self.workers if each.steps})
+        return tuple(
+            tuple(sorted((each for each in self.workers if each.round == number), key=lambda each: each.rank))
+            for number in numbers
+        )
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step of the run; None if no worker has given one."""
+        return max((step for each in self.workers for step, _ in each.steps if step is not None), default=None)
+
+
+def read_worker(lines: Iterable[bytes]) -> WorkerSeen | None:
+    """Return what a worker has written down; None if that is nothing. A line that is cut short is left out."""
+    records = [record for line in lines if (record := _record(line)) is not None]
+    if not records or records[0].get("event") != "begins":
+        return None
+    first = records[0]
+    steps, samples = _steps(records), _samples(records)
+    stops, ends = _of(records, "stop"), _of(records, "ends")
+    waiting = records[-1] if records[-1]["event"] == "waits" else None
+    return WorkerSeen(
+        round=first["round"],
+        rank=first["rank"],
+        node=first["node"],
+        world_size=first["world_size"],
+        begun=first["at"],
+        steps=steps,
+        pause=_pause(records),
+        asked=next((each["place"] for each in reversed(_of(records, "step"))), ""),
+        losses={each["step"]: each["loss"] for each in _of(records, "loss")},
+        checkpoints=tuple((each["step"], each["at"]) for each in _of(records, "checkpoint")),
+        saved=next((each["place"] for each in reversed(_of(records, "checkpoint"))), ""),
+        samples=samples,
+        stop=StopSeen(stops[0]["step"], stops[0]["at"], stops[0]["reason"], stops[0]["place"]) if stops else None,
+        ended=ends[0]["at"] if ends else None,
+        last=records[-1]["at"],
+        waits=waiting["mishap"] if waiting else None,
+    )
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and "event" in found else None
+
+
+def _of(records: Sequence[Mapping[str, Any]], event: str) -> list[Mapping[str, Any]]:
+    return [each for each in records if each["event"] == event]
+
+
+def _steps(records: Sequence[Mapping[str, Any]]) -> tuple[tuple[int | None, float], ...]:
+    return tuple((each["step"], each["at"]) for each in _of(records, "step"))
+
+
+def _samples(records: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, int, int], ...]:
+    """Return the samples with the step of the next call of `should_stop`, which completes them."""
+    found: list[tuple[int, int, int]] = []
+    pending: list[tuple[int, int]] = []
+    for each in records:
+        if each["event"] == "samples":
+            pending += [(each["epoch"], number) for number in each["samples"]]
+        elif each["event"] == "step" and each["step"] is not None:
+            found += [(each["step"], epoch, number) for epoch, number in pending]
+            pending = []
+    return tuple(found)
+
+
+def _pause(records: Sequence[Mapping[str, Any]]) -> float:
+    longest, since = 0.0, None
+    for each in records:
+        if each["event"] == "step" and since is not None:
+            longest = max(longest, each["at"] - since)
+        if each["event"] in ("step", "goes_on"):
+            since = each["at"]
+    return float(longest)

@@ -1,0 +1,410 @@
+"""A rehearsal: one run without mishaps, one with them, and what was seen of both."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slurm_elastic.errors import UsageError
+from slurm_elastic.finding import Finding, Level
+from slurm_elastic.observe.records import RunRecords, read_records
+from slurm_elastic.observe.report import Report, report
+from slurm_elastic.observe.status import run_status
+from slurm_elastic.rehearsal.checks import findings, losses, require_comparable, steps_lost
+from slurm_elastic.rehearsal.facts import Happened, RunFacts, WorkerSeen, read_worker
+from slurm_elastic.rehearsal.files import WatchedFiles
+from slurm_elastic.rehearsal.nodes import Node, Nodes
+from slurm_elastic.rehearsal.scenario import Kind, Mishap, Plan, node_name, plan, spread
+from slurm_elastic.rundir import RunContents, RunDir, RunDirError
+from slurm_elastic.text import printable
+
+__all__ = ["Options", "Rehearsal", "rehearse"]
+
+_POLL = 0.01
+_STRAGGLERS = 5.0
+"""Seconds in which all ranks reach a step that one has reached."""
+_LEFTOVER = 1.0
+"""Seconds in which the processes of workers are gone after the last agent's end."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The wishes of the user.
+
+    Attributes:
+        command: The script with its arguments; an argument may contain ``{run}``, which stands for the directory of
+            the run.
+        nodes: Number of nodes at the start.
+        mishaps: The mishaps; None for `kinds`.
+        kinds: Kinds of mishaps, to be spread over the training.
+        tolerance: By which part of themselves losses may differ.
+        agent_options: Options of the agent.
+        links: Files and directories that the script finds in its current directory.
+        keep: A directory that gets everything; None to remove it all.
+        timeout: Seconds without a step after which a run is ended.
+        say: Takes a line about what happens.
+    """
+
+    command: tuple[str, ...]
+    nodes: int = 3
+    mishaps: tuple[Mishap, ...] | None = None
+    kinds: tuple[Kind, ...] = (Kind.PREEMPT, Kind.JOIN, Kind.KILL)
+    tolerance: float = 0.02
+    agent_options: tuple[str, ...] = ()
+    links: tuple[Path, ...] = ()
+    keep: Path | None = None
+    timeout: float = 120.0
+    say: Callable[[str], None] = field(default=lambda line: None)
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A rehearsal that is over.
+
+    Attributes:
+        plan: The mishaps.
+        undisturbed: What was seen of the run without mishaps.
+        disturbed: What was seen of the run with them.
+        findings: What follows from it.
+        steps_lost: Steps that were taken again, of all mishaps.
+        losses: The losses of the disturbed run that counted, by step.
+        report: The report of the disturbed run.
+    """
+
+    plan: Plan
+    undisturbed: RunFacts
+    disturbed: RunFacts
+    findings: tuple[Finding, ...]
+    steps_lost: int
+    losses: dict[int, float]
+    report: Report
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing has to be mended."""
+        return not any(each.level in (Level.LIMIT, Level.BROKEN) for each in self.findings)
+
+
+def rehearse(options: Options) -> Rehearsal:
+    """Run the script without and with mishaps, and judge what was seen.
+
+    All processes are ended and, without `Options.keep`, all files removed, however this ends.
+
+    Raises:
+        UsageError: The script cannot be rehearsed, or the scenario cannot be.
+    """
+    script = Path(options.command[0])
+    if not script.is_file():
+        raise UsageError(f"{script} is no file; name a Python script")
+    if options.nodes < 1 or options.nodes > 64:
+        raise UsageError(f"--nodes {options.nodes}: a rehearsal has 1 to 64 nodes on this machine")
+    if options.mishaps is not None:
+        plan(options.mishaps, options.nodes)
+    else:
+        plan(spread(options.kinds, options.nodes, 10**6), options.nodes)
+    with _directory(options.keep) as directory:
+        nothing = Plan(options.nodes, options.nodes)
+        undisturbed = _Run(options, directory, "undisturbed", nothing).facts()
+        steps = require_comparable(undisturbed, options.mishaps)
+        mishaps = spread(options.kinds, options.nodes, steps) if options.mishaps is None else options.mishaps
+        planned = plan(mishaps, options.nodes)
+        run = _Run(options, directory, "disturbed", planned)
+        disturbed = run.facts()
+        found = findings(planned, undisturbed, disturbed, options.tolerance)
+        lost = sum(steps_lost(disturbed).values())
+        return Rehearsal(planned, undisturbed, disturbed, tuple(found), lost, losses(disturbed), run.report())
+
+
+@contextlib.contextmanager
+def _directory(keep: Path | None) -> Iterator[Path]:
+    if keep is not None:
+        try:
+            keep.mkdir(parents=True)
+        except OSError as error:
+            raise UsageError(f"--keep {keep}: {error.strerror}; name a directory that does not exist") from None
+        yield keep.absolute()
+        return
+    made = Path(tempfile.mkdtemp(prefix="slurm-elastic-rehearsal-"))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+class _Recordings:
+    """The lines that the workers of a run have written down so far."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lines: dict[Path, list[bytes]] = {}
+        self._offsets: dict[Path, int] = {}
+        self.newest = 0
+        """Number of the newest round with a worker."""
+
+    def read(self) -> bool:
+        """Read what is new; return True if there was something."""
+        news = False
+        for path in self._directory.glob("*.jsonl"):
+            offset = self._offsets.get(path, 0)
+            if path.stat().st_size > offset:
+                with path.open("rb") as file:
+                    file.seek(offset)
+                    content = file.read()
+                whole = content[: content.rfind(b"\n") + 1]
+                self._offsets[path] = offset + len(whole)
+                self._lines.setdefault(path, []).extend(whole.splitlines())
+                self.newest = max(self.newest, int(path.name.partition(".")[0]))
+                news = news or bool(whole)
+        return news
+
+    def waiting(self) -> tuple[int, int, int]:
+        """Return the mishap that workers of the newest round wait for, how many do, and how many workers there are.
+
+        The mishap is -1 if none waits.
+        """
+        lasts = [json.loads(lines[-1]) for lines in self._of(self.newest)]
+        waits = [each for each in lasts if each["event"] == "waits"]
+        size = max((json.loads(lines[0]).get("world_size", 1) for lines in self._of(self.newest)), default=0)
+        return min((each["mishap"] for each in waits), default=-1), len(waits), size
+
+    def stopped(self, round_: int) -> bool:
+        """Return True if a worker of the round was told to stop, or a later round has workers."""
+        return self.newest > round_ or any(b'"event": "stop"' in line for lines in self._of(round_) for line in lines)
+
+    def workers(self) -> tuple[WorkerSeen, ...]:
+        """Return all workers."""
+        found = (read_worker(lines) for _, lines in sorted(self._lines.items()))
+        return tuple(worker for worker in found if worker is not None)
+
+    def _of(self, round_: int) -> list[list[bytes]]:
+        return [lines for path, lines in self._lines.items() if int(path.name.partition(".")[0]) == round_ and lines]
+
+
+class _Run:
+    """One run of the script.
+
+    Args:
+        options: The wishes of the user.
+        directory: Of the rehearsal.
+        name: Of the run.
+        planned: Its mishaps.
+    """
+
+    def __init__(self, options: Options, directory: Path, name: str, planned: Plan) -> None:
+        self._options, self._plan = options, planned
+        self._directory = directory / name
+        self._work = self._directory / "work"
+        self._work.mkdir(parents=True)
+        for path in options.links:
+            _link(path, self._work)
+        (self._directory / "mishaps.json").write_text(json.dumps([each.step for each in planned.mishaps]))
+        self._run_dir = RunDir.for_run(directory, f"{name}-{os.getpid()}")
+        words = [word.replace("{run}", str(self._directory)) for word in options.command[1:]]
+        command = [str(Path(options.command[0]).absolute()), *words]
+        self._nodes = Nodes(
+            self._directory, directory, self._run_dir.run_id, planned, command, options.agent_options, self._work
+        )
+        self._recordings = _Recordings(self._directory)
+        self._files = WatchedFiles([self._work, self._run_dir.path])
+        self._happened: list[Happened] = []
+        self._under_way: Happened | None = None
+        self._restart = False
+
+    def facts(self) -> RunFacts:
+        """Run the script through its mishaps, to its end."""
+        try:
+            self._nodes.start(range(self._plan.nodes))
+            gave_up = self._follow()
+            self._files.look(complete=False)
+            left = () if gave_up else self._left()
+            self._recordings.read()
+            return self._seen(gave_up, left)
+        finally:
+            self._nodes.close()
+            self._files.close()
+
+    def report(self) -> Report:
+        """Return the report of the run, which is over."""
+        records = self._records()
+        return report(records, run_status(records, time.time()), time.time())
+
+    def _follow(self) -> str:
+        """Let the mishaps happen until no agent runs; return why the run was ended, empty if it has ended by itself."""
+        since, reached = time.monotonic(), 0.0
+        while self._nodes.present or self._restart:
+            now = time.monotonic()
+            self._end_overdue(now)
+            if self._restart and not self._nodes.present:
+                self._restart = False
+                self._nodes.start(range(self._plan.nodes))
+            if self._recordings.read():
+                since = now
+            elif now - since > self._options.timeout:
+                return f"no worker has taken a step for {self._options.timeout:g} s"
+            self._note_end_of_mishap()
+            index, waiting, workers = self._recordings.waiting()
+            # The last line of a worker that was killed says for ever that it waits.
+            if index != len(self._happened) or self._under_way is not None:
+                reached = 0.0
+                time.sleep(_POLL)
+                continue
+            reached = reached or now
+            if waiting == workers or now - reached > _STRAGGLERS:
+                self._files.look(complete=waiting == workers)
+                self._let_happen(index)
+                reached = 0.0
+        return ""
+
+    def _let_happen(self, index: int) -> None:
+        mishap, round_ = self._plan.mishaps[index], self._recordings.newest
+        node = self._victim(mishap)
+        self._options.say(str(mishap) + (f" ({node.name})" if mishap.kind is Kind.LEADER and node else ""))
+        name = node.name if node is not None else ""
+        self._happened.append(Happened(mishap, name, time.monotonic(), round_))
+        match mishap.kind:
+            case Kind.KILL | Kind.LEADER:
+                assert node is not None
+                self._nodes.kill(node)
+            case Kind.FAIL:
+                assert node is not None
+                self._kill_worker(node, round_)
+            case Kind.PREEMPT:
+                assert node is not None
+                self._tell(node, signal.SIGTERM, mishap)
+            case Kind.TIMELIMIT:
+                self._restart = True
+                for each in self._nodes.present:
+                    self._tell(each, signal.SIGUSR2, mishap)
+            case Kind.JOIN:
+                there = {each.index for each in self._nodes.present}
+                free = next(number for number in range(len(there) + 1) if number not in there)
+                self._happened[-1] = Happened(mishap, node_name(free), time.monotonic(), round_)
+                self._nodes.start([free])
+        if mishap.announced:
+            # The workers wait at their step until their agents want them to stop.
+            self._under_way = self._happened[-1]
+        else:
+            self._done(index)
+
+    def _note_end_of_mishap(self) -> None:
+        """Let workers pass the step of an announced mishap when its stop has begun."""
+        happened = self._under_way
+        if happened is None:
+            return
+        late = time.monotonic() - happened.at > self._options.timeout / 2
+        if self._recordings.stopped(happened.round) or late:
+            self._done(self._plan.mishaps.index(happened.mishap))
+            self._under_way = None
+
+    def _victim(self, mishap: Mishap) -> Node | None:
+        present = self._nodes.present
+        if mishap.kind is Kind.LEADER:
+            leader = self._leader()
+            return next((node for node in present if node.name == leader), present[0])
+        if mishap.node is None:
+            return None
+        found = next((node for node in present if node.index == mishap.node), None)
+        if found is None:
+            raise UsageError(f"'{mishap}': that node is not there; it led and has gone, so name another one")
+        return found
+
+    def _leader(self) -> str:
+        with contextlib.suppress(RunDirError):
+            records = self._records()
+            for record in records.endpoints.values():
+                return str(record.get("agent", "")).partition("/")[0]
+        return ""
+
+    def _tell(self, node: Node, number: signal.Signals, mishap: Mishap) -> None:
+        assert mishap.seconds is not None
+        node.deadline = time.monotonic() + mishap.seconds
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(node.process.pid, number)
+
+    def _kill_worker(self, node: Node, round_: int) -> None:
+        for path in sorted(self._directory.glob(f"{round_:06d}.*.jsonl")):
+            first = json.loads(path.read_bytes().splitlines()[0])
+            if first["node"] == node.name:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(first["pid"], signal.SIGKILL)
+                return
+
+    def _end_overdue(self, now: float) -> None:
+        for node in self._nodes.present:
+            if node.deadline is not None and now >= node.deadline:
+                self._options.say(f"{node.name} is killed: its notice is over")
+                self._nodes.kill(node, overdue=True)
+
+    def _done(self, index: int) -> None:
+        (self._directory / f"done.{index}").touch()
+
+    def _left(self) -> tuple[str, ...]:
+        end = time.monotonic() + _LEFTOVER
+        while (left := self._nodes.leftover()) and time.monotonic() < end:
+            time.sleep(_POLL)
+        return tuple(printable(command, 200) for command in left)
+
+    def _records(self) -> RunRecords:
+        return read_records(RunContents(self._run_dir), self._run_dir.run_id)
+
+    def _seen(self, gave_up: str, left: tuple[str, ...]) -> RunFacts:
+        if not self._run_dir.path.exists():
+            return RunFacts(
+                gave_up=gave_up or "no agent has started",
+                failures=self._last_output(),
+                agents=tuple(end for node in self._nodes.all if (end := node.end()) is not None),
+            )
+        records = self._records()
+        failures = [
+            str(each.get("message") or f"exit code {each.get('exit_code')}") for each in records.failures.values()
+        ]
+        failures += [
+            each.word("detail") or each.text
+            for each in records.events
+            if each.kind == "round_ended" and each.word("reason") == "worker_failed"
+        ]
+        return RunFacts(
+            workers=self._recordings.workers(),
+            reasons={each.number: each.reason for each in records.rounds},
+            happened=tuple(self._happened),
+            agents=tuple(end for node in self._nodes.all if (end := node.end()) is not None),
+            finished=records.done is not None,
+            restarts=records.rounds[-1].restarts if records.rounds else 0,
+            failures=tuple(dict.fromkeys(printable(each, 500) for each in failures)),
+            cut_short=_cut_short(records),
+            overwritten=tuple(self._short(path) for path in self._files.overwritten()),
+            left=left,
+            gave_up=gave_up,
+            directory=str(self._directory),
+        )
+
+    def _last_output(self) -> tuple[str, ...]:
+        lines = (self._directory / "output.txt").read_text(errors="replace").splitlines()
+        return tuple(printable(line, 500) for line in lines[-1:])
+
+    def _short(self, path: str) -> str:
+        for root in (self._work, self._run_dir.path):
+            if Path(path).is_relative_to(root):
+                return str(Path(path).relative_to(root))
+        return path
+
+
+def _cut_short(records: RunRecords) -> tuple[int, ...]:
+    """Return the rounds that were to end at a step, and ended without one."""
+    planned = {each.round for each in records.events if each.kind == "round_ending"}
+    ended = [each for each in records.events if each.kind == "round_ended" and not each.whole("step")]
+    return tuple(sorted(each.round for each in ended if each.round is not None and each.round in planned))
+
+
+def _link(path: Path, work: Path) -> None:
+    if not path.exists():
+        raise UsageError(f"--link {path}: there is no such file or directory")
+    (work / path.name).symlink_to(path.absolute())

@@ -1,0 +1,119 @@
+"""Scripts with one planted mistake each, and right ones, through real mishaps."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_elastic.cli import main
+from slurm_elastic.rehearsal.nodes import processes
+from tests.local.waiting import eventually
+
+HERE = Path(__file__).parent
+TRAINS = HERE / "trains.py"
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(HERE.parents[2]))
+    # What a node imports before it joins has tests of its own, and takes seconds.
+    monkeypatch.setenv("PET_LEARN_IMPORTS", "off")
+
+
+def rehearse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], scenario: str, *words: str, nodes: int = 2
+) -> tuple[int, dict[str, Any]]:
+    """Return exit code and JSON of a rehearsal that leaves nothing behind."""
+    (tmp_path / "scenario.txt").write_text(scenario)
+    code = main(["rehearse", f"--nodes={nodes}", f"--scenario={tmp_path / 'scenario.txt'}", "--json", *words])
+    told = capsys.readouterr()
+    assert list((tmp_path / "temporary").iterdir()) == []
+    return code, json.loads(told.out)
+
+
+def wrong(told: dict[str, Any]) -> dict[str, str]:
+    return {each["check"]: each["place"] for each in told["checks"] if each["level"] != "ok"}
+
+
+@pytest.mark.parametrize(
+    ("mistake", "expected"),
+    [
+        ("no-resume", {"resume.step", "steps.announced"}),
+        ("in-place", {"checkpoint.atomic"}),
+        ("forgets-place", {"samples.once", "losses.match"}),
+        ("slow-save", {"save.grace", "steps.announced"}),
+        ("fails-on-stop", {"worker.exit"}),
+    ],
+)
+def test_a_planted_mistake_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mistake: str, expected: set[str]
+) -> None:
+    # Only the script that saves too slowly needs the end of its notice.
+    notice = 4 if mistake == "slow-save" else 60
+    code, told = rehearse(tmp_path, capsys, f"at step 25 preempt node 1 with {notice} s", str(TRAINS), mistake)
+    # Where one rank ends before the others have saved, they are ended, too.
+    assert expected <= set(wrong(told)) <= expected | {"steps.announced"}
+    assert code == 1
+    (place,) = {place.partition(":")[0] for place in wrong(told).values() if place}
+    assert place == "trains.py"
+
+
+def test_a_right_script_loses_no_step_that_it_need_not_lose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scenario = "at step 23 preempt node 1; at step 44 join; at step 66 leader"
+    code, told = rehearse(tmp_path, capsys, scenario, f"--report={tmp_path / 'page.html'}", str(TRAINS))
+    assert (wrong(told), code) == ({}, 0)
+    # The last checkpoint before the loss was that of step 60.
+    assert (told["steps"], told["steps_lost"]) == (90, 6)
+    assert len(told["losses"]) == 90
+    assert "<td><b>ok</b> samples.once" in (tmp_path / "page.html").read_text()
+
+
+def test_a_failed_worker_and_the_time_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scenario = "at step 25 fail node 1; at step 58 time limit with 60 s"
+    code, told = rehearse(tmp_path, capsys, scenario, str(TRAINS))
+    assert (wrong(told), code, told["steps_lost"]) == ({}, 0, 5)
+
+
+@pytest.mark.parametrize(
+    ("script", "line"),
+    [
+        ("import torch\ntorch.zeros(1, device='cuda')", "rehearse it where there are GPUs"),
+        ("print('trained')", "never calls slurm_elastic.trainer.should_stop"),
+        (
+            "from slurm_elastic import trainer\nfor step in range(1, 8): trainer.should_stop(step)",
+            "'at step 25 kill node 1': the training ends with step 7",
+        ),
+    ],
+)
+def test_a_script_that_cannot_be_rehearsed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], script: str, line: str
+) -> None:
+    (tmp_path / "script.py").write_text(script)
+    (tmp_path / "scenario.txt").write_text("at step 25 kill node 1")
+    scenario = f"--scenario={tmp_path / 'scenario.txt'}"
+    assert main(["rehearse", "--nodes=2", scenario, str(tmp_path / "script.py")]) == 2
+    error = capsys.readouterr().err
+    assert line in error
+    assert error.count("\n") == 1
+
+
+def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "slurm_elastic", "rehearse", "--nodes=2", str(TRAINS), "endless"]
+    environ = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    process = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
+    eventually(lambda: list((tmp_path / "temporary").glob("*/undisturbed/*.jsonl")))
+    (directory,) = (tmp_path / "temporary").glob("*/undisturbed")
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert processes(directory) == {}

@@ -1,0 +1,94 @@
+"""The control page of a rehearsal: what it writes down, and where it waits."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.control import RECORDING, RoundControl, WorkerControl, attach
+from slurm_elastic.rehearsal.facts import WorkerSeen, read_worker
+from tests.local.waiting import eventually
+
+WORKER = {"SLURM_ELASTIC_ROUND": "3", "RANK": "1", "WORLD_SIZE": "2", "SLURM_ELASTIC_NODE": "node1"}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "mishaps.json").write_text("[2, 5]")
+    return tmp_path
+
+
+def recorded(directory: Path) -> tuple[RoundControl, WorkerControl]:
+    control = RoundControl(directory / "pages", 3, 1)
+    worker = attach({**WORKER, **control.environment(0), RECORDING: str(directory)})
+    assert worker is not None
+    return control, worker
+
+
+def seen(directory: Path) -> WorkerSeen:
+    found = read_worker((directory / "000003.000001.jsonl").read_bytes().splitlines())
+    assert found is not None
+    return found
+
+
+def test_what_a_worker_does_is_written_down(directory: Path) -> None:
+    (directory / "mishaps.json").write_text("[]")
+    control, worker = recorded(directory)
+    worker.record_samples(0, [7, 9])
+    worker.report(1, 0.5)
+    worker.ask(1)
+    worker.report_checkpoint(1)
+    control.hold()
+    control.stop_at(2, "preempted", 20)
+    assert worker.ask(2) is worker.ask(2) is not None
+    found = seen(directory)
+    assert (found.round, found.rank, found.node, found.world_size) == (3, 1, "node1", 2)
+    assert [step for step, _ in found.steps] == [1, 2]
+    assert (found.losses, found.samples) == ({1: 0.5}, ((1, 0, 7), (1, 0, 9)))
+    assert [step for step, _ in found.checkpoints] == [1]
+    assert found.stop is not None
+    assert (found.stop.step, found.stop.reason) == (2, "preempted")
+    assert found.stop.place.startswith(f"{__file__}:")
+    (progress,) = control.progress()
+    assert (progress.boundary, progress.loss, progress.checkpoint) == (2, 0.5, 1)
+
+
+def test_a_worker_waits_where_a_mishap_is_due_until_it_has_happened(directory: Path) -> None:
+    control, worker = recorded(directory)
+    worker.ask(1)
+    asking = threading.Thread(target=worker.ask, args=(2,))
+    asking.start()
+    eventually(lambda: seen(directory).waits == 0)
+    assert control.progress()[0].boundary == 1
+    (directory / "done.0").touch()
+    asking.join()
+    assert control.progress()[0].boundary == 2
+    # The pause does not count the wait.
+    worker.ask(3)
+    assert seen(directory).waits is None
+
+
+def test_a_worker_that_waits_stops_when_its_agent_wants_it(directory: Path) -> None:
+    control, worker = recorded(directory)
+    (directory / "done.0").touch()
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(worker.ask(5)))
+    asking.start()
+    eventually(lambda: seen(directory).waits == 1)
+    control.stop_at(control.hold() or 0, "node_joined")
+    asking.join()
+    assert [str(stop.reason) for stop in answers if stop is not None] == ["node_joined"]
+
+
+def test_a_line_that_is_cut_short_is_left_out(directory: Path) -> None:
+    _, worker = recorded(directory)
+    worker.ask(1)
+    lines = (directory / "000003.000001.jsonl").read_bytes().splitlines()
+    found = read_worker([*lines, b'{"at": 1, "even'])
+    assert found is not None
+    assert found.last_step == 1
+    assert json.loads(lines[0])["event"] == "begins"
+    assert read_worker([b""]) is None

@@ -1,0 +1,189 @@
+"""Each row of a rehearsal's findings, by facts as runs with that mistake, and without it, have left them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from slurm_elastic.errors import UsageError
+from slurm_elastic.finding import Finding, Level
+from slurm_elastic.rehearsal import kill, preempt
+from slurm_elastic.rehearsal.checks import findings, losses, require_comparable, steps_lost
+from slurm_elastic.rehearsal.facts import AgentEnd, Happened, RunFacts, StopSeen, WorkerSeen
+from slurm_elastic.rehearsal.scenario import plan
+
+NOTICE = preempt(node=1, step=4, seconds=10)
+LOSS = kill(node=1, step=4)
+
+
+def worker(round_: int, rank: int, first: int, last: int, **fields: object) -> WorkerSeen:
+    """A worker that takes a step each second, from 100 s times its round on, and trains on the sample of its step."""
+    begun = 100.0 * round_
+    steps = tuple((step, begun + step) for step in range(first, last + 1))
+    values: dict[str, object] = {
+        "node": f"node{rank}",
+        "world_size": 2,
+        "begun": begun,
+        "steps": steps,
+        "pause": 1.0,
+        "asked": "train.py:9",
+        "losses": {step: 1 / step for step, _ in steps},
+        "samples": tuple((step, 0, 2 * step + rank) for step, _ in steps),
+        "ended": begun + last + 1,
+        "last": begun + last + 1,
+        "saved": "train.py:5",
+    }
+    return WorkerSeen(round_, rank, **{**values, **fields})  # type: ignore[arg-type]
+
+
+UNDISTURBED = RunFacts(workers=(worker(0, 0, 1, 8), worker(0, 1, 1, 8)), finished=True)
+
+
+def stopped(rank: int, **fields: object) -> WorkerSeen:
+    """A worker that is told to stop after step 4, at 104 s, and has saved half a second later."""
+    stop = StopSeen(4, 4.0, "preempted", "train.py:9")
+    values: dict[str, object] = {"stop": stop, "ended": 4.5, "checkpoints": ((4, 4.4),)}
+    return worker(0, rank, 1, 4, **{**values, **fields})
+
+
+def after_notice(**fields: object) -> RunFacts:
+    """A run of which a node is preempted after step 4; one node goes on."""
+    rest = worker(1, 0, 5, 8, samples=tuple((step, 0, 2 * step + rank) for step in range(5, 9) for rank in (0, 1)))
+    values: dict[str, object] = {
+        "workers": (stopped(0), stopped(1), rest),
+        "happened": (Happened(NOTICE, "node1", 3.9, 0),),
+        "agents": (AgentEnd("node1", 75), AgentEnd("node0", 0)),
+        "finished": True,
+    }
+    return RunFacts(**{**values, **fields})  # type: ignore[arg-type]
+
+
+def rows(facts: RunFacts, mishap: object = NOTICE, undisturbed: RunFacts = UNDISTURBED) -> dict[str, Finding]:
+    planned = plan([mishap], 2)  # type: ignore[list-item]
+    return {each.check: each for each in findings(planned, undisturbed, facts, 0.01)}
+
+
+def wrong(found: dict[str, Finding]) -> set[str]:
+    return {name for name, each in found.items() if each.level is not Level.OK}
+
+
+def test_a_script_that_is_right() -> None:
+    found = rows(after_notice())
+    assert wrong(found) == set()
+    assert found["resume.step"].found == "rounds went on from step 4"
+    assert found["save.grace"].found == "saving and ending took 0.5 s of 10 s of notice"
+    assert steps_lost(after_notice()) == {str(NOTICE): 0}
+
+
+def test_a_kill_costs_the_steps_since_the_last_checkpoint() -> None:
+    workers = (worker(0, 0, 1, 4, checkpoints=((2, 2.5),), ended=None), worker(0, 1, 1, 4, ended=None))
+    rest = worker(1, 0, 3, 8, samples=tuple((step, 0, 2 * step + rank) for step in range(3, 9) for rank in (0, 1)))
+    facts = after_notice(workers=(*workers, rest), happened=(Happened(LOSS, "node1", 4.1, 0),))
+    found = rows(facts, LOSS)
+    assert wrong(found) == set()
+    assert found["steps.killed"].found == "steps lost without notice: 2 ('at step 4 kill node 1')"
+    assert sum(steps_lost(facts).values()) == 2
+
+
+def begins_again() -> RunFacts:
+    return after_notice(workers=(stopped(0), stopped(1), worker(1, 0, 1, 8), worker(1, 1, 1, 8)))
+
+
+def forgets_place() -> RunFacts:
+    again = worker(
+        1, 0, 5, 8, samples=tuple((step, 0, 2 * (step - 4) + rank) for step in range(5, 9) for rank in (0, 1))
+    )
+    return after_notice(workers=(stopped(0), stopped(1), again))
+
+
+def saves_slowly() -> RunFacts:
+    workers = (stopped(0, ended=None, checkpoints=()), stopped(1, ended=None, checkpoints=()))
+    rest = worker(1, 0, 3, 8, samples=tuple((step, 0, 2 * step + rank) for step in range(3, 9) for rank in (0, 1)))
+    return after_notice(workers=(*workers, rest), cut_short=(0,))
+
+
+def nearly_too_slow() -> RunFacts:
+    return after_notice(workers=(stopped(0), stopped(1, ended=10.0), after_notice().workers[-1]))
+
+
+def seldom_asks() -> RunFacts:
+    return after_notice(workers=(replace(stopped(0), pause=11.0), stopped(1), after_notice().workers[-1]))
+
+
+def never_told() -> RunFacts:
+    workers = (replace(stopped(0), stop=None), replace(stopped(1), stop=None))
+    return after_notice(workers=(*workers, after_notice().workers[-1]))
+
+
+def other_losses() -> RunFacts:
+    rest = replace(after_notice().workers[-1], losses={5: 0.2, 6: float("nan"), 7: 1 / 7, 8: 1 / 8})
+    return after_notice(workers=(stopped(0), stopped(1), rest))
+
+
+MISTAKES: list[tuple[Callable[[], RunFacts], dict[str, str]]] = [
+    (begins_again, {"resume.step": "went on from the beginning, not from step 4", "steps.announced": "4 steps"}),
+    (forgets_place, {"samples.once": "8 samples were trained on more often"}),
+    (saves_slowly, {"save.grace": "killed before it had ended", "steps.announced": "2 steps"}),
+    (nearly_too_slow, {"save.grace": "took 6.0 s of 10 s"}),
+    (seldom_asks, {"stop.asked": "11.0 s passed between two calls"}),
+    (never_told, {"stop.asked": "no worker was told to stop at a step"}),
+    (other_losses, {"losses.match": "at step 6 the loss is nan, and 0.166667 without mishaps"}),
+    (lambda: after_notice(cut_short=(0,)), {"worker.exit": "did not end with 0"}),
+    (lambda: after_notice(restarts=1, failures=("ValueError: no",)), {"worker.exit": r"by itself \(ValueError: no\)"}),
+    (lambda: after_notice(overwritten=("last.pt",)), {"checkpoint.atomic": "overwritten in place: last.pt"}),
+    (lambda: after_notice(left=("python server.py",)), {"processes.left": "1 processes stayed: python server.py"}),
+    (lambda: after_notice(gave_up="no worker has taken a step for 9 s"), {"run.ends": "no worker has taken a step"}),
+    (lambda: after_notice(happened=()), {"run.ends": "ended before 'at step 4 preempt node 1"}),
+]
+
+
+@pytest.mark.parametrize(("facts", "expected"), MISTAKES)
+def test_a_mistake_is_named_with_its_mend(facts: Callable[[], RunFacts], expected: dict[str, str]) -> None:
+    found = rows(facts())
+    assert wrong(found) == set(expected)
+    for name, text in expected.items():
+        assert re.search(text, found[name].found), found[name].found
+        assert found[name].mend
+
+
+def test_what_a_script_does_not_say_is_unknown() -> None:
+    silent = tuple(replace(each, losses={}, samples=()) for each in after_notice().workers)
+    found = rows(after_notice(workers=silent))
+    unknown = {name for name, each in found.items() if each.level is Level.UNKNOWN}
+    assert unknown == wrong(found) == {"losses.match", "samples.once"}
+
+
+def test_losses_are_those_of_the_steps_that_counted_and_the_mean_of_all_ranks() -> None:
+    first = (replace(stopped(0), losses={1: 1.0, 2: 3.0}), replace(stopped(1), losses={1: 2.0}))
+    again = replace(worker(1, 0, 2, 3), losses={2: 4.0})
+    assert losses(after_notice(workers=(*first, again))) == {1: 1.5, 2: 4.0}
+
+
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        (RunFacts(finished=True), "never calls slurm_elastic.trainer.should_stop"),
+        (RunFacts(failures=("RuntimeError: No CUDA GPUs are available",)), "rehearse it where there are GPUs"),
+        (RunFacts(failures=("FileNotFoundError: data",)), r"\(FileNotFoundError: data\); mend it; .* --link"),
+        (RunFacts(gave_up="no worker has taken a step for 9 s"), "no worker has taken a step for 9 s; .*--timeout"),
+        (RunFacts(workers=(worker(0, 0, 5, 8),), finished=True), "begins with step 5: it has found a checkpoint"),
+        (
+            RunFacts(workers=(replace(worker(0, 0, 1, 2), steps=((None, 1.0), (None, 2.0))),), finished=True),
+            "never says at which step it is",
+        ),
+    ],
+)
+def test_a_script_that_cannot_be_rehearsed_is_one_line(facts: RunFacts, line: str) -> None:
+    with pytest.raises(UsageError, match=line):
+        require_comparable(facts, None)
+
+
+def test_mishaps_after_the_end() -> None:
+    assert require_comparable(UNDISTURBED, [NOTICE]) == 8
+    with pytest.raises(UsageError, match="'at step 8 kill node 1': the training ends with step 8"):
+        require_comparable(UNDISTURBED, [kill(node=1, step=8)])
+    with pytest.raises(UsageError, match="has 8 steps, too few"):
+        require_comparable(UNDISTURBED, None)
