@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FrameType
 
-from slurm_elastic.control._shared_page import HOLD, Fields
-from slurm_elastic.control._worker_side import RECORDING, Stop, WorkerControl
+from slurm_elastic.control._shared_page import HOLD, Fields, write_text
+from slurm_elastic.control._worker_side import RECORDING, Stop, StopReason, WorkerControl
 
 __all__ = ["RecordedControl"]
 
@@ -28,7 +28,8 @@ class RecordedControl(WorkerControl):
 
     The directory that SLURM_ELASTIC_REHEARSAL names has the file ``mishaps.json`` with the steps of all mishaps, in
     ascending order. At such a step a worker waits until the file ``done.<index>`` is there, or until its agent wants it
-    to wait for a stop step.
+    to wait for a stop step. If the file ``save.<index>`` names its node, the worker was paused meanwhile and another
+    group has taken its place; it is told to stop, so that the script saves.
 
     Args:
         fields: The fields of the page.
@@ -36,13 +37,13 @@ class RecordedControl(WorkerControl):
         shield: See :class:`WorkerControl`.
     """
 
-    __slots__ = ("_descriptor", "_directory", "_mishaps", "_next")
+    __slots__ = ("_descriptor", "_directory", "_mishaps", "_next", "_node")
 
     def __init__(self, fields: Fields, environ: Mapping[str, str], shield: Callable[[], bool] | None) -> None:
         super().__init__(fields, shield=shield)
         self._directory = environ[RECORDING]
         self._mishaps: list[int] = json.loads(Path(self._directory, "mishaps.json").read_text())
-        self._next = 0
+        self._next, self._node = 0, environ.get("SLURM_ELASTIC_NODE", "")
         number, rank = environ.get("SLURM_ELASTIC_ROUND", "0"), environ.get("RANK", "0")
         path = os.path.join(self._directory, f"{int(number):06d}.{int(rank):06d}.jsonl")  # noqa: PTH118
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -50,7 +51,7 @@ class RecordedControl(WorkerControl):
             "begins",
             round=int(number),
             rank=int(rank),
-            node=environ.get("SLURM_ELASTIC_NODE", ""),
+            node=self._node,
             world_size=int(environ.get("WORLD_SIZE", "1")),
             pid=os.getpid(),
         )
@@ -61,7 +62,11 @@ class RecordedControl(WorkerControl):
         if self.stopped is not None:
             return self.stopped
         self._add("step", step=step, place=_place())
-        self._await_mishaps(step)
+        if self._await_mishaps(step):
+            self._add("wakes", step=step)
+            write_text(self._fields, StopReason.PREEMPTED)
+            self._stop = Stop(self._fields)
+            return self._stop
         stop = super().ask(step)
         if stop is not None:
             self._add("stop", step=step, reason=str(stop.reason), seconds_left=stop.seconds_left, place=_place())
@@ -81,7 +86,8 @@ class RecordedControl(WorkerControl):
         """Write down the samples that this worker has trained on in the present step."""
         self._add("samples", epoch=epoch, samples=[int(each) for each in samples])
 
-    def _await_mishaps(self, step: int | None) -> None:
+    def _await_mishaps(self, step: int | None) -> bool:
+        """Wait until the mishaps that are due have happened; return True if one has paused this worker."""
         while step is not None and self._next < len(self._mishaps) and step >= self._mishaps[self._next]:
             done = f"{self._directory}/done.{self._next}"
             if not os.path.exists(done):  # noqa: PTH110
@@ -89,10 +95,19 @@ class RecordedControl(WorkerControl):
                 while not os.path.exists(done):  # noqa: PTH110
                     if self._fields[HOLD]:
                         self._add("goes_on", step=step)
-                        return
+                        return False
                     time.sleep(_POLL)
                 self._add("goes_on", step=step)
+                if self._was_paused(self._next):
+                    return True
             self._next += 1
+        return False
+
+    def _was_paused(self, mishap: int) -> bool:
+        try:
+            return Path(self._directory, f"save.{mishap}").read_text() == self._node
+        except FileNotFoundError:
+            return False
 
     def _end(self, pid: int) -> None:
         if os.getpid() == pid:

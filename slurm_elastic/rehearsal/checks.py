@@ -75,6 +75,7 @@ def findings(planned: Plan, undisturbed: RunFacts, disturbed: RunFacts, toleranc
         *_saving(disturbed),
         _asked(planned, undisturbed, disturbed),
         _files(undisturbed, disturbed),
+        *_superseded(disturbed),
         _processes(undisturbed, disturbed),
     ]
 
@@ -430,6 +431,33 @@ def _files(undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
         "write a file of another name and rename it: os.replace(temporary, final)",
         place=_short(saved),
     )
+
+
+def _superseded(facts: RunFacts) -> Iterator[Finding]:
+    """Judge whether a group that was paused has replaced the checkpoint of the one that took its place."""
+    woken = [each for each in facts.workers if each.woken]
+    for worker in woken:
+        if worker.late:
+            yield Finding(
+                "checkpoint.superseded",
+                Level.BROKEN,
+                f"rank {worker.rank} was paused, others took its place and saved; then it reported a checkpoint "
+                f"of step {worker.late[-1]} over theirs",
+                "steps that others have taken are lost, and the run goes back",
+                "ask trainer.can_publish_checkpoint() right before the new checkpoint gets its name",
+                place=_short(worker.saved),
+            )
+            return
+    if woken and any(each.checkpoints for each in facts.workers):
+        yield Finding("checkpoint.superseded", Level.OK, "a group that was paused has replaced no newer checkpoint")
+    elif woken:
+        yield Finding(
+            "checkpoint.superseded",
+            Level.UNKNOWN,
+            "the script reports no checkpoints",
+            "",
+            "call trainer.report_checkpoint(step) when a checkpoint has its name",
+        )
 
 
 def _processes(undisturbed: RunFacts, disturbed: RunFacts) -> Finding:

@@ -37,6 +37,8 @@ class WorkerSeen:
         asked: Place of its last call of `should_stop`.
         losses: Losses that it reported, by step.
         checkpoints: Steps of the checkpoints that it reported, with their times.
+        woken: True if it was paused, and told to save when others had taken its place.
+        late: Steps of the checkpoints that it reported after that.
         saved: Place of its last `report_checkpoint`.
         samples: Samples that it trained on: step, epoch, number.
         stop: The answer to stop; None if it got none.
@@ -55,6 +57,8 @@ class WorkerSeen:
     asked: str = ""
     losses: Mapping[int, float] = field(default_factory=dict)
     checkpoints: tuple[tuple[int, float], ...] = ()
+    woken: bool = False
+    late: tuple[int, ...] = ()
     saved: str = ""
     samples: tuple[tuple[int, int, int], ...] = ()
     stop: StopSeen | None = None
@@ -156,6 +160,7 @@ def read_worker(lines: Iterable[bytes]) -> WorkerSeen | None:
     first = records[0]
     steps, samples = _steps(records), _samples(records)
     stops, ends = _of(records, "stop"), _of(records, "ends")
+    wakes = next((index for index, each in enumerate(records) if each["event"] == "wakes"), len(records))
     waiting = records[-1] if records[-1]["event"] == "waits" else None
     return WorkerSeen(
         round=first["round"],
@@ -167,7 +172,9 @@ def read_worker(lines: Iterable[bytes]) -> WorkerSeen | None:
         pause=_pause(records),
         asked=next((each["place"] for each in reversed(_of(records, "step"))), ""),
         losses={each["step"]: each["loss"] for each in _of(records, "loss")},
-        checkpoints=tuple((each["step"], each["at"]) for each in _of(records, "checkpoint")),
+        checkpoints=tuple((each["step"], each["at"]) for each in _of(records[:wakes], "checkpoint")),
+        woken=wakes < len(records),
+        late=tuple(each["step"] for each in _of(records[wakes:], "checkpoint")),
         saved=next((each["place"] for each in reversed(_of(records, "checkpoint"))), ""),
         samples=samples,
         stop=StopSeen(stops[0]["step"], stops[0]["at"], stops[0]["reason"], stops[0]["place"]) if stops else None,

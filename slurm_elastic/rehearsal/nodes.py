@@ -114,6 +114,13 @@ class Nodes:
         self._kill(node.name)
         node.process.wait()
 
+    def pause(self, node: Node) -> None:
+        """Stop every process of a node."""
+        for pid, (name, _) in processes(self.directory).items():
+            if name == node.name:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+
     def leftover(self) -> list[str]:
         """Return the command lines of processes of the run that still live."""
         return sorted(command for pid, (_, command) in processes(self.directory).items() if not self._is_agent(pid))
@@ -159,6 +166,8 @@ class Nodes:
 
     def _options(self, index: int) -> list[str]:
         grace, warning = self._plan.seconds(Kind.PREEMPT, index), self._plan.seconds(Kind.TIMELIMIT)
+        # A node that is killed is known by its broken connections; silence is only a machine that is too busy.
+        paused = any(each.kind is Kind.PAUSE for each in self._plan.mishaps)
         failures = sum(each.kind is Kind.FAIL for each in self._plan.mishaps)
         return [
             f"--run-id={self._run_id}",
@@ -167,8 +176,7 @@ class Nodes:
             f"--local-addr=127.0.0.{index + 1}",
             # A script that fails when it should stop does so again and again; more than a few times says no more.
             f"--max-restarts={failures + 2}",
-            # A node is known to be lost by its broken connections; silence is only a machine that is too busy.
-            "--rdzv-conf=heartbeat_limit=20,min_round_time=0",
+            f"--rdzv-conf=heartbeat_limit={3 if paused else 20},min_round_time=0",
             *([] if grace is None else [f"--grace={grace:g}"]),
             *([] if warning is None else [f"--warning={warning:g}"]),
         ]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from slurm_elastic.errors import UsageError
 from slurm_elastic.finding import Finding, Level
@@ -31,6 +32,8 @@ __all__ = ["Options", "Rehearsal", "rehearse"]
 _POLL = 0.01
 _STRAGGLERS = 5.0
 """Seconds in which all ranks reach a step that one has reached."""
+_LATE = 5.0
+"""Seconds in which a worker that was paused saves and ends."""
 _LEFTOVER = 1.0
 """Seconds in which the processes of workers are gone after the last agent's end."""
 
@@ -179,6 +182,26 @@ class _Recordings:
         """Return True if a worker of the round was told to stop, or a later round has workers."""
         return self.newest > round_ or any(b'"event": "stop"' in line for lines in self._of(round_) for line in lines)
 
+    def saved(self, round_: int, step: int) -> bool:
+        """Return True if a worker of a later round has reported a checkpoint of a later step."""
+        return any(
+            record["event"] == "checkpoint" and record["step"] > step
+            for number in range(round_ + 1, self.newest + 1)
+            for lines in self._of(number)
+            for record in map(json.loads, (line for line in lines if b'"checkpoint"' in line))
+        )
+
+    def ended(self, round_: int, node: str) -> bool:
+        """Return True if all workers of a node have ended by themselves."""
+        return all(
+            b'"event": "ends"' in lines[-1] for lines in self._of(round_) if json.loads(lines[0])["node"] == node
+        )
+
+    def all_begin(self, round_: int) -> list[dict[str, Any]]:
+        """Return the first line of each worker of a round, in the order of ranks."""
+        found: list[dict[str, Any]] = [json.loads(lines[0]) for lines in self._of(round_)]
+        return sorted(found, key=lambda each: int(each["rank"]))
+
     def workers(self) -> tuple[WorkerSeen, ...]:
         """Return all workers."""
         found = (read_worker(lines) for _, lines in sorted(self._lines.items()))
@@ -186,6 +209,15 @@ class _Recordings:
 
     def _of(self, round_: int) -> list[list[bytes]]:
         return [lines for path, lines in self._lines.items() if int(path.name.partition(".")[0]) == round_ and lines]
+
+
+@dataclass
+class _Paused:
+    """A node that stands still; `woken` is when its workers went on."""
+
+    node: Node
+    happened: Happened
+    woken: float | None = None
 
 
 class _Run:
@@ -217,6 +249,7 @@ class _Run:
         self._happened: list[Happened] = []
         self._under_way: Happened | None = None
         self._restart = False
+        self._paused: _Paused | None = None
 
     def facts(self) -> RunFacts:
         """Run the script through its mishaps, to its end."""
@@ -250,6 +283,7 @@ class _Run:
             elif now - since > self._options.timeout:
                 return f"no worker has taken a step for {self._options.timeout:g} s"
             self._note_end_of_mishap()
+            self._wake_late(now)
             index, waiting, workers = self._recordings.waiting()
             # The last line of a worker that was killed says for ever that it waits.
             if index != len(self._happened) or self._under_way is not None:
@@ -276,6 +310,10 @@ class _Run:
             case Kind.FAIL:
                 assert node is not None
                 self._kill_worker(node, round_)
+            case Kind.PAUSE:
+                assert node is not None
+                self._nodes.pause(node)
+                self._paused = _Paused(node, self._happened[-1])
             case Kind.PREEMPT:
                 assert node is not None
                 self._tell(node, signal.SIGTERM, mishap)
@@ -304,8 +342,33 @@ class _Run:
             self._done(self._plan.mishaps.index(happened.mishap))
             self._under_way = None
 
+    def _wake_late(self, now: float) -> None:
+        """Let the workers of a paused node go on when others have saved in its place; then end the node."""
+        paused = self._paused
+        if paused is None:
+            return
+        round_, step = paused.happened.round, paused.happened.mishap.step
+        if paused.woken is None:
+            alone = self._nodes.present == [paused.node]
+            if not alone and not self._recordings.saved(round_, step):
+                return
+            index = self._plan.mishaps.index(paused.happened.mishap)
+            (self._directory / f"save.{index}").write_text(paused.node.name)
+            paused.woken = now
+            for first in self._recordings.all_begin(round_):
+                if first["node"] == paused.node.name:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(first["pid"], signal.SIGCONT)
+        elif now - paused.woken > _LATE or self._recordings.ended(round_, paused.node.name):
+            self._nodes.kill(paused.node)
+            self._paused = None
+
     def _victim(self, mishap: Mishap) -> Node | None:
-        present = self._nodes.present
+        paused = self._paused.node if self._paused is not None else None
+        present = [node for node in self._nodes.present if node is not paused]
+        if mishap.kind is Kind.PAUSE:
+            first = self._recordings.all_begin(self._recordings.newest)[0]
+            return next((node for node in present if node.name == first["node"]), present[0])
         if mishap.kind is Kind.LEADER:
             leader = self._leader()
             return next((node for node in present if node.name == leader), present[0])
@@ -330,8 +393,7 @@ class _Run:
             os.kill(node.process.pid, number)
 
     def _kill_worker(self, node: Node, round_: int) -> None:
-        for path in sorted(self._directory.glob(f"{round_:06d}.*.jsonl")):
-            first = json.loads(path.read_bytes().splitlines()[0])
+        for first in self._recordings.all_begin(round_):
             if first["node"] == node.name:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(first["pid"], signal.SIGKILL)

@@ -21,6 +21,7 @@ __all__ = [
     "node_name",
     "parse_kinds",
     "parse_scenario",
+    "pause",
     "plan",
     "preempt",
     "spread",
@@ -41,6 +42,9 @@ class Kind(enum.Enum):
     """A node joins: one that has gone, else a further one."""
     FAIL = "fail"
     """A worker is killed; its node stays."""
+    PAUSE = "pause"
+    """The node of rank 0 stands still until others have taken its place and saved; then its workers are told to stop
+    and save, too late. Afterwards it is gone."""
     TIMELIMIT = "timelimit"
     """All nodes get SIGUSR2, and SIGKILL at the time limit; then Slurm starts the job again."""
 
@@ -49,7 +53,9 @@ GRACE, WARNING = 30.0, 120.0
 """Seconds of notice where the scenario names none: the defaults of the agent's --grace and --warning."""
 
 _NAMES_NODE = frozenset({Kind.KILL, Kind.PREEMPT, Kind.FAIL})
-_LEAVES = frozenset({Kind.KILL, Kind.PREEMPT, Kind.LEADER})
+_LEAVES = frozenset({Kind.KILL, Kind.PREEMPT, Kind.LEADER, Kind.PAUSE})
+_MAJORITY = 3
+"""Nodes of which the others are a majority, so that they go on without the leader."""
 _SENTENCE = re.compile(
     r"at\s+step\s+(?P<step>\d{1,12})\s+(?P<kind>[a-z]+)(?:\s+node\s+(?P<node>\d{1,4}))?"
     r"(?:\s+with\s+(?P<seconds>\d{1,6}(?:\.\d+)?)\s*s(?:econds)?)?"
@@ -126,6 +132,11 @@ def join(*, step: int) -> Mishap:
 def fail(*, node: int, step: int) -> Mishap:
     """Return the failure of a worker of a node."""
     return Mishap(Kind.FAIL, step, node)
+
+
+def pause(*, step: int) -> Mishap:
+    """Return the pause of the node of rank 0, which wakes when others have taken its place."""
+    return Mishap(Kind.PAUSE, step)
 
 
 def timelimit(*, step: int, seconds: float = WARNING) -> Mishap:
@@ -237,15 +248,20 @@ def _require_possible(mishap: Mishap, present: set[int], nodes: int) -> None:
     if mishap.node is not None and mishap.node not in present:
         there = ", ".join(map(str, sorted(present)))
         raise UsageError(f"'{mishap}': that node is not there; nodes are counted from 0, and there are {there} then")
+    if mishap.kind is Kind.PAUSE and len(present) < _MAJORITY:
+        raise UsageError(
+            f"'{mishap}': two of three nodes have to go on without the one that is paused, and there are "
+            f"{len(present)}; give --nodes {nodes + _MAJORITY - len(present)} or more"
+        )
     if mishap.kind in _LEAVES and len(present) == 1:
         raise UsageError(f"'{mishap}' takes the last node; give --nodes {nodes + 1} or more, or let one join before")
 
 
 def _after(present: set[int], mishap: Mishap) -> set[int]:
-    """Return the nodes that are there after a mishap; a leader that goes is taken for the first of them."""
+    """Return the nodes that are there after a mishap; the leader and rank 0 are taken to be on the first of them."""
     if mishap.kind is Kind.JOIN:
         return present | {next(_free(present))}
-    if mishap.kind is Kind.LEADER:
+    if mishap.kind in (Kind.LEADER, Kind.PAUSE):
         return present - {min(present, default=0)}
     return present - {mishap.node} if mishap.kind in _LEAVES and mishap.node is not None else present
 

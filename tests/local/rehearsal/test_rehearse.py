@@ -78,6 +78,13 @@ def test_a_right_script_loses_no_step_that_it_need_not_lose(tmp_path: Path, caps
     assert "<td><b>ok</b> samples.once" in (tmp_path / "page.html").read_text()
 
 
+def test_a_group_that_was_paused_replaces_the_checkpoint_of_its_successor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, told = rehearse(tmp_path, capsys, "at step 25 pause", str(TRAINS), "publishes-late", nodes=3)
+    assert (set(wrong(told)), code, told["steps_lost"]) == ({"checkpoint.superseded"}, 1, 5)
+
+
 def test_a_failed_worker_and_the_time_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenario = "at step 25 fail node 1; at step 58 time limit with 60 s"
     code, told = rehearse(tmp_path, capsys, scenario, str(TRAINS))

@@ -83,6 +83,24 @@ def test_a_worker_that_waits_stops_when_its_agent_wants_it(directory: Path) -> N
     assert [str(stop.reason) for stop in answers if stop is not None] == ["node_joined"]
 
 
+def test_a_worker_that_was_paused_is_told_to_save_too_late(directory: Path) -> None:
+    _, worker = recorded(directory)
+    worker.ask(1)
+    worker.report_checkpoint(1)
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(worker.ask(2)))
+    asking.start()
+    eventually(lambda: seen(directory).waits == 0)
+    (directory / "save.0").write_text("node1")
+    (directory / "done.0").touch()
+    asking.join()
+    worker.report_checkpoint(2)
+    found = seen(directory)
+    assert [str(stop.reason) for stop in answers if stop is not None] == ["preempted"]
+    assert (found.woken, found.late, [step for step, _ in found.checkpoints]) == (True, (2,), [1])
+    assert found.stop is None
+
+
 def test_a_line_that_is_cut_short_is_left_out(directory: Path) -> None:
     _, worker = recorded(directory)
     worker.ask(1)

@@ -10,7 +10,7 @@ import pytest
 
 from slurm_elastic.errors import UsageError
 from slurm_elastic.finding import Finding, Level
-from slurm_elastic.rehearsal import kill, preempt
+from slurm_elastic.rehearsal import kill, pause, preempt
 from slurm_elastic.rehearsal.checks import findings, losses, require_comparable, steps_lost
 from slurm_elastic.rehearsal.facts import AgentEnd, Happened, RunFacts, StopSeen, WorkerSeen
 from slurm_elastic.rehearsal.scenario import plan
@@ -147,6 +147,27 @@ def test_a_mistake_is_named_with_its_mend(facts: Callable[[], RunFacts], expecte
     for name, text in expected.items():
         assert re.search(text, found[name].found), found[name].found
         assert found[name].mend
+
+
+def paused(**fields: object) -> RunFacts:
+    """A run whose rank 0 is paused after step 4; rank 1 goes on from the checkpoint of step 3, and saves at 8."""
+    workers = (worker(0, 0, 1, 4, checkpoints=((3, 3.5),), woken=True, **fields), worker(0, 1, 1, 4, ended=None))
+    samples = tuple((step, 0, 2 * step + rank) for step in range(4, 9) for rank in (0, 1))
+    rest = worker(1, 0, 4, 8, samples=samples, checkpoints=((8, 108.5),))
+    return after_notice(workers=(*workers, rest), happened=(Happened(pause(step=4), "node0", 4.1, 0),))
+
+
+def test_a_group_that_wakes_too_late_may_not_replace_a_checkpoint() -> None:
+    planned = plan([pause(step=4)], 3)
+
+    def found(facts: RunFacts) -> dict[str, Finding]:
+        return {each.check: each for each in findings(planned, UNDISTURBED, facts, 0.01)}
+
+    assert wrong(found(paused())) == set()
+    late = found(paused(late=(4,)))
+    assert wrong(late) == {"checkpoint.superseded"}
+    assert "reported a checkpoint of step 4 over theirs" in late["checkpoint.superseded"].found
+    assert late["checkpoint.superseded"].place == "train.py:5"
 
 
 def test_what_a_script_does_not_say_is_unknown() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rehearsal import fail, join, kill, leader, preempt, timelimit
+from slurm_elastic.rehearsal import fail, join, kill, leader, pause, preempt, timelimit
 from slurm_elastic.rehearsal.scenario import Kind, parse_kinds, parse_scenario, plan, spread
 
 
@@ -30,6 +30,7 @@ def test_sentences_become_mishaps() -> None:
 
 def test_every_mishap_is_written_as_it_is_read() -> None:
     mishaps = (preempt(node=2, step=30, seconds=20), leader(step=40), join(step=50), timelimit(step=60, seconds=1.5))
+    mishaps += (pause(step=70),)
     assert parse_scenario("; ".join(map(str, mishaps))) == mishaps
 
 
@@ -55,6 +56,7 @@ def test_a_scenario_that_is_not_understood_is_one_line(text: str, line: str) -> 
         ("at step 5 kill node 2", "that node is not there; nodes are counted from 0, and there are 0, 1 then"),
         ("at step 5 kill node 1; at step 9 fail node 1", "there are 0 then"),
         ("at step 5 kill node 1; at step 9 kill node 0", "takes the last node; give --nodes 3 or more"),
+        ("at step 5 pause", "there are 2; give --nodes 3 or more"),
         ("at step 5 kill node 1; at step 5 join", "two mishaps at step 5"),
         ("at step 0 join", "give step 1 or more"),
     ],
