@@ -218,12 +218,15 @@ class SnapshotFeature(Feature):
 
     Args:
         rendezvous: of this agent.
+        told_to_go: says whether a signal has asked this agent to leave.
 
     Raises:
         OSError: the memory cannot be made.
     """
 
-    def __init__(self, rendezvous: RendezvousConfig) -> None:
+    def __init__(self, rendezvous: RendezvousConfig, told_to_go: Callable[[], bool]) -> None:
+        self._margin, self._told_to_go = rendezvous.options.leave_margin, told_to_go
+        self._until: float | None = None
         self._directory = NodeDirectory("snapshot")
         try:
             self._memory = AgentMemory(
@@ -248,9 +251,14 @@ class SnapshotFeature(Feature):
         for environment in environments.values():
             environment.update(variables)
 
+    def leave_announced(self, leave: AnnounceLeave) -> None:
+        """See base class."""
+        # The rest of the margin is for the end of the agent and of its job.
+        self._until = time.monotonic() + leave.seconds - min(self._margin / 2, leave.seconds / 4)
+
     def run_ended(self) -> None:
         """See base class."""
-        self._memory.close()
+        self._memory.close(self._until, self._told_to_go)
         self._directory.close()
 
 

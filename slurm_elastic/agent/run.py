@@ -122,7 +122,7 @@ def _supervise(settings: AgentSettings, records: Records, warm: ForkServer | Non
         # It has to know which workers hung.
         features.append(LearnedImportsFeature(warm))
     try:
-        features.append(SnapshotFeature(rendezvous))
+        features.append(SnapshotFeature(rendezvous, lambda: record_signals().first() is not None))
     except OSError as error:
         logger.warning("%s holds no snapshots: %s", settings.node, error)
     diagnosis = _signal_diagnosis(settings, lambda: agent.last_checkpoint())

@@ -1,5 +1,7 @@
 """The run directory, which the agents of a run share on disk; only this package knows its file names."""
 
+from slurm_elastic.rundir._atomic_files import claim as claim_file
+from slurm_elastic.rundir._atomic_files import list_names
 from slurm_elastic.rundir._atomic_files import publish as publish_file
 from slurm_elastic.rundir._atomic_files import read as read_file
 from slurm_elastic.rundir._contents import LogFile, RunContents, RunFile, run_ids
@@ -16,8 +18,10 @@ __all__ = [
     "RunDir",
     "RunDirError",
     "RunFile",
+    "claim_file",
     "incarnation",
     "is_signature",
+    "list_names",
     "publish_file",
     "read_file",
     "run_ids",

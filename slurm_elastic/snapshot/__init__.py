@@ -4,6 +4,7 @@
 
     from slurm_elastic import snapshot, trainer
 
+    snapshot.to_disk("checkpoints")
     progress = snapshot.load(model=model, optimizer=optimizer, progress=progress)
     for batch in batches:
         ...
@@ -11,7 +12,8 @@
         if trainer.should_stop(step):
             break
 
-Under plain python and torchrun both functions do nothing.
+Under plain python and torchrun `load` reads the checkpoint on disk and `save` has it written; without `to_disk` both do
+nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from slurm_elastic._lazy import lazy
-from slurm_elastic.snapshot._worker_side import load, save
+from slurm_elastic.snapshot._worker_side import load, save, to_disk
 
 if TYPE_CHECKING:
     from slurm_elastic.snapshot.memory import OutOfMemoryError
@@ -27,4 +29,4 @@ if TYPE_CHECKING:
 else:
     __getattr__ = lazy(__name__, {"OutOfMemoryError": "memory", "StateError": "state"})
 
-__all__ = ["OutOfMemoryError", "StateError", "load", "save"]
+__all__ = ["OutOfMemoryError", "StateError", "load", "save", "to_disk"]

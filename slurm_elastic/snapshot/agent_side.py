@@ -8,10 +8,13 @@ import os
 import socket
 import threading
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 from slurm_elastic.snapshot import lineage
-from slurm_elastic.snapshot.hand_over import VARIABLE, Answer, HandOverError, answer, read_request
+from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId
+from slurm_elastic.snapshot.disk import DiskWriter, Target
+from slurm_elastic.snapshot.hand_over import VARIABLE, Answer, Directory, HandOverError, answer, read_request
 from slurm_elastic.snapshot.lineage import SLOTS, Copy, Holder, Inventory, Origin
 from slurm_elastic.snapshot.memory import OutOfMemoryError, Slot
 from slurm_elastic.snapshot.transfer import Sender, TransferError, accepted, receive
@@ -45,6 +48,7 @@ class AgentMemory:
         self._listener.bind(str(self._path))
         self._listener.listen(128)
         self._round = _Round(-1)
+        self._disk = DiskWriter(self._slots)
         threading.Thread(target=self._serve, name="slurm-elastic-snapshot-workers", daemon=True).start()
 
     def inventory(self) -> str:
@@ -81,7 +85,8 @@ class AgentMemory:
         plan = lineage.prepare([None if each is None else each.copy for each in held], origin)
         for slot in plan.clear:
             self._slots[slot].clear()
-        current = self._round = _Round(round_, plan.slot)
+        current = self._round = _Round(round_, plan.slot, origin)
+        self._disk.aim(None)
         if plan.fetch and plan.slot is not None:
             # The memory of what was there is given back before that of the other is taken.
             try:
@@ -99,9 +104,15 @@ class AgentMemory:
             current.ready.set()
         return {VARIABLE: str(self._path)}
 
-    def close(self) -> None:
-        """Let go of the memory: what it holds is gone when the workers are."""
+    def close(self, until: float | None = None, told_to_go: Callable[[], bool] = lambda: False) -> None:
+        """Write the newest snapshot to disk if this agent does that, and let go of the memory. No workers run.
+
+        Args:
+            until: See :meth:`.DiskWriter.close`.
+            told_to_go: See there.
+        """
         self._end_round()
+        self._disk.close(until, told_to_go)
         if self._sender is not None:
             self._sender.close()
         with contextlib.suppress(OSError):
@@ -160,11 +171,16 @@ class AgentMemory:
             if request.round != current.number:
                 answer(connection, Answer(error=f"round {request.round} is over"), [])
                 return
+            if request.directory is not None:
+                self._disk.aim(_target(request.directory, current))
+                answer(connection, Answer(), [])
+                return
             current.ready.wait()
             if current.cancelled.is_set():
                 answer(connection, Answer(error=f"round {request.round} is over"), [])
                 return
-            answer(connection, Answer(current.slot, current.error), [slot.descriptor for slot in self._slots])
+            descriptors = [slot.descriptor for slot in self._slots]
+            answer(connection, Answer(current.slot, current.error, current.origin.below), descriptors)
 
 
 class _Round:
@@ -173,14 +189,15 @@ class _Round:
     Attributes:
         number: Of the round.
         slot: Index of the slot from which its workers start; None if from none.
+        origin: Of the round.
         fetches: The memory that a transfer writes; None if the snapshot is here.
         ready: Set when the slot has its snapshot, or will not have it.
         cancelled: Set when the round is over.
         error: Why the slot does not have it.
     """
 
-    def __init__(self, number: int, slot: int | None = None) -> None:
-        self.number, self.slot = number, slot
+    def __init__(self, number: int, slot: int | None = None, origin: Origin | None = None) -> None:
+        self.number, self.slot, self.origin = number, slot, origin or Origin()
         self.fetches: Slot | None = None
         self.ready, self.cancelled = threading.Event(), threading.Event()
         self.error = ""
@@ -191,6 +208,14 @@ class _Round:
             self.error = why
             logger.error("the snapshot that round %d starts from: %s", self.number, why)
         self.ready.set()
+
+
+def _target(directory: Directory, current: _Round) -> Target:
+    copy = current.origin.copy
+    origin = None
+    if copy is not None and directory.origin is not None:
+        origin = copy.id, CheckpointId(directory.origin, copy.id.step)
+    return Target(directory.path, directory.every, directory.keep, directory.start, current.number, origin)
 
 
 def _log(round_: int, origin: Origin) -> None:

@@ -1,26 +1,38 @@
 """The socket at which a worker gets the memory of its agent: one request and one answer, with descriptors (unix(7)).
 
+At the same socket the worker of rank 0 names the directory in which the agent writes checkpoints.
+
 The socket is in a directory that only this user can enter, and both sides check the user of the other one. A worker
 asks when it uses snapshots for the first time, whatever started it; no other process inherits a descriptor.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Any
+
+import msgspec
 
 from slurm_elastic.snapshot.lineage import SLOTS
 
-__all__ = ["VARIABLE", "Answer", "HandOverError", "Request", "answer", "ask", "read_request"]
+__all__ = [
+    "VARIABLE",
+    "Answer",
+    "Directory",
+    "HandOverError",
+    "Request",
+    "answer",
+    "ask",
+    "name_directory",
+    "read_request",
+]
 
 VARIABLE = "SLURM_ELASTIC_SNAPSHOT"
 """Environment variable of a worker: the path of the socket."""
 
-_LIMIT = 4096
+_LIMIT = 1 << 14
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -29,10 +41,36 @@ class HandOverError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Directory:
+    """The directory of a round's checkpoints.
+
+    Attributes:
+        path: Of the directory, absolute.
+        every: Seconds between checkpoints.
+        keep: Number of checkpoints that stay.
+        start: Number of the round's start in the directory.
+        origin: Number of the start in the directory that took the snapshot in memory which the round started from;
+            None if there is none.
+    """
+
+    path: str
+    every: float
+    keep: int
+    start: int
+    origin: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
-    """The request of a worker: the round that it belongs to."""
+    """The request of a worker.
+
+    Attributes:
+        round: The round that it belongs to.
+        directory: In which the agent writes checkpoints from now on; None to get the memory.
+    """
 
     round: int
+    directory: Directory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +80,12 @@ class Answer:
     Attributes:
         slot: Index of the slot from which the workers of the round start; None if from none.
         error: Why the worker gets no memory; empty if it does.
+        below: Only checkpoints of earlier steps are used, if the round starts from disk; None for all.
     """
 
     slot: int | None = None
     error: str = ""
+    below: int | None = None
 
 
 def ask(path: str, request: Request) -> tuple[Answer, list[int]]:
@@ -57,23 +97,37 @@ def ask(path: str, request: Request) -> tuple[Answer, list[int]]:
     Raises:
         HandOverError: The agent has ended, is another user's, or refuses.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
-        try:
-            connection.connect(path)
-            _require_own_user(connection)
-            connection.sendall(json.dumps({"round": request.round}).encode() + b"\n")
-            content, descriptors, _, _ = socket.recv_fds(connection, _LIMIT, SLOTS, socket.MSG_CMSG_CLOEXEC)
-        except OSError as error:
-            raise HandOverError(f"{path} does not answer: {error.strerror or error}") from None
-    if not content:
-        raise HandOverError("the agent has ended")
-    fields = json.loads(content)
-    answered = Answer(fields["slot"], fields["error"])
+    answered, descriptors = _exchange(path, request)
     if answered.error or len(descriptors) != SLOTS:
         for descriptor in descriptors:
             os.close(descriptor)
         raise HandOverError(answered.error or "the agent has no memory for snapshots")
     return answered, descriptors
+
+
+def name_directory(path: str, request: Request) -> None:
+    """Tell the agent in which directory it writes checkpoints.
+
+    Raises:
+        HandOverError: The agent has ended, is another user's, or refuses.
+    """
+    answered, _ = _exchange(path, request)
+    if answered.error:
+        raise HandOverError(answered.error)
+
+
+def _exchange(path: str, request: Request) -> tuple[Answer, list[int]]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+        try:
+            connection.connect(path)
+            _require_own_user(connection)
+            connection.sendall(msgspec.json.encode(request) + b"\n")
+            content, descriptors, _, _ = socket.recv_fds(connection, _LIMIT, SLOTS, socket.MSG_CMSG_CLOEXEC)
+        except OSError as error:
+            raise HandOverError(f"{path} does not answer: {error.strerror or error}") from None
+    if not content:
+        raise HandOverError("the agent has ended")
+    return msgspec.json.decode(content, type=Answer), descriptors
 
 
 def read_request(connection: socket.socket) -> Request:
@@ -90,10 +144,10 @@ def read_request(connection: socket.socket) -> Request:
         content += received
         if not received or len(content) > _LIMIT:
             raise HandOverError("no request")
-    fields: Any = json.loads(content)
-    if not isinstance(fields, dict) or type(fields.get("round")) is not int:
-        raise HandOverError("no request")
-    return Request(fields["round"])
+    try:
+        return msgspec.json.decode(content, type=Request)
+    except msgspec.MsgspecError as error:
+        raise HandOverError(f"no request: {error}") from None
 
 
 def answer(connection: socket.socket, answered: Answer, descriptors: list[int]) -> None:
@@ -102,8 +156,7 @@ def answer(connection: socket.socket, answered: Answer, descriptors: list[int]) 
     Raises:
         OSError: The worker has gone.
     """
-    content = json.dumps({"slot": answered.slot, "error": answered.error}).encode()
-    socket.send_fds(connection, [content], [] if answered.error else descriptors)
+    socket.send_fds(connection, [msgspec.json.encode(answered)], [] if answered.error else descriptors)
 
 
 def _require_own_user(connection: socket.socket) -> None:

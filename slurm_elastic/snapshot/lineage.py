@@ -17,7 +17,7 @@ plain values differ; no such snapshot is chosen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -97,12 +97,15 @@ class Origin:
         holders: Agents that hold it.
         line: The last snapshot on the line of each round so far, oldest first; the last entry is the snapshot itself.
         note: Why a newer snapshot was not chosen; empty if there was none.
+        below: The step of a state from which workers failed, if the round starts from disk because of that: no
+            checkpoint of that step or later is used. None if not.
     """
 
     copy: Copy | None = None
     holders: tuple[Holder, ...] = ()
     line: tuple[SnapshotId, ...] = ()
     note: str = ""
+    below: int | None = None
 
     def has(self, snapshot: SnapshotId) -> bool:
         """Return True if the snapshot is on the line."""
@@ -144,7 +147,9 @@ def choose(last_round: int | None, before: str, inventories: Sequence[str], fail
     copies: dict[SnapshotId, dict[str, list[Inventory]]] = {}
     for inventory in read_inventories(inventories):
         for copy in inventory.copies:
-            if copy.id.round == last_round or line.has(copy.id):
+            # An agent that was away may hold the origin with other plain values than those that the round started from.
+            same = line.copy is None or copy.id != line.copy.id or copy == line.copy
+            if same and (copy.id.round == last_round or line.has(copy.id)):
                 copies.setdefault(copy.id, {}).setdefault(copy.digest, []).append(inventory)
     note = ""
     again = failed and line.copy is not None and all(snapshot.round != last_round for snapshot in copies)
@@ -172,7 +177,8 @@ def choose(last_round: int | None, before: str, inventories: Sequence[str], fail
             note
             or f"no agent that is left holds a snapshot since step {line.copy.id.step} of round {line.copy.id.round}"
         )
-    return write(Origin(note=f"{note}; it starts from disk")) if note else ""
+    below = line.copy.id.step if again and line.copy is not None else None
+    return write(Origin(note=f"{note}; it starts from disk", below=below)) if note else ""
 
 
 def prepare(held: Sequence[Copy | None], origin: Origin) -> Preparation:
@@ -197,13 +203,14 @@ def prepare(held: Sequence[Copy | None], origin: Origin) -> Preparation:
     return Preparation(clear, slot_to_write(kept), fetch=True)
 
 
-def slot_to_write(held: Sequence[SnapshotId | None]) -> int:
+def slot_to_write(held: Sequence[SnapshotId | None], busy: Collection[int] = ()) -> int:
     """Return the slot for the next snapshot: one without a committed snapshot, else the one with the oldest.
 
     Args:
         held: The committed snapshot of each slot, all on one line; None for a slot without one.
+        busy: Slots that are being written to disk. With one of three the newest snapshot is still not overwritten.
     """
-    return min(range(len(held)), key=lambda slot: held[slot] or _NOTHING)
+    return min((slot for slot in range(len(held)) if slot not in busy), key=lambda slot: held[slot] or _NOTHING)
 
 
 def write(value: Origin | Inventory) -> str:

@@ -82,6 +82,15 @@ class Slot:
         """Drop what the slot holds."""
         slots.clear(self.memory()[:HEADER].cast("q"))
 
+    @property
+    def busy(self) -> bool:
+        """True while a process reads the slot that would have to begin again if it was overwritten."""
+        return slots.is_busy(self.memory()[:HEADER].cast("q"))
+
+    @busy.setter
+    def busy(self, busy: bool) -> None:
+        slots.set_busy(self.memory()[:HEADER].cast("q"), busy)
+
     def grow(self, size: int) -> None:
         """Make the file at least so large; its pages are there afterwards.
 

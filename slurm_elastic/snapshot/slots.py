@@ -5,7 +5,8 @@ node read it in a later round::
 
     header: one page of 8-byte fields | tensors | description, as JSON
 
-The agent reads a header only when the worker that wrote it has ended. A worker that is killed has carried out its
+The agent reads a header when the worker that wrote it has ended; while workers run, only to write the slot to disk, and
+then once more afterwards. A worker that is killed has carried out its
 stores in the order of the program up to some instruction, and they are visible before the end of the process is
 reported. So a commit field that is set proves that everything written before it is there.
 """
@@ -18,14 +19,14 @@ from typing import Protocol
 
 from slurm_elastic.snapshot.lineage import Copy, SnapshotId
 
-__all__ = ["HEADER", "Contents", "Fields", "clear", "contents", "fill", "round_up"]
+__all__ = ["HEADER", "Contents", "Fields", "clear", "contents", "fill", "is_busy", "round_up", "set_busy"]
 
 HEADER = 4096
 """Bytes before the tensors."""
 ALIGNMENT = 64
 """Each tensor begins at a multiple of this."""
 
-_MAGIC, _COMMITTED, _ROUND, _STEP, _TENSORS, _DESCRIPTION, _DIGEST = range(7)
+_MAGIC, _COMMITTED, _ROUND, _STEP, _TENSORS, _DESCRIPTION, _DIGEST, _BUSY = range(8)
 _MAGIC_VALUE = int.from_bytes(b"slurm_s1", "little", signed=True)
 """The last character is the version of the layout."""
 
@@ -94,6 +95,19 @@ def contents(fields: Fields, size: int) -> Contents | None:
     if found.tensors < 0 or found.description < 0 or found.size > size:
         return None
     return found
+
+
+def set_busy(fields: Fields, busy: bool) -> None:
+    """Ask workers to overwrite another slot, or take that back.
+
+    A worker may not see it in time, so a process that reads a slot beside workers compares its contents afterwards.
+    """
+    fields[_BUSY] = int(busy)
+
+
+def is_busy(fields: Fields) -> bool:
+    """Return True if a process reads the slot that would have to begin again if it was overwritten."""
+    return fields[_BUSY] == 1
 
 
 def round_up(offset: int) -> int:

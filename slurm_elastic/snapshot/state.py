@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,17 @@ from slurm_elastic.snapshot.slots import round_up
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["StateError", "TensorPlace", "Table", "describe", "flatten", "table_of", "unflatten"]
+__all__ = [
+    "StateError",
+    "Table",
+    "TensorPlace",
+    "describe",
+    "flatten",
+    "read_description",
+    "rebuild",
+    "table_of",
+    "unflatten",
+]
 
 _SCALARS = (bool, int, float, str, type(None))
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -138,29 +149,54 @@ def unflatten(description: bytes, tensors: memoryview) -> dict[str, Any]:
     Raises:
         ValueError: The description does not fit the memory.
     """
+    tree, views = read_description(description, tensors)
+    return rebuild(tree, [view.clone() for view in views])
+
+
+def read_description(description: bytes, tensors: memoryview) -> tuple[Any, list[torch.Tensor]]:
+    """Return the state of a slot with an index in the place of each tensor, and the tensors in the memory of the slot.
+
+    Args:
+        description: Of the state.
+        tensors: The memory of the tensors.
+
+    Raises:
+        ValueError: The description does not fit the memory.
+    """
     content = json.loads(description)
-    made = []
+    views = []
     if content["tensors"]:
         import torch
     for name, shape, offset in content["tensors"]:
         dtype = getattr(torch, name)
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"{name} is no type of tensors")
-        tensor = torch.empty(shape, dtype=dtype)
-        size = tensor.numel() * tensor.element_size()
+        count = math.prod(shape)
+        size = count * dtype.itemsize
+        if not 0 <= offset <= offset + size <= len(tensors):
+            raise ValueError(f"a tensor of {size} bytes at {offset} in {len(tensors)} bytes")
         if size:
-            if not 0 <= offset <= offset + size <= len(tensors):
-                raise ValueError(f"a tensor of {size} bytes at {offset} in {len(tensors)} bytes")
-            source = torch.frombuffer(tensors, dtype=torch.uint8, count=size, offset=offset)
-            tensor.view(-1).view(torch.uint8).copy_(source)
-        made.append(tensor)
+            view = torch.frombuffer(tensors, dtype=dtype, count=count, offset=offset).view(shape)
+        else:
+            view = torch.empty(shape, dtype=dtype)
+        views.append(view)
+    return content["state"], views
+
+
+def rebuild(tree: Any, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """Return a state from one that has an index in the place of each tensor.
+
+    Args:
+        tree: The state, as `flatten` returns it.
+        tensors: By index.
+    """
 
     def value(node: Any) -> Any:
         if not isinstance(node, dict):
             return node
         ((kind, content),) = node.items()
         if kind == "x":
-            return made[content]
+            return tensors[content]
         if kind == "d":
             return {value(key): value(each) for key, each in content}
         if kind == "b":
@@ -168,4 +204,4 @@ def unflatten(description: bytes, tensors: memoryview) -> dict[str, Any]:
         each_value = [value(each) for each in content]
         return tuple(each_value) if kind == "t" else each_value
 
-    return {name: value(node) for name, node in content["state"].items()}
+    return {name: value(node) for name, node in tree.items()}

@@ -7,7 +7,7 @@ read it makes ``in-0.01.<rank>``.
 Arguments: ``silent`` makes the ranks take no part; ``on-signal`` makes them save and end well on SIGUSR1 instead;
 ``on-term`` makes them end well on SIGTERM; ``slow-to-save`` makes a checkpoint take five minutes; ``snapshots`` makes
 them take a snapshot after every step, and no checkpoint; then, if there is a file ``poison``, they fail after step 6 of
-round 0, and after they have resumed until the round in the file.
+round 0, and after they have resumed until the round in the file; ``disk`` has snapshots written to ``checkpoints``.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ def main() -> int:
     if snapshots:
         from slurm_elastic import snapshot
 
+        if "disk" in sys.argv:
+            snapshot.to_disk("checkpoints")
         step = snapshot.load(step=step)
     print(f"resumed at {step}", flush=True)
     poisoned = int(Path("poison").read_text()) if Path("poison").exists() else -1

@@ -3,6 +3,10 @@
 The product's code chooses (`choose`), prepares slots (`prepare`), picks the slot to overwrite (`slot_to_write`), writes
 headers and reads them (`fill`, `contents`). The simulation has the memory, whose every store may be the last one of a
 process, the network, which loses any message, and the truth: from which state each one was computed.
+
+Checkpoints on disk are published late, also by groups that were cut off, and are all that is left when all nodes are
+lost and the job is requeued. The product's code decides from which one a group starts (`choose_checkpoint`), what is on
+its line, and which ones go (`deletable`).
 """
 
 from __future__ import annotations
@@ -11,7 +15,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from slurm_elastic.snapshot import lineage, slots
+from slurm_elastic.snapshot import checkpoint_lineage, lineage, slots
+from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId, Start
 from slurm_elastic.snapshot.lineage import Copy, Holder, Inventory, SnapshotId
 
 WORDS = 3
@@ -82,6 +87,53 @@ class Node:
             raise ViolationError(f"{self.name} has overwritten {self.saved}, its newest snapshot; it holds {held}")
 
 
+@dataclass
+class Directory:
+    """The directory of checkpoints.
+
+    Attributes:
+        starts: Records, oldest first.
+        present: The state of each checkpoint.
+        published: The state of each checkpoint that got its name on the newest line, without those that had two newer
+            ones on it when they were deleted.
+        writing: Checkpoints that are being written, with their states; whoever writes may be slow.
+    """
+
+    starts: list[Start] = field(default_factory=list)
+    present: dict[CheckpointId, int] = field(default_factory=dict)
+    published: dict[CheckpointId, int] = field(default_factory=dict)
+    writing: list[tuple[CheckpointId, int]] = field(default_factory=list)
+
+    def newest(self) -> Start | None:
+        return self.starts[-1] if self.starts else None
+
+    def start(self, run: str, round_: int, origin: lineage.Origin) -> CheckpointId | None:
+        newest, chosen = self.newest(), None
+        if origin.copy is None:
+            chosen = checkpoint_lineage.choose_checkpoint(newest, self.present, origin.below)
+            line = checkpoint_lineage.line_from_checkpoint(newest, chosen)
+        else:
+            on_line = {last.start for last in newest.line} | {newest.number} if newest is not None else set()
+            starts = [start for start in reversed(self.starts) if start.number in on_line]
+            line = checkpoint_lineage.line_from_memory(starts, run, origin.copy.id.round, origin.copy.id.step)
+        self.starts.append(Start(len(self.starts) + 1, line, run, round_))
+        return chosen
+
+    def publish(self, checkpoint: CheckpointId, state: int, *, late: bool) -> None:
+        """Give a checkpoint its name; `late`: its writer looked at the starts before the newest one was there."""
+        newest = self.newest()
+        assert newest is not None
+        on_line = newest.has(checkpoint)
+        if on_line or late:
+            self.present[checkpoint] = state
+        if on_line:
+            self.published[checkpoint] = state
+            for old in checkpoint_lineage.deletable(newest, list(self.present), 2):
+                self.present.pop(old)
+                if sum(old < other and newest.has(other) for other in self.published) >= 2:
+                    self.published.pop(old, None)
+
+
 class Run:
     """One schedule."""
 
@@ -97,6 +149,11 @@ class Run:
         self.start = 0
         self.origin = ""
         self.round: int | None = None
+        self.requeued = False
+        """True if this is the first round of an incarnation after the first one."""
+        self.disk = Directory()
+        self.recorded: tuple[int | None, int] = None, 0
+        """The last round whose start is recorded on disk, and the state that it started from."""
 
     def _new(self) -> Node:
         self.count = getattr(self, "count", 0) + 1
@@ -108,6 +165,9 @@ class Run:
 
     def _one_round(self) -> None:
         draw = self.random
+        if draw.random() < 0.08:
+            # All nodes are lost, and the job is requeued. Those that were cut off write to disk still.
+            self.living, self.away, self.requeued = [], [], True
         if not self.living or draw.random() < 0.3:
             self.living.append(self._new())
         while self.away and draw.random() < 0.4:
@@ -115,13 +175,17 @@ class Run:
         draw.shuffle(self.living)
         inventories = [node.inventory() for node in self.living]
         failed = draw.random() < 0.2
-        origin_text = lineage.choose(self.round, self.origin, inventories, failed)
-        self._check_newest(origin_text, inventories, failed)
+        if self.requeued:
+            self.origin = ""
+        origin_text = lineage.choose(None if self.requeued else self.round, self.origin, inventories, failed)
+        if not self.requeued:
+            self._check_newest(origin_text, inventories, failed)
+        self.requeued = False
         round_ = 0 if self.round is None else self.round + 1
         last, before = self.round, self.start
         self.round, self.origin = round_, origin_text
         origin = lineage.read_origin(origin_text)
-        # Without a snapshot the round starts from disk: from the beginning here.
+        # Without a snapshot the round starts from disk, as soon as rank 0 has recorded that.
         self.start = 0 if origin.copy is None else self._truth_of(origin.copy.id)
         members = []
         for node in list(self.living):
@@ -140,10 +204,39 @@ class Run:
                 restored[node.name] = state
         if len(set(restored.values())) > 1:
             raise ViolationError(f"mixed: round {round_} starts from {restored}")
-        for state in set(restored.values()):
+        for state in set(restored.values()) if origin.copy is not None else ():
             self._check_lineage(state, last, before)
             self.start = state
+        if not restored or draw.random() < 0.05:
+            # Rank 0 is lost before it has recorded the start: no rank starts.
+            return
+        chosen = self._start_on_disk(round_, origin)
+        if chosen is not None:
+            for node in members:
+                node.state, node.step = self.start, chosen.step
+                restored[node.name] = node.state
         self._train([node for node in members if node.name in restored], round_, origin)
+
+    def _start_on_disk(self, round_: int, origin: lineage.Origin) -> CheckpointId | None:
+        chosen = self.disk.start("run", round_, origin)
+        if origin.copy is None:
+            last, before = self.recorded
+            usable = {
+                each: state
+                for each, state in self.disk.published.items()
+                if (origin.below is None or each.step < origin.below) and self._is_on_line(state, last, before)
+            }
+            if chosen is not None and origin.below is not None and chosen.step >= origin.below:
+                raise ViolationError(
+                    f"repeated on disk: workers failed from step {origin.below}, and start from {chosen}"
+                )
+            if chosen is not None and not self._is_on_line(self.disk.present[chosen], last, before):
+                raise ViolationError(f"off the line on disk: {chosen}; round {last} started from {before}")
+            if origin.below is None and usable and (chosen is None or chosen < max(usable)):
+                raise ViolationError(f"lost on disk: {max(usable)}, and {chosen} is chosen")
+            self.start = 0 if chosen is None else self.disk.present[chosen]
+        self.recorded = round_, self.start
+        return chosen
 
     def _restore(self, node: Node, origin: lineage.Origin) -> int | None:
         plan = lineage.prepare(node.held(), origin)
@@ -189,7 +282,7 @@ class Run:
                 continue
             digest = f"{node.name[1:]:0>16}" if differs and draw.random() < 0.5 else "0" * 16
             try:
-                node.save(round_, draw.randrange(14) if draw.random() < 0.1 else None, digest)
+                node.save(round_, draw.randrange(14) if draw.random() < 0.2 else None, digest)
             except KilledError:
                 # The worker is dead. Its agent lives, or goes with it, or is cut off.
                 members.remove(node)
@@ -198,6 +291,7 @@ class Run:
                     if draw.random() < 0.5:
                         self.away.append(node)
             node.check_keeps_newest()
+            self._write_to_disk(node, round_)
         for node in members:
             if draw.random() < 0.15:
                 # Cut off: it goes on alone for a while.
@@ -207,6 +301,18 @@ class Run:
                     node.step += 1
                     node.state = self._computed(node.state, round_, node.step)
                     node.save(round_, None, "0" * 16)
+                    self._write_to_disk(node, round_)
+
+    def _write_to_disk(self, node: Node, round_: int) -> None:
+        """Begin to write the state of a node, or end what was begun some time ago."""
+        draw, disk = self.random, self.disk
+        if draw.random() < 0.3 and node.saved is not None and node.saved.round == round_:
+            starts = [start.number for start in disk.starts if start.round == round_]
+            disk.writing += [(CheckpointId(number, node.step), node.state) for number in starts]
+        while disk.writing and draw.random() < 0.4:
+            checkpoint, state = disk.writing.pop(draw.randrange(len(disk.writing)))
+            if draw.random() < 0.8:
+                disk.publish(checkpoint, state, late=draw.random() < 0.3)
 
     def _computed(self, state: int, round_: int, step: int) -> int:
         return self.truth.setdefault((state, round_, step), self._make(state, round_, step))
@@ -232,15 +338,17 @@ class Run:
             found.add(state)
         return found
 
+    def _is_on_line(self, state: int, last: int | None, before: int) -> bool:
+        """Return True if a state is older than the start of a round, or was computed from it in that round."""
+        if state in self._ancestors(before) or state == 0:
+            return True
+        since = {self.parents[each][1] for each in self._ancestors(state) - self._ancestors(before)}
+        return before in self._ancestors(state) and since == {last}
+
     def _check_lineage(self, state: int, last: int | None, before: int) -> None:
         """What a round starts from is older than the start of the last one, or was computed from it in that round."""
-        if state in self._ancestors(before) or state == 0:
-            return
-        since = [self.parents[each][1] for each in self._ancestors(state) - self._ancestors(before)]
-        if before not in self._ancestors(state) or set(since) != {last}:
-            raise ViolationError(
-                f"off the line: {state}, computed in rounds {since}; round {last} started from {before}"
-            )
+        if not self._is_on_line(state, last, before):
+            raise ViolationError(f"off the line: {state}; round {last} started from {before}")
 
     def _check_newest(self, origin: str, inventories: list[str], failed: bool) -> None:
         """The newest snapshot of the last round that an agent holds is taken, unless nodes differ in it."""

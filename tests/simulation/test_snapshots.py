@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import pytest
 
-from slurm_elastic.snapshot import lineage, slots
+from slurm_elastic.snapshot import checkpoint_lineage, lineage, slots
+from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId, Start
 from slurm_elastic.snapshot.lineage import Copy, Origin, Preparation, SnapshotId
 from tests.simulation.snapshots import ViolationError, play
 
@@ -121,6 +122,50 @@ def _committed_before_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots, "fill", fill)
 
 
+def _any_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Start, "has", lambda self, checkpoint: True)
+
+
+def _checkpoints_without_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def has(self: Start, id_: CheckpointId) -> bool:
+        return id_.start == self.number or any(id_.start == last.start for last in self.line)
+
+    monkeypatch.setattr(Start, "has", has)
+
+
+def _only_own_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Start, "has", lambda self, id_: id_.start == self.number)
+
+
+def _largest_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose(newest: Start | None, present: Iterable[CheckpointId], below: int | None) -> CheckpointId | None:
+        return max(present, key=lambda each: each.step, default=None)
+
+    monkeypatch.setattr(checkpoint_lineage, "choose_checkpoint", choose)
+
+
+def _line_from_the_newest_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = checkpoint_lineage.line_from_memory
+
+    def line(starts: Iterable[Start], run: str, round_: int, step: int) -> tuple[CheckpointId, ...]:
+        newest = next(iter(starts), None)
+        return () if newest is None else real([newest], newest.run, newest.round, step)
+
+    monkeypatch.setattr(checkpoint_lineage, "line_from_memory", line)
+
+
+def _failures_are_ignored_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = checkpoint_lineage.choose_checkpoint
+    monkeypatch.setattr(checkpoint_lineage, "choose_checkpoint", lambda newest, present, below: real(newest, present))
+
+
+def _newest_checkpoints_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def deletable(newest: Start, present: Collection[CheckpointId], keep: int) -> list[CheckpointId]:
+        return sorted(each for each in present if newest.has(each))[keep:]
+
+    monkeypatch.setattr(checkpoint_lineage, "deletable", deletable)
+
+
 @pytest.mark.parametrize(
     ("mistake", "promise"),
     [
@@ -134,8 +179,15 @@ def _committed_before_written(monkeypatch: pytest.MonkeyPatch) -> None:
         (_nothing_is_fetched, "torn"),
         (_newest_is_overwritten, "overwritten"),
         (_one_slot, "overwritten"),
-        (_old_commit_stays_while_written, "torn|mixed"),
+        (_old_commit_stays_while_written, "torn|mixed|off the line"),
         (_committed_before_written, "torn|mixed"),
+        (_any_checkpoint, "off the line on disk"),
+        (_checkpoints_without_steps, "off the line on disk"),
+        (_only_own_checkpoints, "lost on disk"),
+        (_largest_step, "off the line on disk"),
+        (_line_from_the_newest_start, "on disk"),
+        (_failures_are_ignored_on_disk, "repeated on disk"),
+        (_newest_checkpoints_are_deleted, "lost on disk"),
     ],
 )
 def test_a_mistake_is_found(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import multiprocessing
 import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,83 +18,11 @@ from slurm_elastic import snapshot
 from slurm_elastic.rendezvous.transport.session import Role, Session
 from slurm_elastic.snapshot import memory as memory_module
 from slurm_elastic.snapshot import transfer
-from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.hand_over import VARIABLE, Request, ask
 from slurm_elastic.snapshot.lineage import Copy, SnapshotId, choose, read_inventories, read_origin
 from slurm_elastic.snapshot.memory import OutOfMemoryError, Slot, free_memory, require_memory
+from tests.local.snapshot.memories import Agents, in_worker, loads, saves
 from tests.local.waiting import eventually
-
-_fork = multiprocessing.get_context("fork")
-
-
-class Agents:
-    """Agents of one run, whose rounds the test publishes."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._by_name: dict[str, AgentMemory] = {}
-        self.round: int | None = None
-        self.origin = ""
-
-    def add(self, name: str, secret: bytes = b"s" * 32) -> AgentMemory:
-        (self._directory / name).mkdir()
-        made = AgentMemory(self._directory / name, secret, "7.0", name, name, "127.0.0.1")
-        self._by_name[name] = made
-        return made
-
-    def next_round(self, agents: Sequence[AgentMemory]) -> list[dict[str, str]]:
-        """Return the variables of the workers on each agent."""
-        self.origin = choose(self.round, self.origin, [agent.inventory() for agent in agents])
-        self.round = 0 if self.round is None else self.round + 1
-        variables = [agent.begin(self.round, self.origin, first=index == 0) for index, agent in enumerate(agents)]
-        return [{**each, "SLURM_ELASTIC_ROUND": str(self.round), "LOCAL_RANK": "0"} for each in variables]
-
-    def close(self) -> None:
-        for agent in self._by_name.values():
-            agent.close()
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[Agents]:
-    made = Agents(tmp_path)
-    yield made
-    made.close()
-
-
-def in_worker(variables: dict[str, str], work: Any) -> Any:
-    """Return what a worker with this environment returns; it is forked, and its memory is gone with it."""
-    receiving, sending = _fork.Pipe(duplex=False)
-
-    def main() -> None:
-        os.environ.update(variables)
-        torch.set_num_threads(1)
-        sending.send(work())
-
-    process = _fork.Process(target=main)
-    process.start()
-    sending.close()
-    with contextlib.suppress(EOFError):
-        result = receiving.recv()
-        process.join()
-        return result
-    process.join()
-    return None
-
-
-def saves(*steps: int, size: int = 1000) -> Any:
-    def work() -> bool:
-        for step in steps:
-            snapshot.save(step, weights=torch.full((size,), float(step)), progress={"step": step})
-        return True
-
-    return work
-
-
-def loads() -> tuple[float, int] | None:
-    """The value of the weights, and the step."""
-    weights, progress = snapshot.load(weights=torch.zeros(1), progress=None)
-    assert (weights == weights[0]).all()
-    return None if progress is None else (float(weights[0]), progress["step"])
 
 
 def test_a_round_starts_from_the_newest_snapshot_on_every_node(agents: Agents) -> None:

@@ -98,7 +98,8 @@ def test_a_state_from_which_workers_fail_is_left_for_an_older_one_and_then_for_d
     assert read_origin(third).copy == Copy(SnapshotId(0, 4), "00")
     fourth = read_origin(choose(4, third, [holds("a", (0, 4))], failed=True))
     assert fourth == Origin(
-        note="workers that started from step 4 of round 0 failed before the next snapshot; it starts from disk"
+        note="workers that started from step 4 of round 0 failed before the next snapshot; it starts from disk",
+        below=4,
     )
 
 
@@ -110,6 +111,12 @@ def test_snapshots_that_differ_between_nodes_are_not_chosen_and_that_is_said() -
     alone = read_origin(choose(0, "", inventories[:2]))
     assert (alone.copy, alone.line) == (None, ())
     assert alone.note == f"{found.note}; it starts from disk"
+
+
+def test_the_snapshot_that_a_round_started_from_is_not_lost_to_a_copy_that_differs() -> None:
+    before = choose(0, "", [holds("a", (0, 5))])
+    assert chosen(1, before, holds("a", (0, 5)), holds("came back", (0, 5), digest="01")) == (0, 5)
+    assert chosen(1, before, holds("came back", (0, 5), digest="01")) is None
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"copies":[{"id":{"round":0}}]}', '{"copies":7}', "\x00"])
@@ -153,3 +160,9 @@ def test_the_oldest_snapshot_is_overwritten() -> None:
     one, two, three = SnapshotId(1, 9), SnapshotId(2, 5), SnapshotId(2, 6)
     assert slot_to_write([one, None, two]) == 1
     assert slot_to_write([two, three, one]) == 2
+
+
+def test_a_slot_that_is_being_written_to_disk_is_not_overwritten() -> None:
+    one, two, three = SnapshotId(1, 9), SnapshotId(2, 5), SnapshotId(2, 6)
+    assert slot_to_write([one, two, three], busy=[0]) == 1
+    assert slot_to_write([two, None, one], busy=[1]) == 2

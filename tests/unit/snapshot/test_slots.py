@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_elastic.snapshot.lineage import Copy, SnapshotId
-from slurm_elastic.snapshot.slots import HEADER, Contents, clear, contents, fill, round_up
+from slurm_elastic.snapshot.slots import HEADER, Contents, clear, contents, fill, is_busy, round_up, set_busy
 
 WRITTEN = Contents(Copy(SnapshotId(3, 120), "fedcba9876543210"), 640, 77)
 
@@ -51,3 +51,13 @@ def test_a_copy_that_fails_leaves_nothing() -> None:
     with pytest.raises(OSError, match="no memory"):
         fill(fields, WRITTEN, fails)
     assert contents(fields, WRITTEN.size) is None
+
+
+def test_a_slot_that_is_read_is_marked_and_keeps_what_it_holds() -> None:
+    fields = [0] * 8
+    fill(fields, WRITTEN, lambda: None)
+    set_busy(fields, True)
+    assert is_busy(fields)
+    assert contents(fields, WRITTEN.size) == WRITTEN
+    set_busy(fields, False)
+    assert not is_busy(fields)

@@ -1,0 +1,145 @@
+"""Decides which checkpoint on disk a group of workers starts from, which ones it may publish, which ones go. Pure.
+
+A directory of checkpoints may be used by many groups of workers: rounds, requeued jobs, later runs, plain python. Each
+group that starts is given the next number there, its start, by the exclusive creation of a record. The record has the
+line of the start: the last checkpoint of each earlier start that the state of the group went through. A checkpoint is
+named by the start of its group and its step.
+
+The newest record decides. A checkpoint counts if the newest start took it, or if it is on the line of the newest start.
+So what a group that was cut off publishes later replaces nothing, whatever its step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+__all__ = [
+    "CheckpointId",
+    "Start",
+    "choose_checkpoint",
+    "deletable",
+    "line_from_checkpoint",
+    "line_from_memory",
+    "read_start",
+    "write_start",
+]
+
+_LINE = 16
+"""Starts that a line reaches back."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CheckpointId:
+    """The number of the start whose workers took a checkpoint, and the script's own count of steps."""
+
+    start: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The start of a group of workers in a directory of checkpoints.
+
+    Attributes:
+        number: Of this start, from 1.
+        line: The last checkpoint on the line of each start before, oldest first; the last entry is the state that the
+            group started from, which may have been in memory only.
+        run: Id of the run; empty outside of a run.
+        round: Number of the round in the run.
+    """
+
+    number: int
+    line: tuple[CheckpointId, ...] = ()
+    run: str = ""
+    round: int = 0
+
+    def has(self, checkpoint: CheckpointId) -> bool:
+        """Return True if the state of this group comes from the checkpoint, or the group itself took it."""
+        return checkpoint.start == self.number or any(
+            checkpoint.start == last.start and checkpoint.step <= last.step for last in self.line
+        )
+
+
+def choose_checkpoint(
+    newest: Start | None, present: Iterable[CheckpointId], below: int | None = None
+) -> CheckpointId | None:
+    """Return the checkpoint that the next group starts from; None if there is none.
+
+    Args:
+        newest: The newest start in the directory; None before the first.
+        present: The checkpoints in the directory.
+        below: The step of a state from which workers failed: only earlier ones are chosen. None if there is none.
+    """
+    usable = (
+        checkpoint
+        for checkpoint in present
+        if newest is not None and newest.has(checkpoint) and (below is None or checkpoint.step < below)
+    )
+    return max(usable, default=None)
+
+
+def line_from_checkpoint(newest: Start | None, chosen: CheckpointId | None) -> tuple[CheckpointId, ...]:
+    """Return the line of a group that starts from a checkpoint, or from nothing.
+
+    Args:
+        newest: The newest start in the directory, whose line has the checkpoint; None before the first.
+        chosen: The checkpoint.
+    """
+    if newest is None or chosen is None:
+        return ()
+    kept = tuple(last for last in newest.line if last.start < chosen.start)
+    return (*kept, chosen)[-_LINE:]
+
+
+def line_from_memory(starts: Iterable[Start], run: str, round_: int, step: int) -> tuple[CheckpointId, ...]:
+    """Return the line of a group that starts from a snapshot in memory.
+
+    Args:
+        starts: The newest start in the directory, and those on its line, newest first.
+        run: Id of the run.
+        round_: The round that took the snapshot.
+        step: Of the snapshot.
+
+    Returns:
+        The line; empty if the round that took the snapshot has no start in this directory.
+    """
+    for start in starts:
+        if (start.run, start.round) == (run, round_):
+            return (*start.line, CheckpointId(start.number, step))[-_LINE:]
+    return ()
+
+
+def deletable(newest: Start, present: Collection[CheckpointId], keep: int) -> list[CheckpointId]:
+    """Return the checkpoints that are not needed any more.
+
+    The newest ones on the line stay. What is older than the beginning of the line belongs to other trainings and stays.
+
+    Args:
+        newest: The newest start in the directory.
+        present: The checkpoints in the directory.
+        keep: Number of checkpoints on the line that stay.
+    """
+    root = newest.line[0] if newest.line else CheckpointId(newest.number, 0)
+    on_line = sorted((checkpoint for checkpoint in present if newest.has(checkpoint)), reverse=True)
+    left_behind = (checkpoint for checkpoint in present if checkpoint > root and not newest.has(checkpoint))
+    return [*on_line[keep:], *left_behind]
+
+
+def write_start(start: Start) -> bytes:
+    """Return the record of a start."""
+    return msgspec.json.encode(start)
+
+
+def read_start(content: bytes, number: int) -> Start:
+    """Return a start from its record.
+
+    Raises:
+        ValueError: It is not the record of this start.
+    """
+    start = msgspec.json.decode(content, type=Start)
+    if start.number != number:
+        raise ValueError(f"it is the record of start {start.number}")
+    return start

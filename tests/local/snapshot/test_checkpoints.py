@@ -1,0 +1,215 @@
+"""Snapshots that become checkpoints on disk, and groups that start from them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint import load as load_checkpoint
+
+from slurm_elastic import snapshot
+from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId
+from slurm_elastic.snapshot.checkpoints import Checkpoints, SupersededError
+from tests.local.snapshot.memories import Agents, in_worker
+from tests.local.waiting import eventually
+
+ROOT = Path(__file__).parents[3]
+
+
+def trains(directory: Path, *steps: int, every: float = 600.0) -> Any:
+    """Work that takes snapshots of these steps; it returns the step and the weight that it started from."""
+
+    def work() -> tuple[int, float]:
+        snapshot.to_disk(directory, every=every)
+        weight, pair, step = snapshot.load(weight=torch.zeros(3), pair=(0, torch.zeros(1)), step=0)
+        for each in steps:
+            state = torch.full((3,), float(each))
+            snapshot.save(each, weight=state, pair=(each, state[:1]), step=each)
+        assert weight[0] == pair[1][0] == step == pair[0]
+        return step, float(weight[0])
+
+    return work
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def test_an_agent_that_ends_leaves_its_newest_snapshot_for_later_runs_and_for_torch(
+    agents: Agents, tmp_path: Path
+) -> None:
+    directory = tmp_path / "made" / "checkpoints"
+    one = agents.add("one")
+    assert in_worker(agents.next_round([one])[0], trains(directory, 1, 2, 3)) == (0, 0.0)
+    one.inventory()
+    one.close()
+    assert names(directory) == ["start-000001.step-000000000003"]
+    # By torch alone, as the documentation says.
+    found = {"weight": torch.zeros(3), "step": 0}
+    load_checkpoint(found, checkpoint_id=directory / "start-000001.step-000000000003", no_dist=True)
+    assert found["weight"].tolist() == [3.0] * 3
+    assert found["step"] == 3
+    # A later run has nothing in memory.
+    later = Agents(tmp_path)
+    two = later.add("two")
+    assert in_worker(later.next_round([two])[0], trains(directory, 4)) == (3, 3.0)
+    # Memory goes first, and what it holds is on the line.
+    assert in_worker(later.next_round([two])[0], trains(directory)) == (4, 4.0)
+    # That is written at once.
+    eventually(lambda: len(names(directory)) == 2, lambda: str(names(directory)))
+    later.close()
+    assert names(directory) == ["start-000001.step-000000000003", "start-000002.step-000000000004"]
+
+
+def test_checkpoints_are_taken_beside_the_training_and_old_ones_go(agents: Agents, tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    one = agents.add("one")
+
+    def work() -> list[str]:
+        snapshot.to_disk(directory, every=0)
+        snapshot.load(weight=None)
+        seen: list[str] = []
+        step = 0
+
+        def taken() -> bool:
+            nonlocal step
+            step += 1
+            snapshot.save(step, weight=torch.full((1000,), float(step)))
+            seen.extend(name for name in names(directory) if name not in seen)
+            return len(seen) >= 4
+
+        eventually(taken, lambda: str(seen))
+        return seen
+
+    seen = in_worker(agents.next_round([one])[0], work)
+    one.inventory()
+    one.close()
+    assert seen == sorted(seen)
+    there = names(directory)
+    assert len(there) == 2
+    for name in there:
+        found = Checkpoints(directory).read(CheckpointId(1, int(name[-12:])))
+        # Never a mixture of steps, though workers overwrite slots all the time.
+        assert set(found["weight"].tolist()) == {float(name[-12:])}
+
+
+def test_a_group_that_was_cut_off_replaces_nothing(agents: Agents, tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    one, two = agents.add("one"), agents.add("two")
+    first, _ = agents.next_round([one, two])
+    assert in_worker(first, trains(directory, 1, 2)) == (0, 0.0)
+    # Round 1 is formed without the first node, from another's snapshot; that node goes on.
+    assert in_worker({**first, "RANK": "1", "WORLD_SIZE": "1"}, trains(directory, 1)) is None
+    checkpoints = Checkpoints(directory)
+    start, _ = checkpoints.start("7", 1, None, None)
+    assert start.line == ()
+    with pytest.raises(SupersededError, match=r"start 2 has taken over .*, from a state without step 2"):
+        checkpoints.publish(CheckpointId(1, 2), lambda path: b"{}", lambda: True, 2)
+    one.inventory()
+    one.close()
+    assert names(directory) == []
+
+
+def test_a_start_that_is_superseded_while_it_is_recorded_is_withdrawn(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    answers = iter([True, False])
+    with pytest.raises(SupersededError, match="a newer round has started"):
+        checkpoints.start("7", 1, None, None, lambda: next(answers))
+    assert list(tmp_path.iterdir()) == []
+    assert checkpoints.start("7", 2, None, None)[0].number == 1
+
+
+def test_a_checkpoint_that_cannot_be_read_ends_the_worker(agents: Agents, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.start("7", 0, None, None)
+
+    def raised() -> str:
+        try:
+            trains(checkpoints.path)()
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    path = checkpoints.path_of(CheckpointId(1, 5))
+    path.mkdir()
+    for content, message in [
+        (b'{"version":2}', "has version 2 of snapshot.json, not 1; load it with torch.distributed.checkpoint"),
+        (b"{", "cannot be read: "),
+        (b'{"version":1,"state":{},"tensors":[["../secret",0,1]]}', "../secret is no name of a file"),
+    ]:
+        (path / "snapshot.json").write_bytes(content)
+        assert message in in_worker(agents.next_round([agents.add(str(len(message)))])[0], raised)
+        # The failed attempt has recorded a start from that checkpoint; the next one begins there, too.
+    (checkpoints.path / "start-000009.json").write_text("{}")
+    found = in_worker(agents.next_round([agents.add("last")])[0], raised)
+    assert "start-000009.json is no record of a start" in found
+
+
+def test_order_of_calls(agents: Agents, tmp_path: Path) -> None:
+    def work() -> list[str]:
+        errors = []
+        snapshot.to_disk(tmp_path / "a")
+        for call in (
+            lambda: snapshot.save(1, step=1),
+            lambda: snapshot.load(step=1),
+            lambda: snapshot.to_disk(tmp_path / "b"),
+            lambda: snapshot.to_disk(tmp_path / "b", keep=0),
+        ):
+            try:
+                call()
+            except (RuntimeError, ValueError) as error:
+                errors.append(str(error))
+        return errors
+
+    assert in_worker(agents.next_round([agents.add("one")])[0], work) == [
+        "snapshot.save comes before snapshot.load: after snapshot.to_disk call load first",
+        "snapshot.to_disk comes too late: call it before snapshot.load",
+        "every=600.0, keep=0: checkpoints need 0 seconds or more, and one at least that stays",
+    ]
+
+
+SCRIPT = """
+import os, torch
+from slurm_elastic import snapshot
+snapshot.to_disk("checkpoints", keep=1)
+weight, step = snapshot.load(weight=torch.zeros(2), step=0)
+print("rank", os.environ.get("RANK"), "starts at", step, weight.tolist(), flush=True)
+for step in range(step + 1, step + 4):
+    snapshot.save(step, weight=torch.full((2,), float(step)), step=step)
+"""
+
+
+def test_without_an_agent_the_script_reads_and_writes_checkpoints_itself(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    def run(*command: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, *command, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
+
+    assert run() == ["rank None starts at 0 [0.0, 0.0]"]
+    assert names(tmp_path / "checkpoints") == ["start-000001.step-000000000003"]
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone")
+    assert run(*torchrun) == [f"rank {rank} starts at 3 [3.0, 3.0]" for rank in (0, 1)]
+    assert names(tmp_path / "checkpoints") == ["start-000002.step-000000000006"]
+
+
+def test_a_writer_that_is_slow_is_left_at_the_deadline(
+    agents: Agents, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = agents.add("one")
+    assert in_worker(agents.next_round([one])[0], trains(tmp_path / "checkpoints", 1)) == (0, 0.0)
+    one.inventory()
+    began = time.monotonic()
+    one.close(until=began)
+    assert "the newest snapshot is not on disk: the time is over" in caplog.text
+    assert names(tmp_path / "checkpoints") == []
