@@ -90,6 +90,7 @@ class AgentMemory:
         if plan.fetch and plan.slot is not None:
             # The memory of what was there is given back before that of the other is taken.
             try:
+                current.replacement = Slot.make()
                 self._slots[plan.slot] = current.fetches = Slot.make()
             except OSError as error:
                 current.fail(f"{self._node} has no memory for it: {error.strerror}")
@@ -130,12 +131,9 @@ class AgentMemory:
         """Cancel a transfer that is under way; it may go on for a moment, in memory that is not ours any more."""
         current = self._round
         current.cancelled.set()
-        if current.fetches is not None and current.slot is not None and not current.ready.is_set():
-            try:
-                self._slots[current.slot] = Slot.make()
-            except OSError:
-                # Out of descriptors or memory: then that memory is used again, when the transfer has ended.
-                current.ready.wait()
+        if current.slot is not None and current.replacement is not None and not current.ready.is_set():
+            self._slots[current.slot] = current.replacement
+        current.replacement = None
         current.ready.set()
 
     def _fetch(self, current: _Round, origin: Origin, slot: Slot) -> None:
@@ -191,6 +189,8 @@ class _Round:
         slot: Index of the slot from which its workers start; None if from none.
         origin: Of the round.
         fetches: The memory that a transfer writes; None if the snapshot is here.
+        replacement: An empty slot that takes its place if the round ends before the transfer: made before, because
+            there may be no descriptor left then, and the agent cannot wait for the other side.
         ready: Set when the slot has its snapshot, or will not have it.
         cancelled: Set when the round is over.
         error: Why the slot does not have it.
@@ -199,6 +199,7 @@ class _Round:
     def __init__(self, number: int, slot: int | None = None, origin: Origin | None = None) -> None:
         self.number, self.slot, self.origin = number, slot, origin or Origin()
         self.fetches: Slot | None = None
+        self.replacement: Slot | None = None
         self.ready, self.cancelled = threading.Event(), threading.Event()
         self.error = ""
 
