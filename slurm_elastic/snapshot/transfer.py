@@ -31,6 +31,8 @@ _TIMEOUT = 10.0
 _CHUNK = 1 << 22
 _AT_ONCE = 64
 """Receivers that are served together; more are sent away and come again."""
+_STRANGERS = 64
+"""Connections that have not proved the secret; a further one takes the place of the oldest."""
 
 
 class TransferError(Exception):
@@ -49,6 +51,7 @@ class Sender:
     def __init__(self, secret: bytes, run: str, slots: Sequence[Slot]) -> None:
         self._secret, self._run, self._slots = secret, run, slots
         self._places = threading.Semaphore(_AT_ONCE)
+        self._strangers: dict[socket.socket, None] = {}
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
         self._listener = socket.create_server(("", 0), family=family, dualstack_ipv6=dual)
@@ -63,19 +66,31 @@ class Sender:
 
     def _serve(self) -> None:
         for connection in accepted(self._listener):
-            if self._places.acquire(blocking=False):
-                threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
-            else:
-                connection.close()
+            if len(self._strangers) >= _STRANGERS and (strangers := list(self._strangers)):
+                # Other threads take some away meanwhile.
+                oldest = strangers[0]
+                self._strangers.pop(oldest, None)
+                # Its thread closes it. If it has just proved the secret, it comes again.
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._strangers[connection] = None
+            threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
 
     def _attend(self, connection: socket.socket) -> None:
         try:
             with connection:
-                self._send(_Channel(connection, Session(Role.LEADER, self._secret, _name(self._run), port=self.port)))
+                try:
+                    session = Session(Role.LEADER, self._secret, _name(self._run), port=self.port)
+                    channel = _Channel(connection, session)
+                finally:
+                    self._strangers.pop(connection, None)
+                if self._places.acquire(blocking=False):
+                    try:
+                        self._send(channel)
+                    finally:
+                        self._places.release()
         except (OSError, SessionError, TransferError) as error:
             logger.debug("a snapshot is not sent: %s", error)
-        finally:
-            self._places.release()
 
     def _send(self, channel: _Channel) -> None:
         wanted = channel.next()

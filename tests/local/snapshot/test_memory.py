@@ -244,6 +244,20 @@ def test_a_transfer_is_given_up_with_its_round(agents: Agents, monkeypatch: pyte
         assert in_worker(variables, loads) == (1.0, 1)
 
 
+def test_strangers_that_hold_all_connections_keep_no_agent_from_its_snapshot(agents: Agents) -> None:
+    one, two = agents.add("one"), agents.add("two")
+    assert in_worker(agents.next_round([one])[0], saves(1))
+    port = read_inventories([one.inventory()])[0].holder.port
+    with contextlib.ExitStack() as silent:
+        for _ in range(80):
+            silent.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+        began = time.monotonic()
+        for variables in agents.next_round([one, two]):
+            assert in_worker(variables, loads) == (1.0, 1)
+        # A silent connection is given up after 10 s.
+        assert time.monotonic() - began < 8
+
+
 def test_an_agent_without_the_secret_gets_nothing(agents: Agents) -> None:
     one = agents.add("one")
     assert in_worker(agents.next_round([one])[0], saves(1))
