@@ -139,7 +139,8 @@ def _only_own_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _largest_step(monkeypatch: pytest.MonkeyPatch) -> None:
     def choose(newest: Start | None, present: Iterable[CheckpointId], below: int | None) -> CheckpointId | None:
-        return max(present, key=lambda each: each.step, default=None)
+        usable = (each for each in present if below is None or each.step < below)
+        return max(usable, key=lambda each: each.step, default=None)
 
     monkeypatch.setattr(checkpoint_lineage, "choose_checkpoint", choose)
 
