@@ -205,6 +205,8 @@ class Checks:
                 "a worker failure is charged or explained",
                 over,
             )
+        # A round may close in the step in which the failure of the one before is charged.
+        require(after.last_failure == self._last_failure, "the last failure is on record", after.last_failure)
         if after.phase is Phase.FORMING:
             self._check_no_needless_wait(after)
         if isinstance(event, Tick):
@@ -258,7 +260,7 @@ class Checks:
         self._check_one_group(table.round)
         check_table(after, table, self._latest)
         require(table.restarts == after.restarts, "restarts are the same for all", table)
-        require(table.last_failure == self._last_failure, "the last failure is on record", table)
+        require(table.last_failure == after.last_failure, "the last failure is on record", table)
         for place in table.places:
             name = place.agent
             require(name in self._connected, "members are connected", name)
