@@ -100,6 +100,19 @@ GENERAL = (
         "SECONDS",
     ),
     Option(
+        "--node-check",
+        "a command for the shell; a node on which it fails does not join the run. Before it, memory and directories "
+        "for temporary files are checked; off: no check at all (default: these alone)",
+        "COMMAND",
+    ),
+    Option("--node-check-timeout", "seconds after which --node-check has failed (default: 60)", "SECONDS"),
+    Option(
+        "--on-bad-node",
+        "a command for the shell, run on a node that has failed its check, such as one that asks for its drain; its "
+        "environment has SLURM_ELASTIC_NODE and SLURM_ELASTIC_BAD_NODE_REASON",
+        "COMMAND",
+    ),
+    Option(
         "--stop-on-same-failure",
         "on: end the run when a worker fails in the same way at the same step twice in a row, whatever restarts are "
         "left; off: restart all the same (default: on)",

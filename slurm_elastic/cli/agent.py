@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import argparse
 
     from slurm_elastic.agent.forkserver import ForkServer
+    from slurm_elastic.agent.node_check import NodeCheck
+    from slurm_elastic.agent.settings import AgentSettings
 
 __all__ = ["Agent", "go_on", "require_version"]
 
@@ -102,6 +104,11 @@ def _run(arguments: Sequence[str], warm: ForkServer | None, obstacle: str | None
     private = take_private(os.environ)
     # The fork server imports torch while the agent does its own imports.
     warm = warm or _WarmStart(arguments, os.environ).process()
+    try:
+        check, on_bad_node = _node_check(arguments)
+    except UsageError:
+        warm.close()
+        raise
     from slurm_elastic.descriptors import raise_limit, require
 
     # Workers are children of the process that was started before, and keep the limit that this one was given.
@@ -123,9 +130,42 @@ def _run(arguments: Sequence[str], warm: ForkServer | None, obstacle: str | None
         require(max(len(settings.expected_nodes), settings.launch_config.min_nodes))
         settings.run_dir.open()
         with claim(settings.run_dir.secret(), settings.node, settings.job):
+            _require_sound(check, settings, on_bad_node)
             return int(launch(settings, warm if can_fork else None))
     finally:
         warm.close()
+
+
+def _node_check(arguments: Sequence[str]) -> tuple[NodeCheck, str]:
+    """Start the check of this node; the second value is the command for a bad one."""
+    from slurm_elastic.agent.node_check import NodeCheck, check_timeout
+    from slurm_elastic.agent.option_table import scan
+
+    found = scan(arguments, os.environ)
+    check = NodeCheck(found.value("node_check") or "", check_timeout(found.value("node_check_timeout")))
+    return check, found.value("on_bad_node") or ""
+
+
+def _require_sound(check: NodeCheck, settings: AgentSettings, on_bad_node: str) -> None:
+    """Wait for the check of this node.
+
+    Raises:
+        NodeCheckError: The node failed it.
+    """
+    from slurm_elastic.agent.event_log import EventLog
+    from slurm_elastic.agent.node_check import NodeCheckError, tell_site
+    from slurm_elastic.agent.signals import record_signals
+    from slurm_elastic.rendezvous.run_events import Entry
+
+    problem = check.problem(record_signals())
+    if not problem:
+        return
+    text = f"{settings.node} does not join the run, as it failed its check: {problem}"
+    events = EventLog(settings.run_dir, settings.node, settings.launch_config.event_log_handler)
+    events.add(Entry("node_check_failed", text, {"nodes": [settings.node], "why": problem}), logging.DEBUG)
+    events.close()
+    tell_site(on_bad_node, settings.node, settings.run_id, problem)
+    raise NodeCheckError(text)
 
 
 BATCH_VERSION = "SLURM_ELASTIC_BATCH_VERSION"

@@ -72,3 +72,22 @@ def test_a_requeued_job_knows_the_last_failure(allocate: Allocate) -> None:
     assert agent.wait() == 1
     assert again.rounds() == 3, again.story()
     agent.expect("the same failure twice in a row, at step 104")
+
+
+def test_a_node_that_fails_its_check_does_not_join(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    options = ["--rdzv-conf=last_call_timeout=0.5", '--node-check=echo "no fan in $SLURMD_NODENAME"; test -e sound']
+    nodes.touch("sound")
+    first = nodes.start(1, *options)
+    first.expect("round 0 formed")
+    (nodes.directory / "sound").unlink()
+    second = nodes.start(2, *options, '--on-bad-node=echo "$SLURM_ELASTIC_BAD_NODE_REASON" > drained')
+    assert second.wait() == 1
+    why = "--node-check ended with exit code 1: no fan in 127.0.0.2"
+    assert f"error: 127.0.0.2 does not join the run, as it failed its check: {why}\n" in second.err
+    assert (nodes.directory / "drained").read_text() == f"{why}\n"
+    (event,) = [event for event in nodes.events() if event["event"] == "node_check_failed"]
+    assert (event["nodes"], event["why"]) == (["127.0.0.2"], why)
+    nodes.touch("finish")
+    assert first.wait() == 0
+    assert nodes.rounds() == 1

@@ -50,12 +50,13 @@ def test_a_run_with_every_event(allocate: Allocate, tmp_path: Path, capsys: pyte
         agent = failing.start(1, script=[SCRIPT])
         failed = agent.wait()
         usage = failing.start(1, "--nnodes=none", script=[SCRIPT]).wait()
+        unfit = failing.start(1, "--node-check=false", script=[SCRIPT]).wait()
         files = layout(nodes.run_dir, failing.run_dir)
         records = [*nodes.events(), *failing.events()]
         progress = [*progress_of(nodes), *progress_of(failing)]
         followed_by_commands(tmp_path, directory, capsys)
 
-    check("run_exit_codes", {"finished": finished, "left": left, "failed": failed, "usage": usage})
+    check("run_exit_codes", {"finished": finished, "left": left, "failed": failed, "usage": usage, "unfit node": unfit})
     check("run_events", events(records))
     check("run_progress", events(progress))
     check("run_files", files)

@@ -1,0 +1,113 @@
+"""The check of a node before its agent joins, and commands of the site."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.agent.node_check import NodeCheck, check_timeout, shortcomings, tell_site
+from slurm_elastic.agent.signals import Notices
+from slurm_elastic.agent.site_command import run_site_command
+from slurm_elastic.agent.watchdog import process_state
+from slurm_elastic.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("echo fine", ""),
+        ("echo no fan >&2; exit 3", "ended with exit code 3: no fan"),
+        ("exit 3", "ended with exit code 3"),
+        ("kill -9 $$", "ended with exit code -9"),
+        ("printf 'a\\033[31mb'; exit 1", "ended with exit code 1: a?[31mb"),
+    ],
+)
+def test_the_end_of_a_command(command: str, problem: str) -> None:
+    assert run_site_command(command, 60).problem == problem
+
+
+def test_a_command_that_is_missing() -> None:
+    assert "ended with exit code 127: " in run_site_command("/no/such/check", 60).problem
+    assert "not found" in run_site_command("/no/such/check", 60).problem
+
+
+def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+    before = time.monotonic()
+    result = run_site_command(f"echo waits; sleep 600 & echo $! > {tmp_path}/pid; wait", 0.5)
+    assert result.problem == "took too long and was killed: waits"
+    assert time.monotonic() - before < 60
+    child = process_state(int((tmp_path / "pid").read_text()))
+    assert child is None or child.state == "Z", "an orphan, which its new parent has not reaped yet"
+
+
+def test_a_command_that_leaves_a_process_is_not_waited_for() -> None:
+    """The process holds its output open."""
+    assert run_site_command("sleep 600 & echo done", 60).last_line == "done"
+
+
+def test_a_command_that_prints_a_gigabyte() -> None:
+    peak = Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]
+    result = run_site_command("head -c 1073741824 /dev/zero; echo; echo done; exit 1", 60)
+    grown = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) - int(peak)
+    assert result.problem == "ended with exit code 1: done"
+    assert grown < 32 << 10, "KiB"
+
+
+def test_a_command_that_prints_for_ever_is_killed() -> None:
+    assert run_site_command("yes", 0.2) == (None, "y")
+
+
+@pytest.mark.parametrize(
+    ("available", "unwritable", "problem"),
+    [
+        (None, [], ""),
+        (128 << 20, [], ""),
+        ((128 << 20) - 1, [], "128 MiB of memory are left"),
+        (64 << 20, ["/dev/shm is full"], "64 MiB of memory are left; /dev/shm is full"),
+    ],
+)
+def test_what_a_node_lacks(available: int | None, unwritable: list[str], problem: str) -> None:
+    assert shortcomings(available, unwritable) == problem
+
+
+def test_a_sound_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert NodeCheck("", 60).problem(Notices()) == ""
+    assert NodeCheck("true", 60).problem(Notices()) == ""
+    assert NodeCheck("exit 4", 60).problem(Notices()) == "--node-check ended with exit code 4"
+
+
+def test_a_directory_that_takes_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: "/proc")
+    assert NodeCheck("", 60).problem(Notices()).startswith("no file can be written to /proc: ")
+    assert NodeCheck("off", 60).problem(Notices()) == ""
+
+
+def test_a_signal_that_asks_to_leave_ends_the_wait_and_no_other_does() -> None:
+    left, stayed = Notices(), Notices()
+    left.note(signal.SIGTERM)
+    assert NodeCheck("sleep 1; exit 1", 60).problem(left) == ""
+    stayed.note(signal.SIGCONT)
+    assert NodeCheck("sleep 0.3; exit 1", 60).problem(stayed) == "--node-check ended with exit code 1"
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon"])
+def test_bad_timeouts(text: str) -> None:
+    with pytest.raises(UsageError, match="is no number of seconds above 0; write it as in 60"):
+        check_timeout(text)
+
+
+def test_timeouts() -> None:
+    assert [check_timeout(text) for text in (None, "", "0.5", "90")] == [60, 60, 0.5, 90]
+
+
+def test_the_site_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    words = '"$SLURM_ELASTIC_NODE $SLURM_ELASTIC_RUN_ID $SLURM_ELASTIC_BAD_NODE_REASON"'
+    tell_site(f"echo {words} > {tmp_path}/told", "n1", "7", "no fan")
+    assert (tmp_path / "told").read_text() == "n1 7 no fan\n"
+    tell_site("", "n1", "7", "no fan")
+    assert not caplog.records
+    tell_site("echo not allowed; exit 1", "n1", "7", "no fan")
+    assert [each.message for each in caplog.records] == ["--on-bad-node ended with exit code 1: not allowed"]
