@@ -105,6 +105,11 @@ GENERAL = (
         "for temporary files are checked; off: no check at all (default: these alone)",
         "COMMAND",
     ),
+    Option(
+        "--max-excluded",
+        "how many nodes with strikes the job excludes when it is requeued (default: 2); 0 for none",
+        "N",
+    ),
     Option("--node-check-timeout", "seconds after which --node-check has failed (default: 60)", "SECONDS"),
     Option(
         "--on-bad-node",

@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 
 _NODES = re.compile(r"([0-9]{1,6})(?::([0-9]{1,6}))?")
 _MAX_REQUEUES = 10
+_MAX_EXCLUDED = 2
 
 
 def base_directory(run_dir: str | None, job: SlurmJob | None) -> Path:
@@ -97,15 +98,19 @@ class RequeuePolicy:
 
     Attributes:
         max_requeues: how often the job is requeued because of its time limit.
+        max_excluded: how many bad nodes the job excludes when it starts again.
         meaning: of signals, where Slurm does not tell.
     """
 
     max_requeues: int = _MAX_REQUEUES
     meaning: SignalDefaults = field(default_factory=SignalDefaults)
+    max_excluded: int = _MAX_EXCLUDED
 
 
-def requeue_policy(max_requeues: str | None, grace: str | None, warning: str | None) -> RequeuePolicy:
-    """Read the options ``--max-requeues``, ``--grace`` and ``--warning``; None for those that were not given.
+def requeue_policy(
+    max_requeues: str | None, grace: str | None, warning: str | None, max_excluded: str | None = None
+) -> RequeuePolicy:
+    """Read ``--max-requeues``, ``--grace``, ``--warning`` and ``--max-excluded``; None for those that were not given.
 
     Raises:
         UsageError: a value is no number, or negative.
@@ -116,6 +121,7 @@ def requeue_policy(max_requeues: str | None, grace: str | None, warning: str | N
         meaning=SignalDefaults(
             _seconds("--grace", grace, default.grace), _seconds("--warning", warning, default.warning)
         ),
+        max_excluded=_count("--max-excluded", max_excluded, _MAX_EXCLUDED),
     )
 
 

@@ -6,12 +6,16 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from slurm_elastic.agent.job_end import RequeueFacts, plan_requeue
 from slurm_elastic.agent.option_values import RequeuePolicy
-from slurm_elastic.rundir import JobRecords, RunDir
+from slurm_elastic.failures import exclusion, nodes_to_exclude, strikes
+from slurm_elastic.rundir import JobRecords, RunContents, RunDir
 from slurm_elastic.slurm import Controller, JobView, Requeue, SlurmJob
 
 __all__ = ["requeue_job"]
@@ -77,17 +81,94 @@ def requeue_job(
     )
     decision = plan.decision
     if decision.requeue is Requeue.REQUEST:
-        if not records.claim_requeue(restart_count, plan.record):
+        ours = _excluded_before(records)
+        bad = _room(_bad_nodes(run_dir, policy.max_excluded), controller, job, view, ours)
+        if not records.claim_requeue(restart_count, {**plan.record, "excluded": list(bad)}):
             return True
         # Said before, as it ends whoever says it.
         say(f"job {job.name}: {decision.why}")
         if _requeue(controller, job, deadline):
+            _exclude(controller, job, view, ours, bad, say)
             return True
         say(f"job {job.name}: not requeued: scontrol requeue failed; submit it again to go on")
         return False
     if decision.why:
         say(f"job {job.name}: {decision.why}")
     return decision.requeue is Requeue.SLURM
+
+
+def _bad_nodes(run_dir: RunDir, most: int) -> tuple[str, ...]:
+    """Return the nodes that have strikes, by the events of all starts of the run."""
+    if not most:
+        return ()
+    events = [
+        (when, event)
+        for file in RunContents(run_dir).events()
+        for line in file.content.splitlines()
+        if (event := _event(line)) is not None and (when := _time(event)) is not None
+    ]
+    nodes = {
+        node
+        for _, event in events
+        if event.get("event") == "round_formed" and isinstance(event.get("nodes"), list)
+        for node in event["nodes"]
+    }
+    return nodes_to_exclude(strikes(events), nodes, time.time(), most)
+
+
+def _room(
+    bad: tuple[str, ...], controller: Controller, job: SlurmJob, view: JobView | None, ours: frozenset[str]
+) -> tuple[str, ...]:
+    """Return as many of the bad nodes as the partition can do without: the job would wait for ever for too few."""
+    if not bad or view is None:
+        return ()
+    partition = next((each for each in controller.partitions() or () if each.name == view.partition), None)
+    if partition is None:
+        return ()
+    users = [node for node in view.excluded if node not in ours]
+    return bad[: max(0, partition.nodes - len(users) - len(job.job_nodes))]
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        # Cut short, as its agent was killed.
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _time(event: dict[str, Any]) -> float | None:
+    try:
+        return datetime.datetime.fromisoformat(event["time"]).timestamp()
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _excluded_before(records: JobRecords) -> frozenset[str]:
+    """Return the nodes that earlier requeues have added to those that the job excludes."""
+    lists = [record.get("excluded") for record in records.requeues()]
+    return frozenset(node for names in lists if isinstance(names, list) for node in names if isinstance(node, str))
+
+
+def _exclude(
+    controller: Controller,
+    job: SlurmJob,
+    view: JobView | None,
+    ours: frozenset[str],
+    bad: Sequence[str],
+    say: Callable[[str], None],
+) -> None:
+    present = view.excluded if view is not None else ()
+    wanted = exclusion(present, ours, bad)
+    if wanted == present:
+        return
+    told = f"it excludes {', '.join(wanted) or 'no node'} from now on"
+    why = "their strikes are in the events of the run" if bad else "the strikes of others have expired"
+    if controller.exclude(job.name, wanted):
+        say(f"job {job.name}: {told}: {why}")
+    else:
+        say(f"job {job.name}: Slurm did not accept that {told}; bad nodes: {', '.join(bad)}")
 
 
 def _requeue(controller: Controller, job: SlurmJob, deadline: float) -> bool:

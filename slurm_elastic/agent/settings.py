@@ -175,7 +175,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
         args=args,
         start=_start(options),
         preload=tuple(name for name in (options.preload or "").split(",") if name),
-        requeue_policy=requeue_policy(options.max_requeues, options.grace, options.warning),
+        requeue_policy=requeue_policy(options.max_requeues, options.grace, options.warning, options.max_excluded),
         watchdog=not options.no_watchdog and is_enabled(environ),
         hang_timeout=_hang_timeout(options),
         stop_on_same_failure=_is_on("--stop-on-same-failure", options.stop_on_same_failure),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -72,16 +73,23 @@ def _job_end(status: int, arguments: Sequence[str]) -> int:
     if failure is not None and status == ExitCode.FAILED:
         _repeat_root_cause(failure)
     if job is not None and status != ExitCode.FINISHED:
-        # The requeue makes Slurm end this script, too; its exit code is that of the agents.
-        requeue_job(
-            run_dir,
-            job,
-            status,
-            controller=Controller(),
-            policy=requeue_policy(*(found.value(name) for name in ("max_requeues", "grace", "warning"))),
-            failed=failure is not None,
-            say=_print,
-        )
+        # The requeue makes Slurm end this script, too; its exit code is that of the agents. SIGTERM comes first, and
+        # the nodes that the job excludes can be set only after the requeue.
+        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        try:
+            requeue_job(
+                run_dir,
+                job,
+                status,
+                controller=Controller(),
+                policy=requeue_policy(
+                    *(found.value(name) for name in ("max_requeues", "grace", "warning", "max_excluded"))
+                ),
+                failed=failure is not None,
+                say=_print,
+            )
+        finally:
+            signal.signal(signal.SIGTERM, before)
     return status
 
 

@@ -13,7 +13,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_elastic.slurm.hostlist import compress
@@ -175,6 +175,15 @@ class Controller:
         Slurm refuses it for pending jobs and for jobs submitted with ``--no-requeue``.
         """
         answer = self._ask("scontrol", "requeue", job_id)
+        return answer is not None and answer.status == 0
+
+    def exclude(self, job_id: str, nodes: Sequence[str]) -> bool:
+        """Set the nodes on which a pending job does not start. Returns True if Slurm accepted it.
+
+        Slurm refuses it for a job that runs (job_mgr.c, _update_job: ESLURM_JOB_NOT_PENDING), and takes it from the
+        moment of the requeue on.
+        """
+        answer = self._ask("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={compress(nodes)}")
         return answer is not None and answer.status == 0
 
     def cancel(self, job_id: str) -> bool:

@@ -83,6 +83,8 @@ class JobView:
     26.05)."""
     nodes: tuple[str, ...]
     """NodeList: without nodes that Slurm took away from a ``--no-kill`` job; empty while pending."""
+    excluded: tuple[str, ...] = ()
+    """ExcNodeList: nodes on which the job does not start, of ``sbatch --exclude`` or set since then."""
     held: bool = False
     """Priority=0: ``scontrol hold``, or Slurm itself, holds the job. One that runs then runs on, but does not start
     again before ``scontrol release`` (scontrol(1), "hold")."""
@@ -234,6 +236,7 @@ def _job_view(fields: dict[str, str]) -> JobView:
         preempt_time=_seconds(fields.get("PreemptTime")),
         end_time=_seconds(fields.get("EndTime")),
         nodes=_node_list(fields.get("NodeList", "")),
+        excluded=_node_list(fields.get("ExcNodeList", "")),
         held=fields.get("Priority") == "0",
         unlimited=fields.get("TimeLimit") == "UNLIMITED",
         partition=fields.get("Partition"),

@@ -269,6 +269,7 @@ def forgets_a_charge(patch: pytest.MonkeyPatch) -> None:
 
 @mutation(
     "a leader does not compare a failure with the last one",
+    "the last failure is on record",
     "the same failure twice in a row ends the run",
     among=one_leader,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 import re
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from slurm_elastic.agent.option_values import RequeuePolicy, requeue_policy
 from slurm_elastic.agent.requeue import requeue_job
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import JobRecords, RunDir
-from slurm_elastic.slurm import Controller, SignalDefaults, SlurmJob
+from slurm_elastic.slurm import Controller, SignalDefaults, SlurmJob, expand
 
 OUTPUTS = Path(__file__).parents[1] / "slurm" / "outputs"
 DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
@@ -23,6 +25,8 @@ printf '%s\\n' "$*" >>calls
 case "$1 $2" in
   'show job') [ -e job.txt ] || {{ echo '{complaint}' >&2; exit 1; }}; echo "$(<job.txt)" ;;
   'show config') echo "Configuration data as of $(<now)"; echo 'KillWait                = 30 sec' ;;
+  '--oneliner show') echo "PartitionName=low TotalNodes=$(<nodes) State=UP" ;;
+  update*) exit $(<update) ;;
   requeue*) exit $(<requeue) ;;
 esac
 """
@@ -35,6 +39,8 @@ class Slurm:
         self.directory = directory
         self.complaint("Invalid job id specified")
         self.write("requeue", "0")
+        self.write("update", "0")
+        self.write("nodes", "8")
         self.write("now", "1795179300")
 
     def complaint(self, text: str) -> None:
@@ -49,6 +55,10 @@ class Slurm:
         text = (OUTPUTS / name).read_text()
         text = re.sub(r"^JobId=\d+", f"JobId=1 {array}", text)
         self.write("job.txt", re.sub(r"Restarts=\d+", f"Restarts={restarts}", text))
+
+    def updates(self) -> list[str]:
+        calls = (self.directory / "calls").read_text().splitlines()
+        return [call for call in calls if call.startswith("update")]
 
     def requeues(self) -> list[str]:
         calls = self.directory / "calls"
@@ -245,3 +255,68 @@ def test_options() -> None:
     for wrong in (("-1", None, None), ("x", None, None), (None, "-1", None), (None, None, "nan"), (None, "", None)):
         with pytest.raises(UsageError):
             requeue_policy(*wrong)
+
+
+def struck(run_dir: RunDir, *nodes: str, hours: float = 0.0) -> None:
+    """These nodes have failed their checks; the run has eight nodes."""
+    when = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(hours=hours)
+    for node in nodes:
+        event = {"time": when.isoformat(), "event": "node_check_failed", "node": node, "nodes": [node]}
+        run_dir.append_event(node, json.dumps(event))
+    all_nodes = [f"f{number}" for number in range(1, 9)]
+    event = {"time": when.isoformat(), "event": "round_formed", "node": "f1", "nodes": all_nodes}
+    run_dir.append_event("f1", json.dumps(event))
+    run_dir.append_event("f1", "cut short")
+
+
+def excludes(slurm: Slurm, nodes: str) -> None:
+    shown = slurm.directory / "job.txt"
+    shown.write_text(shown.read_text().replace("ExcNodeList=(null)", f"ExcNodeList={nodes}"))
+
+
+def test_bad_nodes_are_excluded_after_the_requeue_with_those_of_the_user(slurm: Slurm, script: Script) -> None:
+    struck(script.run_dir, "f3")
+    slurm.shows("job_preempted_in_grace.txt")
+    excludes(slurm, "f7")
+    assert script.ends()
+    calls = (slurm.directory / "calls").read_text().splitlines()
+    assert calls[-2:] == ["requeue 1", "update JobId=1 ExcNodeList=f[3,7]"]
+    assert script.said[-1] == ("job 1: it excludes f7, f3 from now on: their strikes are in the events of the run")
+    # Those of the next start: the first has expired, and the user's stays.
+    (script.run_dir.path / "events/f3.jsonl").unlink()
+    struck(script.run_dir, "f4")
+    slurm.shows("job_preempted_in_grace.txt", restarts=1)
+    excludes(slurm, "f[3,7]")
+    assert script.ends(job(1))
+    assert slurm.updates()[-1] == "update JobId=1 ExcNodeList=f[4,7]"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "hours", "partition"),
+    [((), 0, 8), (("f3",), 25, 8), (tuple(f"f{number}" for number in range(1, 9)), 0, 8), (("f3",), 0, 1)],
+    ids=["no strikes", "expired", "all nodes", "no node to spare"],
+)
+def test_no_node_is_excluded(
+    slurm: Slurm, script: Script, nodes: tuple[str, ...], hours: float, partition: int
+) -> None:
+    struck(script.run_dir, *nodes, hours=hours)
+    slurm.write("nodes", str(partition))
+    slurm.shows("job_preempted_in_grace.txt")
+    assert script.ends()
+    assert slurm.updates() == []
+
+
+def test_at_most_so_many_nodes_are_excluded(slurm: Slurm, script: Script) -> None:
+    struck(script.run_dir, "f3", "f4", "f5")
+    slurm.shows("job_preempted_in_grace.txt")
+    assert script.ends()
+    (update,) = slurm.updates()
+    assert len(expand(update.partition("ExcNodeList=")[2])) == 2
+
+
+def test_slurm_may_refuse(slurm: Slurm, script: Script) -> None:
+    struck(script.run_dir, "f3")
+    slurm.write("update", "1")
+    slurm.shows("job_preempted_in_grace.txt")
+    assert script.ends()
+    assert script.said[-1] == "job 1: Slurm did not accept that it excludes f3 from now on; bad nodes: f3"

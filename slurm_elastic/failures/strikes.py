@@ -1,0 +1,89 @@
+"""Strikes: the events that speak against a node, and the nodes that the next start of a job does without. Pure.
+
+A lost node is no strike: Slurm sets a node that has died DOWN by itself, and an agent can be lost for other reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_elastic.failures.registry import Domain, Outlook
+
+__all__ = ["EXPIRY", "Strike", "exclusion", "nodes_to_exclude", "strikes"]
+
+EXPIRY = 24 * 3600.0
+"""Seconds after which a strike counts no more. They are by the clocks of nodes, which differ by less."""
+_ENOUGH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """One strike.
+
+    Attributes:
+        node: Slurm's name of the node.
+        time: Seconds since 1970, by the clock of the node that has recorded it.
+        weight: Strikes as which it counts; two make a bad node.
+    """
+
+    node: str
+    time: float
+    weight: int
+
+
+def strikes(events: Iterable[tuple[float, Mapping[str, Any]]]) -> tuple[Strike, ...]:
+    """Return the strikes among the events of a run.
+
+    Args:
+        events: Each with its time in seconds since 1970.
+    """
+    found = []
+    for time, event in events:
+        match event:
+            case {"event": "node_check_failed", "nodes": [str(node)]}:
+                found.append(Strike(node, time, _ENOUGH))
+            case {"event": "round_ended" | "run_ended", "nodes": [str(node)], "domain": Domain.NODE.value} if (
+                event.get("outlook") == Outlook.ELSEWHERE.value
+            ):
+                found.append(Strike(node, time, 1))
+            case {"event": "worker_hung", "node": str(node)}:
+                found.append(Strike(node, time, 1))
+    return tuple(found)
+
+
+def nodes_to_exclude(
+    found: Iterable[Strike], nodes: Collection[str], now: float, most: int, expiry: float = EXPIRY
+) -> tuple[str, ...]:
+    """Return the bad nodes, the worst first; none if all nodes are bad, as it is not the nodes then.
+
+    Args:
+        found: All strikes.
+        nodes: All nodes of the run.
+        now: Seconds since 1970.
+        most: Maximum of nodes.
+        expiry: Seconds after which a strike counts no more.
+    """
+    weights: dict[str, int] = {}
+    newest: dict[str, float] = {}
+    for strike in found:
+        if now - strike.time < expiry:
+            weights[strike.node] = weights.get(strike.node, 0) + strike.weight
+            newest[strike.node] = max(newest.get(strike.node, 0.0), strike.time)
+    bad = [node for node, weight in weights.items() if weight >= _ENOUGH]
+    if set(nodes) <= set(bad):
+        return ()
+    return tuple(sorted(bad, key=lambda node: (-weights[node], -newest[node], node))[:most])
+
+
+def exclusion(present: Iterable[str], ours: Collection[str], bad: Iterable[str]) -> tuple[str, ...]:
+    """Return the nodes that a job is to exclude from now on.
+
+    Args:
+        present: The nodes that it excludes now.
+        ours: Those of them that an earlier requeue has added; the others are the user's.
+        bad: The bad nodes.
+    """
+    users = [node for node in present if node not in ours]
+    return tuple(dict.fromkeys([*users, *bad]))
