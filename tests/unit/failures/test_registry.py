@@ -20,6 +20,7 @@ from slurm_elastic.failures import (
     explanation,
     mistakes,
 )
+from tests.local.agent.faults import FAULTS
 
 PAGE = Path(__file__).parents[3] / "docs" / "failures.md"
 PEER = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4711"
@@ -118,12 +119,14 @@ def test_a_row_is_found(name: str, text: str, exit_code: int) -> None:
 
 
 def test_the_page_has_every_row() -> None:
-    told = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \| (.*?) \|", PAGE.read_text(), flags=re.MULTILINE)
+    table, _, faults = PAGE.read_text().partition("## Faults that are tried")
+    told = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \| (.*?) \|", table, flags=re.MULTILINE)
     words = {Outlook.NOT_AGAIN: "does not help", Outlook.AGAIN: "helps", Outlook.ELSEWHERE: "elsewhere"}
     assert told == [
         (row.name, row.title or "as its message says", row.domain.words, words.get(row.outlook, "?"))
         for row in REGISTRY
     ]
+    assert re.findall(r"^\| `(\w+)` \|", faults, flags=re.MULTILINE) == [cause for cause, _ in FAULTS]
 
 
 @pytest.mark.parametrize(
