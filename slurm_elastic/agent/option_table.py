@@ -124,6 +124,13 @@ GENERAL = (
         choices=("on", "off"),
         default="on",
     ),
+    Option(
+        "--notify",
+        "a command for /bin/sh, which gets JSON on stdin, or a URL, which gets it by POST, when the run has finished "
+        "or failed, waits for nodes, or makes no progress",
+        "COMMAND",
+    ),
+    Option("--notify-after", "how long a wait is before --notify tells of it (default: 600)", "SECONDS"),
 )
 """The agent's options but for those of the health port, in the order of the help text."""
 

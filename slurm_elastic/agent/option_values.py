@@ -13,10 +13,12 @@ from slurm_elastic.slurm import Controller, SignalDefaults, SlurmJob
 
 __all__ = [
     "LOCAL_RESTARTS",
+    "NotifySettings",
     "RequeuePolicy",
     "base_directory",
     "leader_node",
     "node_range",
+    "notify_settings",
     "require_known",
     "requeue_policy",
 ]
@@ -29,6 +31,38 @@ _log = logging.getLogger(__name__)
 _NODES = re.compile(r"([0-9]{1,6})(?::([0-9]{1,6}))?")
 _MAX_REQUEUES = 10
 _MAX_EXCLUDED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class NotifySettings:
+    """The user's wishes about notifications.
+
+    Attributes:
+        target: A command for /bin/sh, or a URL.
+        after: Seconds after which a wait is worth a notification.
+    """
+
+    target: str
+    after: float = 600.0
+
+
+def notify_settings(target: str | None, after: str | None) -> NotifySettings | None:
+    """Return the meaning of ``--notify`` and ``--notify-after``; None for no notifications.
+
+    Raises:
+        UsageError: One of them is missing or wrong.
+    """
+    if not target:
+        if after:
+            raise UsageError("--notify-after needs --notify")
+        return None
+    try:
+        seconds = float(after or 600)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= 1e9:
+        raise UsageError(f"--notify-after {after!r} is no number of seconds; write it as in 600")
+    return NotifySettings(target, seconds)
 
 
 def base_directory(run_dir: str | None, job: SlurmJob | None) -> Path:

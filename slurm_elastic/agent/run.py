@@ -29,6 +29,7 @@ from slurm_elastic.agent.job_end import AgentEnd, notice_record, represents_job
 from slurm_elastic.agent.job_end_effects import JobAtEnd, is_known_done
 from slurm_elastic.agent.lifecycle import AgentOutcome
 from slurm_elastic.agent.live_report import live_report, process_letters
+from slurm_elastic.agent.notification import Delivery, NotifyFeature
 from slurm_elastic.agent.option_values import require_known
 from slurm_elastic.agent.preemption import SignalDiagnosis, asks_slurm
 from slurm_elastic.agent.progress_log import ProgressLog
@@ -97,10 +98,14 @@ def _supervise(settings: AgentSettings, records: Records, warm: ForkServer | Non
     rendezvous = _rendezvous(settings, records)
     events = EventLog(settings.run_dir, settings.node, config.event_log_handler)
 
+    notify: NotifyFeature | None = None
+
     def journal(decision: Decision) -> None:
         entry = describe(decision)
         if entry is not None:
             events.add(entry)
+            if notify is not None:
+                notify.happened(entry)
         if isinstance(decision, Drop):
             withdraw_lost(settings.run_dir, decision.agent)
 
@@ -110,11 +115,14 @@ def _supervise(settings: AgentSettings, records: Records, warm: ForkServer | Non
         coordination.leads,
     )
     health.pages.rejected = coordination.rejected
+    notify = _notify(settings, rendezvous, coordination)
     # The leader knows of this agent from now on, and lets others that come about now wait for it.
     _get_ready(settings, warm, coordination)
     progress = ProgressLog(settings.run_dir, settings.node, settings.agent, config.nproc_per_node, config.max_restarts)
     features: list[Feature] = [HealthFeature(health.reporter), progress]
     features.append(AttributionFeature(compare=settings.stop_on_same_failure))
+    if notify is not None:
+        features.append(notify)
     watchdog = _watchdog(settings, events, health)
     if watchdog is not None:
         features.insert(0, WatchdogFeature(watchdog))
@@ -159,6 +167,8 @@ def _supervise(settings: AgentSettings, records: Records, warm: ForkServer | Non
         # The leader recorded the end, and went before it could tell this agent.
         outcome = AgentOutcome(ExitCode.FINISHED)
     _record_end(outcome, rendezvous, coordination.leads, events)
+    if notify is not None:
+        notify.close()
     events.close()
     progress.close(outcome.exit_code)
     if settings.job is not None:
@@ -201,6 +211,13 @@ def _watchdog(settings: AgentSettings, events: EventLog, health: Health) -> Watc
     pipe = make_pipe(os.environ) if settings.watchdog else None
     health.pages.watchdog = None if pipe is None else Watchdog(pipe, report, settings.hang_timeout)
     return health.pages.watchdog
+
+
+def _notify(settings: AgentSettings, rendezvous: RendezvousConfig, coordination: Coordination) -> NotifyFeature | None:
+    if settings.notify is None:
+        return None
+    delivery = Delivery(settings.notify, settings.run_dir, settings.node)
+    return NotifyFeature(settings.notify, delivery, rendezvous.incarnation, lambda: coordination.leads)
 
 
 def _job_at_end(

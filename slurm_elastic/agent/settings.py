@@ -18,10 +18,12 @@ from torch.distributed.launcher.api import LaunchConfig
 from slurm_elastic.agent.health import HealthSettings, health_settings
 from slurm_elastic.agent.option_values import (
     LOCAL_RESTARTS,
+    NotifySettings,
     RequeuePolicy,
     base_directory,
     leader_node,
     node_range,
+    notify_settings,
     requeue_policy,
 )
 from slurm_elastic.agent.script_check import require_entry_point
@@ -111,6 +113,8 @@ class AgentSettings:
     """Sent to workers when a planned end of their round is announced; None for none."""
     health: HealthSettings | None
     """The health port; None for none."""
+    notify: NotifySettings | None = None
+    """Where the events of the run go; None for nowhere."""
     shared: bool = False
     """True if agents of other jobs may belong to the run too, also of jobs that start later."""
     stop_on_same_failure: bool = True
@@ -179,6 +183,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
         watchdog=not options.no_watchdog and is_enabled(environ),
         hang_timeout=_hang_timeout(options),
         stop_on_same_failure=_is_on("--stop-on-same-failure", options.stop_on_same_failure),
+        notify=notify_settings(options.notify, options.notify_after),
         worker_signal=_worker_signal(options.worker_signal),
         health=None
         if options.no_health

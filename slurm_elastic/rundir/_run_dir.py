@@ -37,6 +37,7 @@ class RunDir:
             epochs/<incarnation>/000001.json    one per term, created exclusively
             failures/<incarnation>.json         why that incarnation failed
             health/<node>.<job>.json            address of an agent's health port, while it is open
+            notified/<event>.json               a notification, created exclusively before it is delivered
             health-token                        token for all pages of health ports but liveness, mode 0600
             endpoints/<incarnation>.json        address of the leader, replaced when it changes
             events/<node>.jsonl                 appended to by the agents of that node
@@ -120,6 +121,13 @@ class RunDir:
         """Return True if the run is finished."""
         with self._accessed(self._done):
             return self._signed.counts(self._done)
+
+    def claim_notification(self, key: str, record: Mapping[str, Any]) -> bool:
+        """Record that a notification is delivered. Returns False if another agent has recorded it before."""
+        path = self.path / "notified" / f"{safe('notification', key)}.json"
+        with self._accessed(path):
+            _atomic_files.make_directory(path.parent)
+        return self.claim_record(path, json.dumps(record).encode())
 
     def claim_round(self, number: int, content: bytes) -> bool:
         """Create the record of a round. Returns False if the number is taken."""

@@ -48,7 +48,8 @@ def test_agents_answer_through_the_leader_without_a_health_port(
 ) -> None:
     nodes = allocate(2)
     nodes.touch("pace", "0.02")
-    agents = nodes.start_all("--nproc-per-node=2", "--nnodes=1:2", script=[STEPPING])
+    notify = f"--notify=/bin/cat >> {nodes.directory}/notified"
+    agents = nodes.start_all("--nproc-per-node=2", "--nnodes=1:2", notify, script=[STEPPING])
 
     def said(*words: str) -> str:
         assert main(["status", "7", "--run-dir", str(nodes.directory), *words]) == RUNNING
@@ -85,5 +86,7 @@ def test_agents_answer_through_the_leader_without_a_health_port(
     assert agents[1].wait() == 75
     nodes.touch("finish")
     assert agents[0].wait() == 0
+    # Once, by the agent that led, and before it has ended.
+    assert json.loads((nodes.directory / "notified").read_text())["event"] == "finished"
     assert main(["status", "7", "--run-dir", str(nodes.directory), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["live"] is None

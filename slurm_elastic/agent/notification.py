@@ -1,0 +1,272 @@
+"""Notifications about a run: a command or a URL gets each of a few events once, from the agent that leads.
+
+`step` decides, and is pure. A thread of its own looks and delivers, so that neither a command that hangs nor a shared
+file system holds up the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from slurm_elastic.agent.event_log import stamp
+from slurm_elastic.agent.features import Feature, RunningRound
+from slurm_elastic.agent.option_values import NotifySettings
+from slurm_elastic.control import WorkerProgress
+from slurm_elastic.rendezvous.run_events import Entry
+from slurm_elastic.rundir import RunDir, RunDirError
+
+__all__ = ["Delivery", "Look", "Notification", "NotifyFeature", "Watch", "step"]
+
+logger = logging.getLogger("slurm_elastic")
+
+_DELIVERY_LIMIT = 30.0
+"""Seconds that a command or URL may take."""
+_LAST_LIMIT = 5.0
+"""Seconds for which the agent waits at its end for what was not delivered yet."""
+_LOOK = 5.0
+"""Seconds between two looks at the most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """One event of a run.
+
+    Attributes:
+        event: ``finished``, ``failed``, ``waiting`` or ``no_progress``.
+        key: Names the event among those of the run, also for agents that lead later.
+        text: A line for people.
+        fields: The same facts for programs; times in seconds.
+    """
+
+    event: str
+    key: str
+    text: str
+    fields: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """The knowledge of an agent about waits. Times are monotonic.
+
+    Attributes:
+        idle_since: When no round ran any more, or the agent began; None while a round runs.
+        round: The number of the last round; None before the first.
+        steps: Calls of should_stop of the workers here in that round; None if none reports.
+        steps_since: When that number was seen first.
+        told: Keys of the waits that were told of.
+    """
+
+    idle_since: float | None
+    round: int | None = None
+    steps: int | None = None
+    steps_since: float = 0.0
+    told: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A look at the run, now.
+
+    Attributes:
+        leads: True if this agent leads the run.
+        steps: Calls of should_stop of the workers here; None if none reports.
+    """
+
+    leads: bool
+    steps: int | None
+
+
+def step(
+    watch: Watch, event: Entry | Look, incarnation: str, after: float, now: float
+) -> tuple[Watch, Notification | None]:
+    """Return the next knowledge, and what the user is told now.
+
+    Args:
+        watch: The knowledge before.
+        event: An event of the run, or a look.
+        incarnation: Of the run; a failure or a wait in another one is another event.
+        after: Seconds after which a wait is worth a notification.
+        now: Monotonic time.
+    """
+    if isinstance(event, Entry):
+        return _happened(watch, event, incarnation, now)
+    if watch.idle_since is None and event.steps is not None and event.steps != watch.steps:
+        watch = replace(watch, steps=event.steps, steps_since=now)
+    if not event.leads:
+        return watch, None
+    if watch.idle_since is not None:
+        seconds = now - watch.idle_since
+        if seconds < after:
+            return watch, None
+        last = "none" if watch.round is None else str(watch.round)
+        text = f"no round has run for {seconds:.0f} s: the run waits for its minimum of nodes"
+        fields: dict[str, object] = {"seconds": round(seconds, 1)}
+        return _once(watch, Notification("waiting", f"waiting.{incarnation}.{last}", text, fields))
+    seconds = now - watch.steps_since
+    if watch.steps is None or seconds < after:
+        return watch, None
+    text = f"no step for {seconds:.0f} s in round {watch.round}"
+    fields = {"round": watch.round, "steps": watch.steps, "seconds": round(seconds, 1)}
+    return _once(watch, Notification("no_progress", f"no_progress.{watch.round}.{watch.steps}", text, fields))
+
+
+def _once(watch: Watch, notification: Notification) -> tuple[Watch, Notification | None]:
+    if notification.key in watch.told:
+        return watch, None
+    return replace(watch, told=watch.told | {notification.key}), notification
+
+
+def _happened(watch: Watch, entry: Entry, incarnation: str, now: float) -> tuple[Watch, Notification | None]:
+    match entry.event:
+        case "round_formed":
+            number = entry.fields["round"]
+            assert isinstance(number, int)
+            return replace(watch, idle_since=None, round=number, steps=None, steps_since=now), None
+        case "round_ended":
+            return (watch if watch.idle_since is not None else replace(watch, idle_since=now)), None
+        case "run_ended":
+            if entry.fields["outcome"] in ("succeeded", "closed"):
+                return watch, Notification("finished", "finished", entry.text, entry.fields)
+            return watch, Notification("failed", f"failed.{incarnation}.{watch.round}", entry.text, entry.fields)
+    return watch, None
+
+
+class Delivery:
+    """Delivers notifications, each once for the run.
+
+    Args:
+        settings: Where they go.
+        run_dir: Where it is written down that one was delivered.
+        node: Slurm's name of this node.
+    """
+
+    def __init__(self, settings: NotifySettings, run_dir: RunDir, node: str) -> None:
+        self._settings, self._run_dir, self._node = settings, run_dir, node
+
+    def deliver(self, notification: Notification, limit: float = _DELIVERY_LIMIT) -> None:
+        """Deliver one, unless that was tried before, by this agent or another one. Takes at most `limit` seconds."""
+        record = {
+            **stamp(notification.event, self._node),
+            "run": self._run_dir.run_id,
+            "directory": str(self._run_dir.path),
+            "text": notification.text,
+            **notification.fields,
+        }
+        try:
+            if not self._run_dir.claim_notification(notification.key, record):
+                return
+            content = json.dumps(record).encode() + b"\n"
+            if self._settings.target.startswith(("http://", "https://")):
+                _post(self._settings.target, content, limit)
+            else:
+                _run(self._settings.target, content, limit)
+        except (RunDirError, OSError, ValueError, subprocess.SubprocessError) as error:
+            logger.warning("the notification %r was not delivered: %s", notification.event, error)
+
+
+class NotifyFeature(Feature):
+    """Watches the run, and has its events delivered.
+
+    Args:
+        settings: The user's wishes.
+        delivery: Of the notifications.
+        incarnation: Of the run.
+        leads: Returns True if this agent leads the run; from any thread.
+    """
+
+    def __init__(
+        self, settings: NotifySettings, delivery: Delivery, incarnation: str, leads: Callable[[], bool]
+    ) -> None:
+        self._settings, self._delivery, self._incarnation, self._leads = settings, delivery, incarnation, leads
+        self._events: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self._running: RunningRound | None = None
+        self._last_by: float | None = None
+        self._thread = threading.Thread(target=self._live, name="slurm-elastic-notify", daemon=True)
+        self._thread.start()
+
+    def happened(self, entry: Entry) -> None:
+        """Note an event of the run. Returns at once; from any thread."""
+        self._events.put(entry)
+
+    def workers_started(self, running: RunningRound) -> None:
+        """See base class."""
+        self._running = running
+        self.happened(Entry("round_formed", "", {"round": running.placed.round}))
+
+    def round_ended(self, progress: Sequence[WorkerProgress]) -> None:
+        """See base class."""
+        self._running = None
+        self.happened(Entry("round_ended", ""))
+
+    def close(self) -> None:
+        """Deliver what is left, within a few seconds."""
+        self._last_by = time.monotonic() + _LAST_LIMIT
+        self._events.put(None)
+        self._thread.join(_LAST_LIMIT + 1)
+
+    def _live(self) -> None:
+        watch = Watch(time.monotonic())
+        while True:
+            event: Entry | Look | None
+            try:
+                event = self._events.get(timeout=min(_LOOK, self._settings.after / 4))
+            except queue.Empty:
+                event = Look(self._leads(), self._steps())
+            if event is None:
+                return
+            watch, notification = step(watch, event, self._incarnation, self._settings.after, time.monotonic())
+            if notification is not None:
+                self._delivery.deliver(notification, self._limit())
+
+    def _limit(self) -> float:
+        return _DELIVERY_LIMIT if self._last_by is None else max(0.1, self._last_by - time.monotonic())
+
+    def _steps(self) -> int | None:
+        running = self._running
+        steps = [worker.boundary for worker in running.progress() if worker.attached] if running is not None else []
+        return min(steps, default=None)
+
+
+def _post(url: str, content: bytes, limit: float) -> None:
+    # The import takes a hundredth of a second, and most agents never need it.
+    import http.client
+    import urllib.request
+
+    request = urllib.request.Request(url, data=content, headers={"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=limit) as answer:
+            answer.read(4096)
+    except http.client.HTTPException as error:
+        raise OSError(f"the server does not speak HTTP: {error!r}") from None
+
+
+def _run(command: str, content: bytes, limit: float) -> None:
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            process.communicate(content, timeout=limit)
+    except subprocess.TimeoutExpired:
+        raise OSError(f"the command took more than {limit:.0f} s") from None
+    finally:
+        # Also what it has left behind.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.returncode:
+        raise OSError(f"the command ended with exit code {process.returncode}")

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.agent.notification import Delivery, Look, Notification, Watch, step
+from slurm_elastic.agent.option_values import NotifySettings, notify_settings
+from slurm_elastic.errors import UsageError
+from slurm_elastic.rendezvous.run_events import Entry
+from slurm_elastic.rundir import RunDir
+from tests.local.waiting import eventually, process_state
+
+FORMED = Entry("round_formed", "", {"round": 3})
+ENDED = Entry("round_ended", "")
+FINISHED = Notification("finished", "finished", "the run succeeded", {"outcome": "succeeded"})
+
+
+def told(*events: tuple[float, Entry | Look], after: float = 100.0) -> list[tuple[float, str, str]]:
+    """Time, event and key of each notification; the agent begins at 0."""
+    watch, found = Watch(0.0), []
+    for now, event in events:
+        watch, notification = step(watch, event, "7.0", after, now)
+        if notification is not None:
+            found.append((now, notification.event, notification.key))
+    return found
+
+
+def looks(*times: float, leads: bool = True, steps: int | None = None) -> list[tuple[float, Look]]:
+    return [(now, Look(leads, steps)) for now in times]
+
+
+def test_a_run_that_waits_for_nodes_from_the_start() -> None:
+    assert told(*looks(5, 99, 100, 105, 300)) == [(100, "waiting", "waiting.7.0.none")]
+
+
+def test_each_wait_is_told_of_once() -> None:
+    events = [(10, FORMED), *looks(200), (300, ENDED), (350, ENDED), *looks(399, 400, 500)]
+    assert told(*events) == [(400, "waiting", "waiting.7.0.3")]
+    assert told(*events, (600, Entry("round_formed", "", {"round": 4})), (700, ENDED), *looks(800)) == [
+        (400, "waiting", "waiting.7.0.3"),
+        (800, "waiting", "waiting.7.0.4"),
+    ]
+
+
+def test_an_agent_that_does_not_lead_tells_nothing_and_knows_when_it_leads() -> None:
+    assert told(*looks(100, 200, leads=False), *looks(205)) == [(205, "waiting", "waiting.7.0.none")]
+
+
+def test_no_progress_counts_from_the_last_step() -> None:
+    events = [(10, FORMED), *looks(15, steps=4), *looks(105, steps=5), *looks(204, 205, 210, 400, steps=5)]
+    assert told(*events) == [(205, "no_progress", "no_progress.3.5")]
+    assert told(*events, *looks(410, steps=6), *looks(510, steps=6)) == [
+        (205, "no_progress", "no_progress.3.5"),
+        (510, "no_progress", "no_progress.3.6"),
+    ]
+
+
+def test_workers_that_report_no_steps_make_no_progress_that_could_be_missed() -> None:
+    assert told((10, FORMED), *looks(500)) == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        ("succeeded", ("finished", "finished")),
+        ("closed", ("finished", "finished")),
+        ("failed", ("failed", "failed.7.0.3")),
+        ("timed_out", ("failed", "failed.7.0.3")),
+    ],
+)
+def test_the_end(outcome: str, expected: tuple[str, str]) -> None:
+    assert told((10, FORMED), (20, Entry("run_ended", "", {"outcome": outcome}))) == [(20, *expected)]
+
+
+def delivery(base: Path, target: str) -> Delivery:
+    return Delivery(NotifySettings(target), RunDir.for_run(base, "7").open(), "n1")
+
+
+def test_a_command_gets_json_once_whichever_agent_leads(tmp_path: Path) -> None:
+    for _ in range(2):
+        delivery(tmp_path, f"cat >> {tmp_path}/told").deliver(FINISHED)
+    record = json.loads((tmp_path / "told").read_text())
+    assert record.pop("time").endswith("+00:00")
+    assert record == {
+        "event": "finished",
+        "node": "n1",
+        "schema": 1,
+        "run": "7",
+        "directory": str(tmp_path / "elastic-runs" / "7"),
+        "text": "the run succeeded",
+        "outcome": "succeeded",
+    }
+
+
+def test_a_url_gets_it_by_post(tmp_path: Path) -> None:
+    got: list[tuple[str, bytes]] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            content = self.rfile.read(int(self.headers["Content-Length"]))
+            got.append((self.headers["Content-Type"], content))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        delivery(tmp_path, f"http://127.0.0.1:{server.server_port}/hook").deliver(FINISHED)
+        thread.join()
+    ((kind, content),) = got
+    assert kind == "application/json"
+    assert json.loads(content)["event"] == "finished"
+
+
+def test_a_command_that_hangs_is_killed_with_all_that_it_started(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin = time.monotonic()
+    delivery(tmp_path, f"sleep 300 & echo $! > {tmp_path}/pid; wait").deliver(FINISHED, 1.0)
+    assert time.monotonic() - begin < 30
+    assert "the notification 'finished' was not delivered: the command took more than 1 s" in caplog.text
+    # A child of no living process is reaped by init at some moment.
+    pid = int((tmp_path / "pid").read_text())
+    eventually(lambda: (process_state(pid) or "Z")[0] == "Z")
+
+
+@pytest.mark.parametrize("target", ["exit 3", "/nonexistent", "http://127.0.0.1:9/", "http://[", "https://"])
+def test_what_fails_is_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture, target: str) -> None:
+    delivery(tmp_path, target).deliver(FINISHED)
+    (record,) = caplog.records
+    assert "the notification 'finished' was not delivered: " in record.getMessage()
+
+
+def test_options() -> None:
+    assert notify_settings(None, None) is None
+    assert notify_settings("true", None) == NotifySettings("true", 600.0)
+    assert notify_settings("true", "90") == NotifySettings("true", 90.0)
+    for target, after, line in (
+        (None, "90", "--notify-after needs --notify"),
+        ("true", "soon", "--notify-after 'soon' is no number of seconds"),
+        ("true", "0", "--notify-after '0' is no number of seconds"),
+        ("true", "nan", "--notify-after 'nan' is no number of seconds"),
+    ):
+        with pytest.raises(UsageError, match=line):
+            notify_settings(target, after)
