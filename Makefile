@@ -2,7 +2,7 @@
 
 PYTHON := /opt/slurm-elastic/venv/bin/python
 
-.PHONY: help setup demo check test test-all test-matrix test-containers test-gpu simulate soak lint lines package bench docs shell
+.PHONY: help setup demo check test test-all test-matrix test-containers test-gpu simulate soak lint lines package bench docs docs-site shell
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -68,6 +68,9 @@ bench: setup ## the benchmarks behind docs/benchmarks.md
 
 docs: ## put what was measured last into docs/benchmarks.md
 	@$(PYTHON) -m benchmarks.report build/*.json
+
+docs-site: setup ## the documentation as a site in build/site
+	@.ci/docs
 
 shell: setup ## a shell as an ordinary user of the test cluster
 	@python3 -m tests.cluster.testbed shell

@@ -64,7 +64,8 @@ class ElasticSampler(Sampler[list[int]]):
             size: number of samples, at least 1.
             batch_size: samples per step of the whole group, at least 1.
             seed: of the shuffle; None for the data set's own order.
-            rank, world_size: those of the process group, else of the environment, unless given.
+            rank: this one's; that of the process group, else of the environment, unless given.
+            world_size: the number of ranks, likewise.
         """
         own_rank, own_world_size = _world()
         self.size, self.batch_size, self.seed = size, batch_size, seed

@@ -30,8 +30,13 @@ class LocalElasticExecutor(local.LocalExecutor):
 
     Args:
         max_num_timeout: How often the run starts again after a time-out, as with submitit's executors.
-        folder, min_nodes, max_nodes, workers_per_node, max_restarts, agent_arguments, max_pickle_size_gb: see
-            `ElasticExecutor`; the executor starts `max_nodes` agents.
+        folder: As for `ElasticExecutor`, like all arguments.
+        min_nodes: See there.
+        max_nodes: See there; the executor starts so many agents.
+        workers_per_node: See there.
+        max_restarts: See there.
+        agent_arguments: See there.
+        max_pickle_size_gb: See there.
 
     Raises:
         UsageError: The constructor and every method raise it for mistakes of the user.
