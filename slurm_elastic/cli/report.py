@@ -1,7 +1,8 @@
-"""``slurm-elastic report``: says where the time of a run went, as a page, as JSON, or as a trace."""
+"""``slurm-elastic report``: says where the time of runs went, as a page, as JSON, or as a trace."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -11,8 +12,9 @@ from pathlib import Path
 from slurm_elastic.cli._command import Parser
 from slurm_elastic.cli._run_view import Queue, ViewCommand, add_run, open_run, present_status, problems_to_stderr
 from slurm_elastic.errors import UsageError
-from slurm_elastic.observe.page import html_page
+from slurm_elastic.observe.page import html_comparison, html_page
 from slurm_elastic.observe.records import read_records
+from slurm_elastic.observe.report import Report as RunReport
 from slurm_elastic.observe.report import chrome_trace, report, report_json
 from slurm_elastic.rundir import RunContents
 
@@ -22,11 +24,14 @@ _EXAMPLES = """\
   slurm-elastic report 1234                     write report-1234.html, which needs no network to open
   slurm-elastic report 1234 --json              the same for programs, on stdout
   slurm-elastic report 1234 --trace run.json    a trace that Perfetto opens (ui.perfetto.dev)
+  slurm-elastic report 1234 1240 1251           the runs side by side, in report-1234-1240-1251.html
 """
+_NAMED = 4
+"""Runs that the name of a page names."""
 
 
 class Report(ViewCommand):
-    """Writes the report of a run."""
+    """Writes the report of a run, or of several side by side."""
 
     name = "report"
     summary = "say where the time of a run went: rounds, causes, goodput"
@@ -35,7 +40,8 @@ class Report(ViewCommand):
     def add_options(self, parser: Parser) -> None:
         """See base class."""
         add_run(parser)
-        parser.add_argument("--output", metavar="FILE", help="the page (default: report-<run>.html)")
+        parser.add_argument("more", metavar="RUN", nargs="*", help="further runs, side by side with the first one")
+        parser.add_argument("--output", metavar="FILE", help="the page (default: report-<runs>.html)")
         parser.add_argument("--json", action="store_true", help="JSON on stdout, with the schema in docs/events.md")
         parser.add_argument("--trace", metavar="FILE", help="a trace in Chrome's format")
 
@@ -44,23 +50,34 @@ class Report(ViewCommand):
         options = self.parser().parse_args(arguments)
         if options.json and options.output:
             raise UsageError("--json writes to stdout, --output a page; give one of them")
+        if options.trace and options.more:
+            raise UsageError("--trace is of one run; name one")
         queue = Queue()
-        run_dir = open_run(options, queue)
-        status = present_status(run_dir, queue)
-        found = report(read_records(RunContents(run_dir), run_dir.run_id), status, time.time())
-        problems_to_stderr(status.problems)
-        if not found.segments:
-            raise UsageError(
-                f"run {run_dir.run_id} has no records of progress: its agents have not started, or are of an earlier "
-                "release; slurm-elastic status shows what is known"
-            )
+        names = dict.fromkeys((options.run_id, *options.more))
+        found = [_report(argparse.Namespace(run_id=name, run_dir=options.run_dir), queue) for name in names]
         if options.trace:
-            _write(options.trace, json.dumps(chrome_trace(found)))
+            _write(options.trace, json.dumps(chrome_trace(found[0])))
         if options.json:
-            print(json.dumps(report_json(found), indent=1))
+            told = [report_json(each) for each in found]
+            print(json.dumps(told if options.more else told[0], indent=1))
         elif options.output or not options.trace:
-            _write(options.output or f"report-{run_dir.run_id}.html", html_page(found))
+            runs = "-".join(each.status.run for each in found[:_NAMED])
+            name = options.output or f"report-{runs}{'-and-more' if len(found) > _NAMED else ''}.html"
+            _write(name, html_page(found[0]) if len(found) == 1 else html_comparison(found))
         return 0
+
+
+def _report(options: argparse.Namespace, queue: Queue) -> RunReport:
+    run_dir = open_run(options, queue)
+    status = present_status(run_dir, queue)
+    found = report(read_records(RunContents(run_dir), run_dir.run_id), status, time.time())
+    problems_to_stderr(status.problems)
+    if not found.segments:
+        raise UsageError(
+            f"run {run_dir.run_id} has no records of progress: its agents have not started, or are of an earlier "
+            "release; slurm-elastic status shows what is known"
+        )
+    return found
 
 
 def _write(name: str, text: str) -> None:

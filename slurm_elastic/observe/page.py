@@ -1,4 +1,4 @@
-"""The report of a run as one HTML page that needs no network and no script. Pure."""
+"""The report of a run, or of several, as one HTML page that needs no network and no script. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slurm_elastic.observe.report import Report, RoundReport
 from slurm_elastic.slurm.hostlist import compress, natural_key
 from slurm_elastic.text import printable
 
-__all__ = ["html_page"]
+__all__ = ["html_comparison", "html_page"]
 
 _WIDTH = 1000
 _LEFT = 90
@@ -64,10 +64,35 @@ text { fill: var(--dim); font: 11px system-ui, sans-serif; }
 """
 
 
+_CARDS = ("goodput", "node time", "rounds", "nodes at most", "last step", "steps taken again", "restarts charged")
+"""Facts at the top of the page of one run."""
+
+
 def html_page(given: Report, findings: Sequence[Finding] = ()) -> str:
     """Return the page, with the findings of a rehearsal if there are some."""
     title = f"run {escape(given.status.run)}"
-    parts = [
+    return _page(
+        title,
+        _head(given, title),
+        _findings(findings),
+        _goodput(given),
+        _timeline(given),
+        _curve(given, "World size", _world_sizes(given.rounds), stepped=True),
+        _curve(given, "Steps per second", given.samples, stepped=False),
+        _rounds(given.rounds),
+        _failure(given),
+        _notes(given),
+    )
+
+
+def html_comparison(given: Sequence[Report]) -> str:
+    """Return a page with several runs side by side."""
+    title = f"{len(given)} runs"
+    return _page(title, _side_by_side(given, title), *(_timeline_of(each) for each in given))
+
+
+def _page(title: str, *parts: Iterator[str]) -> str:
+    begin = [
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<link rel="icon" href="data:,"><title>{title}</title><style>{_STYLE}',
@@ -76,18 +101,55 @@ def html_page(given: Report, findings: Sequence[Finding] = ()) -> str:
             for bucket in Bucket
         ),
         "</style></head><body>",
-        *_head(given, title),
-        *_findings(findings),
-        *_goodput(given),
-        *_timeline(given),
-        *_curve(given, "World size", _world_sizes(given.rounds), stepped=True),
-        *_curve(given, "Steps per second", given.samples, stepped=False),
-        *_rounds(given.rounds),
-        *_failure(given),
-        *_notes(given),
-        "</body></html>\n",
     ]
-    return "".join(parts)
+    return "".join([*begin, *itertools.chain.from_iterable(parts), "</body></html>\n"])
+
+
+def _side_by_side(given: Sequence[Report], title: str) -> Iterator[str]:
+    yield f'<h1>{title}</h1><div class="wide"><table><tr><th></th>'
+    for each in given:
+        yield f'<th class="n">run {escape(each.status.run)}</th>'
+    yield "</tr>"
+    columns = [dict(_facts(each)) for each in given]
+    for name in columns[0]:
+        yield f"<tr><td>{name}</td>"
+        for column in columns:
+            yield f'<td class="n">{column[name]}</td>'
+        yield "</tr>"
+    for bucket in given[0].total.seconds:
+        yield f'<tr><td><span class="dot {bucket.value}"></span>{_NAMES[bucket]}</td>'
+        for each in given:
+            share = 100 * each.total.seconds[bucket] / (each.total.node_seconds or 1.0)
+            yield f'<td class="n" title="{_duration(each.total.seconds[bucket])}">{share:.1f} %</td>'
+        yield "</tr>"
+    yield "</table></div>"
+
+
+def _timeline_of(given: Report) -> Iterator[str]:
+    yield f"<h2>run {escape(given.status.run)}</h2>"
+    yield from _bar(given.total)
+    yield from _timeline(given)
+    missing = "; ".join(dict.fromkeys((*given.total.missing, *given.status.problems)))
+    if missing:
+        yield f'<p class="dim">not known: {escape(printable(missing, 1000))}</p>'
+
+
+def _facts(given: Report) -> Iterator[tuple[str, str]]:
+    """Yield the name and the value of each fact that is compared."""
+    status, share, redone = given.status, given.total.share, given.total.redone_steps
+    speeds = sorted(value for _, value in given.samples)
+    yield "state", status.state.value
+    yield "began", _date(given.start)
+    yield "lasted", _duration(given.end - given.start)
+    yield "goodput", "unknown" if share is None else f"{100 * share:.1f} %"
+    yield "node time", _duration(given.total.node_seconds)
+    yield "rounds", str(len(given.rounds))
+    yield "nodes at most", str(max((len(each.nodes) for each in given.rounds), default=0))
+    yield "workers at most", str(max((each.world_size for each in given.rounds), default=0))
+    yield "last step", "unknown" if status.step is None else str(status.step)
+    yield "steps per second, median", f"{speeds[len(speeds) // 2]:.3g}" if speeds else "unknown"
+    yield "steps taken again", "unknown" if redone is None else str(redone)
+    yield "restarts charged", str(status.restarts)
 
 
 def _findings(findings: Sequence[Finding]) -> Iterator[str]:
@@ -103,21 +165,10 @@ def _findings(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def _head(given: Report, title: str) -> Iterator[str]:
-    status = given.status
-    yield f"<h1>{title}: {status.state.value}</h1>"
+    yield f"<h1>{title}: {given.status.state.value}</h1>"
     span = f"{_date(given.start)} to {_date(given.end)}"
     yield f'<p class="dim">{span}, {_duration(given.end - given.start)}</p><div class="cards">'
-    share = given.total.share
-    redone = given.total.redone_steps
-    for name, value in (
-        ("goodput", "unknown" if share is None else f"{100 * share:.1f} %"),
-        ("node time", _duration(given.total.node_seconds)),
-        ("rounds", str(len(given.rounds))),
-        ("nodes at most", str(max((len(each.nodes) for each in given.rounds), default=0))),
-        ("last step", "unknown" if status.step is None else str(status.step)),
-        ("steps taken again", "unknown" if redone is None else str(redone)),
-        ("restarts charged", str(status.restarts)),
-    ):
+    for name, value in ((name, value) for name, value in _facts(given) if name in _CARDS):
         yield f'<div class="card"><span class="dim">{name}</span><b>{value}</b></div>'
     yield "</div>"
 

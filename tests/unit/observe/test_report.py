@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from slurm_elastic.cli import main
-from slurm_elastic.observe.page import html_page
+from slurm_elastic.observe.page import html_comparison, html_page
 from slurm_elastic.observe.report import Report, chrome_trace, report, report_json
 from slurm_elastic.observe.status import run_status
 from tests.unit.observe.runs import START, WrittenRun
@@ -124,6 +125,35 @@ def test_a_page_of_a_run_that_has_just_begun(run: WrittenRun) -> None:
     page = _Page()
     page.feed(html_page(made(run)))
     assert page.open == []
+
+
+def test_runs_side_by_side(
+    told: WrittenRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = WrittenRun(told.base, "8")
+    other.started(0, A, seconds=0)
+    other.round(0.9, 0, [A])
+    other.ended(11, 0, [A], 1.0, **steps(1, 100, 0.0, 10.0))
+    text = html_comparison([made(told), made(other)])
+    page = _Page()
+    page.feed(text)
+    assert page.open == []
+    assert "script" not in page.seen
+    assert (page.seen["table"], page.seen["svg"]) == (1, 2)
+    rows = dict(re.findall(r"<tr><td>([^<]+)</td>(.*?)</tr>", text))
+    cells = {name: re.findall(r">([^<]*)</td>", row) for name, row in rows.items()}
+    assert cells["last step"] == ["180", "100"]
+    assert cells["nodes at most"] == ["2", "1"]
+    assert cells["steps taken again"] == ["20", "0"]
+    monkeypatch.chdir(told.base)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert main(["report", "7", "8"]) == 0
+    assert "2 runs" in Path("report-7-8.html").read_text()
+    capsys.readouterr()
+    assert main(["report", "7", "8", "--json"]) == 0
+    assert [each["run"] for each in json.loads(capsys.readouterr().out)] == ["7", "8"]
+    assert main(["report", "7", "8", "--trace", "t.json"]) == 2
+    assert "--trace is of one run; name one" in capsys.readouterr().err
 
 
 def test_the_command(told: WrittenRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
