@@ -119,15 +119,18 @@ def open_run(options: argparse.Namespace, queue: Queue) -> RunDir:
     return find_run(Path(options.run_dir or Path.cwd()), options.run_id, asks_slurm)
 
 
-def present_status(run_dir: RunDir, queue: Queue, *, live: bool = False) -> RunStatus:
+def present_status(
+    run_dir: RunDir, queue: Queue, *, live: bool = False, records: RunRecords | None = None
+) -> RunStatus:
     """Read a run, ask Slurm and the leader about it unless it is finished, and return its state.
 
     Args:
         run_dir: Directory of the run.
         queue: Jobs of this user.
         live: True to have the leader ask all agents; False to see only whether it can be reached.
+        records: Of the run, if they have been read just now.
     """
-    records = read_records(RunContents(run_dir), run_dir.run_id)
+    records = records or read_records(RunContents(run_dir), run_dir.run_id)
     if records.done is not None:
         return run_status(records, time.time())
     answers = _leader_answers(records)

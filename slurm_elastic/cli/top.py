@@ -15,6 +15,7 @@ from slurm_elastic.cli._command import Parser
 from slurm_elastic.cli._leave_request import request_leave
 from slurm_elastic.cli._run_view import Queue, ViewCommand, add_run, open_run, present_status
 from slurm_elastic.errors import SlurmElasticError, UsageError
+from slurm_elastic.observe.records import RunRecords, read_records
 from slurm_elastic.observe.status import RunStatus
 from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.text import printable
@@ -27,6 +28,8 @@ _EXAMPLES = """\
 """
 _ASK_SLURM = 30.0
 """Seconds between two questions to Slurm."""
+_READING = 0.1
+"""Share of the time in which the records are read; a run of 500 nodes has a thousand files on a shared disk."""
 _TAIL = 32768
 """Bytes at the end of a log that are shown."""
 _HTTP = 8.0
@@ -74,6 +77,8 @@ class RunSource:
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
         self._queue, self._asked = Queue(), time.monotonic()
+        self._records: RunRecords | None = None
+        self._read_at, self._reading = 0.0, 0.0
 
     @property
     def run_id(self) -> str:
@@ -84,7 +89,12 @@ class RunSource:
         """Return the present state of the run."""
         if time.monotonic() - self._asked > _ASK_SLURM:
             self._queue, self._asked = Queue(), time.monotonic()
-        return present_status(self._run_dir, self._queue, live=True)
+        begin = time.monotonic()
+        if self._records is None or begin - self._read_at > self._reading / _READING:
+            self._records = read_records(RunContents(self._run_dir), self.run_id)
+            self._read_at = time.monotonic()
+            self._reading = self._read_at - begin
+        return present_status(self._run_dir, self._queue, live=True, records=self._records)
 
     def log(self, round_number: int, rank: int) -> list[str]:
         """Return the last lines of what a worker has printed: of stderr first, then of stdout."""
