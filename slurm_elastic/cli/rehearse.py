@@ -49,7 +49,7 @@ class Rehearse(ViewCommand):
             "--tolerance", metavar="PART", default="0.02", help="by which losses may differ (default: 0.02)"
         )
         parser.add_argument(
-            "--timeout", metavar="SECONDS", default="120", help="without a step, until a run is ended (default: 120)"
+            "--timeout", metavar="SECONDS", default="300", help="without a step, until a run is ended (default: 300)"
         )
         parser.add_argument(
             "--link", metavar="PATH", action="append", default=[], help="the script finds this in its directory"

@@ -191,7 +191,8 @@ def _failed_workers(planned: Plan, facts: RunFacts) -> Iterator[Finding]:
     wanted = sum(each.mishap.kind is Kind.FAIL for each in facts.happened)
     charged = facts.restarts - wanted
     stopped = [each for each in facts.workers if each.stop is not None]
-    after_stop = [each for each in stopped if each.round in facts.cut_short and not _too_slow(each, facts)]
+    slow = {each.round for each in stopped if _too_slow(each, facts)}
+    after_stop = [each for each in stopped if each.round in facts.cut_short and each.round not in slow]
     if after_stop:
         nodes = {each.node for each in facts.happened if each.round == after_stop[0].round}
         # The leaving node's workers have most likely failed: a failure elsewhere would have been charged.
@@ -219,14 +220,15 @@ def _failed_workers(planned: Plan, facts: RunFacts) -> Iterator[Finding]:
 
 
 def _too_slow(worker: WorkerSeen, facts: RunFacts) -> bool:
-    """Return True if a worker was killed because its notice was over, and had not ended."""
+    """Return True if a worker that should stop was killed because its notice was over."""
     if worker.stop is None or worker.ended is not None:
         return False
-    later = [each.begun for each in facts.workers if each.round > worker.round]
+    if worker.round not in facts.cut_short:
+        return True
     for happened in facts.happened:
         if happened.round == worker.round and happened.mishap.seconds is not None:
-            # Agents end workers before the deadline, at most when half of the time that is left is over.
-            return not later or min(later) - happened.at > 0.4 * happened.mishap.seconds
+            # Agents end workers before the deadline, at the earliest when half of the time is over.
+            return facts.cut_short[worker.round] - happened.at > 0.4 * happened.mishap.seconds
     return False
 
 

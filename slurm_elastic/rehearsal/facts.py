@@ -117,7 +117,8 @@ class RunFacts:
         finished: True if the run is on record as done.
         restarts: Worker failures that were charged.
         failures: One line for each failure of a worker that agents have recorded.
-        cut_short: Rounds whose workers should stop at a step, and ended in another way.
+        cut_short: Rounds whose workers should stop at a step and ended in another way, with the time at which they were
+            ended.
         overwritten: Files that were changed in place while a checkpoint could be in them.
         left: Command lines of processes that were left behind.
         gave_up: Why the rehearsal has ended the run; empty if it has not.
@@ -131,7 +132,7 @@ class RunFacts:
     finished: bool = False
     restarts: int = 0
     failures: tuple[str, ...] = ()
-    cut_short: tuple[int, ...] = ()
+    cut_short: Mapping[int, float] = field(default_factory=dict)
     overwritten: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     gave_up: str = ""

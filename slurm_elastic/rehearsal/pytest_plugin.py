@@ -44,7 +44,7 @@ class ElasticRun:
         nodes: int | None = None,
         nproc_per_node: int | None = None,
         tolerance: float = 0.02,
-        timeout: float = 120.0,
+        timeout: float = 300.0,
         links: Sequence[str | Path] = (),
     ) -> Rehearsal:
         """Run a script without and with mishaps on this machine.

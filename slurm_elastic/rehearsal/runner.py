@@ -64,7 +64,7 @@ class Options:
     agent_options: tuple[str, ...] = ()
     links: tuple[Path, ...] = ()
     keep: Path | None = None
-    timeout: float = 120.0
+    timeout: float = 300.0
     say: Callable[[str], None] = field(default=lambda line: None)
 
 
@@ -248,7 +248,7 @@ class _Run:
         self._files = WatchedFiles([self._work, self._run_dir.path])
         self._happened: list[Happened] = []
         self._under_way: Happened | None = None
-        self._restart = False
+        self._restart: list[int] = []
         self._paused: _Paused | None = None
 
     def facts(self) -> RunFacts:
@@ -276,8 +276,8 @@ class _Run:
             now = time.monotonic()
             self._end_overdue(now)
             if self._restart and not self._nodes.present:
-                self._restart = False
-                self._nodes.start(range(self._plan.nodes))
+                indices, self._restart = self._restart, []
+                self._nodes.start(indices)
             if self._recordings.read():
                 since = now
             elif now - since > self._options.timeout:
@@ -318,7 +318,7 @@ class _Run:
                 assert node is not None
                 self._tell(node, signal.SIGTERM, mishap)
             case Kind.TIMELIMIT:
-                self._restart = True
+                self._restart = [each.index for each in self._nodes.present]
                 for each in self._nodes.present:
                     self._tell(each, signal.SIGUSR2, mishap)
             case Kind.JOIN:
@@ -459,11 +459,12 @@ class _Run:
         return path
 
 
-def _cut_short(records: RunRecords) -> tuple[int, ...]:
-    """Return the rounds that were to end at a step, and ended without one."""
+def _cut_short(records: RunRecords) -> dict[int, float]:
+    """Return the rounds that were to end at a step and ended without one, with the time by the monotonic clock."""
+    offset = time.time() - time.monotonic()
     planned = {each.round for each in records.events if each.kind == "round_ending"}
     ended = [each for each in records.events if each.kind == "round_ended" and not each.whole("step")]
-    return tuple(sorted(each.round for each in ended if each.round is not None and each.round in planned))
+    return {each.round: each.time - offset for each in ended if each.round is not None and each.round in planned}
 
 
 def _link(path: Path, work: Path) -> None:

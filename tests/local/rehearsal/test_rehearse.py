@@ -78,6 +78,16 @@ def test_a_right_script_loses_no_step_that_it_need_not_lose(tmp_path: Path, caps
     assert "<td><b>ok</b> samples.once" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.parametrize("example", ["digits.py", "fsdp.py"])
+def test_the_examples_of_the_documentation_are_right(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], example: str
+) -> None:
+    script = HERE.parents[2] / "docs/examples" / example
+    words = (str(script), "--epochs=1", "--batch-size=32", "--checkpoint-every=5")
+    code, told = rehearse(tmp_path, capsys, "at step 7 preempt node 1", *words)
+    assert (wrong(told), code, told["steps_lost"]) == ({}, 0, 0)
+
+
 def test_a_group_that_was_paused_replaces_the_checkpoint_of_its_successor(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

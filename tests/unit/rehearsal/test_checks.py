@@ -102,7 +102,13 @@ def forgets_place() -> RunFacts:
 def saves_slowly() -> RunFacts:
     workers = (stopped(0, ended=None, checkpoints=()), stopped(1, ended=None, checkpoints=()))
     rest = worker(1, 0, 3, 8, samples=tuple((step, 0, 2 * step + rank) for step in range(3, 9) for rank in (0, 1)))
-    return after_notice(workers=(*workers, rest), cut_short=(0,))
+    return after_notice(workers=(*workers, rest), cut_short={0: 9.0})
+
+
+def fails_while_another_saves() -> RunFacts:
+    facts = saves_slowly()
+    workers = (stopped(0, ended=None, checkpoints=()), stopped(1, checkpoints=()), facts.workers[2])
+    return replace(facts, workers=workers, cut_short={0: 4.6})
 
 
 def nearly_too_slow() -> RunFacts:
@@ -131,7 +137,8 @@ MISTAKES: list[tuple[Callable[[], RunFacts], dict[str, str]]] = [
     (seldom_asks, {"stop.asked": "11.0 s passed between two calls"}),
     (never_told, {"stop.asked": "no worker was told to stop at a step"}),
     (other_losses, {"losses.match": "at step 6 the loss is nan, and 0.166667 without mishaps"}),
-    (lambda: after_notice(cut_short=(0,)), {"worker.exit": "did not end with 0"}),
+    (lambda: after_notice(cut_short={0: 4.6}), {"worker.exit": "did not end with 0"}),
+    (fails_while_another_saves, {"worker.exit": "did not end with 0", "steps.announced": "2 steps"}),
     (lambda: after_notice(restarts=1, failures=("ValueError: no",)), {"worker.exit": r"by itself \(ValueError: no\)"}),
     (lambda: after_notice(overwritten=("last.pt",)), {"checkpoint.atomic": "overwritten in place: last.pt"}),
     (lambda: after_notice(left=("python server.py",)), {"processes.left": "1 processes stayed: python server.py"}),
