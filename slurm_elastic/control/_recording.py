@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FrameType
 
-from slurm_elastic.control._shared_page import HOLD, Fields, write_text
+from slurm_elastic.control._shared_page import BOUNDARY_TIME, HOLD, Fields, write_text
 from slurm_elastic.control._worker_side import RECORDING, Stop, StopReason, WorkerControl
 
 __all__ = ["RecordedControl"]
@@ -96,6 +96,8 @@ class RecordedControl(WorkerControl):
                     if self._fields[HOLD]:
                         self._add("goes_on", step=step)
                         return False
+                    # For --hang-timeout this is no hang.
+                    self._fields[BOUNDARY_TIME] = time.monotonic_ns()
                     time.sleep(_POLL)
                 self._add("goes_on", step=step)
                 if self._was_paused(self._next):

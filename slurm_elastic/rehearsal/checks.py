@@ -188,7 +188,7 @@ def _ends(planned: Plan, facts: RunFacts) -> Finding:
 
 
 def _failed_workers(planned: Plan, facts: RunFacts) -> Iterator[Finding]:
-    wanted = sum(each.mishap.kind is Kind.FAIL for each in facts.happened)
+    wanted = sum(each.mishap.kind in (Kind.FAIL, Kind.HANG) for each in facts.happened)
     charged = facts.restarts - wanted
     stopped = [each for each in facts.workers if each.stop is not None]
     slow = {each.round for each in stopped if _too_slow(each, facts)}

@@ -73,6 +73,7 @@ class Nodes:
         command: The script with its arguments.
         agent_options: Options of the agent that the user has given.
         work: Current directory of the workers.
+        hang_timeout: Seconds without a step after which a worker hangs, where the plan has a hang.
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class Nodes:
         command: Sequence[str],
         agent_options: Sequence[str],
         work: Path,
+        hang_timeout: float,
     ) -> None:
+        self._hang_timeout = hang_timeout
         self.directory, self._base, self._run_id = directory, base, run_id
         self._plan, self._command, self._agent_options, self._work = plan, tuple(command), agent_options, work
         self.all: list[Node] = []
@@ -167,8 +170,9 @@ class Nodes:
     def _options(self, index: int) -> list[str]:
         grace, warning = self._plan.seconds(Kind.PREEMPT, index), self._plan.seconds(Kind.TIMELIMIT)
         # A node that is killed is known by its broken connections; silence is only a machine that is too busy.
+        hangs = any(each.kind is Kind.HANG for each in self._plan.mishaps)
         paused = any(each.kind is Kind.PAUSE for each in self._plan.mishaps)
-        failures = sum(each.kind is Kind.FAIL for each in self._plan.mishaps)
+        failures = sum(each.kind in (Kind.FAIL, Kind.HANG) for each in self._plan.mishaps)
         return [
             f"--run-id={self._run_id}",
             f"--run-dir={self._base}",
@@ -177,6 +181,7 @@ class Nodes:
             # A script that fails when it should stop does so again and again; more than a few times says no more.
             f"--max-restarts={failures + 2}",
             f"--rdzv-conf=heartbeat_limit={3 if paused else 20},min_round_time=0",
+            *([f"--hang-timeout={self._hang_timeout:g}"] if hangs else []),
             *([] if grace is None else [f"--grace={grace:g}"]),
             *([] if warning is None else [f"--warning={warning:g}"]),
         ]

@@ -34,6 +34,8 @@ _STRAGGLERS = 5.0
 """Seconds in which all ranks reach a step that one has reached."""
 _LATE = 5.0
 """Seconds in which a worker that was paused saves and ends."""
+_HANG = 5.0
+"""Seconds without a step after which a worker hangs, at the least."""
 _LEFTOVER = 1.0
 """Seconds in which the processes of workers are gone after the last agent's end."""
 
@@ -119,7 +121,7 @@ def rehearse(options: Options) -> Rehearsal:
         steps = require_comparable(undisturbed, options.mishaps)
         mishaps = spread(options.kinds, options.nodes, steps) if options.mishaps is None else options.mishaps
         planned = plan(mishaps, options.nodes)
-        run = _Run(options, directory, "disturbed", planned)
+        run = _Run(options, directory, "disturbed", planned, max(each.pause for each in undisturbed.workers))
         disturbed = run.facts()
         found = findings(planned, undisturbed, disturbed, options.tolerance)
         lost = sum(steps_lost(disturbed).values())
@@ -228,9 +230,10 @@ class _Run:
         directory: Of the rehearsal.
         name: Of the run.
         planned: Its mishaps.
+        pause: Longest time between two steps, as far as is known.
     """
 
-    def __init__(self, options: Options, directory: Path, name: str, planned: Plan) -> None:
+    def __init__(self, options: Options, directory: Path, name: str, planned: Plan, pause: float = 0.0) -> None:
         self._options, self._plan = options, planned
         self._directory = directory / name
         self._work = self._directory / "work"
@@ -242,7 +245,14 @@ class _Run:
         words = [word.replace("{run}", str(self._directory)) for word in options.command[1:]]
         command = [str(Path(options.command[0]).absolute()), *words]
         self._nodes = Nodes(
-            self._directory, directory, self._run_dir.run_id, planned, command, options.agent_options, self._work
+            self._directory,
+            directory,
+            self._run_dir.run_id,
+            planned,
+            command,
+            options.agent_options,
+            self._work,
+            max(_HANG, 5 * pause),
         )
         self._recordings = _Recordings(self._directory)
         self._files = WatchedFiles([self._work, self._run_dir.path])
@@ -307,9 +317,9 @@ class _Run:
             case Kind.KILL | Kind.LEADER:
                 assert node is not None
                 self._nodes.kill(node)
-            case Kind.FAIL:
+            case Kind.FAIL | Kind.HANG:
                 assert node is not None
-                self._kill_worker(node, round_)
+                self._signal_worker(node, round_, signal.SIGKILL if mishap.kind is Kind.FAIL else signal.SIGSTOP)
             case Kind.PAUSE:
                 assert node is not None
                 self._nodes.pause(node)
@@ -392,11 +402,11 @@ class _Run:
         with contextlib.suppress(ProcessLookupError):
             os.kill(node.process.pid, number)
 
-    def _kill_worker(self, node: Node, round_: int) -> None:
+    def _signal_worker(self, node: Node, round_: int, number: signal.Signals) -> None:
         for first in self._recordings.all_begin(round_):
             if first["node"] == node.name:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(first["pid"], signal.SIGKILL)
+                    os.kill(first["pid"], number)
                 return
 
     def _end_overdue(self, now: float) -> None:

@@ -15,6 +15,7 @@ __all__ = [
     "Mishap",
     "Plan",
     "fail",
+    "hang",
     "join",
     "kill",
     "leader",
@@ -42,6 +43,8 @@ class Kind(enum.Enum):
     """A node joins: one that has gone, else a further one."""
     FAIL = "fail"
     """A worker is killed; its node stays."""
+    HANG = "hang"
+    """A worker stands still until the watchdog kills it (--hang-timeout); its node stays."""
     PAUSE = "pause"
     """The node of rank 0 stands still until others have taken its place and saved; then its workers are told to stop
     and save, too late. Afterwards it is gone."""
@@ -52,7 +55,7 @@ class Kind(enum.Enum):
 GRACE, WARNING = 30.0, 120.0
 """Seconds of notice where the scenario names none: the defaults of the agent's --grace and --warning."""
 
-_NAMES_NODE = frozenset({Kind.KILL, Kind.PREEMPT, Kind.FAIL})
+_NAMES_NODE = frozenset({Kind.KILL, Kind.PREEMPT, Kind.FAIL, Kind.HANG})
 _LEAVES = frozenset({Kind.KILL, Kind.PREEMPT, Kind.LEADER, Kind.PAUSE})
 _MAJORITY = 3
 """Nodes of which the others are a majority, so that they go on without the leader."""
@@ -132,6 +135,11 @@ def join(*, step: int) -> Mishap:
 def fail(*, node: int, step: int) -> Mishap:
     """Return the failure of a worker of a node."""
     return Mishap(Kind.FAIL, step, node)
+
+
+def hang(*, node: int, step: int) -> Mishap:
+    """Return the hang of a worker of a node."""
+    return Mishap(Kind.HANG, step, node)
 
 
 def pause(*, step: int) -> Mishap:

@@ -95,10 +95,10 @@ def test_a_group_that_was_paused_replaces_the_checkpoint_of_its_successor(
     assert (set(wrong(told)), code, told["steps_lost"]) == ({"checkpoint.superseded"}, 1, 5)
 
 
-def test_a_failed_worker_and_the_time_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    scenario = "at step 25 fail node 1; at step 58 time limit with 60 s"
+def test_a_failed_worker_one_that_hangs_and_the_time_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scenario = "at step 25 fail node 1; at step 41 hang node 0; at step 58 time limit with 60 s"
     code, told = rehearse(tmp_path, capsys, scenario, str(TRAINS))
-    assert (wrong(told), code, told["steps_lost"]) == ({}, 0, 5)
+    assert (wrong(told), code, told["steps_lost"]) == ({}, 0, 6)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rehearsal import fail, join, kill, leader, pause, preempt, timelimit
+from slurm_elastic.rehearsal import fail, hang, join, kill, leader, pause, preempt, timelimit
 from slurm_elastic.rehearsal.scenario import Kind, parse_kinds, parse_scenario, plan, spread
 
 
@@ -30,7 +30,7 @@ def test_sentences_become_mishaps() -> None:
 
 def test_every_mishap_is_written_as_it_is_read() -> None:
     mishaps = (preempt(node=2, step=30, seconds=20), leader(step=40), join(step=50), timelimit(step=60, seconds=1.5))
-    mishaps += (pause(step=70),)
+    mishaps += (pause(step=70), hang(node=1, step=80), fail(node=0, step=90))
     assert parse_scenario("; ".join(map(str, mishaps))) == mishaps
 
 
