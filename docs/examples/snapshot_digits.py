@@ -2,8 +2,9 @@
 
     sbatch elastic.sbatch snapshot_digits.py
 
-digits.py has to lie beside this file: data, model and checkpoints are its own. A checkpoint on disk is taken when the
-workers are told to stop, and at the end, because snapshots last only as long as an agent of the run lives.
+digits.py has to lie beside this file: data and model are its own. The agents write snapshots to disk every ten minutes
+and before they leave, because memory lasts only as long as an agent of the run lives. What is trained is saved at the
+end.
 """
 
 import argparse
@@ -31,24 +32,12 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     sampler = ElasticSampler(len(train_set), args.batch_size, seed=args.seed)
     progress = {"step": 0}
 
-    path: Path = args.checkpoint_dir / "checkpoint.pt"
-    checkpoint = digits.load_checkpoint(path, device)
-    if checkpoint is not None:
-        model.load_state_dict(checkpoint["model"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        sampler.load_state_dict(checkpoint["sampler"])
-        progress["step"] = checkpoint["step"]
-    # The state in memory, if agents hold one; else everything stays as it is.
+    snapshot.to_disk(args.checkpoint_dir / "snapshots")
+    # The state in memory, if agents hold one; else that of the newest checkpoint; else everything stays as it is.
     progress = snapshot.load(model=model, optimizer=optimizer, sampler=sampler, progress=progress)
     digits.say(f"starts at step {progress['step']} with world size {dist.get_world_size()}")
     recorder = digits.Recorder(args.record, progress["step"], len(train_set), device) if args.record else None
     parallel = DistributedDataParallel(model)
-
-    def save_checkpoint() -> None:
-        state: dict[str, Any] = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        digits.save_checkpoint(path, {**state, "sampler": sampler.state_dict(), **progress})
-        if dist.get_rank() == 0:
-            trainer.report_checkpoint(progress["step"])
 
     for epoch in sampler.epochs(args.epochs):
         for images, labels, ids in DataLoader(train_set, batch_sampler=sampler):
@@ -63,13 +52,14 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             time.sleep(args.step_time)
             snapshot.save(progress["step"], model=model, optimizer=optimizer, sampler=sampler, progress=progress)
             if stop := trainer.should_stop(progress["step"]):
-                save_checkpoint()
-                digits.say(f"saved step {progress['step']} and stops: {stop.reason}")
+                digits.say(f"stops after step {progress['step']}: {stop.reason}")
                 return
         accuracy = digits.test_accuracy(model, test_set, device)
         digits.say(f"epoch {epoch}: world size {dist.get_world_size()}, test accuracy {accuracy:.2%}")
 
-    save_checkpoint()
+    state: dict[str, Any] = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    path: Path = args.checkpoint_dir / "checkpoint.pt"
+    digits.save_checkpoint(path, {**state, "sampler": sampler.state_dict(), **progress})
 
 
 @record

@@ -26,6 +26,7 @@ def test_a_killed_node_costs_one_step_at_most_without_any_checkpoint(jobs):
     assert sorted(set(steps)) == list(range(1, EPOCHS * STEPS_PER_EPOCH + 1))
     assert len(steps) <= EPOCHS * STEPS_PER_EPOCH + 1, job.output
     assert "the workers of round 1 start from the snapshot of step " in job.output
+    assert f"step {EPOCHS * STEPS_PER_EPOCH} is on disk: {job.directory}/snapshots" in job.output
     command = [sys.executable, "count_samples.py", "records", "checkpoint.pt"]
     counted = subprocess.run(command, cwd=job.directory, capture_output=True, text=True)
     assert counted.stdout.splitlines() == [
