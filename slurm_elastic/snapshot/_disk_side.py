@@ -120,11 +120,12 @@ class DiskSide:
     def _record(
         self, checkpoints: Checkpoints, memory: SnapshotId | None, below: int | None
     ) -> tuple[Start, CheckpointId | None]:
-        from slurm_elastic import trainer
+        # Not the trainer API: the agent waits at a planned stop for workers that have imported it.
+        from slurm_elastic.control import is_superseded
 
         run, round_ = os.environ.get("SLURM_ELASTIC_RUN_ID", ""), int(os.environ.get("SLURM_ELASTIC_ROUND", "0"))
         try:
-            start, chosen = checkpoints.start(run, round_, memory, below, trainer.can_publish_checkpoint)
+            start, chosen = checkpoints.start(run, round_, memory, below, lambda: not is_superseded(os.environ))
         except Exception as error:
             if memory is None:
                 _tell_choice({"error": str(error)})
