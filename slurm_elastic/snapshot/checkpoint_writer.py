@@ -1,4 +1,6 @@
-"""Writes snapshots to disk as checkpoints, in a process of its own with low priority: no heartbeat waits for it.
+"""Writes snapshots to disk as checkpoints, in a process of its own: no heartbeat waits for it.
+
+While workers train it writes with the lowest priority, but not the last checkpoint before its agent has to go.
 
 The process gets an order with the descriptor of a slot, reads the slot where it is, and answers. It ends when the
 process that started it has ended. If that happens while it writes, it finishes this checkpoint first.
@@ -13,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,12 +26,13 @@ from slurm_elastic.snapshot.checkpoints import Checkpoints, SupersededError, des
 from slurm_elastic.snapshot.memory import Slot
 from slurm_elastic.snapshot.slots import HEADER, Contents
 from slurm_elastic.snapshot.state import read_description, rebuild
+from slurm_elastic.text import printable
 
 __all__ = ["Order", "Outcome", "WriterProcess"]
 
 _LIMIT = 1 << 16
 _LOWEST = 19
-"""Of the CPU, nice(2); the priority of its reads and writes follows from it (ioprio_set(2))."""
+"""Of a thread for the CPU, setpriority(2); the priority of its reads and writes follows from it (ioprio_set(2))."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Slurm sends these to all processes of a job step, those that write included."""
 _PACKAGE_ROOT = Path(__file__).parents[2]
@@ -50,12 +54,14 @@ class Order:
         start: Number of the start that took the snapshot.
         step: Of the snapshot.
         keep: Number of checkpoints that stay.
+        urgent: True if the agent ends when this is written.
     """
 
     directory: str
     start: int
     step: int
     keep: int
+    urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +146,6 @@ def main(descriptor: int) -> None:
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    os.nice(_LOWEST)
     with socket.socket(fileno=descriptor) as orders:
         import torch
 
@@ -149,11 +154,26 @@ def main(descriptor: int) -> None:
             content, descriptors, _, _ = socket.recv_fds(orders, _LIMIT, 1)
             if not content:
                 return
-            slot = Slot(descriptors[0])
-            outcome = _carry_out(Order(**json.loads(content)), slot)
+            slot, order = Slot(descriptors[0]), Order(**json.loads(content))
+            outcome = _carry_out(order, slot) if order.urgent else _with_low_priority(order, slot)
             slot.close()
             with contextlib.suppress(BrokenPipeError):
                 orders.send(json.dumps(asdict(outcome)).encode())
+
+
+def _with_low_priority(order: Order, slot: Slot) -> Outcome:
+    """Work in a thread of its own: a process without privileges cannot take its own priority back."""
+    outcomes: list[Outcome] = []
+
+    def run() -> None:
+        # Linux has a priority for each thread, and threads inherit it (sched(7)).
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
+        outcomes.append(_carry_out(order, slot))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return outcomes[0]
 
 
 def _carry_out(order: Order, slot: Slot) -> Outcome:
@@ -169,10 +189,17 @@ def _carry_out(order: Order, slot: Slot) -> Outcome:
         )
     except SupersededError as error:
         return Outcome(superseded=str(error))
-    except Exception as error:
+    except BaseException as error:
         # A slot that is overwritten meanwhile may hold anything.
-        return Outcome(error=f"{type(error).__name__}: {error}"[:2000] if slot.contents() == contents else "")
+        return Outcome(error=_one_line(error) if slot.contents() == contents else "")
     return Outcome(written=written)
+
+
+def _one_line(error: BaseException) -> str:
+    # The text of torch's CheckpointException is a traceback; it has the error of each rank.
+    for cause, _ in getattr(error, "failures", {}).values():
+        error = cause
+    return f"{type(error).__name__}: {printable(error)}"
 
 
 def _write(directory: Path, slot: Slot, contents: Contents) -> bytes:

@@ -235,9 +235,12 @@ class Checkpoints:
 
     def _require_line(self, checkpoint: CheckpointId) -> Start:
         newest = self.newest_start()
-        if newest is None or not newest.has(checkpoint):
-            other = "no group" if newest is None else f"start {newest.number}"
-            raise SupersededError(f"{other} has taken over {self.path}, from a state without step {checkpoint.step}")
+        if newest is None:
+            raise SupersededError(f"{self.path} has no record of start {checkpoint.start} any more")
+        if not newest.has(checkpoint):
+            raise SupersededError(
+                f"start {newest.number} has taken over {self.path}, from a state without step {checkpoint.step}"
+            )
         return newest
 
     def _delete(self, checkpoint: CheckpointId) -> None:

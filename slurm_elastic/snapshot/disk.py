@@ -178,7 +178,7 @@ class DiskWriter:
             if contents is not None and contents.copy.id == snapshot:
                 slot.busy = True
                 try:
-                    order = Order(target.directory, checkpoint.start, checkpoint.step, target.keep)
+                    order = Order(target.directory, checkpoint.start, checkpoint.step, target.keep, self._closing)
                     outcome = self._process.write(order, slot)
                 finally:
                     slot.busy = False

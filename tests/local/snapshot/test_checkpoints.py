@@ -116,6 +116,27 @@ def test_a_group_that_was_cut_off_replaces_nothing(agents: Agents, tmp_path: Pat
     assert names(directory) == []
 
 
+def test_a_checkpoint_that_cannot_be_written_is_one_line(
+    agents: Agents, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = agents.add("one")
+
+    def work() -> bool:
+        snapshot.to_disk(tmp_path / "checkpoints")
+        snapshot.load(state=None)
+        # These have the same name for torch.distributed.checkpoint.
+        snapshot.save(7, state={1: torch.zeros(1), "1": torch.zeros(1)})
+        return True
+
+    assert in_worker(agents.next_round([one])[0], work)
+    one.inventory()
+    one.close()
+    assert (
+        f"the snapshot of step 7 cannot be written to {tmp_path / 'checkpoints'}: ValueError: duplicated" in caplog.text
+    )
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["start-000001.json"]
+
+
 def test_a_start_that_is_superseded_while_it_is_recorded_is_withdrawn(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     answers = iter([True, False])
