@@ -61,7 +61,7 @@ def main() -> int:
         from slurm_elastic import snapshot
 
         if "disk" in sys.argv:
-            snapshot.to_disk("checkpoints")
+            snapshot.to_disk("checkpoints", every=0)
         step = snapshot.load(step=step)
     print(f"resumed at {step}", flush=True)
     poisoned = int(Path("poison").read_text()) if Path("poison").exists() else -1
