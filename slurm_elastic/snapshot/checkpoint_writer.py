@@ -149,6 +149,9 @@ def main(descriptor: int) -> None:
     with socket.socket(fileno=descriptor) as orders:
         import torch
 
+        # All that writing needs is imported before the first order: that may be the last one, with seconds left.
+        import torch.distributed.checkpoint
+
         torch.set_num_threads(1)
         while True:
             content, descriptors, _, _ = socket.recv_fds(orders, _LIMIT, 1)
