@@ -42,7 +42,8 @@ class DiskSide:
 
     def __init__(self) -> None:
         self._configured: tuple[str, float, int] | None = None
-        self._started: Started | None = None
+        self.started: Started | None = None
+        """The start of this group; None before `load`."""
 
     @property
     def is_configured(self) -> bool:
@@ -55,7 +56,7 @@ class DiskSide:
         Raises:
             RuntimeError: `load` was called before.
         """
-        if self._started is not None:
+        if self.started is not None:
             raise RuntimeError("snapshot.to_disk comes too late: call it before snapshot.load")
         self._configured = path, float(every), keep
 
@@ -65,7 +66,7 @@ class DiskSide:
         Raises:
             RuntimeError: There is a directory, and `load` was not called.
         """
-        if self._configured is not None and self._started is None:
+        if self._configured is not None and self.started is None:
             raise RuntimeError("snapshot.save comes before snapshot.load: after snapshot.to_disk call load first")
 
     def start(self, memory: SnapshotId | None, below: int | None) -> Started:
@@ -83,8 +84,6 @@ class DiskSide:
         from slurm_elastic.snapshot.checkpoints import CheckpointError, Checkpoints
 
         assert self._configured is not None
-        if self._started is not None:
-            return self._started
         path, every, keep = self._configured
         checkpoints = Checkpoints(Path(path))
         is_first = os.environ.get("RANK", "0") == "0"
@@ -99,8 +98,8 @@ class DiskSide:
             state = None if chosen is None else checkpoints.read(chosen)
         except (CheckpointError, OSError) as error:
             raise RuntimeError(f"the checkpoint that this round starts from cannot be had: {error}") from None
-        self._started = Started(directory, state)
-        return self._started
+        self.started = Started(directory, state)
+        return self.started
 
     def write(self, directory: Directory, slots: Sequence[Slot], round_: int) -> None:
         """Write what this process holds until it ends."""

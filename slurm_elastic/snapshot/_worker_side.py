@@ -219,6 +219,8 @@ def _is_stateful(value: Any) -> bool:
 def _start_on_disk(memory: WorkerMemory | None, found: dict[str, Any] | None) -> dict[str, Any] | None:
     """Record the start of this group in the directory of checkpoints, and return the state that it starts from."""
     global _attached
+    if _disk.started is not None:
+        return _disk.started.state if found is None else found
     origin = None if found is None or memory is None else memory.origin()
     started = _disk.start(origin, None if memory is None else memory.below)
     path = os.environ.get(VARIABLE)

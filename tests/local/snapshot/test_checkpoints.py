@@ -199,7 +199,8 @@ SCRIPT = """
 import os, torch
 from slurm_elastic import snapshot
 snapshot.to_disk("checkpoints", keep=1)
-weight, step = snapshot.load(weight=torch.zeros(2), step=0)
+for _ in range(2):  # The second one changes nothing.
+    weight, step = snapshot.load(weight=torch.zeros(2), step=0)
 print("rank", os.environ.get("RANK"), "starts at", step, weight.tolist(), flush=True)
 for step in range(step + 1, step + 4):
     snapshot.save(step, weight=torch.full((2,), float(step)), step=step)
