@@ -83,10 +83,11 @@ class LogTimes:
     Args:
         path: of the file, in the directory of the first rank of this node.
         logs: the logs of all ranks of this node; they need not exist yet.
+        pause: seconds between two lines, at least.
     """
 
-    def __init__(self, path: str, logs: Sequence[str]) -> None:
-        self._path = path
+    def __init__(self, path: str, logs: Sequence[str], pause: float = _TIMES_PAUSE) -> None:
+        self._path, self._pause = path, pause
         self._logs = {f"{Path(log).parent.name}/{Path(log).name}": log for log in logs}
         self._sizes = dict.fromkeys(self._logs, 0)
         self._written = float("-inf")
@@ -96,7 +97,7 @@ class LogTimes:
     def note(self, *, at_once: bool = False) -> bool:
         """Write a line if logs have grown and the last line is not too new; return True if they have grown."""
         now = time.monotonic()
-        if self._failed or (now - self._written < _TIMES_PAUSE and not at_once):
+        if self._failed or (now - self._written < self._pause and not at_once):
             return False
         grown = {name: size for name, log in self._logs.items() if (size := _size(log)) != self._sizes[name]}
         if grown:

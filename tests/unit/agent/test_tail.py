@@ -69,7 +69,7 @@ def test_the_times_of_logs_are_noted_when_they_grow(tmp_path: Path) -> None:
     for log in logs:
         log.parent.mkdir()
     index = logs[0].with_name("times.jsonl")
-    times = LogTimes(str(index), [str(log) for log in logs])
+    times = LogTimes(str(index), [str(log) for log in logs], pause=3600.0)
     assert not times.note()
     before = time.time()
     logs[0].write_text("one\n")
