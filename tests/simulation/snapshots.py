@@ -96,7 +96,7 @@ class Directory:
         present: The state of each checkpoint.
         published: The state of each checkpoint that got its name on the newest line, without those that had two newer
             ones on it when they were deleted.
-        writing: Checkpoints that are being written, with their states; whoever writes may be slow.
+        writing: Checkpoints that are being written, with their states; the process that writes may be slow.
     """
 
     starts: list[Start] = field(default_factory=list)

@@ -58,7 +58,7 @@ class Settings:
             :attr:`~.state.State.heartbeat_limit`.
         reconnect_grace: how long a broken connection may stay broken before the agent is lost.
         settle_time: how long a worker failure waits for news of a lost or leaving node that explains it.
-        root_wait: the same for a worker failure that is the consequence of another one, which nobody has told of yet.
+        root_wait: the same for a worker failure that is the consequence of another one, of which no agent has told yet.
         gather_quiet, gather_limit: a running round is interrupted for new nodes when none has come for `gather_quiet`,
             at the latest `gather_limit` after the first, unless more are known to be on their way.
         min_round_time: a round is not ended for new nodes before it has lasted so long.

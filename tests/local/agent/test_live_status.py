@@ -76,7 +76,7 @@ def test_agents_answer_through_the_leader_without_a_health_port(
     assert re.search(r"^  127\.0\.0\.\[1-2\] +training +0 +0-3 +\d+", out, re.MULTILINE), out
     assert re.search(r"^  3 +127\.0\.0\.2 +\d+ +in a step for [\d.]+ s +\d+ +[\d.]+", out, re.MULTILINE), out
 
-    # One that does not answer is named, and holds up nobody else.
+    # An agent that does not answer is named, and the others' reports come all the same.
     agents[1].signal(signal.SIGSTOP)
     out = said()
     agents[1].signal(signal.SIGCONT)

@@ -69,7 +69,7 @@ def test_agents_that_do_not_answer_in_time_are_named() -> None:
     async def ask() -> float:
         await run.ask("a")
         taken = asyncio.get_running_loop().time()
-        # What comes too late is for nobody.
+        # A report that comes too late reaches no client.
         await asyncio.sleep(10)
         return taken
 
