@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import socket
@@ -42,9 +43,15 @@ class LeaderPlace:
     secret: bytes
 
 
+_numbers = itertools.count(1)
+
+
 def client_name() -> str:
-    """An identity that no agent has."""
-    return f"visitor on {socket.gethostname()}, process {os.getpid()}"
+    """Return an identity that no agent and no other client has.
+
+    The leader closes a connection when another one comes with its identity, and a process may ask twice at a time.
+    """
+    return f"client on {socket.gethostname()}, process {os.getpid()}, request {next(_numbers)}"
 
 
 def find_leader(run_dir: RunDir) -> LeaderPlace:

@@ -24,5 +24,5 @@ def test_another_text_is_none(agent: str) -> None:
 
 
 def test_a_visitor_belongs_to_no_job() -> None:
-    assert job_of("visitor on login1, process 7") == ""
+    assert job_of("client on login1, process 7, request 1") == ""
     assert node_of("leader") == "leader"
