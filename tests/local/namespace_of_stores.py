@@ -8,6 +8,8 @@ The nodes of the round have two addresses; a stranger connects from a third one.
 
 from __future__ import annotations
 
+# Names are looked up with it, and an ordinary user may not be able to read an interpreter below root's home.
+import encodings.idna  # noqa: F401
 import errno
 import json
 import logging

@@ -51,7 +51,9 @@ class Authority:
         with tempfile.TemporaryDirectory() as scratch:
             request, extensions = Path(scratch, "request.pem"), Path(scratch, "extensions")
             extensions.write_text(
-                "extendedKeyUsage=serverAuth,clientAuth\n" + (f"subjectAltName={names}\n" if names else "")
+                "basicConstraints=critical,CA:FALSE\nkeyUsage=critical,digitalSignature\n"
+                "extendedKeyUsage=serverAuth,clientAuth\nauthorityKeyIdentifier=keyid\n"
+                + (f"subjectAltName={names}\n" if names else "")
             )
             _openssl("req", "-new", *_NEW_KEY, "-subj", f"/CN={name}", "-keyout", made.key, "-out", request)
             _openssl(
@@ -72,6 +74,8 @@ def create_authority(directory: Path, name: str = "etcd-authority", days: int = 
     own = Certificate(directory / f"{name}.pem", directory / f"{name}-key.pem")
     _openssl(
         *("req", "-x509", *_NEW_KEY, "-subj", f"/CN={name}", "-days", days),
+        # Python asks for it since 3.13 (docs.python.org, ssl.create_default_context: VERIFY_X509_STRICT).
+        *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
         *("-keyout", own.key, "-out", own.certificate),
     )
     return Authority(own)
