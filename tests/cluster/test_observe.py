@@ -51,8 +51,9 @@ def test_a_failure_a_preemption_and_a_kill_are_followed_by_commands_alone(jobs):
     assert last["jobs"] is not None
     assert len(last["jobs"]) == 4
     assert last["leader_answers"] is True
-    code, text = shown(jobs, "list")
-    assert re.search(rf"^running +{run} +{last['round']} +4 +4 +\d+ +\d+ s ago$", text, re.MULTILINE), text
+    # The list asks no agents, and the first record of progress comes a second after the start of the workers.
+    row = rf"^running +{run} +{last['round']} +4 +4 +\d+ +\d+ s ago$"
+    jobs.cluster.wait_until("list does not show the run", lambda: re.search(row, shown(jobs, "list")[1], re.MULTILINE))
 
     # A node is preempted: its element leaves, waits in the queue, and comes back.
     leader = last["leader"]

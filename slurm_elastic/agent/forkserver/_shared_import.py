@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib.machinery import all_suffixes
 from typing import Any
 
 from slurm_elastic.agent.forkserver import _import_overlap as ahead
@@ -81,8 +82,14 @@ def _import_required(settings: dict[str, Any], there: set[str], read_ahead: Read
     finally:
         read_ahead.close()
     imported = {name.partition(".")[0] for name in set(sys.modules) - there} - ahead.AGENT_PACKAGES
-    hidden = min((name for name in beside if name.partition(".")[0] in imported), default=None)
+    hidden = min((name for name in beside if (module := _module(name)) and module in imported), default=None)
     return None if hidden is None else f"{hidden} beside the script has the name of a module that torch imports"
+
+
+def _module(name: str) -> str:
+    """Return the module that Python imports from a file or directory of this name; empty if from none."""
+    module, dot, suffix = name.partition(".")
+    return module if not dot or dot + suffix in all_suffixes() else ""
 
 
 def _fork(settings: dict[str, Any]) -> tuple[int, tuple[Channel, Channel] | None]:

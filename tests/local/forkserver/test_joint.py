@@ -179,6 +179,15 @@ def test_module_beside_the_script_hides_the_one_that_torch_imports(tmp_path: Pat
     assert f"{TWICE}: uuid.py beside the script has the name of a module that torch imports\n" in err
 
 
+def test_a_file_that_is_no_module_does_not(tmp_path: Path) -> None:
+    """As the batch script of an array, beside the training script."""
+    for name in ("array.sbatch", "copy.txt", "queue.2.log"):
+        (tmp_path / name).touch()
+    code, out, err = Agent(tmp_path, "import sys\nprint('torch' in sys.modules)\n").ends()
+    assert (code, out) == (0, "[localhost/0] True\n"), err
+    assert TWICE not in err
+
+
 def test_threads_of_a_site_speak_against_it(tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
