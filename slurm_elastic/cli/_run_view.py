@@ -130,11 +130,18 @@ def present_status(
         live: True to have the leader ask all agents; False to see only whether it can be reached.
         records: Of the run, if they have been read just now.
     """
-    records = records or read_records(RunContents(run_dir), run_dir.run_id)
+    given, records = records, records or read_records(RunContents(run_dir), run_dir.run_id)
+    answers: bool | None = None
+    answer: LiveRun | None = None
+    problems: tuple[str, ...] = ()
+    if records.done is None:
+        answers = _leader_answers(records)
+        answer, problems = _ask_all(run_dir) if live and answers else (None, ())
+        if answer is not None and given is None:
+            # Agents may take seconds for their answers, in which another round follows, or the run ends.
+            records = read_records(RunContents(run_dir), run_dir.run_id)
     if records.done is not None:
         return run_status(records, time.time())
-    answers = _leader_answers(records)
-    answer, problems = _ask_all(run_dir) if live and answers else (None, ())
     status = run_status(records, time.time(), queue.jobs, answers, answer)
     if queue.jobs is None and jobs_of(records):
         where = "the records" if answer is None else "the agents"

@@ -51,9 +51,8 @@ def test_a_failure_a_preemption_and_a_kill_are_followed_by_commands_alone(jobs):
     assert last["jobs"] is not None
     assert len(last["jobs"]) == 4
     assert last["leader_answers"] is True
-    # The list asks no agents, and the first record of progress comes a second after the start of the workers. Status
-    # may have been asked in the moment in which the round changed.
-    row = rf"^running +{run} +\d+ +4 +4 +\d+ +\d+ s ago$"
+    # The list asks no agents, and the first record of progress comes a second after the start of the workers.
+    row = rf"^running +{run} +{last['round']} +4 +4 +\d+ +\d+ s ago$"
     jobs.cluster.wait_until("list does not show the run", lambda: re.search(row, shown(jobs, "list")[1], re.MULTILINE))
 
     # A node is preempted: its element leaves, waits in the queue, and comes back.
