@@ -31,29 +31,29 @@ def raise_limit() -> None:
 
 
 def given_limit() -> tuple[int, int]:
-    """The limits that this process was started with: what its workers get."""
+    """Return the soft and the hard limit that this process was started with, which its workers get."""
     return _given or resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def needed(agents: int) -> int:
-    """Descriptors that the leader of so many agents needs."""
+    """Return the number of descriptors that the leader of a number of agents needs."""
     return agents + STRANGERS + _RESERVE
 
 
 def connections_at_most(limit: int | None = None) -> int:
-    """Connections of agents for which there is room; half of the descriptors where these are very few.
+    """Return the number of agents whose connections have room; half of the descriptors where these are very few.
 
-    Strangers take what agents leave, and `STRANGERS` beside.
+    Strangers get the descriptors that agents leave, and always `STRANGERS`.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if limit is None else limit
     return max(limit - STRANGERS - _RESERVE, limit // 2)
 
 
 def require(agents: int) -> None:
-    """Make sure that this process can lead so many agents.
+    """Make sure that this process can lead a number of agents.
 
     Raises:
-        UsageError: the hard limit is too low.
+        UsageError: The hard limit is too low.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if agents > connections_at_most(limit):

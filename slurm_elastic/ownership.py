@@ -43,19 +43,18 @@ def require_own(
     mend: str = "remove it, or take another place",
     group: bool = False,
 ) -> None:
-    """Make sure that a directory belongs to this user, and that no other may write to it.
+    """Make sure that a directory belongs to this user, and that no other user may write to it.
 
-    One of this user's that others may write to, as an umask of 002 makes it, is closed to them.
+    A directory of this user that others may write to, as with an umask of 002, loses that permission.
 
     Args:
-        path: of the directory.
-        owners: user ids that count as this user's beside its own, as a file server with root_squash changes it
-            (exports(5)).
-        mend: what a person can do.
-        group: whether its group may write to it.
+        path: Path of the directory.
+        owners: Further user ids that count as this user's, as a file server with root_squash changes ids (exports(5)).
+        mend: The advice at the end of the error.
+        group: True if the group of the directory may write to it.
 
     Raises:
-        UsageError: it does not, or they may.
+        UsageError: The directory belongs to another user, or stays open to others.
     """
     writable = _writable(group)
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -79,16 +78,16 @@ def require_own(
 def require_safe_parent(path: Path, owners: Collection[int] = (), *, mend: str, group: bool = False) -> None:
     """Make sure that no other user can replace what this one makes in a directory.
 
-    It may belong to somebody else and be open to a group or to all, if it has the sticky bit.
+    The directory may belong to another user, and others may write to it, if it has the sticky bit.
 
     Args:
-        path: of the directory.
-        owners: see `require_own`.
-        mend: what a person can do.
-        group: whether its group counts as this user.
+        path: Path of the directory.
+        owners: See `require_own`.
+        mend: The advice at the end of the error.
+        group: True if the group of the directory counts as this user.
 
     Raises:
-        UsageError: others can.
+        UsageError: Another user can.
     """
     status = path.stat()
     if not status.st_mode & _writable(group) or status.st_mode & stat.S_ISVTX:
@@ -112,14 +111,14 @@ def is_writable_by_others(path: Path) -> bool:
     return bool(mode & _WRITABLE) and not mode & stat.S_ISVTX
 
 
-def open_own(path: Path | str, flags: int, mode: int = NEW_FILE) -> int:
+def open_own(path: Path | str, flags: int) -> int:
     """Open a regular file of this user, and follow no link to it.
 
     Raises:
-        PermissionError: it belongs to another user.
-        OSError: it cannot be opened, or is no regular file.
+        PermissionError: The file belongs to another user, or is no regular file.
+        OSError: The file cannot be opened, or is a link.
     """
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, mode)
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, NEW_FILE)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -136,10 +135,10 @@ def open_own(path: Path | str, flags: int, mode: int = NEW_FILE) -> int:
 
 
 def write_own(path: Path | str, *, append: bool = False) -> int:
-    """Open a file of this user for writing, made if it is not there; see `open_own`. It is emptied unless `append`.
+    """Open a file of this user for writing, as `open_own` does; create it if it is missing, empty it unless `append`.
 
     Raises:
-        OSError: see `open_own`.
+        OSError: See `open_own`.
     """
     descriptor = open_own(path, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0))
     if not append:

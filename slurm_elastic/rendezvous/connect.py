@@ -30,28 +30,28 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class RendezvousConfig:
-    """One agent of one run, before it has talked to anybody.
+    """One agent of one run, before it has connected to a leader.
 
     Attributes:
-        run_id: of the run.
-        run_dir: opened.
-        records: of this incarnation.
-        restart_count: how often Slurm has requeued the job; keeps incarnations of an allocation apart.
-        agent, node, position: see :class:`~slurm_elastic.rendezvous.membership.AgentInfo`.
-        address: at which other nodes reach this agent.
-        local_world_size, role: of its workers.
-        expected_nodes: see :class:`~slurm_elastic.rendezvous.membership.Settings`.
-        min_nodes, max_nodes, max_restarts: bounds of the run.
-        may_lead: whether this agent leads the run if nobody has led this incarnation yet.
-        leader_host: where the leader is expected, until the records tell.
-        ports: of the leader, in the order to try.
-        options: times.
-        shared: whether jobs that start at different times belong to the run, such as elements of an array: then one
-            that was requeued joins the living run.
-        has_workers: whether this agent wants places in rounds; else all it does is lead.
-        interface: the network interface of the data network; empty if the user has named none.
-        choose_origin: see :class:`~slurm_elastic.rendezvous.membership.Settings`; used while this agent leads.
-        cohort: name and size; see :class:`~slurm_elastic.rendezvous.membership.AgentInfo`.
+        run_id: Id of the run.
+        run_dir: The run directory, opened.
+        records: The records of this incarnation.
+        restart_count: How often Slurm has requeued the job; it distinguishes incarnations of an allocation.
+        agent, node, position: See :class:`~slurm_elastic.rendezvous.membership.AgentInfo`.
+        address: The address at which other nodes reach this agent.
+        local_world_size, role: Number of its workers, and their role in torch elastic.
+        expected_nodes: See :class:`~slurm_elastic.rendezvous.membership.Settings`.
+        min_nodes, max_nodes, max_restarts: Bounds of the run.
+        may_lead: True if this agent leads the run when no agent has led this incarnation yet.
+        leader_host: The host where agents expect the leader until the records have its endpoint.
+        ports: Ports of the leader, in the order to try.
+        options: Time limits, and sizes of rounds.
+        shared: True if jobs that start at different times belong to the run, such as elements of an array: then a
+            requeued one joins the living run.
+        has_workers: True if this agent wants places in rounds; False for a coordinator, which only leads.
+        interface: The network interface of the data network; empty if the user has named none.
+        choose_origin: See :class:`~slurm_elastic.rendezvous.membership.Settings`; used while this agent leads.
+        cohort: Name and size; see :class:`~slurm_elastic.rendezvous.membership.AgentInfo`.
     """
 
     run_id: str
@@ -80,15 +80,15 @@ class RendezvousConfig:
 
     @property
     def incarnation(self) -> str:
-        """Name of this incarnation of the run; agents of another one are strangers."""
+        """The name of this incarnation of the run; agents of another one are strangers."""
         return incarnation(self.run_id, 0 if self.shared else self.restart_count)
 
     def agent_info(self, store_port: int, addresses: tuple[str, ...] = (), inventory: str = "") -> AgentInfo:
-        """Return what this agent says of itself when it joins.
+        """Return the description of this agent with which it joins.
 
         Args:
-            store_port, addresses: see :class:`~slurm_elastic.rendezvous.worker_store.ReservedPort`.
-            inventory: see :class:`~slurm_elastic.rendezvous.membership.AgentInfo`.
+            store_port, addresses: See :class:`~slurm_elastic.rendezvous.worker_store.ReservedPort`.
+            inventory: See :class:`~slurm_elastic.rendezvous.membership.AgentInfo`.
         """
         return AgentInfo(
             agent=self.agent,
@@ -107,19 +107,19 @@ class RendezvousConfig:
 
 
 def connect(config: RendezvousConfig, journal: Callable[[Decision], None], *, can_hold: bool = False) -> Coordination:
-    """Get in touch with the run's leader, or lead.
+    """Start the thread that follows the run's leader, or leads.
 
-    The first of the agents that may lead takes the first epoch of the incarnation and leads; its place is published
-    in the records. In an allocation it is also where everybody expects it, whatever the records show so far.
+    The first of the agents that may lead takes the first term of the incarnation, and publishes its endpoint in the
+    records. In an allocation all agents expect it there, before the records have it.
 
     Args:
-        config: of this agent.
-        journal: told every decision of the leader, on the leading agent.
-        can_hold: see :class:`~slurm_elastic.rendezvous.election.machine.ElectionConfig`.
+        config: Settings of this agent.
+        journal: Called with every decision of the leader, on the leading agent.
+        can_hold: See :class:`~slurm_elastic.rendezvous.election.state.ElectionConfig`.
 
     Raises:
-        UsageError: no port is free for the leader, or the run's secret cannot be used.
-        RecordsError: the records of the run cannot be used.
+        UsageError: No port is free for the leader, or the run's secret cannot be read.
+        RecordsError: The records of the run cannot be read or written.
     """
     secret = config.run_dir.secret()
     founder = config.may_lead and config.records.newest_epoch() is None
@@ -139,7 +139,7 @@ def connect(config: RendezvousConfig, journal: Callable[[Decision], None], *, ca
             can_hold=can_hold,
             coming=config.has_workers,
             campaign=CampaignConfig(
-                scope=config.incarnation,
+                incarnation=config.incarnation,
                 settings=_settings(config),
                 expected_nodes=config.expected_nodes,
                 requeued=bool(config.restart_count),
@@ -179,7 +179,7 @@ def _read_campaign(config: RendezvousConfig) -> CampaignRecords:
 def _found(
     config: RendezvousConfig, secret: bytes, listener: socket.socket, journal: Callable[[Decision], None]
 ) -> Leader | None:
-    """The leader of the first epoch, if nobody else is."""
+    """Return the leader of the first term if this agent has claimed it."""
     last = config.records.last_round()
     settings = dataclasses.replace(
         _settings(config),
@@ -265,8 +265,8 @@ def _listen(config: RendezvousConfig, *, founder: bool) -> socket.socket:
     """
     alone = config.expected_nodes == (config.node,) and config.leader_host == _LOOPBACK
     dual = not alone and socket.has_dualstack_ipv6()
-    # A port that nobody had before: whoever listens where a lost agent did would be taken for it. Unless a person has
-    # chosen one.
+    # A port that no agent had before, unless a person has chosen one: other agents would take a process that listens on
+    # the port of a lost agent for that agent.
     chosen = len(config.ports) == 1
     others = (*config.ports, 0) if chosen else (0,)
     # Where the first leader listens is on record as well, so no other user keeps it out by taking all ports of the run.

@@ -20,7 +20,10 @@ from slurm_elastic.rendezvous.transport.messages import LeaderMessage, MessageEr
 from slurm_elastic.rendezvous.transport.session import Role, Session, SessionError
 from slurm_elastic.rundir import RunDir
 
-__all__ = ["LeaderPlace", "NoAnswerError", "ask_status", "ask_to_leave", "client_name", "find_leader"]
+__all__ = ["LeaderEndpoint", "NoAnswerError", "ask_status", "ask_to_leave", "client_name", "find_leader"]
+
+_TIMEOUT = 10.0
+"""Seconds for a request and all of its answers."""
 
 
 class NoAnswerError(SlurmElasticError):
@@ -28,18 +31,18 @@ class NoAnswerError(SlurmElasticError):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderPlace:
-    """The place of the leader of a run.
+class LeaderEndpoint:
+    """The endpoint of the leader of a run, and the secret by which both ends prove that they belong to it.
 
     Attributes:
-        address, port: of the leader, as it published them.
-        scope: of its records.
-        secret: of the run.
+        address, port: As the leader has published them.
+        incarnation: The leader's incarnation.
+        secret: The run's secret.
     """
 
     address: str
     port: int
-    scope: str
+    incarnation: str
     secret: bytes
 
 
@@ -54,7 +57,7 @@ def client_name() -> str:
     return f"client on {socket.gethostname()}, process {os.getpid()}, request {next(_numbers)}"
 
 
-def find_leader(run_dir: RunDir) -> LeaderPlace:
+def find_leader(run_dir: RunDir) -> LeaderEndpoint:
     """Return where the newest leader of a run is, by the run's records.
 
     Raises:
@@ -62,45 +65,43 @@ def find_leader(run_dir: RunDir) -> LeaderPlace:
         RunDirError: The secret of the run cannot be read.
     """
     secret = run_dir.secret()
-    for scope in sorted(run_dir.scopes(), key=_restart_order, reverse=True):
-        endpoint = newest_endpoint(RunDirRecords(run_dir, scope).situation(), scope)
+    for incarnation in sorted(run_dir.incarnations(), key=_restart_order, reverse=True):
+        endpoint = newest_endpoint(RunDirRecords(run_dir, incarnation).situation(), incarnation)
         if endpoint is not None and "address" in endpoint:
-            return LeaderPlace(str(endpoint["address"]), int(endpoint["port"]), scope, secret)
+            return LeaderEndpoint(str(endpoint["address"]), int(endpoint["port"]), incarnation, secret)
     raise NoAnswerError("no leader has published an endpoint")
 
 
-def ask_to_leave(leader: LeaderPlace, request: LeaveRequest, timeout: float = 10.0) -> LeaveAnswer:
+def ask_to_leave(leader: LeaderEndpoint, request: LeaveRequest) -> LeaveAnswer:
     """Have the leader ask agents to leave.
 
     Args:
-        leader: Of the run.
-        request: To pass on.
-        timeout: Seconds in all.
+        leader: The leader of the run.
+        request: The agents, and the reason.
 
     Raises:
-        NoAnswerError: The leader does not answer, or another program does.
+        NoAnswerError: The leader does not answer within 10 s, or another program does.
     """
-    for message in _converse(leader, request, timeout):
+    for message in _converse(leader, request):
         if isinstance(message, LeaveAnswer):
             return message
     raise _closed(leader)
 
 
-def ask_status(leader: LeaderPlace, timeout: float = 10.0) -> tuple[StatusAnswer, dict[str, str]]:
+def ask_status(leader: LeaderEndpoint) -> tuple[StatusAnswer, dict[str, str]]:
     """Have the leader ask all agents what they do now.
 
     Args:
-        leader: Of the run.
-        timeout: Seconds in all.
+        leader: The leader of the run.
 
     Returns:
         The leader's answer, and the report of each agent that has answered, by its identity.
 
     Raises:
-        NoAnswerError: The leader does not answer, or another program does, or too many clients ask it.
+        NoAnswerError: The leader does not answer within 10 s, or another program does, or too many clients ask it.
     """
     reports: dict[str, str] = {}
-    for message in _converse(leader, StatusRequest(client_name()), timeout):
+    for message in _converse(leader, StatusRequest(client_name())):
         if isinstance(message, StatusPart):
             reports.update(message.reports)
         elif isinstance(message, StatusAnswer):
@@ -110,12 +111,12 @@ def ask_status(leader: LeaderPlace, timeout: float = 10.0) -> tuple[StatusAnswer
     raise _closed(leader)
 
 
-def _converse(leader: LeaderPlace, request: LeaveRequest | StatusRequest, timeout: float) -> Iterator[LeaderMessage]:
-    """Yield what the leader says after the request. Both sides prove the run's secret first."""
-    deadline = time.monotonic() + timeout
+def _converse(leader: LeaderEndpoint, request: LeaveRequest | StatusRequest) -> Iterator[LeaderMessage]:
+    """Yield the leader's messages after the request. Both ends prove the run's secret first."""
+    deadline = time.monotonic() + _TIMEOUT
     try:
-        with closing(socket.create_connection((leader.address, leader.port), timeout)) as connection:
-            session = Session(Role.AGENT, leader.secret, leader.scope, agent=request.agent, port=leader.port)
+        with closing(socket.create_connection((leader.address, leader.port), _TIMEOUT)) as connection:
+            session = Session(Role.AGENT, leader.secret, leader.incarnation, agent=request.agent, port=leader.port)
             connection.sendall(session.start())
             asked = False
             while True:
@@ -135,11 +136,11 @@ def _converse(leader: LeaderPlace, request: LeaveRequest | StatusRequest, timeou
         raise NoAnswerError(problem) from None
 
 
-def _closed(leader: LeaderPlace) -> NoAnswerError:
+def _closed(leader: LeaderEndpoint) -> NoAnswerError:
     return NoAnswerError(f"the leader at {leader.address}:{leader.port} has closed the connection")
 
 
-def _restart_order(scope: str) -> tuple[str, int]:
+def _restart_order(incarnation: str) -> tuple[str, int]:
     """Sort scopes by their restart count: ``7.10`` after ``7.9``."""
-    match = re.fullmatch(r"(.*)\.([0-9]+)", scope)
-    return (match[1], int(match[2])) if match else (scope, -1)
+    match = re.fullmatch(r"(.*)\.([0-9]+)", incarnation)
+    return (match[1], int(match[2])) if match else (incarnation, -1)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.leave_requests import LeaveRequested
-from slurm_elastic.rendezvous.transport.messages import Assignment, Ended, Holding, Interrupted, Stopping, Waiting
+from slurm_elastic.rendezvous.membership import Interrupted, MembershipMessage
+from slurm_elastic.rendezvous.transport.messages import Assignment
 
 __all__ = ["CutOff", "LeaderEvent", "LeaderLost", "RecordsLost", "Unreachable"]
 
 
 @dataclass(frozen=True, slots=True)
 class CutOff(Interrupted):
-    """Raised by the agent itself: it does not hear the leader any more, which gives it up about now.
+    """Raised by the agent itself: the leader is silent, and gives this agent up about now.
 
     Others may train soon without it, so its workers end, and publish nothing.
     """
@@ -20,7 +21,7 @@ class CutOff(Interrupted):
 
 @dataclass(frozen=True, slots=True)
 class LeaderLost:
-    """The leader is gone; until somebody takes over, this run cannot change its membership."""
+    """The leader is gone; until another agent leads, this run cannot change its membership."""
 
     why: str
 
@@ -40,6 +41,4 @@ class RecordsLost:
     why: str
 
 
-LeaderEvent = (
-    Assignment | Holding | Stopping | Interrupted | CutOff | LeaveRequested | Waiting | Ended | LeaderLost | Unreachable
-)
+LeaderEvent = Assignment | MembershipMessage | LeaveRequested | CutOff | LeaderLost | Unreachable

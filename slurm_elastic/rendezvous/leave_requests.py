@@ -9,20 +9,20 @@ from slurm_elastic.rendezvous.identity import job_of
 from slurm_elastic.rendezvous.membership import LeaveReason
 from slurm_elastic.slurm import natural_key
 
-__all__ = ["LeaveAnswer", "LeaveRequest", "LeaveRequested", "who_is_meant"]
+__all__ = ["LeaveAnswer", "LeaveRequest", "LeaveRequested", "addressed_agents"]
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequest:
-    """To the leader: these agents have to go.
+    """To the leader: these agents have to leave.
 
     Attributes:
-        agent: who says so; need not be a member.
-        nodes: on which the agents are; empty for all.
-        job: whose agents are meant, as in `job_of`; empty for every job of the run.
-        reason: why.
-        seconds: until they have to be gone, counted from now; None for as many as they want.
-        detail: the same for people.
+        agent: Identity of the sender, an agent or a client.
+        nodes: Nodes of the agents; empty for all.
+        job: Job of the agents, as in `job_of`; empty for every job of the run.
+        reason: Reason of the leave.
+        seconds: Seconds from now until they have to have left; None without a limit.
+        detail: The reason as text for logs.
     """
 
     agent: str
@@ -35,7 +35,7 @@ class LeaveRequest:
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequested:
-    """To an agent: go. Fields as in LeaveRequest."""
+    """To an agent: leave. Fields as in LeaveRequest."""
 
     reason: LeaveReason
     seconds: float | None
@@ -44,18 +44,18 @@ class LeaveRequested:
 
 @dataclass(frozen=True, slots=True)
 class LeaveAnswer:
-    """To who asked: the nodes of the agents that were told, in natural order, and those that have no agent."""
+    """To the sender: the nodes of the agents that the leader has told, in natural order, and those without an agent."""
 
     nodes: tuple[str, ...]
     unknown: tuple[str, ...]
 
 
-def who_is_meant(request: LeaveRequest, agents: Mapping[str, str]) -> tuple[tuple[str, ...], LeaveAnswer]:
+def addressed_agents(request: LeaveRequest, agents: Mapping[str, str]) -> tuple[tuple[str, ...], LeaveAnswer]:
     """Find the agents that a request is about.
 
     Args:
-        request: to the leader.
-        agents: all that the leader knows, by identity, with their nodes.
+        request: The request.
+        agents: All agents that the leader knows, by identity, with their nodes.
 
     Returns:
         Their identities, without the one that asks, and the answer.

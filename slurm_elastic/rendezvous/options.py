@@ -26,7 +26,7 @@ _OTHERWISE = {
     "cas_backoff_max_seconds": "leave it out: agents of this one do not compete for a record",
     "read_timeout": "the time after which an etcd that does not answer is given up is etcd_limit",
 }
-"""What torch's own rendezvous and its etcd backends take, and this rendezvous calls otherwise."""
+"""Keys of torch's own rendezvous and its etcd backends, with their names here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class RendezvousOptions:
         leader_limit: silence after which the leader is lost, at least the default that follows from heartbeat_limit.
         leave_margin: how long before its deadline the workers of a leaving agent are stopped by force, if they have not
             stopped at an agreed step by then.
-        min_round_time: a round is not ended for new nodes before it has lasted so long.
+        min_round_time: least duration of a round that the leader ends for new nodes.
         on_tie: whether a half of the last round goes on without the other half, of which nothing is known: the one with
             the leader does, or none. Of the agents of one run the leader's counts.
         etcd_limit: silence after which an etcd that keeps the records of the run is lost.

@@ -9,6 +9,7 @@ from slurm_elastic.rendezvous.membership import (
     Claim,
     Decision,
     Drop,
+    Ended,
     Finish,
     Interrupt,
     Outcome,
@@ -16,8 +17,9 @@ from slurm_elastic.rendezvous.membership import (
     Reason,
     Resign,
     Retire,
+    Send,
     Spare,
-    StopAt,
+    Stopping,
     Table,
     WorkerFailure,
 )
@@ -45,13 +47,14 @@ def describe(decision: Decision) -> Entry | None:
     match decision:
         case Publish(table, seconds):
             return _formed(table, seconds)
-        case StopAt(_, round_, step, reason, node, seconds, detail):
+        case Send(message=Stopping(round_, step, reason, node, detail, seconds)):
             text = f"round {round_} will end after step {step}: {_cause(reason, node, detail)}"
             text += f", within {seconds:.0f} s" if seconds is not None else ""
             return Entry("round_ending", text, {**_fields(round_, reason, node, detail), "step": step})
         case Interrupt(on_record=True):
             return None
-        case Interrupt(agents, round_, reason, node, detail, step, failure=failure) if agents or step is not None:
+        case Interrupt(agents, over, step=step, failure=failure) if agents or step is not None:
+            round_, reason, node, detail = over.round, over.reason, over.node, over.detail
             text = f"round {round_} ends" + (f" after step {step}" if step is not None else "")
             text += f": {_cause(reason, node, detail)}{_explained(failure)}"
             fields = _fields(round_, reason, node, detail) | ({"step": step} if step is not None else {})
@@ -61,15 +64,15 @@ def describe(decision: Decision) -> Entry | None:
             return Entry("node_lost", text, {"nodes": [node], "why": why, "silent_for": round(seconds, 3)})
         case Retire(_, node, leave):
             return Entry("node_left", f"{node} left: {leave.value}", {"nodes": [node], "why": leave.value})
-        case Spare(_, node):
+        case Spare(node=node):
             return Entry("node_spare", f"{node} waits as a spare", {"nodes": [node]})
         case Claim(lost):
             text = "this agent leads the run from here on" + (f", and no more the one on {lost}" if lost else "")
             return Entry("leader_changed", text, {"nodes": _names(lost)})
         case Resign(agents) if agents:
             return Entry("leader_resigned", "this agent goes, and leads the run no more", {})
-        case Finish():
-            return _finished(decision)
+        case Finish(message=ended):
+            return _finished(ended)
         case _:
             return None
 
@@ -111,25 +114,29 @@ def _formed(table: Table, seconds: float) -> Entry:
     return Entry("round_formed", text, fields)
 
 
-def _finished(decision: Finish) -> Entry:
-    text = f"the run {decision.outcome.value.replace('_', ' ')}"
-    if decision.outcome is Outcome.TIMED_OUT:
+def _finished(ended: Ended) -> Entry:
+    text = f"the run {ended.outcome.value.replace('_', ' ')}"
+    if ended.outcome is Outcome.TIMED_OUT:
         text = "the run was given up"
-    if decision.detail:
-        text += f": {decision.detail}"
-    fields: dict[str, object] = {"outcome": decision.outcome.value, "detail": decision.detail}
-    if decision.failure is not None:
-        text += _explained(decision.failure)
-        fields |= {"nodes": [decision.failure.node], "rank": decision.failure.rank} | _attribution(decision.failure)
+    if ended.detail:
+        text += f": {ended.detail}"
+    fields: dict[str, object] = {"outcome": ended.outcome.value, "detail": ended.detail}
+    if ended.failure is not None:
+        text += _explained(ended.failure)
+        fields |= {"nodes": [ended.failure.node], "rank": ended.failure.rank} | _attribution(ended.failure)
     return Entry("run_ended", text, fields)
 
 
 def _explained(failure: WorkerFailure | None) -> str:
-    told = "" if failure is None else explanation(failure.cause, failure.detail)
+    if failure is None:
+        return ""
+    told = explanation(failure.cause, "" if failure.detail in failure.summary else failure.detail)
     return f"; {told}" if told else ""
 
 
 def _attribution(failure: WorkerFailure | None) -> dict[str, object]:
     if failure is None or not failure.cause:
         return {}
-    return {"rank": failure.rank, "cause": failure.cause, "domain": failure.domain, "outlook": failure.outlook}
+    fields = {"rank": failure.rank, "cause": failure.cause, "domain": failure.domain, "outlook": failure.outlook}
+    stragglers = [{"rank": rank, "node": node} for rank, node in failure.stragglers]
+    return {**fields, "stragglers": stragglers} if stragglers else fields

@@ -38,7 +38,7 @@ async def run_in_thread(call: Callable[[], _T]) -> _T:
             result = call()
         except BaseException as raised:
             error = raised
-        # Nobody waits for it any more if the loop is closed.
+        # Its result is of no use any more if the loop is closed.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, result, error)
 

@@ -7,7 +7,7 @@ from collections.abc import MutableMapping
 __all__ = ["PRIVATE", "take_private"]
 
 PRIVATE = ("SLURM_ELASTIC_ETCD_PASSWORD", "SLURM_ELASTIC_HEALTH_TOKEN")
-"""What no worker may inherit."""
+"""Variables that no worker may inherit."""
 
 
 def take_private(environ: MutableMapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """A socket filter by which the kernel admits the nodes of a round to the workers' store, and drops all others.
 
-torch's store authenticates nobody, so the address is all there is to tell members of the round from others. A program
-of classic BPF on the listening socket drops the packets of others before there is a connection. This is best effort:
+torch's store authenticates no client, so only the address tells members of the round from others. A program of
+classic BPF on the listening socket drops the packets of others before there is a connection. This is best effort:
 since Linux commit 5d39580f68e6 (2026), and seen with 6.18.44, SO_ATTACH_FILTER wants CAP_NET_ADMIN on TCP sockets;
 before, it is allowed to every user.
 """

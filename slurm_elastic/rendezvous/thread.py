@@ -1,6 +1,6 @@
 """The thread in which an agent's link to the leader lives, and on the leading agent the leader itself.
 
-The agent's main thread speaks through :class:`Coordination` and listens by :meth:`Coordination.next_event` or by
+The agent's main thread sends through :class:`Coordination` and receives by :meth:`Coordination.next_event` or by
 waiting for :attr:`Coordination.fd`, so it never blocks on the network.
 """
 
@@ -16,8 +16,7 @@ import threading
 from collections.abc import Callable
 
 from slurm_elastic.rendezvous.election.campaign import Campaign
-from slurm_elastic.rendezvous.election.leader_host import LeaderHost
-from slurm_elastic.rendezvous.election.machine import (
+from slurm_elastic.rendezvous.election.events import (
     AnnounceLeave,
     CloseRun,
     Depart,
@@ -25,15 +24,17 @@ from slurm_elastic.rendezvous.election.machine import (
     Join,
     ReportFailure,
     ReportFinished,
-    ReportStep,
-    RequestLeave,
+    SendToLeader,
 )
+from slurm_elastic.rendezvous.election.leader_host import LeaderHost
 from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.election.runner import FollowerConfig, Runner
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, RecordsLost
-from slurm_elastic.rendezvous.membership import AgentInfo, LeaveReason, Slowest, WorkerFailure
+from slurm_elastic.rendezvous.leave_requests import LeaveRequest
+from slurm_elastic.rendezvous.membership import AgentInfo, Held, LeaveReason, WorkerFailure, WorkerPosition
 from slurm_elastic.rendezvous.records.api import RecordsError
+from slurm_elastic.rendezvous.transport.messages import AgentMessage
 from slurm_elastic.rendezvous.transport.session import Role, Session
 
 __all__ = ["Coordination", "RecordsLost"]
@@ -71,9 +72,10 @@ class Coordination:
         self._standby_port = self._host.port
         self._events: queue.SimpleQueue[LeaderEvent | RecordsLost] = queue.SimpleQueue()
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
-        """Readable while words wait; for use in a selector."""
-        self.slowest: Callable[[], Slowest | None] = lambda: None
-        """Says how far the workers here are, in the thread, when a worker somewhere has failed."""
+        """Readable while events wait; for use in a selector."""
+        self.positions: Callable[[bool], tuple[WorkerPosition, ...]] = lambda _dumps: ()
+        """Returns how far the workers here are, in the thread, when a worker of any agent has failed. Its argument is
+        True if they have to write their dumps."""
         self.report: Callable[[], str] = lambda: "{}"
         """Returns what this agent does now as JSON, in the thread, when a client of the leader asks; see
         :mod:`.status_requests`."""
@@ -88,7 +90,7 @@ class Coordination:
         self._ready.wait()
 
     def next_event(self, timeout: float | None = None) -> LeaderEvent | RecordsLost | None:
-        """The leader's next word, or None if none came within `timeout` seconds (0: do not wait, None: for ever)."""
+        """Return the next event, or None if none came within `timeout` seconds (0: do not wait, None: for ever)."""
         try:
             event = self._events.get(block=timeout != 0, timeout=timeout or None)
         except queue.Empty:
@@ -107,39 +109,39 @@ class Coordination:
         return self._led if self._stopped else self._host.leads()
 
     def join(self, candidate: AgentInfo) -> None:
-        """There are no workers here; an assignment is wanted."""
+        """Ask for an assignment; no workers run here."""
         self._post(Join(dataclasses.replace(candidate, standby_port=self._standby_port)))
 
     def leaving(self, reason: LeaveReason, seconds: float | None = None) -> None:
-        """This agent leaves, within so many seconds if that is known; its workers may run on for a while."""
+        """Announce that this agent leaves, within `seconds` if that is known; its workers may run on until then."""
         self._post(AnnounceLeave(reason, seconds))
 
     def held(self, round_: int, step: int | None) -> None:
-        """The workers of this round can stop at this step; None if they take no part in planned stops."""
-        self._post(ReportStep(round_, step))
+        """Report the step at which the workers of a round can stop; None if they take no part in planned stops."""
+        self._send(Held(self._config.agent, round_, step))
 
     def left(self, reason: LeaveReason, *, stopped: bool = False) -> None:
-        """There are no workers here, because they `stopped` at the agreed step or otherwise, and this agent goes."""
+        """Report that this agent leaves now and no workers run here; `stopped` if they ended at the stop step."""
         self._post(Depart(reason, stopped))
 
     def worker_failed(self, failure: WorkerFailure) -> None:
-        """A worker of the round that runs here failed by itself."""
+        """Report the failure of a worker of the current round that the agent was not stopping."""
         self._post(ReportFailure(failure))
 
     def finished(self) -> None:
-        """All workers of the round that runs here ended well."""
+        """Report that all workers of the current round ended with exit code 0."""
         self._post(ReportFinished())
 
     def request_leave(self, job: str, reason: LeaveReason, seconds: float | None, detail: str) -> None:
         """Tell all other agents of a job that they have to leave; see :class:`~.leave_requests.LeaveRequest`."""
-        self._post(RequestLeave(job, reason, seconds, detail))
+        self._send(LeaveRequest(self._config.agent, (), job, reason, seconds, detail))
 
     def close_run(self) -> None:
         """Close the rendezvous for all agents."""
         self._post(CloseRun())
 
     def records_lost(self, error: RecordsError) -> None:
-        """The store of the records is given up for lost. May be called from any thread, also after the end."""
+        """Deliver RecordsLost to the main thread. Any thread may call this, also after the end."""
         with self._closing:
             if not self._closed:
                 self._deliver(RecordsLost(str(error)))
@@ -148,9 +150,9 @@ class Coordination:
         """See :meth:`.Runner.leader_address`."""
         return self._runner.leader_address()
 
-    def members_told(self) -> tuple[Successor, ...]:
-        """See :meth:`.Runner.members_told`."""
-        return self._runner.members_told()
+    def known_members(self) -> tuple[Successor, ...]:
+        """See :meth:`.Runner.known_members`."""
+        return self._runner.known_members()
 
     def rejected(self) -> int:
         """Return how many records of strangers the leader here has dropped; 0 where none leads."""
@@ -158,9 +160,12 @@ class Coordination:
         return sum(leader.rejected.values()) if leader is not None else 0
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Let what was said go out; on the leader's agent, let the others go first; then end the thread.
+        """Send all queued messages; on the leader's agent, wait for the other agents to leave; then end the thread.
 
-        Called again, it does nothing.
+        A second call does nothing.
+
+        Args:
+            timeout: Seconds to wait for the messages, and as many for the other agents.
         """
         if self._stopped:
             return
@@ -176,6 +181,9 @@ class Coordination:
     def _post(self, event: Event) -> None:
         self._call(lambda: self._runner.handle(event))
 
+    def _send(self, message: AgentMessage) -> None:
+        self._post(SendToLeader(message))
+
     def _call(self, action: Callable[[], object]) -> None:
         try:
             self._loop.call_soon_threadsafe(action)
@@ -183,7 +191,7 @@ class Coordination:
             logger.debug("the coordination thread has ended")
 
     def _deliver(self, event: LeaderEvent | RecordsLost) -> None:
-        # The reader takes the word first and counts down then, so the count has to be there before the word.
+        # The reader takes the event first and counts down then, so the count has to be there before the event.
         os.eventfd_write(self.fd, 1)
         self._events.put(event)
 
@@ -193,7 +201,9 @@ class Coordination:
     async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stopping: asyncio.Future[float] = self._loop.create_future()
-        self._runner = Runner(self._config, self._deliver, lambda: self.slowest(), self._host, lambda: self.report())
+        self._runner = Runner(
+            self._config, self._deliver, lambda dumps: self.positions(dumps), self._host, lambda: self.report()
+        )
         await self._runner.open()
         self._ready.set()
         running = asyncio.create_task(self._runner.run())

@@ -1,6 +1,6 @@
 """The rendezvous as torch's RendezvousHandler, for ``torchrun --rdzv-backend=slurm`` and users of torch's own agent.
 
-Without our agent nobody tells the leader about failed workers; torch's agent joins again by itself after a failure, and
+Without this project's agent the leader learns of no failed workers; torch's agent joins again after a failure, and
 asks :meth:`SlurmRendezvousHandler.num_nodes_waiting` whether the membership has to change.
 """
 
@@ -104,20 +104,20 @@ class SlurmRendezvousHandler(RendezvousHandler):
         self._coordination.join(self._config.agent_info(self._reserved.port, self._reserved.addresses))
         while True:
             # A signal handler that raises has to get its turn, so no wait is longer than this.
-            word = self._coordination.next_event(timeout=_SIGNAL_LATENCY)
-            if isinstance(word, Assignment):
-                return self._placed(word)
-            if word is not None:
-                self._note(word)
+            event = self._coordination.next_event(timeout=_SIGNAL_LATENCY)
+            if isinstance(event, Assignment):
+                return self._placed(event)
+            if event is not None:
+                self._note(event)
                 self._raise_if_over()
 
     def is_closed(self) -> bool:
-        """Return whether the run has ended for everybody."""
+        """Return whether the run has ended for all agents."""
         self._listen()
         return isinstance(self._end, RendezvousClosedError | RendezvousGracefulExitError)
 
     def set_closed(self) -> None:
-        """End the run for everybody."""
+        """End the run for all agents."""
         self._coordination.close_run()
         self._end = self._end or RendezvousClosedError("the run was closed from here")
 
@@ -132,7 +132,7 @@ class SlurmRendezvousHandler(RendezvousHandler):
         """Leave; when all members of a round have left like this, the run is finished.
 
         torch's launch_agent (launcher/api.py, 2.13) comes here in a ``finally`` also when the workers failed for good
-        or the agent broke down. Then the run is closed for everybody, as by torch's own handler.
+        or the agent broke down. Then the run is closed for all agents, as by torch's own handler.
         """
         if self._reserved is not None:
             self._reserved.close()
@@ -157,13 +157,13 @@ class SlurmRendezvousHandler(RendezvousHandler):
         return RendezvousInfo(self._store, placed.place.rank, placed.nodes, address)
 
     def _listen(self) -> None:
-        while (word := self._coordination.next_event(timeout=0)) is not None:
-            self._note(word)
+        while (event := self._coordination.next_event(timeout=0)) is not None:
+            self._note(event)
 
-    def _note(self, word: LeaderEvent | RecordsLost) -> None:
-        match word:
+    def _note(self, event: LeaderEvent | RecordsLost) -> None:
+        match event:
             case Interrupted():
-                logger.info("round %d ends: %s %s", word.round, word.reason.value, word.node)
+                logger.info("round %d ends: %s %s", event.round, event.reason.value, event.node)
                 self._interrupted = True
             case Ended(outcome=Outcome.SUCCEEDED):
                 self._finished = True
@@ -234,7 +234,7 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
         expected_nodes=job.nodes if job is not None and is_allocation else (node,),
         min_nodes=least,
         max_nodes=most,
-        # torch's agent counts worker failures itself, and joins again by itself.
+        # torch's agent counts worker failures, and joins again after each.
         max_restarts=0,
         may_lead=may_lead,
         leader_host=leader if job is not None else "127.0.0.1",

@@ -1,6 +1,6 @@
 """The store through which the workers of one round find each other: fresh each round, on rank 0's node.
 
-torch's TCPStore authenticates nobody: who reaches its port reads and writes its keys. So it listens where the workers
+torch's TCPStore authenticates no client: each reads and writes its keys. So it listens where the workers
 of the round need it and nowhere else, on the loopback if all of them are on this node; elsewhere the kernel admits the
 nodes of the round alone, if it lets this user tell it so. And it is served by a process of its own: a client
 takes that process's descriptors, and none of the agent's.
@@ -42,10 +42,10 @@ _REMEMBERED = 256
 
 
 class ReservedPort:
-    """A port that is bound before it is announced, so nobody can take it in between.
+    """A port that is bound before it is announced, so no other process can take it in between.
 
-    IPv4 only: TCPStore's server (torch 2.13, TCPStoreLibUvBackend.cpp) looks up the name of every peer while nobody
-    else is served, and for a peer on a dual-stack socket, ``::ffff:10.0.0.1``, /etc/hosts is of no help; with a name
+    IPv4 only: TCPStore's server (torch 2.13, TCPStoreLibUvBackend.cpp) looks up the name of every peer before it serves
+    another one, and for a peer on a dual-stack socket, ``::ffff:10.0.0.1``, /etc/hosts is of no help; with a name
     server that is slow every connection would cost seconds.
 
     Args:
@@ -94,14 +94,14 @@ class ReservedPort:
         if self._socket is None or self.address == _LOOPBACK:
             return
         if not self.address:
-            # The kernel gives one address of a port that is bound on all to nobody, not even to its holder.
+            # The kernel gives one address of a port that is bound on all to no process, not even to its holder.
             self._socket.close()
         loopback = socket.create_server((_LOOPBACK, self.port), backlog=4096)
         self._socket.close()
         self._socket, self.address = loopback, _LOOPBACK
 
     def take(self) -> int:
-        """The listening socket's descriptor; whoever takes it closes it."""
+        """Return the listening socket's descriptor; the caller closes it."""
         if self._socket is None:
             raise ValueError("the port was taken already")
         taken, self._socket = self._socket, None
@@ -118,8 +118,8 @@ class ReservedPort:
 class FreshPorts:
     """Reserves the ports of one agent, none of them twice within the last 256.
 
-    The kernel gives a port that was closed to whoever asks next. A worker of an earlier round that still looks for its
-    store would find that of another round there.
+    The kernel may give a port that was closed to the next process that asks for one. A worker of an earlier round that
+    still connects to its store would reach that of another round there.
 
     Args:
         address: name or address at which other nodes reach this agent; empty to listen on all.
@@ -180,12 +180,12 @@ def open_worker_store(placed: Assignment, reserved: ReservedPort) -> ServedStore
         with contextlib.suppress(OSError):
             reserved.withdraw()
     if reserved.admit(placed.store_clients):
-        _tell_admitted()
+        _admit_nodes()
     address, descriptor = reserved.address or _LOOPBACK, reserved.take()
     hears, lifeline = os.pipe()
     with warnings.catch_warnings():
-        # Python (3.12) warns of a fork where there are threads. The child uses none of their locks: it calls one
-        # constructor, and the kernel.
+        # Python (3.12) warns of a fork where there are threads. The child takes none of Python's locks, but one of
+        # glibc's: the constructor calls getnameinfo, and hangs if a thread was reading resolv.conf at this moment.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
@@ -196,7 +196,7 @@ def open_worker_store(placed: Assignment, reserved: ReservedPort) -> ServedStore
 
 
 @functools.cache
-def _tell_admitted() -> None:
+def _admit_nodes() -> None:
     """Say once what keeps programs on other nodes from the store, which explains a client that is not admitted."""
     logger.info("the workers' store admits the nodes of its round alone; %s=1 in the environment admits all", _OPEN)
 

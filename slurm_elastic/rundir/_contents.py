@@ -157,7 +157,7 @@ class RunContents:
         )
 
     def read(self, path: Path, offset: int, most: int) -> bytes:
-        """Return at most so many bytes of a log from an offset on; empty at its end, or if it cannot be read."""
+        """Return at most `most` bytes of a log from an offset on; empty at its end, or if it cannot be read."""
         try:
             with os.fdopen(open_own(path, os.O_RDONLY), "rb") as file:
                 file.seek(offset)

@@ -145,58 +145,58 @@ class RunDir:
         """
         return self.read_record(self._numbered("rounds", number))
 
-    def claim_epoch(self, scope: str, number: int, content: bytes) -> bool:
+    def claim_epoch(self, incarnation: str, number: int, content: bytes) -> bool:
         """Create the record of a term. Returns False if the number is taken."""
-        path = self._numbered(f"epochs/{safe('scope', scope)}", number)
+        path = self._numbered(f"epochs/{safe('incarnation', incarnation)}", number)
         with self._accessed(path.parent):
             _atomic_files.make_directory(path.parent)
         return self.claim_record(path, content)
 
-    def newest_epoch(self, scope: str) -> int | None:
+    def newest_epoch(self, incarnation: str) -> int | None:
         """Return the number of the newest term of an incarnation; None before the first."""
-        return self._newest(f"epochs/{safe('scope', scope)}")
+        return self._newest(f"epochs/{safe('incarnation', incarnation)}")
 
-    def epoch_record(self, scope: str, number: int) -> bytes | None:
+    def epoch_record(self, incarnation: str, number: int) -> bytes | None:
         """Return the record of a term; None if there is none.
 
         Raises:
             RecordError: The record is not one JSON object.
         """
-        return self.read_record(self._numbered(f"epochs/{safe('scope', scope)}", number))
+        return self.read_record(self._numbered(f"epochs/{safe('incarnation', incarnation)}", number))
 
-    def publish_endpoint(self, scope: str, content: bytes) -> None:
+    def publish_endpoint(self, incarnation: str, content: bytes) -> None:
         """Record the endpoint of the leader."""
-        self.publish_record(self._endpoint(scope), content)
+        self.publish_record(self._endpoint(incarnation), content)
 
-    def endpoint(self, scope: str) -> bytes | None:
+    def endpoint(self, incarnation: str) -> bytes | None:
         """Return the last record of `publish_endpoint`; None before the first.
 
         Raises:
             RecordError: The record is not one JSON object.
         """
-        return self.read_record(self._endpoint(scope))
+        return self.read_record(self._endpoint(incarnation))
 
-    def scopes(self) -> list[str]:
+    def incarnations(self) -> list[str]:
         """Return the incarnations that have an endpoint, in no order."""
         directory = self.path / "endpoints"
         with self._accessed(directory):
             names = _atomic_files.list_names(directory)
         return [name.removesuffix(".json") for name in names if name.endswith(".json") and not name.startswith(".")]
 
-    def publish_failure(self, scope: str, content: bytes) -> None:
+    def publish_failure(self, incarnation: str, content: bytes) -> None:
         """Record why an incarnation of the run failed."""
-        path = self._failure(scope)
+        path = self._failure(incarnation)
         with self._accessed(path):
             _atomic_files.make_directory(path.parent)
         self.publish_record(path, content)
 
-    def failure(self, scope: str) -> bytes | None:
+    def failure(self, incarnation: str) -> bytes | None:
         """Return why an incarnation of the run failed; None if it did not.
 
         Raises:
             RecordError: The record is not one JSON object.
         """
-        return self.read_record(self._failure(scope))
+        return self.read_record(self._failure(incarnation))
 
     def failures(self) -> tuple[bytes, ...]:
         """Return the records of `publish_failure` of all incarnations, in no order.
@@ -235,7 +235,7 @@ class RunDir:
     def health_token(self) -> str:
         """Return the token of the health ports, which follows from the run's secret; the file is for clients.
 
-        Nobody who may write to the directory can put a token of its own choice there.
+        No other user who may write to the directory can put a token of their choice there.
 
         Raises:
             UsageError: Other users can read the file, it belongs to another user, or it contains no token.
@@ -300,11 +300,11 @@ class RunDir:
     def _done(self) -> Path:
         return self.path / "done.json"
 
-    def _endpoint(self, scope: str) -> Path:
-        return self.path / "endpoints" / f"{safe('scope', scope)}.json"
+    def _endpoint(self, incarnation: str) -> Path:
+        return self.path / "endpoints" / f"{safe('incarnation', incarnation)}.json"
 
-    def _failure(self, scope: str) -> Path:
-        return self.path / "failures" / f"{safe('scope', scope)}.json"
+    def _failure(self, incarnation: str) -> Path:
+        return self.path / "failures" / f"{safe('incarnation', incarnation)}.json"
 
     def _health(self, node: str, job: str) -> Path:
         return self.path / "health" / f"{safe('node name', node)}.{safe('job id', job)}.json"

@@ -23,11 +23,11 @@ __all__ = ["SignedFiles"]
 logger = logging.getLogger("slurm_elastic")
 
 _REMOVAL = b"slurm_elastic run directory removal 1\0"
-_MOST_TOLD = 16
+_MOST_LOGGED = 16
 _MOST_SECRETS = 64
 _secrets: dict[Path, bytes] = {}
 """Secrets that this process has read, by run directory, so that each record costs one file and not two."""
-_told: set[Path] = set()
+_logged: set[Path] = set()
 """Foreign files that were named in the log; of further ones it says nothing."""
 
 
@@ -58,7 +58,7 @@ class SignedFiles:
         try:
             return self._content(path)
         except _ForeignError as error:
-            _tell(path, str(error))
+            _log_drop(path, str(error))
             return None
 
     def counts(self, path: Path) -> bool:
@@ -148,9 +148,9 @@ def _is_json_object(content: bytes) -> bool:
         return False
 
 
-def _tell(path: Path, why: str) -> None:
-    if path in _told or len(_told) >= _MOST_TOLD:
+def _log_drop(path: Path, why: str) -> None:
+    if path in _logged or len(_logged) >= _MOST_LOGGED:
         return
-    _told.add(path)
-    more = "; more are dropped without a word" if len(_told) == _MOST_TOLD else ""
+    _logged.add(path)
+    more = "; more are dropped without a word" if len(_logged) == _MOST_LOGGED else ""
     logger.warning("dropped %s: it was not written by this run (%s)%s", printable(str(path)), why, more)

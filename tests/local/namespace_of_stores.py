@@ -76,7 +76,7 @@ def run_two_agents(directory: Path) -> dict[str, Any]:
             "stranger": connect(STRANGER, port) is not None,
         }
         nodes.touch("finish")
-        return {"codes": [agent.wait() for agent in agents], **found, "story": nodes.story()}
+        return {"codes": [agent.wait() for agent in agents], **found, "log": nodes.log()}
 
 
 def add_addresses(*addresses: str) -> None:

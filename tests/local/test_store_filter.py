@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.local.agents import PATIENCE, ROOT
+from tests.local.agents import HANG, ROOT
 
 STRANGER = "10.1.0.3"
 ADMITTED = "the workers' store admits the nodes of its round alone"
@@ -26,7 +26,7 @@ def _root() -> None:
 def in_a_namespace(*words: str) -> dict[str, Any]:
     program = [sys.executable, "-m", "tests.local.namespace_of_stores", *words]
     done = subprocess.run(
-        ["unshare", "--net", *program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False
+        ["unshare", "--net", *program], cwd=ROOT, capture_output=True, text=True, timeout=HANG, check=False
     )
     assert done.returncode == 0, done.stderr
     return {**json.loads(done.stdout), "said": done.stderr}
@@ -55,5 +55,5 @@ def test_a_kernel_that_wants_privileges_leaves_the_store_open_and_working() -> N
 
 def test_agents_know_the_addresses_of_their_round(tmp_path: Path) -> None:
     found = in_a_namespace("run", str(tmp_path))
-    assert (found["codes"], found["member"], found["stranger"]) == ([0, 0], True, False), found["story"]
-    assert found["story"].count(ADMITTED) == 1
+    assert (found["codes"], found["member"], found["stranger"]) == ([0, 0], True, False), found["log"]
+    assert found["log"].count(ADMITTED) == 1

@@ -18,29 +18,29 @@ to the second where no agent answers, and stays the first where an agent lives t
 
 
 class Answer(enum.Enum):
-    """The answer of the other side, as a failed attempt shows it."""
+    """The answer of the other end, as a failed attempt shows it."""
 
-    ENDED = "nobody listens"
-    """Its kernel refuses the connection: the process that listened there has ended."""
-    IDLE = "leads nobody"
+    ENDED = "no process listens"
+    """The node's kernel refuses the connection: the process that listened there has ended."""
+    IDLE = "does not lead"
     """An agent of the run listens there, as it has proved."""
     TWIN = "leads by another directory"
-    """An agent there says that it leads this run, and has another secret."""
+    """An agent there claims to lead this run, and has another secret."""
     VERSION = "another version"
     """An agent of this run, which speaks another protocol."""
     SILENT = "no answer"
-    """Or an answer that proves nothing."""
+    """No answer, or one that proves nothing."""
 
 
 class Tried(NamedTuple):
     """The attempts at one endpoint.
 
     Attributes:
-        number: of the one that is under way, None if none is.
-        began: when the newest one started.
-        again_at: when the next one may start.
-        pause: seconds between those two.
-        answer: what the last that failed said.
+        number: Number of the attempt that is under way, None if none is.
+        began: When the newest attempt started.
+        again_at: When the next one may start.
+        pause: Seconds between those two.
+        answer: The result of the last attempt that failed.
     """
 
     number: int | None = None
@@ -58,30 +58,30 @@ class Attempts:
     """The attempts of one search.
 
     Attributes:
-        tried: by endpoint.
-        problem: one line about the last attempt that failed.
+        tried: The attempts at each endpoint.
+        problem: One line about the last attempt that failed.
     """
 
     tried: Mapping[Endpoint, Tried] = field(default_factory=dict)
-    problem: str = "nobody listens"
+    problem: str = "no process listens"
 
     def endpoint(self, number: int) -> Endpoint | None:
-        """The endpoint that this attempt is made at, None if it is none of these."""
+        """Return the endpoint of an attempt, None if it is none of these."""
         for endpoint, tried in self.tried.items():
             if tried.number == number:
                 return endpoint
         return None
 
     def pending(self) -> tuple[int, ...]:
-        """Numbers of the attempts that are under way."""
+        """Return the numbers of the attempts that are under way."""
         return tuple(tried.number for tried in self.tried.values() if tried.number is not None)
 
     def with_answer(self, answer: Answer) -> frozenset[Endpoint]:
-        """The endpoints whose newest answer is this one."""
+        """Return the endpoints whose newest answer is this one."""
         return frozenset([endpoint for endpoint, tried in self.tried.items() if tried.answer is answer])
 
     def answer(self, endpoint: Endpoint) -> Answer | None:
-        """The newest answer of an endpoint, None if there is none."""
+        """Return the newest answer of an endpoint, None if there is none."""
         return self.tried.get(endpoint, _NEVER).answer
 
 
@@ -107,11 +107,11 @@ def answered(attempts: Attempts, endpoint: Endpoint, answer: Answer, problem: st
     """Note that the attempt at an endpoint has failed.
 
     Args:
-        attempts: so far.
-        endpoint: where it was made.
-        answer: what that says about the other side.
-        problem: one line about it.
-        busy: seconds after which the other side has asked to try again.
+        attempts: The attempts so far.
+        endpoint: The endpoint of the attempt.
+        answer: What the failure tells about the other end.
+        problem: One line about the failure.
+        busy: Seconds after which the other end has asked to try again.
     """
     _, began, _, pause, _ = attempts.tried[endpoint]
     pause = _SOON if answer is Answer.IDLE else min(2 * pause, _LATER)

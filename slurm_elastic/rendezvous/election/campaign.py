@@ -22,7 +22,7 @@ class CampaignConfig:
     """The knowledge of a candidate about the run.
 
     Attributes:
-        scope: the incarnation of the run, by which its records are told from those of others.
+        incarnation: This agent's incarnation, which the records of rounds name.
         settings: bounds and times of the run, and the agent that would lead.
         expected_nodes: the nodes that a first round waits for.
         requeued: True if Slurm has requeued the job of this agent.
@@ -31,7 +31,7 @@ class CampaignConfig:
         directory: the path of the run directory, for error messages.
     """
 
-    scope: str
+    incarnation: str
     settings: Settings
     expected_nodes: tuple[str, ...] = ()
     requeued: bool = False
@@ -72,24 +72,24 @@ class Campaign:
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
 
 
-def locate(situation: Situation, scope: str, expected: tuple[Endpoint, ...]) -> LeaderLocation:
+def locate(situation: Situation, incarnation: str, expected: tuple[Endpoint, ...]) -> LeaderLocation:
     """Return where a leader may be, by the records.
 
     Args:
         situation: the endpoint and the last round on record.
-        scope: the incarnation of the run.
+        incarnation: This agent's incarnation.
         expected: the endpoints to try before a leader has published one.
 
     Raises:
         LookupError, TypeError, ValueError: the records cannot be read.
     """
-    endpoint = newest_endpoint(situation, scope)
+    endpoint = newest_endpoint(situation, incarnation)
     if endpoint is None:
         return LeaderLocation(expected)
     if "refusal" in endpoint:
         return LeaderLocation(refusal=str(endpoint["refusal"]))
     place = (str(endpoint["address"]), int(endpoint["port"]))
-    last = last_round(situation, scope)
+    last = last_round(situation, incarnation)
     if last is None:
         return LeaderLocation((place,), published=True)
     return LeaderLocation((place,), published=True, successors=last.successors, round=last.round)
@@ -97,7 +97,7 @@ def locate(situation: Situation, scope: str, expected: tuple[Endpoint, ...]) -> 
 
 def another_has_claimed(config: CampaignConfig, seen: CampaignRecords) -> int | None:
     """Return the newest term if an agent has claimed it and has not published its endpoint yet."""
-    published = newest_endpoint(seen.situation, config.scope)
+    published = newest_endpoint(seen.situation, config.incarnation)
     return seen.newest_term if published is not None and seen.newest_term != published.get("epoch") else None
 
 
@@ -112,7 +112,7 @@ def plan(config: CampaignConfig, seen: CampaignRecords, loss: LeaderLoss) -> Cam
     Raises:
         LookupError, TypeError, ValueError: the records cannot be read, or are not those of the run; one line says why.
     """
-    last = last_round(seen.situation, config.scope)
+    last = last_round(seen.situation, config.incarnation)
     if loss.round > (last.round if last is not None else -1):
         raise ValueError(
             f"{config.directory} shows no round {loss.round}, in which this agent was: on {config.node} it is another"

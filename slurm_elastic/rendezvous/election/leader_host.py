@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.election.campaign import Campaign
-from slurm_elastic.rendezvous.election.machine import FOUNDER, CampaignBlocked, Event, LeaderEnded, TermClaimed
+from slurm_elastic.rendezvous.election.events import CampaignBlocked, Event, LeaderEnded, TermClaimed
+from slurm_elastic.rendezvous.election.state import FOUNDER
 from slurm_elastic.rendezvous.election.term import ReportBlocking, ReportClaimed
 from slurm_elastic.rendezvous.leader.leader import FencedError, Leader
 from slurm_elastic.rendezvous.transport.listener import Listener
@@ -66,7 +67,7 @@ class LeaderHost:
         """Lead in the first term, or tell all who connect that no leader runs here.
 
         Args:
-            report: told what becomes of the leaders.
+            report: called with what becomes of the leaders.
         """
         self._report = report
         if self._founder is None:
@@ -89,11 +90,11 @@ class LeaderHost:
         """Send the end of the run to all agents, wait up to `timeout` seconds until they have gone, then end."""
         leader, serving = self.leader, self._serving
         if leader is not None and serving is not None:
-            told = asyncio.create_task(leader.wait_until_all_left())
-            await asyncio.wait([told, serving], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            told.cancel()
+            all_left = asyncio.create_task(leader.wait_until_all_left())
+            await asyncio.wait([all_left, serving], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            all_left.cancel()
             serving.cancel()
-            await asyncio.gather(told, serving, return_exceptions=True)
+            await asyncio.gather(all_left, serving, return_exceptions=True)
         if self._idle is not None:
             self._idle.close()
         self._listener.close()

@@ -43,7 +43,7 @@ class Leadership:
         successors: the agents that may follow it, the first to campaign first.
         round: the round of that assignment, -1 before the first.
         leaving: agents that have announced that they leave, this one too: they do not campaign.
-        gone: agents that are gone for good: leaders that have resigned, and members of that round by their word.
+        gone: agents that are gone for good: leaders that have resigned, and members of that round that have said so.
         resigned: True from the moment the leader says that it goes until the next one is found.
         left: the endpoint of the last leader that said so.
         endpoint: the endpoint of the leader that gave the assignment.

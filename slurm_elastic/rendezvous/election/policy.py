@@ -16,6 +16,7 @@ from slurm_elastic.rendezvous.membership import Reason
 __all__ = [
     "BLOCKING_LIMIT",
     "FENCE",
+    "RESTORE",
     "LeaderLoss",
     "Successor",
     "campaign_delay",
@@ -25,9 +26,11 @@ __all__ = [
 
 _T = TypeVar("_T")
 
+RESTORE = 0.1
+"""Seconds in which a broken link may be restored before workers are stopped; as long as a leader waits for it."""
 FENCE = 5 / 6
-"""Of the heartbeat limit: after so much silence of its leader an agent stops its workers. The leader gives it up after
-the whole limit, when they have stopped."""
+"""Part of the heartbeat limit after which an agent with a silent leader stops its workers. The leader drops the agent
+after the whole limit, when they have stopped."""
 
 BLOCKING_LIMIT = 6.0
 """Seconds for which a candidate that was not in the last round keeps members of it without getting a quorum. Two such
@@ -59,7 +62,7 @@ class LeaderLoss:
     Attributes:
         reason: why the last leader is followed.
         gone: agents that are gone for certain.
-        silent: agents that may not be, but were silent for longer than a leader waits for anybody.
+        silent: agents that may live, but were silent for longer than the longest time that a leader waits.
         round: the last one in which this agent was given a place, -1 for none.
     """
 

@@ -11,39 +11,41 @@ from dataclasses import dataclass
 
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.election import machine
-from slurm_elastic.rendezvous.election.attempts import Answer
-from slurm_elastic.rendezvous.election.campaign import CampaignConfig, CampaignRecords
-from slurm_elastic.rendezvous.election.leader_host import LeaderHost
-from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
-from slurm_elastic.rendezvous.election.machine import (
+from slurm_elastic.rendezvous.election.actions import (
     Action,
     AnswerProbe,
-    CampaignFailed,
-    CampaignRecordsSeen,
     CancelConnect,
     CloseLink,
     Connect,
     Deliver,
-    ElectionConfig,
-    Event,
     Lead,
+    ReadCampaignRecords,
+    ReadLeaderLocation,
+    Send,
+    StopLeading,
+    StopWorkers,
+    Warn,
+)
+from slurm_elastic.rendezvous.election.attempts import Answer
+from slurm_elastic.rendezvous.election.campaign import CampaignConfig, CampaignRecords
+from slurm_elastic.rendezvous.election.events import (
+    CampaignRecordsFailed,
+    CampaignRecordsRead,
+    Event,
+    LeaderLocationRead,
     LinkClosed,
     LinkFailed,
     LinkOpened,
-    LocationSeen,
-    LookForCampaign,
-    LookForLeader,
     Received,
-    Send,
     Stop,
-    StopLeading,
-    StopWorkers,
     Tick,
-    Warn,
 )
+from slurm_elastic.rendezvous.election.leader_host import LeaderHost
+from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
 from slurm_elastic.rendezvous.election.policy import Successor
+from slurm_elastic.rendezvous.election.state import ElectionConfig, initial_election
 from slurm_elastic.rendezvous.leader_events import LeaderEvent
-from slurm_elastic.rendezvous.membership import Ponged, Slowest
+from slurm_elastic.rendezvous.membership import Ponged, WorkerPosition
 from slurm_elastic.rendezvous.run_in_thread import run_in_thread
 from slurm_elastic.rendezvous.status_requests import StatusReport, StatusRequested
 from slurm_elastic.rendezvous.transport.client_connection import BusyError, ClosedError, Link, open_link
@@ -76,7 +78,7 @@ class FollowerConfig:
         locate: returns where the leader may be; may block, and is called again and again while none is found.
         addresses: the addresses by which other agents know this one.
         can_hold, coming, connect_timeout, heartbeat_limit, leader_limit, campaign: see
-            :class:`~slurm_elastic.rendezvous.election.machine.ElectionConfig`.
+            :class:`~slurm_elastic.rendezvous.election.state.ElectionConfig`.
         read_campaign: returns what the records show to a candidate; may block.
     """
 
@@ -100,7 +102,8 @@ class Runner:
     Args:
         config: of the agent.
         deliver: called with each event that the agent has to know of.
-        slowest: returns how far the workers here are, when the leader asks.
+        positions: Returns how far the workers here are, when the leader asks; its argument is True if they have to
+            write their dumps, too.
         host: where the agent leads; None for one that never does.
         report: returns what this agent does now as JSON, when the leader asks.
     """
@@ -109,11 +112,11 @@ class Runner:
         self,
         config: FollowerConfig,
         deliver: Callable[[LeaderEvent], None],
-        slowest: Callable[[], Slowest | None] = lambda: None,
+        positions: Callable[[bool], tuple[WorkerPosition, ...]] = lambda _dumps: (),
         host: LeaderHost | None = None,
         report: Callable[[], str] = lambda: "{}",
     ) -> None:
-        self._config, self._deliver, self._slowest, self._host = config, deliver, slowest, host
+        self._config, self._deliver, self._positions, self._host = config, deliver, positions, host
         self._report = report
         self._loop = asyncio.get_running_loop()
         endpoints: tuple[Endpoint, ...] = ()
@@ -131,7 +134,7 @@ class Runner:
             campaign=config.campaign if host is not None else None,
         )
         founder = host is not None and host.founds
-        self._election = machine.initial_election(election, self._loop.time(), founder=founder)
+        self._election = initial_election(election, self._loop.time(), founder=founder)
         self._events: deque[Event] = deque()
         self._busy = False
         self._timer: asyncio.TimerHandle | None = None
@@ -155,7 +158,7 @@ class Runner:
         endpoint = self._endpoint
         return endpoint[0] if endpoint is not None else ""
 
-    def members_told(self) -> tuple[Successor, ...]:
+    def known_members(self) -> tuple[Successor, ...]:
         """Members of the round of the last assignment here, as far as this agent was told; from any thread.
 
         Its leader is among them, and the first of those that may follow it; all of a small round.
@@ -165,7 +168,7 @@ class Runner:
         return (*leader, *known.successors)
 
     async def close(self, timeout: float) -> None:
-        """Send out what was said, within `timeout` seconds, then end the link."""
+        """Send out what is queued, within `timeout` seconds, then end the link."""
         self.handle(Stop())
         for task in [*self._tasks.values()]:
             task.cancel()
@@ -223,9 +226,9 @@ class Runner:
             case Send(number, message):
                 if number in self._links:
                     self._links[number].send(message)
-            case AnswerProbe(number, probe):
+            case AnswerProbe(number, probe, dumps):
                 if number in self._links:
-                    self._links[number].send(Ponged(self._config.agent, probe, self._slowest()))
+                    self._links[number].send(Ponged(self._config.agent, probe, self._positions(dumps)))
             case Connect(number, endpoint, timeout):
                 self._start(number, self._connect(number, endpoint, timeout))
             case CancelConnect(number):
@@ -234,10 +237,10 @@ class Runner:
             case CloseLink(number):
                 if number in self._links:
                     self._links.pop(number).abort()
-            case LookForLeader(number):
-                self._start(number, self._look_for_leader(number))
-            case LookForCampaign(number):
-                self._start(number, self._look_for_campaign(number))
+            case ReadLeaderLocation(number):
+                self._start(number, self._read_leader_location(number))
+            case ReadCampaignRecords(number):
+                self._start(number, self._read_campaign_records(number))
             case Lead(number, campaign):
                 assert self._host is not None
                 self._host.lead(number, campaign)
@@ -263,7 +266,7 @@ class Runner:
         config = self._config
         session = Session(Role.AGENT, config.secret, config.run, agent=config.agent)
 
-        def heard(link: Link, message: LeaderMessage) -> None:
+        def on_message(link: Link, message: LeaderMessage) -> None:
             if isinstance(message, StatusRequested):
                 # It concerns no election, and changes nothing.
                 link.send(StatusReport(config.agent, message.request, self._report()))
@@ -272,7 +275,7 @@ class Runner:
 
         try:
             # What leads in an earlier term counts no more; the machine knows which.
-            link = await asyncio.wait_for(open_link(endpoint, session, heard, epoch=0), timeout)
+            link = await asyncio.wait_for(open_link(endpoint, session, on_message, epoch=0), timeout)
         except (OSError, SessionError, asyncio.TimeoutError) as error:
             self.handle(_failed(number, endpoint, error))
             return
@@ -284,18 +287,18 @@ class Runner:
         if self._links.pop(number, None) is not None:
             self.handle(LinkClosed(number))
 
-    async def _look_for_leader(self, number: int) -> None:
-        self.handle(LocationSeen(number, await run_in_thread(self._config.locate)))
+    async def _read_leader_location(self, number: int) -> None:
+        self.handle(LeaderLocationRead(number, await run_in_thread(self._config.locate)))
 
-    async def _look_for_campaign(self, number: int) -> None:
+    async def _read_campaign_records(self, number: int) -> None:
         read = self._config.read_campaign
         assert read is not None
         try:
             seen = await run_in_thread(read)
         except (SlurmElasticError, LookupError, ValueError, TypeError) as error:
-            self.handle(CampaignFailed(number, str(error)))
+            self.handle(CampaignRecordsFailed(number, str(error)))
         else:
-            self.handle(CampaignRecordsSeen(number, seen))
+            self.handle(CampaignRecordsRead(number, seen))
 
 
 def _failed(number: int, endpoint: Endpoint, error: Exception) -> LinkFailed:
@@ -305,7 +308,7 @@ def _failed(number: int, endpoint: Endpoint, error: Exception) -> LinkFailed:
         case VersionError():
             return LinkFailed(number, Answer.VERSION, str(error))
         case ConnectionRefusedError():
-            return LinkFailed(number, Answer.ENDED, "nobody listens")
+            return LinkFailed(number, Answer.ENDED, "no process listens")
         case BusyError(seconds=seconds):
             return LinkFailed(number, Answer.SILENT, f"{where} is {error}", seconds)
         case ClosedError():

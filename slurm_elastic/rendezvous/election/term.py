@@ -1,11 +1,11 @@
-"""A leader's term: what it asks, writes down and tells, in which order. A pure state machine around the membership's.
+"""A leader's term: in which order it writes, sends and asks. A pure state machine around the membership's.
 
-An epoch (the number of a term) is claimed, and only then the last round is looked at; a round is written down, and only
-then the newest epoch is looked at. Whatever a leader tells an agent was therefore written down while its term was the
-newest, and the agent that claims the next one finds it.
+An epoch (the number of a term) is claimed, and only then the last round is read; a round is written down, and only then
+the newest epoch is read. So all that a leader sends to an agent was written down while its term was the newest, and the
+agent that claims the next one finds it.
 
-Decisions of the membership machine are carried out one after the other, since writing a round down can take as long as
-the shared file system likes, while signs of life have to be noticed all the time.
+The leader carries out decisions of the membership machine one after the other. To write a round down can take long on a
+shared file system, and the machine receives signs of life meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slurm_elastic.rendezvous.membership import (
     Finish,
     Gone,
     Interrupt,
-    NodesSeen,
+    NodesDown,
     Phase,
     Publish,
     Resign,
@@ -41,7 +41,8 @@ __all__ = [
     "CheckTerm",
     "ClaimTerm",
     "ConfirmLastRound",
-    "NodesDown",
+    "DisconnectedEnded",
+    "ProbeDisconnected",
     "ProbeMembers",
     "PublishEndpoint",
     "RecordEnd",
@@ -51,7 +52,7 @@ __all__ = [
     "ReportBlocking",
     "ReportClaimed",
     "StepDown",
-    "Tell",
+    "CarryOut",
     "Term",
     "TermAction",
     "TermEvent",
@@ -64,11 +65,11 @@ __all__ = [
 PROBE_AGAIN = 0.2
 """Seconds between two probes of members that are missing."""
 ASK_SLURM_FIRST, ASK_SLURM_AGAIN = 0.2, 5.2
-"""Seconds until Slurm is asked about missing members: by then those are out whose node says that they have ended."""
+"""Seconds until the leader asks Slurm about missing members: by then their nodes have answered which have ended."""
 ASK_NODES_FIRST, ASK_NODES_AGAIN = 1.0, 5.0
 """The same for nodes of the allocation that are missing."""
 CHECK_TERM = 1.0
-"""Seconds between two looks at the newest term while a round is formed."""
+"""Seconds between two readings of the newest term while a round is formed."""
 
 
 # Actions. Those of the records are answered by RecordsAnswered or RecordsFailed.
@@ -81,20 +82,20 @@ class ClaimTerm:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmLastRound:
-    """Look at the last round; allowed if it is the one that this term follows."""
+    """Read the last round; allowed if it is the one that this term follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishEndpoint:
-    """Write down where the leader is."""
+    """Write the leader's endpoint down."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckTerm:
-    """Look at the newest term; allowed if it is this one.
+    """Read the newest term; allowed if it is this one.
 
     Attributes:
-        watching: whether it is a look beside whatever is written down.
+        watching: True for a reading that no record waits for.
     """
 
     watching: bool = False
@@ -118,18 +119,18 @@ RecordsAction = ClaimTerm | ConfirmLastRound | PublishEndpoint | CheckTerm | Wri
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """Tell the agents that a decision concerns.
+class CarryOut:
+    """Carry out a decision: send its messages, and log it.
 
     Attributes:
-        state: of the membership after the decision.
-        decision: written down already, where that has to be.
-        note: whether the decision is news for the log of the run.
+        state: The state of the membership after the decision.
+        decision: The decision, which is on record already if it has to be.
+        log: True if the log of the run gets the decision.
     """
 
     state: State
     decision: Decision
-    note: bool
+    log: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,15 @@ class ProbeMembers:
     """Ask the nodes of these members whether they have ended. Answered by AgentsEnded."""
 
     agents: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeDisconnected:
+    """Ask the node of an agent whose connection broke whether its process has ended. Answered by DisconnectedEnded if
+    it has: then the leader does not wait for the connection to come back.
+    """
+
+    agent: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +192,9 @@ _Question = ProbeMembers | AskSlurmAboutAgents | AskSlurmAboutNodes
 
 TermAction = (
     RecordsAction
-    | Tell
+    | CarryOut
     | ProbeMembers
+    | ProbeDisconnected
     | AskSlurmAboutAgents
     | AskSlurmAboutNodes
     | ReportClaimed
@@ -224,20 +235,20 @@ class AgentsEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class DisconnectedEnded:
+    """The node of an agent whose connection broke says that its process has ended."""
+
+    agent: str
+
+
+@dataclass(frozen=True, slots=True)
 class AgentsGone:
     """Slurm says that these agents are gone."""
 
     agents: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class NodesDown:
-    """Slurm says that these nodes are down."""
-
-    nodes: frozenset[str]
-
-
-TermEvent = membership.Event | Wake | RecordsAnswered | RecordsFailed | AgentsEnded | AgentsGone | NodesDown
+TermEvent = membership.Event | Wake | RecordsAnswered | RecordsFailed | AgentsEnded | DisconnectedEnded | AgentsGone
 
 
 @dataclass(frozen=True)
@@ -254,7 +265,7 @@ class Term:
         probe_at, ask_agents_at, ask_nodes_at, check_at: when to find out more; infinite while that is not wanted, or
             under way.
         blocks: whether this candidate was last reported to block others.
-        interrupted: the last round that the log of the run has been told to be over.
+        interrupted: the last round whose end is in the log of the run.
         over: whether it leads no more.
     """
 
@@ -340,6 +351,16 @@ class _Step:
         if self.now >= self.term.tick_at:
             self.happened(membership.Tick())
 
+    def disconnected(self, event: membership.Disconnected) -> None:
+        self.happened(event)
+        if event.agent in self.state.broken:
+            self.actions.append(ProbeDisconnected(event.agent))
+
+    def disconnected_ended(self, event: DisconnectedEnded) -> None:
+        # An agent that has come back meanwhile has not ended: another machine with its address has refused.
+        if event.agent in self.state.broken:
+            self.happened(Gone(frozenset({event.agent})))
+
     # Decisions, one after the other.
 
     def _carry_out(self) -> None:
@@ -354,12 +375,12 @@ class _Step:
     def _carried_out(self) -> None:
         state, decision = self.queue[0]
         self.queue = self.queue[1:]
-        note = True
+        log = True
         if isinstance(decision, Interrupt):
-            # A leader that follows another tells each member by itself that its round is over.
-            note = decision.round > self.term.interrupted
-            self.change(interrupted=max(self.term.interrupted, decision.round))
-        self.actions.append(Tell(state, decision, note))
+            # A leader that follows another one interrupts each member separately, and logs that once.
+            log = decision.message.round > self.term.interrupted
+            self.change(interrupted=max(self.term.interrupted, decision.message.round))
+        self.actions.append(CarryOut(state, decision, log))
         if isinstance(decision, Resign):
             self._step_down(StepDown())
 
@@ -391,16 +412,16 @@ class _Step:
     def _refused(self, action: RecordsAction) -> str:
         match action:
             case ClaimTerm() | ConfirmLastRound():
-                return f"somebody else has taken epoch {self.term.number}"
+                return f"another agent has taken epoch {self.term.number}"
             case WriteRound(table):
                 return f"round {table.round} was published by another leader"
             case _:
-                return "somebody else leads with a newer epoch"
+                return "another agent leads with a newer epoch"
 
     def failed(self, event: RecordsFailed) -> None:
         self._step_down(StepDown(event.why, failed=True))
 
-    # What the leader finds out by itself while a round is formed; an undisturbed leader asks nothing.
+    # Questions of the leader to nodes and Slurm while a round is formed; there are none while no agent is missing.
 
     def find_out(self) -> None:
         if self.term.over:
@@ -418,7 +439,7 @@ class _Step:
         self._ask("ask_nodes_at", AskSlurmAboutNodes, expects, ASK_NODES_FIRST, ASK_NODES_FIRST)
         self._check_term(forming)
         if not state.claimed or self.term.blocks:
-            blocks = membership.in_the_way(state)
+            blocks = membership.blocks_election(state)
             if blocks != self.term.blocks:
                 self.change(blocks=blocks)
                 self.actions.append(ReportBlocking(blocks))
@@ -485,14 +506,16 @@ class _Step:
     def nodes_down(self, event: NodesDown) -> None:
         self._answered(AskSlurmAboutNodes)
         self.change(ask_nodes_at=self.now + ASK_NODES_AGAIN)
-        if event.nodes:
-            self.happened(NodesSeen(event.nodes))
+        if event.down:
+            self.happened(event)
 
 
 _HANDLERS: dict[type, Callable[[_Step, Any], None]] = {
     Wake: _Step.wake,
     RecordsAnswered: _Step.answered,
     RecordsFailed: _Step.failed,
+    membership.Disconnected: _Step.disconnected,
+    DisconnectedEnded: _Step.disconnected_ended,
     AgentsEnded: _Step.agents_ended,
     AgentsGone: _Step.agents_gone,
     NodesDown: _Step.nodes_down,

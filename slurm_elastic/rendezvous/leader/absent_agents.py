@@ -1,4 +1,4 @@
-"""Asks nodes, and Slurm, what has become of members that a leader misses."""
+"""Asks nodes and Slurm whether agents that a leader misses have ended."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from slurm_elastic.rendezvous.identity import AgentIdentity
 from slurm_elastic.rendezvous.transport.connect import Endpoint, reach
 from slurm_elastic.slurm import Controller, JobView, NodeState
 
-__all__ = ["agents_ended", "agents_gone", "known_places"]
+__all__ = ["agents_ended", "agents_gone", "known_endpoints"]
 
 _RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
 """States of a job that may have processes (squeue(1), "JOB STATE CODES")."""
 
 
-async def agents_ended(places: Mapping[str, Endpoint]) -> frozenset[str]:
-    """Which of these agents have ended for certain.
+async def agents_ended(endpoints: Mapping[str, Endpoint]) -> frozenset[str]:
+    """Return the agents that have ended for certain.
 
-    An agent listens from before its first join until its process ends, and its workers end with it. So if its node
-    refuses a connection there, the process is gone. No answer at all means nothing.
+    An agent listens from before its first join until its process ends, and its workers end with it. So the process has
+    ended if its node refuses a connection to that port. A node that does not answer proves nothing.
 
     Args:
-        places: where each agent listens.
+        endpoints: Where each agent listens.
     """
-    ended = await asyncio.gather(*(_refused(place) for place in places.values()))
-    return frozenset(agent for agent, refused in zip(places, ended, strict=True) if refused)
+    ended = await asyncio.gather(*(_refused(endpoint) for endpoint in endpoints.values()))
+    return frozenset(agent for agent, refused in zip(endpoints, ended, strict=True) if refused)
 
 
-async def _refused(place: Endpoint) -> bool:
+async def _refused(endpoint: Endpoint) -> bool:
     try:
-        _, transport, _ = await reach(asyncio.Protocol, place)
+        _, transport, _ = await reach(asyncio.Protocol, endpoint)
     except ConnectionRefusedError:
         return True
     except (OSError, asyncio.TimeoutError):
@@ -40,9 +40,9 @@ async def _refused(place: Endpoint) -> bool:
 
 
 def agents_gone(agents: Collection[str], controller: Controller) -> frozenset[str]:
-    """Which of these agents are gone by Slurm's word: their node is down, or their job does not run (any more) there.
+    """Return the agents that are gone by Slurm's view: their node is down, or their job does not run there.
 
-    Blocks as long as Slurm takes. What Slurm does not say is not assumed.
+    The call blocks until Slurm answers. An agent of which Slurm does not answer counts as not gone.
     """
     identities = {
         agent: identity
@@ -67,6 +67,6 @@ def _has_left(view: JobView | None, identity: AgentIdentity) -> bool:
     return gone or view.restarts > identity.restarts or view.state not in _RUNNING
 
 
-def known_places(agents: Iterable[str], places: Mapping[str, Endpoint]) -> dict[str, Endpoint]:
-    """The places of those agents whose place is known."""
-    return {agent: places[agent] for agent in agents if agent in places and places[agent][1]}
+def known_endpoints(agents: Iterable[str], endpoints: Mapping[str, Endpoint]) -> dict[str, Endpoint]:
+    """Return the endpoints of those agents of which the leader knows address and port."""
+    return {agent: endpoints[agent] for agent in agents if agent in endpoints and endpoints[agent][1]}

@@ -1,4 +1,4 @@
-"""The connections of a leader's agents, and what is sent on them."""
+"""The connections of a leader's agents, and the messages sent on them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurm_elastic.descriptors import connections_at_most
 from slurm_elastic.rendezvous.leader.heartbeat_schedule import HeartbeatSchedule
 from slurm_elastic.rendezvous.membership import Table
 from slurm_elastic.rendezvous.transport.drop_log import DropLog
-from slurm_elastic.rendezvous.transport.messages import Beat, LeaderMessage, encode
+from slurm_elastic.rendezvous.transport.messages import Heartbeat, LeaderMessage, encode
 from slurm_elastic.rendezvous.transport.server_connection import AcceptedConnection
 
 __all__ = ["AgentConnections"]
@@ -20,47 +20,49 @@ __all__ = ["AgentConnections"]
 logger = logging.getLogger(__name__)
 
 _GREETINGS = 1 << 17
-"""Greetings that are remembered, in 13 MB: 100 of each of 1,300 agents."""
+"""Greetings that the leader remembers, in 13 MB: 100 of each of 1,300 agents."""
 
 
 class AgentConnections:
     """The connections of one leader, at most one per agent.
 
     Attributes:
-        rejected: how many records were dropped, by the address that they came from.
-        told: the newest round of which agents were told, and what all of them were told alike.
-        schedule: of the heartbeats.
+        rejected: Number of drops, by the address of the other end.
+        shared: The newest round with assignments, and the part that is the same in all of them.
+        schedule: When the leader asks each agent for a heartbeat.
+        by_agent: The connection of each agent that has proved its identity.
+        pending: Connections of members of the run that have not proved their identity yet.
     """
 
     def __init__(self) -> None:
         self._drops = DropLog(logger)
         self.rejected: Counter[str] = self._drops.counts
-        self.told: tuple[Table, Any] | None = None
+        self.shared: tuple[Table, Any] | None = None
         self.schedule = HeartbeatSchedule()
-        self._connections: dict[str, AcceptedConnection] = {}
-        self._on_their_way: set[AcceptedConnection] = set()
+        self.by_agent: dict[str, AcceptedConnection] = {}
+        self.pending: set[AcceptedConnection] = set()
         self._greetings: dict[str, None] = {}
         self._coming: Counter[str] = Counter()
         self._most = connections_at_most()
 
     def __len__(self) -> int:
-        return len(self._connections)
+        return len(self.by_agent)
 
     def room(self) -> int:
-        """Connections for which there is room beside those of members."""
-        return self._most - len(self._connections) - len(self._on_their_way)
+        """Return the number of connections for which there are descriptors beside those of members."""
+        return self._most - len(self.by_agent) - len(self.pending)
 
     def busy(self, agent: str) -> float | None:
-        """Seconds after which an agent that is not here yet is to come again; None if there is room for it now.
+        """Return the seconds after which a new agent is to connect again; None if there is room for it now.
 
-        An agent whose connection broke takes the place of that connection, so there is always room for it.
+        A new connection of a connected agent replaces the one that broke, so there is always room for it.
         """
-        if agent in self._connections or self.room() > 0:
+        if agent in self.by_agent or self.room() > 0:
             return None
         self.reject(
             "all addresses", f"an agent for now, as {self._most} connections are what the limit on open files allows"
         )
-        # At different times, so that they do not all come together again.
+        # Random, so that the agents do not all connect together again.
         return random.uniform(1.0, 3.0)
 
     def repeated(self, nonce: str) -> bool:
@@ -76,21 +78,21 @@ class AgentConnections:
         return False
 
     def opened(self, connection: AcceptedConnection) -> None:
-        """A member of the run has connected, and has not proved yet which one it is."""
-        self._on_their_way.add(connection)
+        """Add a connection of a member of the run that has not proved its identity yet."""
+        self.pending.add(connection)
         self._coming[connection.named] += 1
 
     def authenticated(self, connection: AcceptedConnection) -> None:
-        """A connection has proved whose it is; an older one of the same agent is of no more use."""
+        """Make a connection the one of its agent, as it has proved its identity; close an older one."""
         self._arrived(connection)
-        older = self._connections.get(connection.agent)
-        self._connections[connection.agent] = connection
+        older = self.by_agent.get(connection.agent)
+        self.by_agent[connection.agent] = connection
         self.schedule.add(connection.agent)
         if older is not None:
             older.close()
 
     def closed(self, connection: AcceptedConnection) -> bool:
-        """A connection has ended. Returns whether that was the one of its agent."""
+        """Remove a connection that has ended. Return True if it was the one of its agent."""
         self._arrived(connection)
         if not self.current(connection):
             return False
@@ -98,60 +100,59 @@ class AgentConnections:
         return True
 
     def has(self, agent: str) -> bool:
-        """Return whether this agent is connected, or on its way."""
-        return agent in self._connections or agent in self._coming
+        """Return True if this agent is connected, or has greeted."""
+        return agent in self.by_agent or agent in self._coming
 
     def origin(self, agent: str) -> str:
         """Return the address that this agent has connected from; empty if it is not connected."""
-        connection = self._connections.get(agent)
-        # So Linux names an address of IPv4 on a listener for both (ipv6(7)).
+        connection = self.by_agent.get(agent)
+        # The prefix marks an address of IPv4 on a listener for both (ipv6(7)).
         return connection.peer.removeprefix("::ffff:") if connection is not None else ""
 
     def current(self, connection: AcceptedConnection) -> bool:
         """Return whether this is the one connection of its agent."""
-        return self._connections.get(connection.agent) is connection
+        return self.by_agent.get(connection.agent) is connection
 
     def reject(self, peer: str, why: str) -> None:
         """Count what was dropped, and log it within bounds."""
         self._drops.add(peer, why)
 
     def send(self, agents: Sequence[str], message: LeaderMessage) -> None:
-        """Say this to those of the agents that are connected."""
+        """Send a message to those of the agents that are connected."""
         content = encode(message)
         for agent in agents:
-            if agent in self._connections:
-                self._connections[agent].send(content)
+            if agent in self.by_agent:
+                self.by_agent[agent].send(content)
 
     def others(self, agents: Sequence[str]) -> tuple[str, ...]:
-        """Name those that are connected beside these: coordinators that wait, clients, agents that have not joined."""
-        return tuple(self._connections.keys() - set(agents))
+        """Return the other connected peers: coordinators that wait, clients, agents that have not joined."""
+        return tuple(self.by_agent.keys() - set(agents))
 
     def beat(self, now: float, heartbeat_limit: float) -> None:
-        """Ask those whose turn it is for a sign of life."""
+        """Send a heartbeat to the agents that are due; each answers with its own."""
         agents = self.schedule.due(now, heartbeat_limit / 3)
-        # Every agent answers with a sign of its own.
-        beat = encode(Beat(heartbeat_limit)) if agents else b""
+        beat = encode(Heartbeat(heartbeat_limit)) if agents else b""
         for agent in agents:
-            self._connections[agent].send(beat)
+            self.by_agent[agent].send(beat)
 
     def _arrived(self, connection: AcceptedConnection) -> None:
-        """A connection is on its way no more."""
-        if connection in self._on_their_way:
-            self._on_their_way.remove(connection)
+        """Remove a connection from the pending ones: it has proved its identity, or has ended."""
+        if connection in self.pending:
+            self.pending.remove(connection)
             self._coming[connection.named] -= 1
             if not self._coming[connection.named]:
                 del self._coming[connection.named]
 
     def _remove(self, agent: str) -> AcceptedConnection:
         self.schedule.remove(agent)
-        return self._connections.pop(agent)
+        return self.by_agent.pop(agent)
 
     def drop(self, agent: str) -> None:
-        """End the connection of an agent. If it lives, it connects again, and is told that its round is over."""
-        if agent in self._connections:
+        """End the connection of an agent. An agent that lives connects again, and learns that its round is over."""
+        if agent in self.by_agent:
             self._remove(agent).close()
 
     def close(self) -> None:
         """End all connections."""
-        for connection in [*self._connections.values(), *self._on_their_way]:
+        for connection in [*self.by_agent.values(), *self.pending]:
             connection.close()

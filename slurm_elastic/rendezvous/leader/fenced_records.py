@@ -1,6 +1,6 @@
-"""The records of one leader, written before it tells anybody: its epoch, rounds and the end of the run.
+"""The records that a leader writes before it tells any agent: its epoch, rounds and the end of the run.
 
-The order in which that is done matters: see :mod:`slurm_elastic.rendezvous.election.term`.
+Their order matters: see :mod:`slurm_elastic.rendezvous.election.term`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class LastRound:
     """The newest round on record.
 
     Attributes:
-        round: its number.
-        base: who was in it; None if it belongs to another incarnation, of which nobody is left.
-        restarts: worker failures charged until then.
-        successors: where its members listen, by rank.
-        failure: fingerprint of the last one that was charged, also to an earlier incarnation; empty for none.
+        round: Its number.
+        base: Its members; None if it belongs to another incarnation, of which no agent is left.
+        restarts: Number of worker failures charged until then.
+        successors: The members with their endpoints, by rank.
+        failure: Fingerprint of the last failure that was charged, also to an earlier incarnation; empty for none.
     """
 
     round: int
@@ -37,13 +37,13 @@ class LastRound:
     failure: str = ""
 
 
-def last_round(situation: Situation, scope: str) -> LastRound | None:
-    """Return the newest round on record as the agents of a scope see it; None if there is none."""
+def last_round(situation: Situation, incarnation: str) -> LastRound | None:
+    """Return the newest round on record as the agents of an incarnation see it; None if there is none."""
     number, record = situation.number, situation.round
     if number is None or record is None:
         return None
     failure = last_failure(record)
-    if record.get("scope") != scope:
+    if record.get("scope") != incarnation:
         return LastRound(number, None, 0, (), failure)
     places: list[Mapping[str, Any]] = list(record["places"])
     base = Base(
@@ -66,79 +66,74 @@ def last_failure(record: Record) -> str:
     return found if isinstance(found, str) else ""
 
 
-def newest_endpoint(situation: Situation, scope: str) -> Record | None:
-    """Return where the newest leader on record of a scope is; None if there is none.
+def newest_endpoint(situation: Situation, incarnation: str) -> Record | None:
+    """Return the endpoint of the newest leader on record of an incarnation; None if there is none.
 
-    The endpoint is replaced, not created: a leader that was superseded while it claimed its epoch may say where it is
-    after its successor has, and nobody would find that one. Its rounds say where it is, too.
+    Leaders replace the record of the endpoint: one that was superseded while it claimed its epoch may publish after its
+    successor, and no agent would find the successor. So the records of rounds have the endpoint, too.
     """
     published, record = situation.endpoint, situation.round
-    leading: Record | None = record.get("endpoint") if record is not None and record.get("scope") == scope else None
+    leading: Record | None = (
+        record.get("endpoint") if record is not None and record.get("scope") == incarnation else None
+    )
     if leading is None or (published is not None and published.get("epoch", leading["epoch"]) >= leading["epoch"]):
         return published
     return leading
 
 
 class FencedRecords:
-    """One leader's durable decisions. Methods may block; they are called outside of the leader's event loop.
+    """The durable decisions of one leader. Methods may block; the leader calls them outside of its event loop.
 
     Only success makes the run DONE: after a failure a person may mend the script and submit the run again.
 
+    Every method may raise RecordsError if the records do not answer or cannot be written.
+
     Args:
-        records: of the run.
-        scope: of the records; rounds on record say to which they belong.
-        epoch: of the leader.
-        endpoint: what is published once the epoch is claimed: where the leader is.
-        follows: the last round that the leader knows of, None for none.
+        records: The records of the run.
+        incarnation: The leader's incarnation, which records of rounds name.
+        epoch: Number of the leader's term.
+        endpoint: Address and port of the leader, and its agent; published once the epoch is claimed.
+        follows: Number of the last round that the leader knows of; None for none.
     """
 
-    def __init__(self, records: Records, scope: str, epoch: int, endpoint: Record, follows: int | None) -> None:
+    def __init__(self, records: Records, incarnation: str, epoch: int, endpoint: Record, follows: int | None) -> None:
         self._records = records
-        self._scope = scope
+        self._incarnation = incarnation
         self._epoch = epoch
         self._endpoint = endpoint
         self._follows = follows
 
     def claim(self) -> bool:
-        """Take the epoch and say where the leader is; False if somebody else leads, or led until now.
-
-        Raises:
-            RecordsError: it cannot be written.
-        """
+        """Take the epoch and publish the endpoint; return False if another agent leads, or led until now."""
         if not (self.take() and self.confirm()):
             return False
         self.publish_endpoint()
         return True
 
     def take(self) -> bool:
-        """Take the epoch: no other leader tells anybody now of a round that is not on record yet."""
+        """Take the epoch; from now on no other leader publishes a round that is not on record yet."""
         return self._records.claim_epoch(self._epoch, {"agent": self._endpoint["agent"]})
 
     def confirm(self) -> bool:
-        """Return whether no round was written since the leader looked; to be asked once it has the epoch."""
+        """Return True if no leader has written a round that this one does not know. Call it after `take`."""
         return self._records.last_round() == self._follows
 
     def publish_endpoint(self) -> None:
-        """Say where the leader is."""
+        """Publish the address and port of the leader."""
         self._records.publish_endpoint(self._endpoint)
 
     def leads(self) -> bool:
-        """Return whether the epoch is the newest.
-
-        Raises:
-            RecordsError: nobody can tell.
-        """
+        """Return True if the epoch is the newest."""
         return self._records.newest_epoch() == self._epoch
 
     def write_round(self, table: Table) -> bool:
-        """Write a round down, between two looks whether this epoch :meth:`leads`; False if another leader has.
+        """Write the record of a round; return False if another leader has written it.
 
-        Raises:
-            RecordsError: it cannot be written.
+        The caller checks before and after this call that the epoch :meth:`leads`.
         """
         record = {
             "epoch": self._epoch,
-            "scope": self._scope,
+            "scope": self._incarnation,
             "leader": self._endpoint["agent"],
             "endpoint": self._endpoint,
             **msgspec.to_builtins(table),
@@ -146,15 +141,12 @@ class FencedRecords:
         return self._records.claim_round(table.round, record)
 
     def finish(self, finish: Finish) -> bool:
-        """Write down that the run has ended, before anybody is told; False if somebody else leads by now.
-
-        Raises:
-            RecordsError: it cannot be written.
-        """
-        # A round that ended well is over whoever leads. So this last look waits for no store that is silent.
-        if self._records.newest_epoch(patient=False) != self._epoch:
+        """Write down that the run has ended, before any agent is told; return False if another agent leads by now."""
+        # A round that ended well is over under any leader. So this check does not wait for an etcd that is silent.
+        if self._records.newest_epoch(can_wait=False) != self._epoch:
             return False
-        if finish.outcome is Outcome.SUCCEEDED:
-            record = msgspec.to_builtins(dataclasses.replace(finish, agents=()))
-            self._records.mark_done({"epoch": self._epoch, **record})
+        if finish.message.outcome is Outcome.SUCCEEDED:
+            ended = msgspec.to_builtins(finish.message)
+            # Older versions wrote agents, too, and always none.
+            self._records.mark_done({"epoch": self._epoch, "outcome": ended.pop("outcome"), "agents": [], **ended})
         return True

@@ -1,6 +1,6 @@
-"""The leader: receives what agents say, feeds the machine of its term, and carries out its actions.
+"""The leader: passes the messages of agents to the machine of its term, and carries out the machine's actions.
 
-Everything runs in one asyncio loop; what may block, such as the records, in threads.
+Everything runs in one asyncio loop, but for calls that may block, as of the records: those run in threads.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from slurm_elastic.rendezvous.election.term import (
     AgentsGone,
     AskSlurmAboutAgents,
     AskSlurmAboutNodes,
+    CarryOut,
     CheckTerm,
     ClaimTerm,
     ConfirmLastRound,
-    NodesDown,
+    DisconnectedEnded,
+    ProbeDisconnected,
     ProbeMembers,
     PublishEndpoint,
     RecordEnd,
@@ -30,27 +32,27 @@ from slurm_elastic.rendezvous.election.term import (
     ReportBlocking,
     ReportClaimed,
     StepDown,
-    Tell,
     TermAction,
     TermEvent,
     Wake,
     WriteRound,
 )
-from slurm_elastic.rendezvous.leader.absent_agents import agents_ended, known_places
+from slurm_elastic.rendezvous.leader.absent_agents import agents_ended, known_endpoints
 from slurm_elastic.rendezvous.leader.agent_connections import AgentConnections
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.outgoing_messages import send_decision
 from slurm_elastic.rendezvous.leader.releases import Releases
 from slurm_elastic.rendezvous.leader.status_collector import StatusCollector
-from slurm_elastic.rendezvous.leave_requests import LeaveRequest, LeaveRequested, who_is_meant
+from slurm_elastic.rendezvous.leave_requests import LeaveRequest, LeaveRequested, addressed_agents
 from slurm_elastic.rendezvous.membership import (
     Decision,
     Disconnected,
-    Heard,
     Joined,
+    NodesDown,
     Phase,
     Returning,
     Settings,
+    SignsOfLife,
     State,
     Tick,
 )
@@ -59,7 +61,7 @@ from slurm_elastic.rendezvous.run_in_thread import run_in_thread
 from slurm_elastic.rendezvous.status_requests import StatusAnswer, StatusReport, StatusRequest
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 from slurm_elastic.rendezvous.transport.listener import Listener
-from slurm_elastic.rendezvous.transport.messages import Beat, MessageError, decode_agent_message
+from slurm_elastic.rendezvous.transport.messages import Heartbeat, MessageError, decode_agent_message
 from slurm_elastic.rendezvous.transport.server_connection import AcceptedConnection
 from slurm_elastic.rendezvous.transport.session import Role, Session
 
@@ -68,28 +70,31 @@ __all__ = ["FencedError", "Leader"]
 logger = logging.getLogger("slurm_elastic")
 
 _BACKLOG, _AT_ONCE = 4096, 16
-"""Connections that may wait to be accepted, and that are accepted together."""
+"""Connections that wait in the kernel, and that the listener accepts together."""
 _PROBED_AT_ONCE = 64
-"""Nodes that are asked together about members: each question takes a descriptor."""
+"""Agents that the leader probes together: each probe takes a descriptor."""
 
 
 class FencedError(Exception):
-    """Another agent leads this run with a newer epoch, or this agent does not lead it any more."""
+    """Another agent leads this run with a newer epoch, or this agent has stepped down."""
 
 
 class Leader:
     """One leader's term.
 
     Args:
-        run: run id and incarnation, which all agents of the term share.
-        secret: the run's secret.
-        epoch: number of the term.
-        settings: of the membership.
-        fenced_records: where rounds are written down before they are published.
-        journal: told every decision, after it was carried out.
-        nodes_down: asks Slurm which of these nodes are down; called in a thread while nodes are missing.
-        agents_gone: asks Slurm which of these agents are gone; called in a thread while a majority is missing.
-        places: where members of the last round listen.
+        run: Run id and incarnation, which all agents of the term share.
+        secret: The run's secret.
+        epoch: Number of the term.
+        settings: Settings of the membership.
+        fenced_records: The records to which the leader writes a round before it publishes it.
+        journal: Called with each decision after the leader has carried it out.
+        nodes_down: Returns the nodes that are down by Slurm's view; called in a thread while nodes are missing.
+        agents_gone: Returns the agents that are gone by Slurm's view; called in a thread while a majority is missing.
+        endpoints: Where members of the last round listen.
+
+    Attributes:
+        connections: The connections of the agents.
     """
 
     def __init__(
@@ -102,47 +107,48 @@ class Leader:
         journal: Callable[[Decision], None],
         nodes_down: Callable[[Sequence[str]], frozenset[str]] | None = None,
         agents_gone: Callable[[Sequence[str]], frozenset[str]] | None = None,
-        places: Mapping[str, Endpoint] | None = None,
+        endpoints: Mapping[str, Endpoint] | None = None,
     ) -> None:
         self.run, self.secret, self.epoch = run, secret, epoch
         self._settings = settings
         self._fenced_records = fenced_records
         self._journal = journal
         self._nodes_down, self._agents_gone = nodes_down, agents_gone
-        self._places: dict[str, Endpoint] = dict(places or {})
+        self._endpoints: dict[str, Endpoint] = dict(endpoints or {})
         self.claimed = asyncio.Event()
-        """Set once the epoch is this leader's own."""
-        self._connections = AgentConnections()
-        self.rejected = self._connections.rejected
+        """Set once this leader has claimed its epoch."""
+        self.connections = AgentConnections()
+        self.rejected = self.connections.rejected
         self._signs: dict[str, float] = {}
         self._releases = Releases()
-        self._status = StatusCollector(self._connections, self._agent_nodes, self._summary)
+        self._status = StatusCollector(self.connections, self._agent_nodes, self._summary)
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.report: Callable[[ReportClaimed | ReportBlocking], None] = lambda action: None
-        """Told when the epoch is claimed, and when this candidate begins or ends to block others."""
+        """Called when the epoch is claimed, and when this candidate begins or ends to block others."""
         self._listener: Listener | None = None
         # Its times begin when it serves.
         self._term = term.initial_term(epoch, settings, 0.0)
 
     @property
-    def _state(self) -> State:
+    def membership(self) -> State:
+        """The state of the membership."""
         return self._term.membership
 
     async def serve(self, listening: socket.socket) -> None:
-        """Lead until cancelled, or until this leader has resigned.
+        """Lead until the call is cancelled, or this leader has resigned.
 
         Args:
-            listening: bound and listening; closed at the end.
+            listening: A bound socket, which is closed at the end.
 
         Raises:
-            FencedError: another agent leads this run.
-            RecordsError: what has to be written down cannot be.
+            FencedError: Another agent leads this run.
+            RecordsError: A record cannot be written or read.
         """
         self._loop = asyncio.get_running_loop()
         self._term = term.initial_term(self.epoch, self._settings, self._loop.time())
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        if self._state.claimed:
+        if self.membership.claimed:
             self.claimed.set()
         listening.listen(_BACKLOG)
         listener = self._listener = Listener(
@@ -150,12 +156,12 @@ class Leader:
             self._new_session,
             lambda admitted, stream: AcceptedConnection(self, admitted, stream),
             self.reject,
-            self._connections.room,
+            self.connections.room,
             _AT_ONCE,
         )
         self._schedule()
         try:
-            # A leader that has nobody to wait for asks for its epoch at once.
+            # A leader that waits for no member claims its term at once.
             self._handle(Tick())
             await self._ended
         finally:
@@ -163,20 +169,20 @@ class Leader:
             listening.close()
             if self._timer is not None:
                 self._timer.cancel()
-            self._connections.close()
+            self.connections.close()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def wait_until_all_left(self) -> None:
-        """Return when every decision is carried out and every agent has gone."""
-        while len(self._connections) or self._term.queue:
+        """Return when every decision is carried out and every agent has disconnected."""
+        while len(self.connections) or self._term.queue:
             await asyncio.sleep(0.02)
 
     # What the connections report.
 
     def _new_session(self) -> Session:
-        connections = self._connections
+        connections = self.connections
         return Session(
             Role.LEADER,
             self.secret,
@@ -188,39 +194,37 @@ class Leader:
 
     def opened(self, connection: AcceptedConnection) -> None:
         """See :class:`~.connection.Host`."""
-        self._connections.opened(connection)
-        if connection.named in self._state.broken:
+        self.connections.opened(connection)
+        if connection.named in self.membership.broken:
             self._handle(Returning(connection.named))
 
     def authenticated(self, connection: AcceptedConnection) -> None:
         """See :class:`~.connection.Host`."""
-        self._connections.authenticated(connection)
+        self.connections.authenticated(connection)
 
     def reject(self, peer: str, why: str) -> None:
         """See :class:`~.connection.Host`."""
-        self._connections.reject(peer, why)
+        self.connections.reject(peer, why)
 
     def closed(self, connection: AcceptedConnection) -> None:
         """See :class:`~.connection.Host`."""
-        if self._connections.closed(connection) or (
-            not connection.agent and not self._connections.has(connection.named)
-        ):
-            # The latter was on its way back, and has not come.
+        if self.connections.closed(connection) or (not connection.agent and not self.connections.has(connection.named)):
+            # The latter was about to connect again, and has not proved its identity.
             self._handle(Disconnected(connection.named))
 
     def received(self, connection: AcceptedConnection, content: dict[str, object]) -> None:
         """See :class:`~.connection.Host`."""
-        if not self._connections.current(connection):
+        if not self.connections.current(connection):
             return
         self._signs[connection.agent] = self._loop.time()
         try:
             message = decode_agent_message(content, connection.agent)
         except MessageError as error:
-            self._connections.reject(connection.peer, str(error))
+            self.connections.reject(connection.peer, str(error))
             return
         if isinstance(message, Joined):
             candidate = message.candidate
-            self._places[candidate.agent] = (candidate.address, candidate.standby_port)
+            self._endpoints[candidate.agent] = (candidate.address, candidate.standby_port)
             difference = self._releases.note(candidate.node, candidate.releases)
             if difference:
                 logger.warning("%s", difference)
@@ -231,19 +235,21 @@ class Leader:
                 self._start(self._status.collect())
         elif isinstance(message, StatusReport):
             self._status.reported(message)
-        elif not isinstance(message, Beat):
+        elif not isinstance(message, Heartbeat):
             self._handle(message)
 
     def _pass_on(self, connection: AcceptedConnection, request: LeaveRequest) -> None:
-        meant, answer = who_is_meant(request, self._agent_nodes() if self._state.phase is not Phase.CLOSED else {})
-        self._connections.send(meant, LeaveRequested(request.reason, request.seconds, request.detail))
-        self._connections.send((connection.agent,), answer)
+        meant, answer = addressed_agents(
+            request, self._agent_nodes() if self.membership.phase is not Phase.CLOSED else {}
+        )
+        self.connections.send(meant, LeaveRequested(request.reason, request.seconds, request.detail))
+        self.connections.send((connection.agent,), answer)
 
     def _agent_nodes(self) -> dict[str, str]:
-        return {name: agent.candidate.node for name, agent in self._state.agents.items()}
+        return {name: agent.candidate.node for name, agent in self.membership.agents.items()}
 
     def _summary(self) -> StatusAnswer:
-        state = self._state
+        state = self.membership
         since = state.published_at if state.phase is Phase.RUNNING else state.forming_since
         return StatusAnswer(
             leader=self._settings.agent,
@@ -265,12 +271,12 @@ class Leader:
         self._schedule()
 
     def _found_out(self, event: TermEvent) -> None:
-        # What Slurm or a node says is compared with the newest signs of life.
+        # The machine compares answers of Slurm and nodes with the newest signs of life.
         self._take_in_signs()
         self._handle(event)
 
     def _schedule(self) -> None:
-        deadline = min(self._term.deadline, self._connections.schedule.next_at)
+        deadline = min(self._term.deadline, self.connections.schedule.next_at)
         if self._timer is not None:
             if not self._timer.cancelled() and self._timer.when() <= deadline:
                 return
@@ -280,25 +286,25 @@ class Leader:
 
     def _tick(self) -> None:
         self._timer = None
-        if self._state.broken and self._listener is not None:
-            # They may wait behind strangers.
+        if self.membership.broken and self._listener is not None:
+            # The agents that connect again may wait behind strangers.
             self._listener.admit_waiting()
         self._take_in_signs()
-        self._connections.beat(self._loop.time(), self._state.heartbeat_limit)
+        self.connections.beat(self._loop.time(), self.membership.heartbeat_limit)
         self._handle(Wake())
 
     def _take_in_signs(self) -> None:
         if self._signs:
             signs, self._signs = tuple(self._signs.items()), {}
-            self._handle(Heard(signs))
+            self._handle(SignsOfLife(signs))
 
     # Its actions.
 
     def _act(self, action: TermAction) -> None:
         match action:
-            case Tell(state, decision, note):
-                send_decision(self._connections, self.epoch, state, decision)
-                if note:
+            case CarryOut(state, decision, log):
+                send_decision(self.connections, self.epoch, state, decision)
+                if log:
                     self._journal(decision)
             case ClaimTerm():
                 self._ask_records(action, self._fenced_records.take)
@@ -314,6 +320,8 @@ class Leader:
                 self._ask_records(action, functools.partial(self._fenced_records.finish, finish))
             case ProbeMembers(agents):
                 self._start(self._probe(agents))
+            case ProbeDisconnected(agent):
+                self._start(self._probe_disconnected(agent))
             case AskSlurmAboutAgents(agents):
                 if self._agents_gone is not None:
                     self._start(self._ask(functools.partial(self._agents_gone, agents), AgentsGone))
@@ -343,12 +351,16 @@ class Leader:
         ended: set[str] = set()
         for first in range(0, len(agents), _PROBED_AT_ONCE):
             some = agents[first : first + _PROBED_AT_ONCE]
-            absent = [agent for agent in some if not self._connections.has(agent)]
-            ended |= await agents_ended(known_places(absent, self._places))
+            absent = [agent for agent in some if not self.connections.has(agent)]
+            ended |= await agents_ended(known_endpoints(absent, self._endpoints))
         self._found_out(AgentsEnded(frozenset(ended)))
 
+    async def _probe_disconnected(self, agent: str) -> None:
+        if await agents_ended(known_endpoints([agent], self._endpoints)):
+            self._found_out(DisconnectedEnded(agent))
+
     async def _ask(self, question: Callable[[], frozenset[str]], answer: Callable[[frozenset[str]], TermEvent]) -> None:
-        # Slurm may not answer as long as the network is cut that an agent is missed for.
+        # A cut of the network that separates an agent may also keep Slurm from answering.
         self._found_out(answer(await run_in_thread(question)))
 
     def _start(self, coroutine: Coroutine[None, None, None]) -> None:

@@ -8,32 +8,8 @@ from itertools import islice
 from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.identity import node_of
 from slurm_elastic.rendezvous.leader.agent_connections import AgentConnections
-from slurm_elastic.rendezvous.membership import (
-    Decision,
-    Drop,
-    Finish,
-    Hold,
-    Interrupt,
-    Place,
-    Probe,
-    Publish,
-    Resend,
-    Resign,
-    Spare,
-    State,
-    StopAt,
-    Table,
-)
-from slurm_elastic.rendezvous.transport.messages import (
-    Assignment,
-    Ended,
-    Holding,
-    Interrupted,
-    Probed,
-    Resigned,
-    Stopping,
-    Waiting,
-)
+from slurm_elastic.rendezvous.membership import Decision, Drop, Place, Publish, Resend, Send, State, Table
+from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.slurm import compress
 
 __all__ = ["send_decision"]
@@ -41,19 +17,19 @@ __all__ = ["send_decision"]
 _LOOPBACK = "127.0.0.1"
 _LOOPBACK_PREFIXES = ("127.", "::1")
 _SUCCESSORS = 8
-"""How many of those that may follow a leader each member is told."""
+"""Candidates to succeed the leader that an assignment names."""
 _MAX_CLIENTS = 16384
 """Addresses that one message may name; they take 300 KB, and a message at most 1 MiB."""
 
 
 def send_decision(connections: AgentConnections, epoch: int, state: State, decision: Decision) -> None:
-    """Tell those whom a decision concerns.
+    """Send the messages of a decision.
 
     Args:
-        connections: who is connected.
-        epoch: of the leader.
-        state: of the leader after the decision.
-        decision: written down already, where that has to be.
+        connections: The connections of the agents.
+        epoch: The leader's epoch.
+        state: The state of the membership after the decision.
+        decision: The decision, which is on record already if it has to be.
     """
     match decision:
         case Publish(table):
@@ -63,38 +39,19 @@ def send_decision(connections: AgentConnections, epoch: int, state: State, decis
         case Resend(agent, table):
             ranks = [place.rank for place in table.places if place.agent == agent]
             connections.send((agent,), _placed(epoch, state, table, ranks[0], _shared(connections, state, table)))
-        case Resign(agents):
-            gone = tuple(sorted(state.gone - state.lingering))
-            connections.send((*agents, *connections.others(agents)), Resigned(state.settings.agent, gone))
-        case Hold(agents, round_):
-            connections.send(agents, Holding(round_, _leaving(state)))
-        case StopAt(agents, round_, step, reason, node, seconds, detail):
-            connections.send(agents, Stopping(round_, step, reason, node, detail, seconds, _leaving(state)))
-        case Interrupt(agents, round_, reason, node, detail, restarts=restarts):
-            connections.send(agents, Interrupted(round_, reason, node, detail, restarts))
-        case Probe(agents, probe):
-            connections.send(agents, Probed(probe))
-        case Spare(agent):
-            connections.send((agent,), Waiting())
-        case Finish(outcome, agents, failure, detail):
-            # Once to all; again to each that comes later, by itself.
-            others = connections.others(agents) if decision is state.finish else ()
-            connections.send((*agents, *others), Ended(outcome, failure, detail))
         case Drop(agent):
             connections.drop(agent)
+        case Send(agents, message, everyone):
+            connections.send((*agents, *(connections.others(agents) if everyone else ())), message)
         case _:
             pass
 
 
-def _leaving(state: State) -> tuple[str, ...]:
-    return tuple(name for name, agent in state.agents.items() if agent.leave_reason is not None)
-
-
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """The part that all members of a round are told alike; made once, since they are many.
+    """The part of an assignment that is the same for all members of a round; made once, since they are many.
 
-    It is kept for those who have to be told again.
+    It is kept for members to which the leader sends their assignment again.
     """
 
     members: str
@@ -103,21 +60,21 @@ class _Shared:
 
 
 def _shared(connections: AgentConnections, state: State, table: Table) -> _Shared:
-    if connections.told is None or connections.told[0] is not table:
-        # Whoever finds none of these alive reads the others from the records.
+    if connections.shared is None or connections.shared[0] is not table:
+        # An agent that reaches none of these successors reads the others from the records.
         others = (place for place in table.places if place.agent != state.settings.agent)
         members = compress(place.node for place in table.places)
         successors = tuple(_successor(place) for place in islice(others, _SUCCESSORS))
-        connections.told = table, _Shared(members, successors, _store_clients(connections, state, table))
-    shared: _Shared = connections.told[1]
+        connections.shared = table, _Shared(members, successors, _store_clients(connections, state, table))
+    shared: _Shared = connections.shared[1]
     return shared
 
 
 def _store_clients(connections: AgentConnections, state: State, table: Table) -> tuple[str, ...]:
-    """Return the addresses of all nodes of a round; none if those of one are unknown, or are not what others see.
+    """Return the addresses of all nodes of a round; none if those of one node are unknown, or others see another one.
 
-    An agent whose connection comes from an address that is not its own is behind address translation: so are its
-    workers, and a store that admits its addresses alone would turn them away.
+    An agent whose connection comes from an address that is not its own is behind address translation. So are its
+    workers, and a store that admits only the agent's addresses would refuse them.
     """
     found: set[str] = set()
     for place in table.places:
@@ -143,7 +100,7 @@ def _placed(epoch: int, state: State, table: Table, rank: int, shared: _Shared) 
         reason=table.reason,
         nodes=len(table.places),
         world_size=table.world_size,
-        # Workers of one node need no other; see `worker_store`.
+        # The workers of a single node reach the store by the loopback; see `worker_store`.
         store_address=_LOOPBACK if len(table.places) == 1 else table.store_address,
         store_port=table.store_port,
         restarts=table.restarts,

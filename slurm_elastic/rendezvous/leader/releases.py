@@ -21,14 +21,14 @@ class Releases:
         self._first: dict[str, str] = {}
 
     def note(self, node: str, releases: str) -> str:
-        """Take note of what an agent says.
+        """Note the releases of an agent.
 
         Args:
-            node: Slurm's name of the node of the agent.
-            releases: As in `own_releases`; empty for an agent that does not say.
+            node: Slurm's name of the agent's node.
+            releases: As in `own_releases`; empty for an agent of a version that does not name them.
 
         Returns:
-            One line for the log if no agent has said the same before, and one has said something else; else empty.
+            One line for the log if the releases are new and differ from those of another agent; else empty.
         """
         if not releases or releases in self._first:
             return ""

@@ -1,8 +1,8 @@
 """Collects the reports of all agents for clients that ask what the run does now.
 
-What that costs the leader is bounded, however many ask and however often: one message to and from each agent per
-collection, collections so far apart that they cost no more than heartbeats do, `_CLIENTS` clients that wait, and no
-report is kept: parts go out as they come.
+The cost for the leader is bounded, whatever the number of clients and requests: one message to and from each agent per
+collection, collections so far apart that they cost no more than heartbeats, and at most `_CLIENTS` clients that wait.
+The leader keeps no report: it passes on parts as they come.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from slurm_elastic.slurm import compress
 __all__ = ["StatusCollector"]
 
 _CLIENTS = 16
-"""Clients that are answered together; further ones are told that the leader is busy."""
+"""Clients of one collection; further ones get the answer that the leader is busy."""
 _LIMIT = 1.5
-"""Seconds that agents have for their reports; as long as the pause, where they are many."""
+"""Seconds in which agents have to report; where they are many, the pause between two collections."""
 _PER_SECOND = 512
-"""Agents that are asked per second, on average over collections; as many heartbeats are sent."""
+"""Agents that the leader asks per second, on average over collections; it sends as many heartbeats."""
 _PAUSE = 1.0
-"""Seconds between the starts of two collections, at least."""
+"""Least seconds between the starts of two collections."""
 _AT_ONCE = 64
-"""Agents that are asked before the leader looks after its connections again."""
+"""Agents that the leader asks before it serves its connections again."""
 _PART = 32
 """Reports in one message: at most 256 KiB of the 1 MiB that a message may have."""
 _SILENT_NODES = 4096
-"""Nodes that the list of those that have not answered names at most."""
+"""Most nodes that the list of silent nodes names."""
 
 
 class StatusCollector:
-    """One leader's collections, one at a time. All methods are called in the loop's thread.
+    """The collections of one leader, one at a time. Call all methods in the loop's thread.
 
     Args:
-        connections: of the leader's agents and clients.
-        agents: returns the agents that are asked, with their nodes.
-        summary: returns the leader's own knowledge, without the numbers of agents.
+        connections: The connections of the leader's agents and clients.
+        agents: Returns the agents to ask, with their nodes.
+        summary: Returns the part of the answer that the leader knows itself.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class StatusCollector:
         self._collecting = False
 
     def ask(self, client: str) -> bool:
-        """Note that a client asks. Return whether `collect` has to be started.
+        """Note a client's request. Return True if the caller has to start `collect`.
 
-        A client that asks while agents are being asked gets the next collection.
+        A client that asks during a collection gets the next one.
         """
         if client in self._waiting:
             return False
@@ -74,7 +74,7 @@ class StatusCollector:
         return begin
 
     def reported(self, message: StatusReport) -> None:
-        """Pass on what an agent has reported, unless its collection is over."""
+        """Pass on the report of an agent, unless its collection is over."""
         if message.request != self._number or message.agent not in self._open:
             return
         self._open.remove(message.agent)

@@ -1,21 +1,25 @@
-"""Consequences of the state by itself, checked after every event: losses, inquests, closing and ending.
+"""Decisions that follow from the state, checked after every event: losses, inquests, closing and ending.
 
-Whatever depends on time has one moment at which it is due. The leader is told the earliest one, and acts on it when a
-tick arrives, never earlier: before a tick the leader has processed everything that agents had said by then, so that no
-agent is given up, and nobody blamed, while the explanation waits in the leader's own queue.
+All that depends on time has one moment at which it is due. The leader gets the earliest one, and acts on it when a
+tick arrives, never earlier: before a tick the leader has processed all that agents had sent by then, so that no
+agent is given up, and no failure charged, while the explanation waits in the leader's own queue.
 """
 
 from __future__ import annotations
 
 from slurm_elastic.rendezvous.membership import leader_change, pending_joins, planned_stop, transitions
 from slurm_elastic.rendezvous.membership._replace import replace
-from slurm_elastic.rendezvous.membership.agents import Status, WorkerFailure
-from slurm_elastic.rendezvous.membership.decisions import Decision, Outcome
+from slurm_elastic.rendezvous.membership.agents import WorkerFailure
+from slurm_elastic.rendezvous.membership.assignment import Table
+from slurm_elastic.rendezvous.membership.decisions import Decision
+from slurm_elastic.rendezvous.membership.messages import Outcome
 from slurm_elastic.rendezvous.membership.reasons import Reason
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State
-from slurm_elastic.rendezvous.membership.stragglers import who_is_behind
+from slurm_elastic.rendezvous.membership.stragglers import Stragglers, find_stragglers
 
 __all__ = ["advance", "next_deadline"]
+
+_NODES_SHOWN = 8
 
 
 def advance(state: State, now: float, *, ticked: bool) -> Result:
@@ -39,7 +43,7 @@ def advance(state: State, now: float, *, ticked: bool) -> Result:
 
 
 def next_deadline(state: State) -> float:
-    """When the machine wants to see a :class:`~.events.Tick` at the latest, in leader's monotonic time.
+    """Return when the machine has to see a :class:`~.events.Tick` at the latest, in leader's monotonic time.
 
     It may lie in the past: then something became possible that only waits for a tick.
     """
@@ -57,28 +61,29 @@ def next_deadline(state: State) -> float:
 
 
 def _loss_due(state: State) -> float | None:
-    """When the first agent with a broken connection is given up."""
-    if not state.broken:
+    """Return when an agent with a broken connection may have to be given up."""
+    if not state.broken or state.first_broken_at is None:
         return None
-    since = [state.agents[name].disconnected_at for name in state.broken]
-    first = min((moment for moment in since if moment is not None), default=None)
-    return None if first is None else first + state.settings.reconnect_grace
+    return state.first_broken_at + state.settings.reconnect_grace
 
 
 def _inquest_due(state: State) -> float | None:
-    """When a worker failure is charged; None while anybody's fate is open."""
+    """Return when a worker failure is charged; None while the fate of a member is open."""
     inquest, table = state.inquest, state.table
     if inquest is None or table is None or inquest.unanswered:
         return None
     if any(state.agents[name].round == table.round for name in state.broken):
         return None
-    # The worker that made this one fail may end later than it.
-    wait = state.settings.root_wait if inquest.failure.consequence else state.settings.settle_time
+    if _cut_off(state) is not None:
+        return inquest.since
+    # The worker that made this one fail may end later than it, and dumps take a while.
+    waits = inquest.failure.consequence or inquest.dumps
+    wait = state.settings.root_wait if waits else state.settings.settle_time
     return inquest.since + wait
 
 
 def _admission_due(state: State) -> float | None:
-    """When the running round is to end for new agents; None while it is better not."""
+    """Return when the running round ends for new agents; None while it should not."""
     if state.newcomer_first is None or state.table is None or state.inquest is not None or state.broken:
         return None
     if state.planned_stop is not None or state.finished:
@@ -88,14 +93,14 @@ def _admission_due(state: State) -> float | None:
 
 
 def _last_call_due(state: State) -> float | None:
-    """When the round closes without the nodes whose fate is unknown; None while others keep it open."""
+    """Return when the round closes without the nodes whose fate is unknown; None while others keep it open."""
     if state.complete_since is None or state.blocking or state.broken:
         return None
     return state.complete_since + state.settings.last_call_timeout
 
 
 def _timeout_due(state: State) -> float | None:
-    """When a round that lacks its minimum is given up; never as long as there is nobody who could be told."""
+    """Return when a round that lacks its minimum is given up; None as long as there is no agent."""
     if state.phase is not Phase.FORMING or state.complete_since is not None or not state.agents:
         return None
     return state.forming_since + state.settings.join_timeout
@@ -112,17 +117,13 @@ def _give_up_lost(state: State, now: float) -> Result:
             continue
         if agent.disconnected_at is not None and now >= agent.disconnected_at + settings.reconnect_grace:
             lost[name] = "its connection broke"
-        elif now - agent.last_heard > state.heartbeat_limit:
+        elif now - agent.last_message_at > state.heartbeat_limit:
             lost[name] = "silent"
     for name, why in sorted(lost.items()):
-        agent = state.agents[name]
-        if agent.leave_reason is not None:
-            lingers = agent.status is not Status.WAITING
-            state, more = transitions.retire(state, name, agent.leave_reason, now, lingers=lingers)
-        else:
-            state, more = transitions.lose(state, name, why, now)
+        state, more = transitions.give_up(state, name, why, now)
         decisions += more
-    return state, decisions
+    since = [moment for name in state.broken if (moment := state.agents[name].disconnected_at) is not None]
+    return replace(state, first_broken_at=min(since, default=None)), decisions
 
 
 def _running(state: State, now: float, ticked: bool) -> Result:
@@ -135,7 +136,7 @@ def _running(state: State, now: float, ticked: bool) -> Result:
     others = state.settings.agent not in state.agents and state.planned_stop is None and state.inquest is None
     if state.resigning and others:
         # A leader that was no member itself; with one that is, the round ends as with any member that leaves.
-        return planned_stop.wind(state, Reason.NODE_LEFT, "", "the leader leaves", state.resign_by, now)
+        return planned_stop.request(state, Reason.NODE_LEFT, "", "the leader leaves", state.resign_by, now)
     state, decisions = planned_stop.advance(state, now)
     if decisions or not ticked:
         return state, decisions
@@ -154,9 +155,11 @@ def _charge(state: State, now: float) -> Result:
     if inquest is None:
         raise ValueError("no worker failure is being judged")
     failure = inquest.failure
-    behind = who_is_behind(inquest.slowest) if failure.hung else ""
-    if behind:
-        failure = replace(failure, message=f"{failure.message}; {behind}")
+    node = _cut_off(state)
+    if node is not None:
+        return transitions.end_cut_off(state, node, now)
+    if failure.stalled:
+        failure = _with_stragglers(failure, find_stragglers(inquest.positions), state.table)
     if not failure.uncharged:
         comparable = _comparable(failure, "" if state.table is None else state.table.origin)
         if comparable and comparable == state.last_failure:
@@ -168,6 +171,28 @@ def _charge(state: State, now: float) -> Result:
         state = replace(state, restarts=state.restarts + 1, last_failure=comparable)
     detail = f"rank {failure.rank}: {failure.summary}"
     return transitions.start_forming(state, Reason.WORKER_FAILED, failure.node, now, detail, failure=failure)
+
+
+def _cut_off(state: State) -> str | None:
+    """Return the node of a member that has stopped its workers itself, if that explains the failure of another one."""
+    inquest, table = state.inquest, state.table
+    if inquest is None or table is None or not inquest.failure.consequence:
+        return None
+    members = (state.agents.get(place.agent) for place in table.places)
+    return next((each.candidate.node for each in members if each is not None and each.cut_off), None)
+
+
+def _with_stragglers(failure: WorkerFailure, found: Stragglers, table: Table | None) -> WorkerFailure:
+    places = table.places if table is not None else ()
+    nodes = tuple(
+        (rank, place.node)
+        for rank in found.ranks
+        for place in places
+        if place.base_rank <= rank < place.base_rank + place.local_world_size
+    )
+    on = f", on {', '.join(dict.fromkeys(node for _, node in nodes[:_NODES_SHOWN]))}" if nodes else ""
+    message = f"{failure.message}; {found.text}{on}" if found.text else failure.message
+    return replace(failure, message=message, stragglers=nodes)
 
 
 def _comparable(failure: WorkerFailure, origin: str) -> str:
@@ -184,7 +209,7 @@ def _admit(state: State, now: float) -> Result:
     nodes = planned_stop.newcomers(state)
     if not nodes or not pending_joins.makes_larger(state):
         return replace(state, newcomer_first=None, newcomer_last=None), ()
-    return planned_stop.wind(state, Reason.NODE_JOINED, nodes, "", None, now)
+    return planned_stop.request(state, Reason.NODE_JOINED, nodes, "", None, now)
 
 
 def _forming(state: State, now: float, ticked: bool) -> Result:
@@ -220,7 +245,7 @@ def _forming(state: State, now: float, ticked: bool) -> Result:
 
 
 def _may_become_larger(state: State, waiting: int) -> bool:
-    """Return whether nodes that nobody has heard of yet would make the round larger: only for them a last call waits.
+    """Return whether nodes without a sign of an agent yet would make the round larger; a last call waits for no other.
 
     They are those of the allocation. A leader that belongs to none learns from those that come how many one srun has
     started with them. That counts for the first round, and when all have gone and others come, but for no other round.

@@ -65,19 +65,22 @@ def _natural(node: str) -> tuple[tuple[int, int, str], ...]:
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """The first worker of an agent that failed by itself, for the root cause that is printed last.
+    """The first worker of an agent that failed while the agent was not stopping it; a run's root cause is one of these.
 
     Attributes:
-        agent, node, rank, exit_code: who, and how it ended.
-        message: its last words.
-        error_file, log: where the rest is.
-        hung: whether it did not end by itself, but was killed because it did not go on.
-        uncharged: whether its agent starts workers in another way from now on, so that the failure costs no restart.
-        cause, domain, outlook, detail: what is known about it (:mod:`slurm_elastic.failures`); membership does not read
-            them. Empty for nothing.
-        consequence: whether its end says that another worker, or an agent, made it fail.
-        where: how far the worker was, as text; empty if that is not known.
-        fingerprint: the same for the next failure if it is this one again; empty if that would never be known.
+        agent, node, rank: Agent, node and rank of the worker.
+        exit_code: Its exit code, minus the number of the signal that ended it.
+        message: Its error, or the last lines that it wrote.
+        error_file, log: Paths of the error file and of the log; empty for none.
+        hung: True if the watchdog killed it because it made no progress.
+        timed_out: True if it ended because a collective took too long.
+        uncharged: True if its agent starts workers in another way from now on, so that the failure costs no restart.
+        cause, domain, outlook, detail: The cause as :mod:`slurm_elastic.failures` finds it; membership does not read
+            these. Empty if it is unknown.
+        consequence: True if its end tells that another worker, or an agent, made it fail.
+        where: The progress of the worker as text; empty if that is unknown.
+        fingerprint: Equal for two failures that are the same; empty if failures of this kind cannot be compared.
+        stragglers: Rank and node of each worker that the others waited for, as the leader has found.
     """
 
     agent: str
@@ -88,6 +91,7 @@ class WorkerFailure:
     error_file: str = ""
     log: str = ""
     hung: bool = False
+    timed_out: bool = False
     uncharged: bool = False
     cause: str = ""
     domain: str = ""
@@ -96,6 +100,12 @@ class WorkerFailure:
     consequence: bool = False
     where: str = ""
     fingerprint: str = ""
+    stragglers: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def stalled(self) -> bool:
+        """True if it was the end of a wait, so that another worker may be the one that did not go on."""
+        return self.hung or self.timed_out
 
     @property
     def summary(self) -> str:
@@ -107,7 +117,7 @@ class WorkerFailure:
 def root_of(failures: Iterable[WorkerFailure]) -> WorkerFailure:
     """Return the failure that has caused the others, given in the order in which they became known.
 
-    A worker whose end by the watchdog, or before its first step, is explained makes others fail, whichever was told
+    A worker whose end by the watchdog, or before its first step, is explained makes others fail, whichever became known
     first. So does every worker that does not say itself that it is a consequence.
     """
     return min(failures, key=lambda failure: (not failure.uncharged, not failure.hung, failure.consequence))
@@ -133,23 +143,25 @@ class Agent:
     """One agent that the leader knows to be alive, or has not yet given up.
 
     Attributes:
-        candidate: what it said in its newest join.
+        candidate: its data in its newest join.
         attempt: number of that join; an agent counts its joins from 1.
         status: see :class:`Status`.
-        last_heard: leader's monotonic time of the last sign of life.
-        disconnected_at: since when its connection is broken, None while it stands.
+        last_message_at: leader's monotonic time of the last sign of life.
+        disconnected_at: since when its connection is broken; None while it is not.
         round: the last round it had a place in, None before the first.
         leave_reason: set from the announcement on.
         leave_deadline: when its workers have to stop, in leader's monotonic time, by its newest announcement.
         departed: it finished its part of the round and went, or was lost afterwards; it counts for this round only.
+        cut_off: it has stopped its workers of this round because it did not hear the leader, and has joined again.
     """
 
     candidate: AgentInfo
     attempt: int
     status: Status
-    last_heard: float
+    last_message_at: float
     disconnected_at: float | None = None
     round: int | None = None
     leave_reason: LeaveReason | None = None
     leave_deadline: float | None = None
     departed: bool = False
+    cut_off: bool = False

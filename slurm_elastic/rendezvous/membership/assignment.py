@@ -21,7 +21,7 @@ class Place:
         rank: rank of the agent (torch: group rank).
         base_rank: global rank of its first worker.
         role_base_rank, role_world_size: the same within its role.
-        address, standby_port: where the agent listens when it stands to lead.
+        address, standby_port: where the agent listens, and on which port it leads if it has to.
         local_world_size: number of its workers.
     """
 

@@ -18,10 +18,14 @@ _FULL_RATE = 512
 
 
 def adapted_limit(heartbeat_limit: float, agents: int) -> float:
-    """Return the heartbeat limit for so many agents, given the one for few.
+    """Return the heartbeat limit for a number of agents, in seconds.
 
-    It grows as the square root of their number, and so does what signs of life cost the leader: with four times as many
-    agents each is asked half as often.
+    It grows as the square root of their number, and so does the leader's cost of heartbeats: with four times as many
+    agents the leader asks each half as often.
+
+    Args:
+        heartbeat_limit: The limit for up to 512 agents, in seconds.
+        agents: Number of agents.
     """
     return heartbeat_limit * math.sqrt(max(1.0, agents / _FULL_RATE))
 
@@ -32,41 +36,43 @@ def _no_origin(last_round: int | None, before: str, inventories: Sequence[str], 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of a leader, which stay the same during its term. Times in seconds.
+    """The settings of a leader, which stay the same during its term. All times are in seconds.
 
     Attributes:
-        min_nodes, max_nodes: bounds of a round's size, in agents.
-        valid_nodes: the sizes between them that a round may have, ascending; empty for every size.
-        max_restarts: how many times worker failures may restart the group, over the whole run.
-        expected_nodes: the nodes of the allocation; empty when they cannot be known (an array).
-        first_round: number of the first round of this term.
-        first_reason: start, or requeued for a later incarnation; node_lost or node_left when a leader is followed.
-        first_node: the node that caused the first round of this term, if one did.
-        first_restarts: worker failures charged before this term.
-        first_failure: fingerprint of the last one that was charged before this term, also to an earlier incarnation;
-            empty for none.
-        agent: the agent that leads; empty for a leader without one.
-        base: the last round before this term; None if there is none that anybody could still be in.
-        gone: members of `base` that are known to be gone for good.
-        silent: members of `base` that have been silent for long, and are not waited for.
-        on_tie: what half of the last round is worth; see :class:`~.quorum.OnTie`.
-        claimed: whether the epoch is the leader's own; else it is claimed once there is a quorum.
-        join_timeout: how long a round may lack its minimum before the run is given up.
-        last_call_timeout: how long to wait for nodes whose fate is unknown once the minimum is there, and how long new
-            agents wait for others that are on their way, before a running round is ended for them.
-        heartbeat_limit: silence after which an agent is lost, of few agents; see `adapted_limit`. The one in force is
-            :attr:`~.state.State.heartbeat_limit`.
-        reconnect_grace: how long a broken connection may stay broken before the agent is lost.
-        settle_time: how long a worker failure waits for news of a lost or leaving node that explains it.
-        root_wait: the same for a worker failure that is the consequence of another one, of which no agent has told yet.
-        gather_quiet, gather_limit: a running round is interrupted for new nodes when none has come for `gather_quiet`,
-            at the latest `gather_limit` after the first, unless more are known to be on their way.
-        min_round_time: a round is not ended for new nodes before it has lasted so long.
-        choose_origin: returns the origin of a round: what its workers start from. Its arguments are the number of the
+        min_nodes, max_nodes: Least and largest number of agents in a round.
+        valid_nodes: The numbers between them that a round may have, ascending; empty for every number.
+        max_restarts: Number of worker failures that may restart the workers, over the whole run.
+        expected_nodes: Names of the allocation's nodes; empty where no agent can know them (an array).
+        first_round: Number of the first round of this term.
+        first_reason: Why that round is formed: start, requeued in a later incarnation, node_lost or node_left where
+            this leader follows another one.
+        first_node: Name of the node that caused it; empty if none did.
+        first_restarts: Number of worker failures charged before this term.
+        first_failure: Fingerprint of the last of them, also of an earlier incarnation; empty for none.
+        agent: Identity of the agent that leads; empty for a leader without an agent.
+        base: The last round before this term; None if no agent can still be in it.
+        gone: Members of `base` that cannot come back: they left, or their processes have ended.
+        silent: Members of `base` for which the first round does not wait, as they have been silent for long.
+        on_tie: Whether one half of the last round may go on; see :class:`~.quorum.OnTie`.
+        claimed: True if the records name this leader as that of the incarnation; else it claims that once a quorum has
+            joined.
+        join_timeout: Time that a round may lack `min_nodes` agents before the run fails.
+        last_call_timeout: Time that a round which has `min_nodes` agents waits for nodes of which Slurm tells nothing;
+            and that a running round goes on while new agents wait for others that are on their way.
+        heartbeat_limit: Silence after which the leader of few agents declares one lost; see `adapted_limit`. The limit
+            in force is :attr:`~.state.State.heartbeat_limit`.
+        reconnect_grace: Time after which an agent whose connection broke, and that has not connected again, is lost.
+        settle_time: Time that a worker failure waits for the message of a lost or leaving node that explains it.
+        root_wait: The same time for a failure that follows from one which no agent has reported yet, and for one after
+            which workers write dumps.
+        gather_quiet, gather_limit: The leader ends a running round for new nodes when none has joined for
+            `gather_quiet`, at the latest `gather_limit` after the first, unless more have announced their join.
+        min_round_time: Least duration of a round that the leader ends for new nodes.
+        choose_origin: Returns the origin of a round: what its workers start from. Its arguments are the number of the
             last round, None before the first of the incarnation; the origin of that; the inventories of all agents that
-            wait; and whether the last round ended by a worker failure. Pure. Membership reads neither origins nor
-            inventories.
-        leave_margin: how long before an announced departure those that still run are interrupted; see
+            wait; and True if the last round ended by a worker failure. A pure function. Membership reads neither
+            origins nor inventories.
+        leave_margin: Time before an announced departure at which the leader interrupts workers that still run; see
             :func:`~.planned_stop.seconds_to_stop`.
     """
 
@@ -99,7 +105,7 @@ class Settings:
     choose_origin: Callable[[int | None, str, Sequence[str], bool], str] = _no_origin
 
     def round_size(self, agents: int) -> int:
-        """Return how many of so many agents a round takes: the largest valid number, 0 if none is valid."""
+        """Return how many of the waiting agents a round takes: the largest valid number, 0 if none is valid."""
         size = min(agents, self.max_nodes)
         if self.valid_nodes:
             index = bisect_right(self.valid_nodes, size)
@@ -107,5 +113,5 @@ class Settings:
         return size if size >= self.min_nodes else 0
 
     def limit_of(self, agents: int) -> float:
-        """Return the heartbeat limit of a round of so many agents."""
+        """Return the heartbeat limit of a round, in seconds, by its number of agents."""
         return adapted_limit(self.heartbeat_limit, max(agents, len(self.expected_nodes), self.min_nodes))

@@ -1,44 +1,32 @@
-"""The decisions of the leader."""
+"""The decisions of the leader. One that has something to say carries the message."""
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.membership.agents import WorkerFailure
 from slurm_elastic.rendezvous.membership.assignment import Table
-from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
+from slurm_elastic.rendezvous.membership.messages import Ended, Interrupted, MembershipMessage, Resigned
+from slurm_elastic.rendezvous.membership.reasons import LeaveReason
 
 __all__ = [
     "Claim",
     "Decision",
     "Drop",
     "Finish",
-    "Hold",
     "Interrupt",
-    "Outcome",
-    "Probe",
     "Publish",
     "Resend",
     "Resign",
     "Retire",
+    "Send",
     "Spare",
-    "StopAt",
 ]
-
-
-class Outcome(enum.Enum):
-    """The outcome of a run."""
-
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    TIMED_OUT = "timed_out"
-    CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """A round is complete: give every agent of the table its place.
+    """A round is complete: send each agent of the table its assignment.
 
     `seconds` is how long forming took, from the event that ended the round before, without the time during which the
     leader itself was stopped.
@@ -50,67 +38,68 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Resend:
-    """Give one agent its place in the current round once more; the first answer may have been lost."""
+    """Send one agent its assignment in the current round once more; the first one may have been lost."""
 
     agent: str
     table: Table
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupt:
-    """The round is over: these agents stop their workers and join again, or go if they have announced it.
+@dataclass(frozen=True)
+class Send:
+    """Send a message.
 
-    `node` is the one that caused it. `step` is the one at which all workers have stopped by themselves, None if there
-    was none. `restarts` are the worker failures charged so far, this end included. With `on_record` an earlier leader
-    has written down that the round is over, and why. `failure` is the one of a worker that ended the round, if one did.
+    Attributes:
+        agents: the receivers.
+        message: goes out as it is.
+        everyone: whether it goes to all others that are connected, too: coordinators that wait, clients, agents that
+            have not joined.
     """
 
     agents: tuple[str, ...]
-    round: int
-    reason: Reason
-    node: str
-    detail: str = ""
+    message: MembershipMessage
+    everyone: bool = False
+
+
+@dataclass(frozen=True)
+class Interrupt(Send):
+    """The round is over.
+
+    Attributes:
+        step: the stop step, if all workers have stopped there; None if there was none.
+        on_record: whether an earlier leader has written down that the round is over, and why.
+        failure: the worker failure that ended the round, if one did.
+    """
+
+    message: Interrupted
     step: int | None = None
-    restarts: int = 0
     on_record: bool = False
     failure: WorkerFailure | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Ask these agents for the earliest step at which their workers can stop; they go no further until told."""
+@dataclass(frozen=True)
+class Spare(Send):
+    """The one agent of `agents`, on this node, waits above the maximum."""
 
-    agents: tuple[str, ...]
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class StopAt:
-    """The workers of these agents stop by themselves at this step.
-
-    `reason`, `node` and `detail` say why; `seconds` is the time that they have, None for all they want.
-    """
-
-    agents: tuple[str, ...]
-    round: int
-    step: int
-    reason: Reason
-    node: str
-    seconds: float | None
-    detail: str = ""
+    node: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """Ask these agents for a sign of life at once."""
+@dataclass(frozen=True)
+class Finish(Send):
+    """The run has ended."""
 
-    agents: tuple[str, ...]
-    probe: int
+    message: Ended
+
+
+@dataclass(frozen=True)
+class Resign(Send):
+    """The leader's own agent goes, and no agent has workers: another agent has to lead."""
+
+    message: Resigned
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """An agent is lost: nobody announced its departure. If it lives, it has to join as a new one.
+    """An agent is lost: it has not announced its departure. If it lives, it has to join as a new one.
 
     `seconds` is the time since its last sign of life.
     """
@@ -123,7 +112,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """An agent that announced it has gone."""
+    """An agent that has announced its leave has gone."""
 
     agent: str
     node: str
@@ -131,36 +120,13 @@ class Retire:
 
 
 @dataclass(frozen=True, slots=True)
-class Spare:
-    """An agent waits above the maximum."""
-
-    agent: str
-    node: str
-
-
-@dataclass(frozen=True)
-class Finish:
-    """The run has ended: tell every agent, the spares too."""
-
-    outcome: Outcome
-    agents: tuple[str, ...]
-    failure: WorkerFailure | None = None
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Claim:
-    """Take the epoch: enough members of the last round are here. Without it nothing can be published."""
+    """Take the term: enough members of the last round are here. Without it nothing can be published.
+
+    `lost` is the node of the leader that is followed; empty if there was none.
+    """
 
     lost: str
-    """The node of the leader that is followed; empty if there was none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resign:
-    """The leader's own agent goes, and nobody has workers: tell these agents to find another leader."""
-
-    agents: tuple[str, ...]
-
-
-Decision = Publish | Resend | Hold | StopAt | Interrupt | Probe | Drop | Retire | Spare | Finish | Claim | Resign
+Decision = Publish | Resend | Send | Interrupt | Spare | Finish | Resign | Drop | Retire | Claim

@@ -1,4 +1,4 @@
-"""The events of a leader: messages of agents, Slurm's word, time."""
+"""The events of a leader: messages of agents, findings of Slurm, time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.membership.agents import AgentInfo, WorkerFailure
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason
-from slurm_elastic.rendezvous.membership.stragglers import Slowest
+from slurm_elastic.rendezvous.membership.stragglers import WorkerPosition
 
 __all__ = [
     "Claimed",
@@ -16,12 +16,13 @@ __all__ = [
     "Event",
     "Finished",
     "Gone",
-    "Heard",
+    "SignsOfLife",
     "Held",
     "Joined",
     "Leaving",
     "Left",
-    "NodesSeen",
+    "MemberMessage",
+    "NodesDown",
     "Ponged",
     "Returning",
     "Tick",
@@ -31,14 +32,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """An agent has no workers (any more) and wants a place.
+    """An agent without workers asks for a place in the next round.
 
     Attributes:
-        candidate: what it says of itself.
-        attempt: counts the joins of this agent from 1; an older one than the last seen is ignored.
-        last_round: the last round in which it was given a place, None before the first.
-        restarts: worker failures charged so far, as the last leader told it; what is on record may be behind.
-        cut_off: whether it has stopped the workers of `last_round` because it heard no leader.
+        candidate: The agent's identity, node and sizes.
+        attempt: Number of this join of the agent, from 1; the leader ignores one that is below the last it has seen.
+        last_round: Number of the last round in which the agent had a place; None before the first.
+        restarts: Worker failures charged to the run, as the last leader told the agent; the record may be behind.
+        cut_off: True if the agent stopped the workers of `last_round` because its leader was silent.
     """
 
     candidate: AgentInfo
@@ -50,13 +51,13 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """An agent's connection stands (again).
+    """An agent has connected (again).
 
     Attributes:
-        agent: whose.
-        running: the round whose workers it has, None when it has none.
-        coming: whether it has not joined yet, and will as soon as it is ready to start workers.
-        over: whether it knows that the round `running` is over: a leader has told it, or all workers stopped as agreed.
+        agent: Identity of the agent.
+        running: Number of the round whose workers the agent has; None if it has none.
+        coming: True if the agent has not joined yet, and joins as soon as it can start workers.
+        over: True if the round `running` is over: a leader has said so, or all workers have stopped at the stop step.
     """
 
     agent: str
@@ -67,38 +68,51 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """An agent's connection broke. Not for one that has been replaced by a newer one, or that the leader closed."""
+    """An agent's connection broke, which neither a newer connection had replaced nor the leader had closed.
+
+    Attributes:
+        agent: Identity of the agent.
+    """
 
     agent: str
 
 
 @dataclass(frozen=True, slots=True)
 class Returning:
-    """An agent whose connection broke has greeted on another one, and has still to prove who it is."""
+    """An agent whose connection broke has greeted on another one, and has still to prove who it is.
+
+    Attributes:
+        agent: Identity of the agent.
+    """
 
     agent: str
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """Signs of life, gathered over a short while: agent and leader's monotonic time."""
+class SignsOfLife:
+    """The newest messages of agents, gathered between two ticks.
+
+    Attributes:
+        signs: Identity of an agent, and the leader's monotonic time in seconds when its newest message came.
+    """
 
     signs: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Ponged:
-    """The answer to a probe.
+    """An agent answers a probe.
 
     Attributes:
-        agent: who answers.
-        probe: what it answers.
-        slowest: the worker of this agent that has taken the fewest steps of the round; None if none tells.
+        agent: Identity of the agent.
+        probe: Number of the probe.
+        positions: How far workers of this agent are in the round: of those that are equally far the first, at most
+            four; none if none reports.
     """
 
     agent: str
     probe: int
-    slowest: Slowest | None = None
+    positions: tuple[WorkerPosition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +120,9 @@ class Leaving:
     """An agent announces that it will go; its workers may still run until :class:`Left`.
 
     Attributes:
-        reason: why.
-        seconds: until it has to be gone, counted from now; None if nobody knows.
+        agent: Identity of the agent.
+        reason: Why the agent goes.
+        seconds: Seconds from now until it has to be gone; None if it does not know.
     """
 
     agent: str
@@ -123,8 +138,9 @@ class Left:
     connection is no loss.
 
     Attributes:
-        reason: why.
-        stopped: whether its workers stopped by themselves at the step that was agreed on.
+        agent: Identity of the agent.
+        reason: Why the agent goes.
+        stopped: True if its workers stopped at the stop step.
     """
 
     agent: str
@@ -134,10 +150,12 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The answer to :class:`~.decisions.Hold`.
+    """An agent answers :class:`~.messages.Holding`.
 
     Attributes:
-        step: the earliest step at which all workers of this agent can stop, and beyond which none of them goes before
+        agent: Identity of the agent.
+        round: Number of the round that the question was about.
+        step: The earliest step at which all workers of this agent can stop, and beyond which none of them goes before
             it is told at which they do. None if some of them takes no part, or if they end in another way after all.
     """
 
@@ -148,7 +166,13 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """A worker of this round failed by itself; the agent has stopped, or is stopping, its other workers."""
+    """A worker of this round failed while its agent was not stopping it; the agent stops the other workers.
+
+    Attributes:
+        agent: Identity of the agent.
+        round: Number of the round.
+        failure: The worker, and what is known of the cause.
+    """
 
     agent: str
     round: int
@@ -157,7 +181,12 @@ class WorkerFailed:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """All workers of an agent ended well in this round."""
+    """All workers of an agent ended with exit code 0.
+
+    Attributes:
+        agent: Identity of the agent.
+        round: Number of the round.
+    """
 
     agent: str
     round: int
@@ -165,50 +194,51 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """An agent closes the rendezvous for all (torch's ``set_closed``)."""
+    """An agent closes the rendezvous for all agents (torch's ``set_closed``).
+
+    Attributes:
+        agent: Identity of the agent.
+    """
 
     agent: str
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The processes of these members of the last round have ended, as is known for certain."""
+    """The processes of agents have ended: their nodes' kernels, or records, say so.
+
+    Attributes:
+        agents: Identities of these agents.
+    """
 
     agents: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The epoch is the leader's own, as asked for by :class:`~.decisions.Claim`."""
+    """The records name this leader as that of the incarnation, as :class:`~.decisions.Claim` asked."""
 
 
 @dataclass(frozen=True, slots=True)
-class NodesSeen:
-    """Slurm's word: these nodes of the allocation are down."""
+class NodesDown:
+    """Slurm says that nodes of the allocation are down.
+
+    Attributes:
+        down: Their names.
+    """
 
     down: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time went by. What had arrived before has to be processed first: on a tick agents are given up and blamed."""
+    """Time went by; on a tick the leader declares silent agents lost.
+
+    The caller processes all messages that arrived before it first.
+    """
 
 
-Event = (
-    Joined
-    | Connected
-    | Disconnected
-    | Returning
-    | Heard
-    | Held
-    | Ponged
-    | Leaving
-    | Left
-    | WorkerFailed
-    | Finished
-    | Closed
-    | Gone
-    | Claimed
-    | NodesSeen
-    | Tick
-)
+MemberMessage = Connected | Joined | Ponged | Leaving | Held | Left | WorkerFailed | Finished | Closed
+"""Events that agents send as messages."""
+
+Event = MemberMessage | Disconnected | Returning | SignsOfLife | Gone | Claimed | NodesDown | Tick

@@ -5,8 +5,9 @@ from __future__ import annotations
 from slurm_elastic.rendezvous.membership import leader_change, pending_joins, planned_stop, transitions
 from slurm_elastic.rendezvous.membership._replace import replace
 from slurm_elastic.rendezvous.membership.agents import Agent, Status
-from slurm_elastic.rendezvous.membership.decisions import Decision, Interrupt, Probe, Resend, Spare
+from slurm_elastic.rendezvous.membership.decisions import Decision, Interrupt, Resend, Send, Spare
 from slurm_elastic.rendezvous.membership.events import Connected, Disconnected, Joined, Leaving, Left, Returning
+from slurm_elastic.rendezvous.membership.messages import Interrupted, Probed, Waiting
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State, alive, with_agent
 
@@ -17,7 +18,7 @@ def joined(state: State, event: Joined, now: float) -> Result:
     """An agent wants a place in the next round."""
     name = event.candidate.agent
     if state.finish is not None:
-        return state, (replace(state.finish, agents=(name,)),)
+        return state, (replace(state.finish, agents=(name,), everyone=False),)
     if event.restarts > state.restarts:
         # The last leader charged a failure and was lost before it wrote down the round after it.
         state = replace(state, restarts=event.restarts)
@@ -26,43 +27,44 @@ def joined(state: State, event: Joined, now: float) -> Result:
         if event.attempt <= state.gone_agents.get(name, 0):
             return state, ()
         return _newcomer(state, event, now)
-    state = alive(state, known, now)
-    known = state.agents[name]
     if event.attempt <= known.attempt or known.leave_reason is not None:
-        return state, ()
-    known = replace(known, candidate=event.candidate, attempt=event.attempt)
-    if known.status not in (Status.RUNNING, Status.FINISHED) or state.table is None:
-        return with_agent(state, replace(known, status=Status.WAITING)), ()
-    if event.last_round is None or event.last_round < state.table.round:
+        return alive(state, known, now), ()
+    asked, table = {"candidate": event.candidate, "attempt": event.attempt}, state.table
+    if known.status not in (Status.RUNNING, Status.FINISHED) or table is None:
+        return alive(state, known, now, **asked, status=Status.WAITING), ()
+    if event.last_round is None or event.last_round < table.round:
         # Its place was lost on the way: it has never started a worker of this round, so it can have it once more.
-        return with_agent(state, known), (Resend(name, state.table), *planned_stop.remind(state, name, now))
-    # It stopped its own workers without being told.
-    state = with_agent(state, replace(known, status=Status.WAITING))
+        state = alive(state, known, now, **asked)
+        return state, (Resend(name, table), *planned_stop.request_stop(state, (name,), now))
+    # It has stopped its own workers without an interruption.
+    state = alive(state, known, now, **asked, status=Status.WAITING, cut_off=event.cut_off)
     if state.inquest is not None:
+        if event.cut_off:
+            # The answer of an agent whose workers have stopped.
+            unanswered = state.inquest.unanswered - {name}
+            state = replace(state, inquest=replace(state.inquest, unanswered=unanswered))
         return state, ()
     if state.planned_stop is not None:
         # As agreed, unless there was no agreement yet.
         return (state, ()) if state.planned_stop.stop is not None else planned_stop.end(state, now)
-    node = known.candidate.node
+    node = event.candidate.node
     if event.cut_off:
-        # It was out of touch for so long that it had to expect to be given up, and not for so long that it was.
-        detail = "it did not hear the leader, stopped its workers and is back"
-        return transitions.start_forming(state, Reason.NODE_LOST, node, now, detail)
-    # As torch's own agent does after a worker failure, and nobody else does.
+        return transitions.end_cut_off(state, node, now)
+    # Only torch's own agent does so, after a worker failure.
     return transitions.start_forming(state, Reason.WORKER_FAILED, node, now, "its agent restarts them")
 
 
 def _newcomer(state: State, event: Joined, now: float) -> Result:
     candidate = event.candidate
     if not state.agents and not state.awaited and state.phase is Phase.FORMING:
-        # A leader without workers may have waited for hours until Slurm started somebody.
+        # A leader without workers may have waited for hours until Slurm started an agent.
         state = replace(state, forming_since=now)
-    state = pending_joins.hear_of(state, candidate)
-    state = with_agent(state, Agent(candidate, event.attempt, Status.WAITING, last_heard=now))
+    state = pending_joins.note_cohort(state, candidate)
+    state = with_agent(state, Agent(candidate, event.attempt, Status.WAITING, last_message_at=now))
     state = replace(
         state,
         gone_nodes=state.gone_nodes - {candidate.node},
-        # Slurm's word that it had gone was wrong, or came too soon.
+        # Slurm was wrong, or early, to say that it had gone.
         gone=state.gone - {candidate.agent},
         lingering=state.lingering - {candidate.agent},
         awaited=state.awaited - {candidate.agent},
@@ -70,33 +72,33 @@ def _newcomer(state: State, event: Joined, now: float) -> Result:
     if state.phase is not Phase.RUNNING or state.table is None:
         return state, ()
     if not pending_joins.makes_larger(state):
-        return state, (Spare(candidate.agent, candidate.node),)
+        return state, (Spare((candidate.agent,), Waiting(), node=candidate.node),)
     first = now if state.newcomer_first is None else state.newcomer_first
     return replace(state, newcomer_first=first, newcomer_last=now), ()
 
 
 def connected(state: State, event: Connected, now: float) -> Result:
-    """A connection to an agent stands."""
+    """Note that an agent has connected."""
     known = state.agents.get(event.agent)
     if state.finish is not None:
-        return state, (replace(state.finish, agents=(event.agent,)),)
+        return state, (replace(state.finish, agents=(event.agent,), everyone=False),)
     state = (pending_joins.announce if event.coming else pending_joins.withdraw)(state, event.agent)
     decisions: tuple[Decision, ...] = ()
     if known is None and event.agent in state.awaited:
-        state = leader_change.meet(state, event.agent, now)
+        state = leader_change.expect_join(state, event.agent, now)
         known = state.agents[event.agent]
     if known is not None:
         state = alive(state, known, now)
         if state.inquest is not None and event.agent in state.inquest.unanswered:
             # The question or the answer was lost with the connection before.
-            decisions = (Probe((event.agent,), state.inquest.probe),)
+            decisions = (Send((event.agent,), Probed(state.inquest.probe, state.inquest.dumps)),)
     if event.running is None:
         return state, decisions
     current = state.table.round if state.phase is Phase.RUNNING and state.table is not None else None
     if known is not None and known.status not in (Status.STOPPING, Status.LEAVING) and event.running == current:
-        reminder = planned_stop.remind(state, event.agent, now) if known.status is Status.RUNNING else ()
+        reminder = planned_stop.request_stop(state, (event.agent,), now) if known.status is Status.RUNNING else ()
         return state, (*decisions, *reminder)
-    # It runs workers of a round that is over, and may not have been told.
+    # It runs workers of a round that is over; the interruption may have been lost.
     node = known.candidate.node if known is not None else ""
     reason = state.reason if known is not None else Reason.NODE_LOST
     if state.round == state.settings.first_round:
@@ -105,20 +107,19 @@ def connected(state: State, event: Connected, now: float) -> Result:
     # A leader that resigns has ended its last round.
     resigned = state.settings.first_reason is Reason.NODE_LEFT and event.running < state.settings.first_round
     on_record = event.over or resigned
-    interrupt = Interrupt(
-        (event.agent,), event.running, reason, node, over, restarts=state.restarts, on_record=on_record
-    )
-    return state, (interrupt, *decisions)
+    interrupted = Interrupted(event.running, reason, node, over, state.restarts)
+    return state, (Interrupt((event.agent,), interrupted, on_record=on_record), *decisions)
 
 
 def disconnected(state: State, event: Disconnected, now: float) -> Result:
-    """The connection to an agent broke."""
+    """Note that the connection of an agent is broken."""
     state = pending_joins.withdraw(state, event.agent)
     known = state.agents.get(event.agent)
     if known is None or known.departed or known.disconnected_at is not None or state.phase is Phase.CLOSED:
         return state, ()
     state = with_agent(state, replace(known, disconnected_at=now))
-    return replace(state, broken=state.broken | {event.agent}), ()
+    first = state.first_broken_at if state.broken else now
+    return replace(state, broken=state.broken | {event.agent}, first_broken_at=first), ()
 
 
 def returning(state: State, event: Returning, now: float) -> Result:
@@ -134,14 +135,14 @@ def returning(state: State, event: Returning, now: float) -> Result:
 
 
 def leaving(state: State, event: Leaving, now: float) -> Result:
-    """An agent announces that it goes."""
+    """Note that an agent has announced its leave."""
     state = pending_joins.withdraw(state, event.agent)
     known = state.agents.get(event.agent)
     margin = state.settings.leave_margin
     deadline = None if event.seconds is None else now + planned_stop.seconds_to_stop(event.seconds, margin)
     if known is None or state.phase is Phase.CLOSED:
         # The leader may be none of the agents: it can lead without ever having workers.
-        return leader_change.farewell(leader_change.leader_goes(state, event, deadline), event), ()
+        return leader_change.absent_member_leaves(leader_change.leader_goes(state, event, deadline), event), ()
     if known.leave_reason is not None:
         # It knows more by now.
         again = replace(state.agents[event.agent], leave_reason=event.reason, leave_deadline=deadline)
@@ -157,22 +158,22 @@ def leaving(state: State, event: Leaving, now: float) -> Result:
     state = with_agent(state, leaving)
     node, detail = leaving.candidate.node, event.reason.value
     if state.inquest is not None:
-        # Its workers may have been told to go before it was, and the failure is of no more interest.
+        # Its workers may have got the signal before it, so the failure does not count.
         return transitions.start_forming(state, Reason.NODE_LEFT, node, now, detail)
-    return planned_stop.wind(state, Reason.NODE_LEFT, node, detail, deadline, now)
+    return planned_stop.request(state, Reason.NODE_LEFT, node, detail, deadline, now)
 
 
 def left(state: State, event: Left, now: float) -> Result:
-    """An agent says farewell."""
+    """Let an agent go that has no workers any more."""
     state = pending_joins.withdraw(state, event.agent)
     if state.base is not None and event.agent in state.base.node_of:
         state = replace(state, ended=state.ended | {event.agent})
     known = state.agents.get(event.agent)
     if known is None or known.departed or state.phase is Phase.CLOSED:
-        return leader_change.farewell(leader_change.leader_goes(state, event, state.resign_by), event), ()
+        return leader_change.absent_member_leaves(leader_change.leader_goes(state, event, state.resign_by), event), ()
     state = leader_change.leader_goes(state, event, state.resign_by)
     if event.reason is LeaveReason.FINISHED and state.is_member(known):
         state = with_agent(state, replace(known, status=Status.FINISHED))
     elif event.stopped and known.status is Status.RUNNING and state.planned_stop is not None:
-        return planned_stop.farewell(state, event)
+        return planned_stop.member_left(state, event)
     return transitions.retire(state, event.agent, event.reason, now)

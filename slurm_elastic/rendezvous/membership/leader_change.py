@@ -2,7 +2,7 @@
 
 A leader that follows another starts without knowing who is alive. It forms a round only with a quorum of the last one
 (:mod:`.quorum`), and then under an epoch of its own, which it claims as soon as it has the quorum. It waits a moment
-for the members that it has not heard of.
+for members that have not connected yet.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from slurm_elastic.rendezvous.membership._replace import replace
 from slurm_elastic.rendezvous.membership.agents import Agent, AgentInfo, Status
 from slurm_elastic.rendezvous.membership.decisions import Claim, Decision, Resign
 from slurm_elastic.rendezvous.membership.events import Gone, Leaving, Left
+from slurm_elastic.rendezvous.membership.messages import Resigned
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State, with_agent
 
 __all__ = [
     "begins_anew",
     "claim",
-    "farewell",
+    "absent_member_leaves",
     "gone",
     "has_quorum",
-    "in_the_way",
+    "blocks_election",
     "leader_goes",
     "stop_waiting",
-    "meet",
+    "expect_join",
     "misses_members",
     "missing",
     "nodes_down",
@@ -50,14 +51,14 @@ def has_quorum(state: State) -> bool:
 
 
 def begins_anew(state: State) -> bool:
-    """Return whether nobody is here who was in the last round: those who come are the first, again."""
+    """Return whether no member of the last round is here, so that the run starts as for the first time."""
     return state.base is None or not _has_member(state, state.base)
 
 
-def in_the_way(state: State) -> bool:
+def blocks_election(state: State) -> bool:
     """Return whether this leader, which was not in the last round, has members of it, and not enough of them.
 
-    They look for each other and find each other, but nobody looks for a leader that is none of them.
+    Members search for each other, and never for a leader that is none of them.
     """
     base = state.base
     if base is None or state.claimed or state.settings.agent in base.node_of or has_quorum(state):
@@ -74,7 +75,7 @@ def misses_members(state: State) -> bool:
     """Return whether the fate of absent members of the last round matters now: to a leader that cannot publish, or does
     not want to yet.
 
-    It does not while a round runs, nor to a leader that has its quorum and waits for nobody.
+    It does not while a round runs, nor to a leader that has its quorum and waits for no member.
     """
     return state.phase is Phase.FORMING and (bool(state.awaited) or not has_quorum(state))
 
@@ -87,18 +88,17 @@ def missing(state: State) -> tuple[str, ...]:
 
 
 def gone(state: State, event: Gone, now: float) -> Result:
-    """Some processes have ended."""
+    """Note that some processes have ended."""
+    decisions: tuple[Decision, ...] = ()
+    for name in sorted(event.agents & state.agents.keys()):
+        if not state.agents[name].departed:
+            state, more = transitions.give_up(state, name, "its process has ended", now)
+            decisions += more
     base = state.base
     if base is None:
-        return state, ()
+        return state, decisions
     ended = event.agents & base.node_of.keys()
-    decisions: tuple[Decision, ...] = ()
-    for name in sorted(ended & state.agents.keys()):
-        if not state.agents[name].departed:
-            state, more = transitions.lose(state, name, "its process has ended", now)
-            decisions += more
-    nodes = {node for agent, node in zip(base.members, base.nodes, strict=True) if agent in ended}
-    nodes -= {agent.candidate.node for agent in state.agents.values()}
+    nodes = {node for node in map(base.node_of.__getitem__, ended) if node not in state.on_node}
     state = replace(
         state,
         gone=state.gone | ended,
@@ -111,7 +111,7 @@ def gone(state: State, event: Gone, now: float) -> Result:
 
 
 def nodes_down(state: State, down: frozenset[str]) -> State:
-    """Slurm's word also counts for members of the last round that are not here."""
+    """Count members of the last round as gone whose nodes are down by Slurm, if they are not here."""
     base = state.base
     if base is None:
         return state
@@ -123,33 +123,33 @@ def nodes_down(state: State, down: frozenset[str]) -> State:
     return replace(state, gone=state.gone | dead, lingering=state.lingering - dead, awaited=state.awaited - dead)
 
 
-def farewell(state: State, event: Leaving | Left) -> State:
-    """A member of the last round that this leader has given up, or never known, goes, and will join nobody."""
+def absent_member_leaves(state: State, event: Leaving | Left) -> State:
+    """Note that a member of the last round leaves that has no place in `agents`: it will join no leader."""
     name = event.agent
     if state.base is None or name not in state.base.node_of or name in state.agents:
         return state
     if isinstance(event, Leaving) and name in state.ended:
         # Said before its end and come after it, by a connection that was replaced.
         return state
-    # Its workers run until it says farewell.
+    # Its workers run until its Left.
     lingering = state.lingering | {name} if isinstance(event, Leaving) else state.lingering - {name}
     return replace(state, gone=state.gone | {name}, lingering=lingering, awaited=state.awaited - {name}, quorate=False)
 
 
-def meet(state: State, name: str, now: float) -> State:
-    """A member of the last round has found this leader. It may have workers, so it is waited for until it joins."""
+def expect_join(state: State, name: str, now: float) -> State:
+    """Wait for a member of the last round that has connected: it may have workers until it joins."""
     base = state.base
     if base is None:
-        raise ValueError("nobody is awaited without a last round")
+        raise ValueError("no member is awaited without a last round")
     node = base.node_of[name]
-    # What it says of itself comes with its join.
+    # Its data come with its join.
     unknown = AgentInfo(name, node, position=0, local_world_size=0, role="", address="", store_port=0)
-    met = Agent(unknown, attempt=0, status=Status.STOPPING, last_heard=now, round=base.round)
-    return with_agent(replace(state, awaited=state.awaited - {name}), met)
+    known = Agent(unknown, attempt=0, status=Status.STOPPING, last_message_at=now, round=base.round)
+    return with_agent(replace(state, awaited=state.awaited - {name}), known)
 
 
 def waiting_ends(state: State) -> float | None:
-    """When members that this leader has never heard of are not waited for any longer."""
+    """Return when the wait for members that have not connected ends; None without such a wait."""
     if not state.awaited or state.phase is not Phase.FORMING:
         return None
     return state.forming_since + state.heartbeat_limit
@@ -165,7 +165,7 @@ def stop_waiting(state: State, now: float) -> State:
 
 
 def claim(state: State) -> Result:
-    """Ask for the epoch."""
+    """Decide to claim the term."""
     base = state.base
     known = dict(zip(base.members, base.nodes, strict=True)) if base is not None else {}
     return replace(state, claiming=True), (Claim(known.get(base.leader, "") if base is not None else ""),)
@@ -176,7 +176,7 @@ def leader_goes(state: State, event: Leaving | Left, deadline: float | None = No
 
     Args:
         state: of the leader.
-        event: what any agent says.
+        event: of any agent.
         deadline: when the workers of others have to stop for it, in leader's monotonic time.
     """
     if event.agent != state.settings.agent or event.reason is LeaveReason.FINISHED:
@@ -185,8 +185,10 @@ def leader_goes(state: State, event: Leaving | Left, deadline: float | None = No
 
 
 def resign(state: State) -> Result:
-    """Let go when nobody has workers and the leader's own agent is through."""
+    """Resign once no agent has workers, and the leader's own agent has left."""
     own = state.settings.agent
     if state.blocking or own in state.agents or own in state.lingering:
         return state, ()
-    return replace(state, phase=Phase.CLOSED, broken=NameSet()), (Resign(tuple(state.agents)),)
+    resigned = Resigned(own, tuple(sorted(state.gone - state.lingering)))
+    closed = replace(state, phase=Phase.CLOSED, broken=NameSet())
+    return closed, (Resign(tuple(state.agents), resigned, everyone=True),)

@@ -10,7 +10,7 @@ from slurm_elastic.rendezvous.membership._persistent import NamedMap, NameSet
 from slurm_elastic.rendezvous.membership._replace import replace
 from slurm_elastic.rendezvous.membership.advance import advance
 from slurm_elastic.rendezvous.membership.agents import Status, root_of
-from slurm_elastic.rendezvous.membership.decisions import Decision, Outcome, Probe
+from slurm_elastic.rendezvous.membership.decisions import Decision, Send
 from slurm_elastic.rendezvous.membership.events import (
     Claimed,
     Closed,
@@ -19,17 +19,18 @@ from slurm_elastic.rendezvous.membership.events import (
     Event,
     Finished,
     Gone,
-    Heard,
     Held,
     Joined,
     Leaving,
     Left,
-    NodesSeen,
+    NodesDown,
     Ponged,
     Returning,
+    SignsOfLife,
     Tick,
     WorkerFailed,
 )
+from slurm_elastic.rendezvous.membership.messages import Outcome, Probed
 from slurm_elastic.rendezvous.membership.state import FailureInquest, Result, State, alive, with_agent
 
 __all__ = ["step"]
@@ -57,18 +58,19 @@ def step(state: State, event: Event, now: float) -> Result:
 
 
 def _forgive_own_pause(state: State, now: float) -> State:
-    """A leader that was stopped for a while has heard nobody: that is its own silence, not theirs.
+    """Extend all time limits if the leader itself was paused: it has received nothing meanwhile.
 
-    What was said meanwhile may still lie unread in the sockets, so no deadline comes nearer by such a gap.
+    Messages may still lie unread in the sockets, so no deadline comes nearer by such a gap.
     """
     gap = now - state.seen_until
     if gap <= state.tick_interval * (3 if state.calm else 2):
         return replace(state, seen_until=now)
 
     def later(moment: float | None) -> float | None:
-        return None if moment is None else moment + gap
+        # Rounded, a sum may be later than now.
+        return None if moment is None else min(moment + gap, now)
 
-    # Who was overdue already, and only waited for a tick, may have been heard of meanwhile as well.
+    # A message of an agent that was overdue already, and only waited for a tick, may have arrived meanwhile, too.
     latest = now - state.heartbeat_limit
 
     inquest, stop_planned = state.inquest, state.planned_stop
@@ -78,29 +80,32 @@ def _forgive_own_pause(state: State, now: float) -> State:
             (
                 name,
                 replace(
-                    agent, last_heard=max(agent.last_heard + gap, latest), disconnected_at=later(agent.disconnected_at)
+                    agent,
+                    last_message_at=max(agent.last_message_at + gap, latest),
+                    disconnected_at=later(agent.disconnected_at),
                 ),
             )
             for name, agent in state.agents.items()
         ),
+        first_broken_at=later(state.first_broken_at),
         inquest=None if inquest is None else replace(inquest, since=inquest.since + gap),
         forming_since=state.forming_since + gap,
         complete_since=later(state.complete_since),
         newcomer_first=later(state.newcomer_first),
         newcomer_last=later(state.newcomer_last),
-        # Not its deadline: whoever sends a departing agent away does not wait either.
+        # Not its deadline: what ends a departing agent does not wait either.
         planned_stop=None if stop_planned is None else replace(stop_planned, since=stop_planned.since + gap),
         seen_until=now,
     )
 
 
-def _heard(state: State, event: Heard, now: float) -> Result:
-    heard = {}
+def _signs_of_life(state: State, event: SignsOfLife, now: float) -> Result:
+    updated = {}
     for name, moment in event.signs:
         known = state.agents.get(name)
-        if known is not None and moment > known.last_heard:
-            heard[name] = replace(known, last_heard=moment)
-    return (replace(state, agents=state.agents.update(heard)) if heard else state), ()
+        if known is not None and moment > known.last_message_at:
+            updated[name] = replace(known, last_message_at=moment)
+    return (replace(state, agents=state.agents.update(updated)) if updated else state), ()
 
 
 def _ponged(state: State, event: Ponged, now: float) -> Result:
@@ -110,10 +115,9 @@ def _ponged(state: State, event: Ponged, now: float) -> Result:
     state = alive(state, known, now)
     inquest = state.inquest
     if inquest is not None and inquest.probe == event.probe:
-        told = (*inquest.slowest, event.slowest) if event.slowest is not None else inquest.slowest
-        first = event.agent in inquest.unanswered
-        unanswered = inquest.unanswered - {event.agent}
-        inquest = replace(inquest, unanswered=unanswered, slowest=told if first else inquest.slowest)
+        if event.agent in inquest.unanswered:
+            inquest = replace(inquest, positions=(*inquest.positions, *event.positions))
+        inquest = replace(inquest, unanswered=inquest.unanswered - {event.agent})
         state = replace(state, inquest=inquest)
     return state, ()
 
@@ -129,17 +133,26 @@ def _worker_failed(state: State, event: WorkerFailed, now: float) -> Result:
     if (inquest := state.inquest) is not None:
         root = root_of((inquest.failure, event.failure))
         if root is not inquest.failure:
-            state = replace(state, inquest=replace(inquest, failure=root))
-        return state, ()
-    # A dead node makes the workers of its peers fail: ask everybody before anybody is blamed. The one that told is
-    # asked too, as its own node may be dying.
-    asked = tuple(
+            inquest = replace(inquest, failure=root)
+        asks = event.failure.stalled and not inquest.dumps
+        inquest = replace(inquest, dumps=inquest.dumps or asks)
+        # Again, to members that have answered a probe that asked for no dumps.
+        decisions = (Send(_members(state), Probed(inquest.probe, dumps=True)),) if asks else ()
+        return replace(state, inquest=inquest), decisions
+    # A dead node makes the workers of its peers fail: all members are probed before a worker is charged. The one that
+    # reports it is probed, too, as its own node may be dying.
+    asked, dumps = _members(state), event.failure.stalled
+    inquest = FailureInquest(event.failure, now, state.probe + 1, NameSet(asked), dumps=dumps)
+    return replace(state, inquest=inquest, probe=state.probe + 1), (Send(asked, Probed(inquest.probe, dumps)),)
+
+
+def _members(state: State) -> tuple[str, ...]:
+    """Return the members of the round that have not departed."""
+    return tuple(
         place.agent
-        for place in table.places
+        for place in (state.table.places if state.table is not None else ())
         if (member := state.agents.get(place.agent)) is not None and not member.departed
     )
-    inquest = FailureInquest(event.failure, now, state.probe + 1, NameSet(asked))
-    return replace(state, inquest=inquest, probe=state.probe + 1), (Probe(asked, inquest.probe),)
 
 
 def _finished(state: State, event: Finished, now: float) -> Result:
@@ -160,7 +173,7 @@ def _claimed(state: State, event: Claimed, now: float) -> Result:
     return replace(state, claimed=True), ()
 
 
-def _nodes_seen(state: State, event: NodesSeen, now: float) -> Result:
+def _nodes_down(state: State, event: NodesDown, now: float) -> Result:
     present = {agent.candidate.node for agent in state.agents.values()}
     state = replace(state, gone_nodes=state.gone_nodes | (event.down - present))
     # Slurm also calls a node down whose slurmd alone has died. Signs of life come three times in a limit, and are
@@ -169,7 +182,7 @@ def _nodes_seen(state: State, event: NodesSeen, now: float) -> Result:
     down = [
         name
         for name, agent in state.agents.items()
-        if agent.candidate.node in event.down and now - agent.last_heard > silence and not agent.departed
+        if agent.candidate.node in event.down and now - agent.last_message_at > silence and not agent.departed
     ]
     decisions: tuple[Decision, ...] = ()
     for name in down:
@@ -185,15 +198,16 @@ def _held(state: State, event: Held, now: float) -> Result:
 
 def _tick(state: State, event: Tick, now: float) -> Result:
     overdue = now - state.heartbeat_limit
-    if state.calm and any(agent.last_heard < overdue for agent in state.agents.values()):
-        # Nobody was missed at the last look, so it was the leader that was away; whoever lives is heard by the next.
+    if state.calm and any(agent.last_message_at < overdue for agent in state.agents.values()):
+        # No agent was missed at the last tick, so the leader itself was paused; agents that live answer until the next.
         agents = NamedMap(
-            (name, replace(agent, last_heard=max(agent.last_heard, overdue))) for name, agent in state.agents.items()
+            (name, replace(agent, last_message_at=max(agent.last_message_at, overdue)))
+            for name, agent in state.agents.items()
         )
         state = replace(state, agents=agents)
     missed = now - state.heartbeat_limit / 2
     # The signs of very many come in turns.
-    calm = len(state.agents) <= _FEW and all(agent.last_heard >= missed for agent in state.agents.values())
+    calm = len(state.agents) <= _FEW and all(agent.last_message_at >= missed for agent in state.agents.values())
     return replace(state, ticked_at=now, calm=calm), ()
 
 
@@ -204,12 +218,12 @@ _HANDLERS: dict[type, Callable[[State, Any, float], Result]] = {
     Disconnected: join_leave.disconnected,
     Finished: _finished,
     Gone: leader_change.gone,
-    Heard: _heard,
+    SignsOfLife: _signs_of_life,
     Held: _held,
     Joined: join_leave.joined,
     Leaving: join_leave.leaving,
     Left: join_leave.left,
-    NodesSeen: _nodes_seen,
+    NodesDown: _nodes_down,
     Ponged: _ponged,
     Returning: join_leave.returning,
     Tick: _tick,

@@ -11,7 +11,7 @@ from slurm_elastic.rendezvous.membership._replace import replace
 from slurm_elastic.rendezvous.membership.agents import AgentInfo
 from slurm_elastic.rendezvous.membership.state import State
 
-__all__ = ["announce", "gathered_at", "hear_of", "makes_larger", "missing_of_cohorts", "settle", "withdraw"]
+__all__ = ["announce", "gathered_at", "note_cohort", "makes_larger", "missing_of_cohorts", "settle", "withdraw"]
 
 
 def announce(state: State, name: str) -> State:
@@ -26,31 +26,31 @@ def withdraw(state: State, name: str) -> State:
     return replace(state, coming=state.coming - {name}) if name in state.coming else state
 
 
-def hear_of(state: State, candidate: AgentInfo) -> State:
+def note_cohort(state: State, candidate: AgentInfo) -> State:
     """Take note of an agent that joins and is not among the agents yet."""
     state = withdraw(state, candidate.agent)
     if candidate.cohort_size == 1 or candidate.agent in state.gone_agents:
         return state
-    others = state.unheard.get(candidate.cohort, candidate.cohort_size) - 1
-    return replace(state, unheard={**state.unheard, candidate.cohort: others})
+    others = state.not_joined.get(candidate.cohort, candidate.cohort_size) - 1
+    return replace(state, not_joined={**state.not_joined, candidate.cohort: others})
 
 
 def settle(state: State) -> State:
-    """Wait for nobody further of the cohorts that are here: whoever was to come with them had the time for it.
+    """Stop to wait for the rest of the cohorts that are here: it had its time to come.
 
     To be called when a round is published.
     """
-    cohorts = [cohort for cohort in state.cohorts if cohort in state.unheard]
-    return replace(state, unheard={**state.unheard, **dict.fromkeys(cohorts, 0)}) if cohorts else state
+    cohorts = [cohort for cohort in state.cohorts if cohort in state.not_joined]
+    return replace(state, not_joined={**state.not_joined, **dict.fromkeys(cohorts, 0)}) if cohorts else state
 
 
 def missing_of_cohorts(state: State) -> int:
     """Return how many agents are still to come that were started together with one of those that are here.
 
-    While a round runs these are newcomers: nobody is missing of a cohort that was here when it was published.
+    While a round runs these are newcomers: no agent is missing of a cohort that was here when it was published.
     """
-    # Not the other way round: each element of an array is a cohort of its own, of which nobody else is to come.
-    return sum(count for cohort, count in state.unheard.items() if count > 0 and cohort in state.cohorts)
+    # Not the other way round: each element of an array is a cohort of its own, of which no other agent comes.
+    return sum(count for cohort, count in state.not_joined.items() if count > 0 and cohort in state.cohorts)
 
 
 def makes_larger(state: State) -> bool:
@@ -60,7 +60,7 @@ def makes_larger(state: State) -> bool:
 
 
 def gathered_at(state: State) -> float | None:
-    """When the new agents count as gathered, in leader's monotonic time; None if there are none."""
+    """Return when the new agents count as gathered, in leader's monotonic time; None if there are none."""
     first, last, settings = state.newcomer_first, state.newcomer_last, state.settings
     if first is None or last is None:
         return None

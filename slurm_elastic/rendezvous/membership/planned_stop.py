@@ -1,4 +1,4 @@
-"""The planned end of a round: everybody stops at one step, so that none is lost.
+"""The planned end of a round: all workers stop at one step, so that none is lost.
 
 The members are asked for the earliest step at which their workers can stop; the latest of the answers is the step at
 which all of them do. The round keeps running until every member has stopped. A member that takes no part, or does not
@@ -12,17 +12,29 @@ from collections.abc import Iterator
 from slurm_elastic.rendezvous.membership import transitions
 from slurm_elastic.rendezvous.membership._replace import replace
 from slurm_elastic.rendezvous.membership.agents import Status
-from slurm_elastic.rendezvous.membership.decisions import Decision, Hold, Retire, StopAt
+from slurm_elastic.rendezvous.membership.decisions import Decision, Retire, Send
 from slurm_elastic.rendezvous.membership.events import Held, Left
+from slurm_elastic.rendezvous.membership.messages import Holding, Stopping
 from slurm_elastic.rendezvous.membership.reasons import Reason
 from slurm_elastic.rendezvous.membership.state import PlannedStop, Result, State, without_agent
 
-__all__ = ["advance", "answer", "due", "end", "farewell", "newcomers", "remind", "revise", "seconds_to_stop", "wind"]
+__all__ = [
+    "advance",
+    "answer",
+    "due",
+    "end",
+    "member_left",
+    "newcomers",
+    "request_stop",
+    "revise",
+    "seconds_to_stop",
+    "request",
+]
 
 
 _MUCH_EARLIER = 1.0
-"""Seconds by which a deadline has to come nearer for workers that know their step to be told again. The agents of one
-job leave one after the other with the same deadline, which is no news to anybody."""
+"""Seconds by which a deadline has to come nearer before the stop step is sent again. The agents of one
+job leave one after the other with the same deadline, which changes nothing."""
 
 
 def seconds_to_stop(seconds: float, margin: float) -> float:
@@ -35,13 +47,13 @@ def seconds_to_stop(seconds: float, margin: float) -> float:
     return max(0.0, seconds - margin, seconds / 2)
 
 
-def wind(state: State, reason: Reason, node: str, detail: str, deadline: float | None, now: float) -> Result:
+def request(state: State, reason: Reason, node: str, detail: str, deadline: float | None, now: float) -> Result:
     """Ask the members for a step to stop at; if they are asked already, note one more cause.
 
     Args:
         state: with a running round in which no worker failure is being judged.
         reason, node, detail: the cause.
-        deadline: when whoever still runs has to be interrupted, in leader's monotonic time.
+        deadline: when members that still run have to be interrupted, in leader's monotonic time.
         now: the same at this moment.
     """
     table, planned = state.table, state.planned_stop
@@ -49,18 +61,18 @@ def wind(state: State, reason: Reason, node: str, detail: str, deadline: float |
         raise ValueError("no round is running")
     if planned is None:
         state = replace(state, planned_stop=PlannedStop(reason, node, detail, since=now, deadline=deadline))
-        return state, (Hold(tuple(_running(state)), table.round),)
+        return state, request_stop(state, tuple(_running(state)), now)
     merged = _merge(planned, reason, node, detail, deadline)
     state = replace(state, planned_stop=merged)
     if planned.stop is None or deadline is None:
         return state, ()
     if planned.deadline is not None and deadline > planned.deadline - _MUCH_EARLIER:
         return state, ()
-    return state, (_stop_at(merged, tuple(_running(state)), table.round, planned.stop, now),)
+    return state, request_stop(state, tuple(_running(state)), now)
 
 
 def revise(state: State, now: float) -> Result:
-    """A member that leaves has said anew why, and how long it has: the newest word counts, also for a longer time."""
+    """Take note of a new reason or deadline of a member that leaves: the newest counts, even if it is later."""
     planned, table = state.planned_stop, state.table
     if planned is None or table is None:
         return state, ()
@@ -76,7 +88,7 @@ def revise(state: State, now: float) -> Result:
     state = replace(state, planned_stop=revised)
     if planned.stop is None or not _differs(deadline, planned.deadline):
         return state, ()
-    return state, (_stop_at(revised, tuple(_running(state)), table.round, planned.stop, now),)
+    return state, request_stop(state, tuple(_running(state)), now)
 
 
 def answer(state: State, event: Held, now: float) -> Result:
@@ -94,7 +106,7 @@ def answer(state: State, event: Held, now: float) -> Result:
     return replace(state, planned_stop=replace(planned, answers=answers)), ()
 
 
-def farewell(state: State, event: Left) -> Result:
+def member_left(state: State, event: Left) -> Result:
     """Let a member go whose workers have stopped at the agreed step: the others run on to it."""
     planned, inquest = state.planned_stop, state.inquest
     if planned is None:
@@ -111,14 +123,17 @@ def farewell(state: State, event: Left) -> Result:
     return state, (Retire(event.agent, node, event.reason),)
 
 
-def remind(state: State, name: str, now: float) -> tuple[Decision, ...]:
-    """Say once more to a member what it may have missed."""
+def request_stop(state: State, agents: tuple[str, ...], now: float) -> tuple[Decision, ...]:
+    """Ask these agents for a step, or send them the stop step once it is known."""
     planned, table = state.planned_stop, state.table
     if planned is None or table is None:
         return ()
+    leaving = tuple(name for name, agent in state.agents.items() if agent.leave_reason is not None)
     if planned.stop is None:
-        return (Hold((name,), table.round),)
-    return (_stop_at(planned, (name,), table.round, planned.stop, now),)
+        return (Send(agents, Holding(table.round, leaving)),)
+    seconds = None if planned.deadline is None else max(0.0, planned.deadline - now)
+    reason, node, detail = planned.reason, planned.node, planned.detail
+    return (Send(agents, Stopping(table.round, planned.stop, reason, node, detail, seconds, leaving)),)
 
 
 def advance(state: State, now: float) -> Result:
@@ -132,13 +147,12 @@ def advance(state: State, now: float) -> Result:
         return state, ()
     if not all(name in planned.answers for name in _running(state)):
         return state, ()
-    stop = max(planned.answers.values())
-    planned = replace(planned, stop=stop)
-    return replace(state, planned_stop=planned), (_stop_at(planned, tuple(_running(state)), table.round, stop, now),)
+    state = replace(state, planned_stop=replace(planned, stop=max(planned.answers.values())))
+    return state, request_stop(state, tuple(_running(state)), now)
 
 
 def due(state: State) -> float | None:
-    """When the members that still run are interrupted; None while they have all the time they want."""
+    """Return when the members that still run are interrupted; None without a time limit."""
     planned = state.planned_stop
     if planned is None or _inquest_first(state, planned):
         return None
@@ -194,8 +208,3 @@ def _merge(planned: PlannedStop, reason: Reason, node: str, detail: str, deadlin
         reason, node, detail = planned.reason, planned.node, planned.detail
     deadlines = [moment for moment in (planned.deadline, deadline) if moment is not None]
     return replace(planned, reason=reason, node=node, detail=detail, deadline=min(deadlines, default=None))
-
-
-def _stop_at(planned: PlannedStop, agents: tuple[str, ...], round_: int, step: int, now: float) -> StopAt:
-    seconds = None if planned.deadline is None else max(0.0, planned.deadline - now)
-    return StopAt(agents, round_, step, planned.reason, planned.node, seconds, planned.detail)

@@ -34,7 +34,7 @@ class Base:
         nodes: the nodes of `members`, in the same order.
         leader: the agent that led it, whether a member or not.
         origin: what its workers started from; see :attr:`~.config.Settings.choose_origin`.
-        heartbeat_limit: by which its members stop their workers when they do not hear it; 0 if that is not on record.
+        heartbeat_limit: by which its members stop their workers when it is silent; 0 if that is not on record.
     """
 
     round: int
@@ -61,18 +61,18 @@ def has_quorum(
 ) -> bool:
     """Return whether these agents may form the round after `base`.
 
-    Members that are known to be gone for good count for nobody. Of the others more than half have to be here; exactly
+    Members that are known to be gone for good do not count. Of the others more than half have to be here; exactly
     half is enough with the leader of that round on this side or, if it is known to be gone, with the member of the
-    lowest rank that is not; unless `on_tie` says that half is never enough. With all members gone anybody may go on,
-    once none of them can have workers any more: as long as somebody of them is here, without workers, theirs take no
+    lowest rank that is not; unless `on_tie` says that half is never enough. With all members gone any agents may go on,
+    once none of them can have workers any more: as long as one of them is here, without workers, theirs take no
     step.
 
-    Right whoever knows of which departures, as long as `gone` is true. Let T be the members that are really not gone;
-    two sides have parts of T that share nobody, and each side's rest contains T. If one side has more than half of its
-    rest, it has more than half of T, and the other has less than half of T and of its own rest. If both have exactly
-    half, both rests are T; the leader is on one side only, or really gone, and then only sides that know it look at the
-    lowest rank, which is the same for both. The leader need not be a member: it is one process, which leads on one
-    side. Sides that differ in `on_tie` are right as well, since it only takes a quorum away.
+    The rule holds whichever departures each side knows of, as long as `gone` is true. Let T be the members that are
+    really not gone; two sides have disjoint parts of T, and each side's rest contains T. If one side has more than half
+    of its rest, it has more than half of T, and the other has less than half of T and of its own rest. If both have
+    exactly half, both rests are T; the leader is on one side only, or really gone, and then only sides that know it
+    look at the lowest rank, which is the same for both. The leader need not be a member: it is one process, which leads
+    on one side. Sides that differ in `on_tie` hold to the rule as well, since it only takes a quorum away.
 
     Args:
         base: the last published round, None if there is none.

@@ -11,13 +11,13 @@ from typing import Any
 
 from slurm_elastic.rendezvous.membership._persistent import NamedMap, NameSet
 from slurm_elastic.rendezvous.membership._replace import replace
-from slurm_elastic.rendezvous.membership.agents import Agent, Status, WorkerFailure
+from slurm_elastic.rendezvous.membership.agents import Agent, AgentInfo, Status, WorkerFailure
 from slurm_elastic.rendezvous.membership.assignment import Table
 from slurm_elastic.rendezvous.membership.config import Settings
 from slurm_elastic.rendezvous.membership.decisions import Decision, Finish
 from slurm_elastic.rendezvous.membership.quorum import Base
 from slurm_elastic.rendezvous.membership.reasons import Reason
-from slurm_elastic.rendezvous.membership.stragglers import Slowest
+from slurm_elastic.rendezvous.membership.stragglers import WorkerPosition
 
 __all__ = [
     "FailureInquest",
@@ -40,7 +40,7 @@ class Phase(enum.Enum):
     RUNNING = "running"
     """The members of the table have their workers running."""
     CLOSED = "closed"
-    """The run has ended; every agent is told so."""
+    """The run has ended; every agent gets the message."""
 
 
 _EMPTY = NameSet()
@@ -48,13 +48,23 @@ _EMPTY = NameSet()
 
 @dataclass(frozen=True)
 class FailureInquest:
-    """A worker failure whose cause is being looked into."""
+    """A worker failure whose cause is being looked into.
+
+    Attributes:
+        failure: The root of those that are known.
+        since: Leader's monotonic time of the first one.
+        probe: Number of the probe that asks all members.
+        unanswered: Members that have not answered it.
+        positions: How far workers are, by the answers.
+        dumps: True if the members were asked for the dumps of their workers.
+    """
 
     failure: WorkerFailure
     since: float
     probe: int
     unanswered: AbstractSet[str]
-    slowest: tuple[Slowest, ...] = ()
+    positions: tuple[WorkerPosition, ...] = ()
+    dumps: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,14 +72,14 @@ class PlannedStop:
     """The planned end of the round that runs.
 
     Attributes:
-        reason, node, detail: why, as it will be said of the next round.
-        since: when the members were asked for the earliest step at which their workers can stop.
-        deadline: leader's monotonic time at which whoever still runs is interrupted; None while nobody has to be gone
-            by a known time.
-        answers: by agent, the step that it named.
-        stop: the step at which all workers stop; None until everybody has answered.
-        gone: members that left after their workers had stopped there. They may wait, to serve the workers' store, until
-            the others have.
+        reason, node, detail: Why the round ends; the next round has them, too.
+        since: Leader's monotonic time when it asked the members for the earliest step at which their workers can stop.
+        deadline: Leader's monotonic time at which it interrupts members that still run; None while no agent has a
+            deadline.
+        answers: The step that each member named, by its identity.
+        stop: The step at which all workers stop; None until all members have answered.
+        gone: Members that left after their workers had stopped there. They may wait, to serve the workers' store, until
+            the others have left.
     """
 
     reason: Reason
@@ -84,42 +94,53 @@ class PlannedStop:
 
 @dataclass(frozen=True)
 class State:
-    """Everything the leader knows at one moment.
+    """Everything the leader knows at one moment. All times are the leader's monotonic time, in seconds.
 
     Attributes:
-        agents: by identity; absent are agents that left, were lost, or never joined.
-        blocking: how many of `agents` may have workers; a round cannot close before it is 0. Kept beside `agents` so
-            that a join costs no walk over all of them; so are `running` and `finished`, which count agents of that
-            status, `present`, which counts those of `base` that wait, and `on_node` and `cohorts`, which count them by
-            their nodes and cohorts.
-        quorate: whether those that wait were found to be a quorum, and none of them has gone since.
-        broken: agents whose connection is broken.
-        reason: why the round that is being formed is formed.
-        forming_since, complete_since: when forming began; since when the minimum is there.
-        published_at: when the newest round was published.
-        restarts: worker failures charged so far.
-        last_failure: see :attr:`~.assignment.Table.last_failure`.
-        gone_nodes: nodes that left, were lost, are down by Slurm's word, or did not come until a last call ended.
-        unheard: by cohort, how many of it have not joined yet; none once a round had to do without them.
-        newcomer_first, newcomer_last: when, in this running round, the first and last new agent joined.
-        coming: agents that have said that they will join soon.
-        gone_agents: identities that left or were lost, and the number of their last join: an older one may still be on
+        settings: Those of this term.
+        phase: The activity of the run.
+        round: Number of the next round while one is formed, else of the one that runs.
+        agents: The agents by identity, without those that left, were lost, or never joined.
+        blocking: Number of `agents` that may have workers; the next round waits until it is 0. The state counts it
+            beside `agents`, so that a join costs no walk over all of them; likewise `running` and `finished`, the
+            numbers of agents of that status, `present`, the number of those of `base` that wait, and `on_node` and
+            `cohorts`, their numbers by node and by cohort.
+        quorate: True if those that wait were found to be a quorum, and none of them has gone since.
+        broken: Identities of the agents whose connection is broken.
+        first_broken_at: A time before which none of these connections broke. A tick finds out which one broke first;
+            looked for after each event, it would cost the square of their number where many break at once.
+        table: The newest round that this leader has published; None before its first.
+        reason: Why the round that is being formed is formed.
+        forming_since, complete_since: When forming began, and since when `min_nodes` agents wait.
+        published_at: When the leader published the newest round.
+        restarts: Number of worker failures charged so far.
+        last_failure: See :attr:`~.assignment.Table.last_failure`.
+        inquest: The worker failure whose cause is being looked into; None while there is none.
+        gone_nodes: Names of nodes that left, were lost, are down according to Slurm, or did not join before a last call
+            ended.
+        not_joined: Number of agents that have not joined yet, by cohort; 0 once a round went on without them.
+        newcomer_first, newcomer_last: When the first and the last new agent joined during the running round.
+        coming: Identities of the agents that have announced their join.
+        gone_agents: Identities that left or were lost, and the number of their last join: an older one may still be on
             its way and must not bring them back.
-        heartbeat_limit: silence after which an agent is lost now: that of the newest round, or what the first needs.
-        seen_until: when the last event was processed; a long gap means that the leader itself was paused.
-        ticked_at: when the last tick was processed.
-        calm: whether by then everybody had given the last sign of life that was due, and the agents are few.
-        planned_stop: the planned end of this running round, None while nobody knows of any.
-        probe: number of the last probe.
-        base: the last published round, whoever published it.
-        gone: members of `base` that are known to be gone for good: they join nobody any more.
-        lingering: those of `gone` that may have workers still: they have said that they go, and nothing since.
-        ended: members of `base` that have no workers any more: they have said farewell, or their process has ended.
-        awaited: members of `base` that this leader has not heard of yet.
-        claimed, claiming: whether the epoch is the leader's own, and whether it has been asked for.
-        resigning: whether the leader's own agent goes, so that somebody else has to lead.
-        resign_by: when workers have to stop for that, in leader's monotonic time; None if they may take their time.
-        finish: how the run ended, once it has.
+        heartbeat_limit: Silence in seconds after which an agent is lost now: that of the newest round, or what the
+            first needs.
+        seen_until: When the leader processed the last event; after a long gap it was paused itself.
+        ticked_at: When it processed the last tick.
+        calm: True if by then all agents had given the last sign of life that was due, and the agents are few.
+        planned_stop: The planned end of the running round; None while there is none.
+        probe: Number of the last probe.
+        base: The last published round, of this leader or an earlier one.
+        gone: Members of `base` that join no leader any more.
+        lingering: Members in `gone` that may still have workers: they announced their leave, and have sent nothing
+            since.
+        ended: Members of `base` that have no workers any more: they have left, or their process has ended.
+        awaited: Members of `base` that have not connected to this leader yet.
+        claimed, claiming: True if the records name this leader as that of the incarnation; True if it has asked for
+            that.
+        resigning: True if the leader's own agent leaves, so that another agent has to lead.
+        resign_by: When workers have to stop for that; None if they may take their time.
+        finish: How the run ended; None until it has.
     """
 
     settings: Settings
@@ -140,6 +161,7 @@ class State:
     on_node: NamedMap[int] = field(default_factory=NamedMap)
     cohorts: NamedMap[int] = field(default_factory=NamedMap)
     broken: AbstractSet[str] = _EMPTY
+    first_broken_at: float | None = None
     table: Table | None = None
     complete_since: float | None = None
     published_at: float = 0.0
@@ -148,7 +170,7 @@ class State:
     inquest: FailureInquest | None = None
     gone_nodes: AbstractSet[str] = _EMPTY
     gone_agents: NamedMap[int] = field(default_factory=NamedMap)
-    unheard: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    not_joined: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     newcomer_first: float | None = None
     newcomer_last: float | None = None
     coming: AbstractSet[str] = _EMPTY
@@ -167,12 +189,12 @@ class State:
 
     @property
     def tick_interval(self) -> float:
-        """The leader looks at its clock at least this often; a silent agent is found at most so much late."""
+        """Seconds between ticks at most; the leader finds a silent agent at most this late."""
         return self.heartbeat_limit / 6
 
     @property
     def calm_tick_interval(self) -> float:
-        """While nobody is silent it wakes up only as often as signs of life are due."""
+        """Seconds between ticks while no agent is silent: that between two heartbeats."""
         return self.heartbeat_limit / 3
 
     def is_member(self, agent: Agent) -> bool:
@@ -181,13 +203,18 @@ class State:
 
 
 Result = tuple[State, tuple[Decision, ...]]
-"""What comes of an event: the next state, and what has to be done, in this order."""
+"""The result of an event: the next state, and the decisions, in the order in which they are carried out."""
 
 _BLOCKING = frozenset({Status.RUNNING, Status.FINISHED, Status.STOPPING, Status.LEAVING})
 
 
 def initial_state(settings: Settings, now: float) -> State:
-    """The state of a leader that has just begun its term; `round` is the one that will be published next."""
+    """Return the state of a leader that begins its term.
+
+    Args:
+        settings: Those of the term.
+        now: The leader's monotonic time, in seconds.
+    """
     members = settings.base.members if settings.base is not None else ()
     awaited = NameSet(members) - settings.gone - settings.silent
     return State(
@@ -210,15 +237,19 @@ def initial_state(settings: Settings, now: float) -> State:
 
 
 def with_agent(state: State, agent: Agent) -> State:
-    """Add or replace one agent and keep what is counted right."""
+    """Return the state with this agent, added or replaced, and with the numbers that count it."""
     name = agent.candidate.agent
     before = state.agents.get(name)
     changes: dict[str, Any] = {"agents": state.agents.set(name, agent)}
     if before is None or before.status is not agent.status:
         changes |= _counted(state, before, agent)
-    if before is None or before.candidate is not agent.candidate:
+    if before is None or not _at_one_place(before.candidate, agent.candidate):
         changes |= _located(state, before, agent)
     return replace(state, **changes)
+
+
+def _at_one_place(before: AgentInfo, after: AgentInfo) -> bool:
+    return before is after or (before.node == after.node and before.cohort == after.cohort)
 
 
 def _counted(state: State, before: Agent | None, after: Agent | None) -> dict[str, Any]:
@@ -248,15 +279,22 @@ def _added(counts: NamedMap[int], name: str, change: int) -> NamedMap[int]:
     return counts.set(name, count) if count else counts.remove(name)
 
 
-def alive(state: State, known: Agent, now: float) -> State:
-    """Take note of a sign of life."""
+def alive(state: State, known: Agent, now: float, **changes: Any) -> State:
+    """Return the state after a message of an agent.
+
+    Args:
+        state: The state before.
+        known: The agent as it was.
+        now: The leader's monotonic time, in seconds.
+        changes: Fields of the agent that the message changes.
+    """
     name = known.candidate.agent
-    state = with_agent(state, replace(known, last_heard=now, disconnected_at=None, departed=False))
+    state = with_agent(state, replace(known, last_message_at=now, disconnected_at=None, departed=False, **changes))
     return replace(state, broken=state.broken - {name}) if name in state.broken else state
 
 
 def without_agent(state: State, name: str) -> State:
-    """Forget an agent that is not coming back, and note its node as gone unless another agent is there."""
+    """Return the state without an agent that does not come back; its node is gone unless another agent is there."""
     before = state.agents[name]
     node, located = before.candidate.node, _located(state, before, None)
     return replace(

@@ -12,22 +12,30 @@ from slurm_elastic.rendezvous.membership.decisions import (
     Drop,
     Finish,
     Interrupt,
-    Outcome,
     Publish,
     Retire,
     Spare,
 )
+from slurm_elastic.rendezvous.membership.messages import Ended, Interrupted, Outcome, Waiting
 from slurm_elastic.rendezvous.membership.quorum import Base
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State, with_agent, without_agent
 
-__all__ = ["finish", "lose", "publish", "retire", "start_forming"]
+__all__ = ["end_cut_off", "finish", "give_up", "lose", "publish", "retire", "start_forming"]
+
+
+def give_up(state: State, name: str, why: str, now: float) -> Result:
+    """Go on without an agent, whether it has announced its departure or not."""
+    agent = state.agents[name]
+    if agent.leave_reason is None:
+        return lose(state, name, why, now)
+    return retire(state, name, agent.leave_reason, now, lingers=agent.status is not Status.WAITING)
 
 
 def lose(state: State, name: str, why: str, now: float) -> Result:
-    """Give up an agent whose departure nobody announced."""
+    """Give up an agent that has not announced its departure."""
     agent = state.agents[name]
-    seconds = now - agent.last_heard
+    seconds = now - agent.last_message_at
     drop = Drop(name, agent.candidate.node, why, seconds)
     return _remove(state, name, drop, Reason.NODE_LOST, why, now)
 
@@ -35,10 +43,10 @@ def lose(state: State, name: str, why: str, now: float) -> Result:
 def retire(state: State, name: str, reason: LeaveReason, now: float, *, lingers: bool = False) -> Result:
     """Let go an agent that has announced it, and has no workers any more.
 
-    With `lingers` that is not known: it was given up before it had said so.
+    With `lingers` that is not known: it was given up before its Left came.
     """
     decision = Retire(name, state.agents[name].candidate.node, reason)
-    # Whoever has announced that it goes joins nobody any more: no other side can count on it.
+    # An agent that has announced its leave joins no leader any more: no other side can count on it.
     lingering = state.lingering | {name} if lingers else state.lingering
     state = replace(state, gone=state.gone | {name}, lingering=lingering, quorate=False)
     return _remove(state, name, decision, Reason.NODE_LEFT, reason.value, now)
@@ -79,7 +87,7 @@ def start_forming(
 ) -> Result:
     """End the running round: members that have workers have to stop them and join again, or go.
 
-    `step` is the one at which all workers have stopped by themselves, if they have. `failure` is the one of a worker
+    `step` is the stop step, if all workers have stopped there. `failure` is the one of a worker
     that ends the round, if one does.
     """
     table = state.table
@@ -114,14 +122,20 @@ def start_forming(
         newcomer_last=None,
         planned_stop=None,
     )
-    interrupt = Interrupt(tuple(interrupted), table.round, reason, node, detail, step, state.restarts, failure=failure)
-    return state, (interrupt,)
+    message = Interrupted(table.round, reason, node, detail, state.restarts)
+    return state, (Interrupt(tuple(interrupted), message, step=step, failure=failure),)
+
+
+def end_cut_off(state: State, node: str, now: float) -> Result:
+    """End the round of an agent that was cut off long enough to stop its workers, and not long enough to be dropped."""
+    detail = "it did not hear the leader, stopped its workers and is back"
+    return start_forming(state, Reason.NODE_LOST, node, now, detail)
 
 
 def publish(state: State, now: float) -> Result:
     """Close the round: of the waiting agents the largest valid number gets places; the others are spares.
 
-    A member of the last round keeps its place, so that a spare displaces nobody.
+    A member of the last round keeps its place, so that a spare displaces no member.
     """
     settings = state.settings
     members = frozenset(state.base.members if state.base is not None else ())
@@ -140,13 +154,15 @@ def publish(state: State, now: float) -> Result:
     table = build_table(state.round, state.reason, members_next, state.restarts, limit, origin, state.last_failure)
     agents = state.agents.update(
         {
-            place.agent: replace(state.agents[place.agent], status=Status.RUNNING, round=table.round)
+            place.agent: replace(state.agents[place.agent], status=Status.RUNNING, round=table.round, cut_off=False)
             for place in table.places
         }
     )
     absent = [node for node in settings.expected_nodes if node not in state.on_node]
     spares = tuple(
-        Spare(name, agent.candidate.node) for name, agent in agents.items() if agent.status is Status.WAITING
+        Spare((name,), Waiting(), node=agent.candidate.node)
+        for name, agent in agents.items()
+        if agent.status is Status.WAITING
     )
     state = replace(
         pending_joins.settle(state),
@@ -160,7 +176,7 @@ def publish(state: State, now: float) -> Result:
         table=table,
         complete_since=None,
         published_at=now,
-        # Whoever has not come by now is not waited for again.
+        # Nodes that have not come by now are not waited for again.
         gone_nodes=state.gone_nodes | NameSet(absent),
         base=Base(
             table.round,
@@ -180,10 +196,10 @@ def publish(state: State, now: float) -> Result:
 
 
 def finish(state: State, outcome: Outcome, failure: WorkerFailure | None = None, detail: str = "") -> Result:
-    """End the run for everybody."""
+    """End the run for all agents."""
     if state.finish is not None:
         return state, ()
-    decision = Finish(outcome, tuple(state.agents), failure, detail)
+    decision = Finish(tuple(state.agents), Ended(outcome, failure, detail), everyone=True)
     state = replace(
         state,
         phase=Phase.CLOSED,

@@ -1,7 +1,7 @@
-"""The durable records of one scope of a run: epochs, the leader's endpoint, rounds, and the end.
+"""The durable records of one incarnation of a run: epochs, the leader's endpoint, rounds, and the end.
 
-What is written here holds whoever is asked and whoever dies: it is what fences a superseded leader. The run directory
-keeps them unless the run has an external store.
+Records hold for all agents and outlive each of them; they fence a superseded leader. The run directory keeps them
+unless the run uses etcd.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _T = TypeVar("_T")
 
 
 class RecordsError(SlurmElasticError):
-    """The records cannot be read or written: the store is full, gone, or holds something else than records.
+    """The records cannot be read or written: run directory or etcd is full, gone, or holds something else.
 
-    A person has to mend it; the message is one line that says what and how. Nothing is known of what a write did.
+    A person has to mend it; the message is one line that says what and how. A write may have been carried out or not.
     """
 
 
 class RecordsUnreachableError(RecordsError):
-    """The store did not answer as long as it was waited for; it may answer later."""
+    """etcd did not answer within the time limit; it may answer later."""
 
     exit_code = ExitCode.LEFT
 
 
 class RecordsInterruptedError(RecordsError):
-    """A wait for the store was ended by a signal, or by :meth:`Records.stop_waiting`."""
+    """A signal, or :meth:`Records.stop_waiting`, has ended a wait for etcd."""
 
     exit_code = ExitCode.LEFT
 
@@ -54,9 +54,9 @@ class Situation:
     """The records that an agent needs to find the run's leader.
 
     Attributes:
-        endpoint: as of :meth:`Records.endpoint`.
-        number: of the highest round written, None before the first.
-        round: its record, None if there is none.
+        endpoint: As of :meth:`Records.endpoint`.
+        number: Number of the highest round written, None before the first.
+        round: Its record, None if there is none.
     """
 
     endpoint: Record | None
@@ -65,36 +65,36 @@ class Situation:
 
 
 class Records(Protocol):
-    """The records of one scope; see :func:`~slurm_elastic.rundir.incarnation` for what a scope is.
+    """The records of one incarnation; see :func:`~slurm_elastic.rundir.incarnation` for what an incarnation is.
 
-    Epochs, endpoint and failure belong to the scope. Rounds and DONE belong to the run as a whole.
+    Epochs, endpoint and failure belong to the incarnation. Rounds and DONE belong to the run as a whole.
 
-    All methods may block as long as the store takes, so they are called outside of event loops. They are safe among
-    threads, processes and nodes, and every one may raise RecordsError.
+    Every method may block until file system or etcd answers, so call it outside of event loops, and may raise
+    RecordsError. Methods are safe among threads, processes and nodes.
     """
 
-    def newest_epoch(self, *, patient: bool = True) -> int | None:
+    def newest_epoch(self, *, can_wait: bool = True) -> int | None:
         """Return the highest epoch taken, None before the first.
 
         Args:
-            patient: False where nobody may be kept waiting by a store that is silent for a while: what else is known
-                counts then.
+            can_wait: False where the caller must not wait for an etcd that is silent: then the copy in the run
+                directory counts.
         """
 
     def claim_epoch(self, number: int, record: Record) -> bool:
-        """Take an epoch. Returns False if somebody else has it."""
+        """Take an epoch. Returns False if another agent has it."""
 
     def epoch(self, number: int) -> Record | None:
-        """Return the record of an epoch, None if nobody took it."""
+        """Return the record of an epoch, None if it is free."""
 
     def publish_endpoint(self, record: Record) -> None:
-        """Say where the leader is, in place of what was said before."""
+        """Publish the leader's endpoint in place of an earlier one."""
 
     def endpoint(self) -> Record | None:
-        """Return what `publish_endpoint` said last, None if it never did."""
+        """Return the endpoint that was published last, None before the first."""
 
     def claim_round(self, number: int, record: Record) -> bool:
-        """Write a round down. Returns False if somebody else wrote that one."""
+        """Write the record of a round. Returns False if another leader has written it."""
 
     def last_round(self) -> int | None:
         """Return the highest round written, None before the first."""
@@ -103,62 +103,62 @@ class Records(Protocol):
         """Return the record of a round, None if there is none."""
 
     def situation(self) -> Situation:
-        """Return where the leader is and the newest round, at the price of one question."""
+        """Return the leader's endpoint and the newest round, by one request to etcd."""
 
     def mark_done(self, record: Record) -> bool:
-        """Write down that the run is finished. Returns False if that was known; the first record stays."""
+        """Write the record that the run is finished. Returns False if there was one, which stays."""
 
     def is_done(self) -> bool:
-        """Return whether the run is finished."""
+        """Return True if the run is finished."""
 
     def publish_failure(self, record: Record) -> None:
-        """Say why the run failed in this scope."""
+        """Write the record of why the run failed in this incarnation."""
 
     def failure(self) -> Record | None:
-        """Return why the run failed in this scope, None if it did not."""
+        """Return the record of why the run failed in this incarnation, None if it did not."""
 
-    def on_loss(self, tell: Callable[[RecordsError], None]) -> None:
-        """Have `tell` called once, from any thread, if the store is given up for lost while nobody asks it anything."""
+    def on_loss(self, report: Callable[[RecordsError], None]) -> None:
+        """Have `report` called once, from any thread, when etcd counts as lost while no call waits for it."""
 
     def stop_waiting(self) -> None:
-        """End all waits for the store by RecordsInterruptedError; later calls wait two seconds at most."""
+        """End all waits for etcd by RecordsInterruptedError; later calls wait 2 s at most."""
 
     def close(self) -> None:
-        """End what the records need of this process. What was written stays."""
+        """End connections and threads of the records. The records stay."""
 
 
 class RunDirRecords:
     """Keeps the records in the run directory.
 
     Args:
-        run_dir: opened.
-        scope: whose records these are.
+        run_dir: The run directory, opened.
+        incarnation: The incarnation to which epochs, endpoint and failure belong.
     """
 
-    def __init__(self, run_dir: RunDir, scope: str) -> None:
+    def __init__(self, run_dir: RunDir, incarnation: str) -> None:
         self._run_dir = run_dir
-        self._scope = scope
+        self._incarnation = incarnation
 
-    def newest_epoch(self, *, patient: bool = True) -> int | None:
+    def newest_epoch(self, *, can_wait: bool = True) -> int | None:
         """See :class:`Records`."""
-        return _translated(lambda: self._run_dir.newest_epoch(self._scope))
+        return _translated(lambda: self._run_dir.newest_epoch(self._incarnation))
 
     def claim_epoch(self, number: int, record: Record) -> bool:
         """See :class:`Records`."""
-        return _translated(lambda: self._run_dir.claim_epoch(self._scope, number, _encode(record)))
+        return _translated(lambda: self._run_dir.claim_epoch(self._incarnation, number, _encode(record)))
 
     def epoch(self, number: int) -> Record | None:
         """See :class:`Records`."""
-        return _decode(_translated(lambda: self._run_dir.epoch_record(self._scope, number)))
+        return _decode(_translated(lambda: self._run_dir.epoch_record(self._incarnation, number)))
 
     def publish_endpoint(self, record: Record) -> None:
         """See :class:`Records`."""
-        _translated(lambda: self._run_dir.publish_endpoint(self._scope, _encode(record)))
+        _translated(lambda: self._run_dir.publish_endpoint(self._incarnation, _encode(record)))
 
     def endpoint(self) -> Record | None:
-        """See :class:`Records`. One that was cut short, as by a power loss of the file server, says nothing."""
+        """See :class:`Records`. A truncated record, as after a power loss of the file server, counts as missing."""
         try:
-            return _decode(self._run_dir.endpoint(self._scope))
+            return _decode(self._run_dir.endpoint(self._incarnation))
         except RecordError:
             return None
         except RunDirError as error:
@@ -191,14 +191,14 @@ class RunDirRecords:
 
     def publish_failure(self, record: Record) -> None:
         """See :class:`Records`."""
-        _translated(lambda: self._run_dir.publish_failure(self._scope, _encode(record)))
+        _translated(lambda: self._run_dir.publish_failure(self._incarnation, _encode(record)))
 
     def failure(self) -> Record | None:
         """See :class:`Records`."""
-        return _decode(_translated(lambda: self._run_dir.failure(self._scope)))
+        return _decode(_translated(lambda: self._run_dir.failure(self._incarnation)))
 
-    def on_loss(self, tell: Callable[[RecordsError], None]) -> None:
-        """See :class:`Records`. A file system that fails is noticed by whoever uses it."""
+    def on_loss(self, report: Callable[[RecordsError], None]) -> None:
+        """See :class:`Records`. A call that uses the file system raises when it fails."""
 
     def stop_waiting(self) -> None:
         """See :class:`Records`. Nothing can end a wait for a file system."""
@@ -212,7 +212,7 @@ def _encode(record: Record) -> bytes:
 
 
 def _decode(content: bytes | None) -> Record | None:
-    # The run directory has made sure that it is one JSON object.
+    # The run directory returns only JSON objects.
     return None if content is None else json.loads(content)
 
 

@@ -29,15 +29,15 @@ def is_etcd(endpoint: str) -> bool:
 def etcd_wanted(
     endpoint: str | None, options: Mapping[str, object], environment: Mapping[str, str]
 ) -> EtcdConfig | None:
-    """Return where etcd is if it keeps the records of the run, None if the run directory does.
+    """Return how to reach etcd if it keeps the records of the run, None if the run directory does.
 
     Args:
-        endpoint: ``--rdzv-endpoint``. ``etcd://`` and ``etcds://`` ask for etcd; HOST:PORT is the leader's place.
+        endpoint: ``--rdzv-endpoint``. ``etcd://`` and ``etcds://`` select etcd; HOST:PORT is the leader's endpoint.
         options: ``--rdzv-conf``.
-        environment: without an endpoint, SLURM_ELASTIC_ETCD_ENDPOINT or _CREDENTIALS ask for etcd.
+        environment: Without an endpoint, SLURM_ELASTIC_ETCD_ENDPOINT or _CREDENTIALS select etcd.
 
     Raises:
-        UsageError: a value that cannot be, or options of etcd without one.
+        UsageError: An invalid value, or options of etcd without an etcd.
     """
     given = sorted(name for name in (*OPTIONS, *TORCH_NAMES) if options.get(name))
     if endpoint and not is_etcd(endpoint):
@@ -56,28 +56,28 @@ def etcd_wanted(
 
 def open_records(
     run_dir: RunDir,
-    scope: str,
+    incarnation: str,
     etcd: EtcdConfig | None,
     *,
     limit: float,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Records:
-    """Open the records of one scope of a run; to be closed by the caller.
+    """Open the records of one incarnation of a run; the caller closes them.
 
     Args:
-        run_dir: opened.
-        scope: whose records these are.
-        etcd: None for the run directory.
-        limit: seconds after which an etcd that does not answer is given up for lost.
-        interrupted: asked every 0.1 s while the main thread waits for etcd; True ends that wait.
+        run_dir: The run directory, opened.
+        incarnation: The incarnation of the caller.
+        etcd: How to reach etcd; None for the run directory.
+        limit: Seconds after which an etcd that does not answer counts as lost.
+        interrupted: Called every 0.1 s while the main thread waits for etcd; True ends that wait.
 
     Raises:
-        UsageError: etcd is not what the options say, or does not let us in.
+        UsageError: The endpoint is no etcd, or etcd refuses user, password or certificate.
         RecordsError: etcd does not answer, or is full.
     """
     if etcd is None:
-        return RunDirRecords(run_dir, scope)
-    # Its imports take a while, and most runs do without.
+        return RunDirRecords(run_dir, incarnation)
+    # The imports of etcd's client take a while, and most runs use none.
     from slurm_elastic.rendezvous.records.etcd.records import open_etcd_records
 
-    return open_etcd_records(etcd, run_dir, scope, limit=limit, interrupted=interrupted)
+    return open_etcd_records(etcd, run_dir, incarnation, limit=limit, interrupted=interrupted)

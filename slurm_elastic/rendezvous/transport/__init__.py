@@ -1,1 +1,1 @@
-"""Authenticated connections between agents: sessions, messages, listener, links."""
+"""Authenticated connections between agents: sessions, messages, the listener, and both ends of a connection."""

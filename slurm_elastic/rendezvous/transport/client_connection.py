@@ -1,4 +1,4 @@
-"""One connection from an agent to what should be the leader."""
+"""The agent's end of a connection to the leader."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ __all__ = ["BusyError", "ClosedError", "Link", "open_link"]
 logger = logging.getLogger(__name__)
 
 _HANDSHAKE_TIMEOUT = 10.0
-"""Seconds. A leader that many come to at once answers them in turn; whoever gave up and came again would only make the
-others wait longer, and itself."""
+"""Seconds. A leader to which many agents connect at once answers them in turn; an agent that gave up and connected
+again would make all of them wait longer."""
 
 
 class Link(asyncio.Protocol):
-    """One connection to what should be the leader.
+    """The agent's end of one connection; the session proves whether the other end leads the run.
 
     Attributes:
-        endpoint: of the other side; by address once connected.
-        heard_at: the loop's time at which it was heard last.
-        established: done when both sides have proved that they belong to the run.
-        closed: done when the connection has ended.
+        endpoint: Address and port of the other end; a name is replaced by its address once connected.
+        last_message_at: The loop's time at which the last bytes came.
+        established: Done when both ends have proved that they belong to the run, or failed with the error.
+        closed: Done when the connection has ended.
     """
 
     def __init__(
-        self, endpoint: tuple[str, int], session: Session, heard: Callable[[Link, LeaderMessage], None]
+        self, endpoint: tuple[str, int], session: Session, on_message: Callable[[Link, LeaderMessage], None]
     ) -> None:
         loop = asyncio.get_running_loop()
         self.endpoint = endpoint
-        self.heard_at = loop.time()
+        self.last_message_at = loop.time()
         self.established: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self._session = session
-        self._heard = heard
+        self._on_message = on_message
         self._loop = loop
         self._alarm: _Alarm | None = None
 
     @property
     def epoch(self) -> int:
-        """The epoch that the other side leads in, or would; known once established."""
+        """The leader's epoch, known once the connection is established."""
         return self._session.epoch
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -61,15 +61,15 @@ class Link(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         stream = transport.get_extra_info("socket")
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # The other side has to prove that it listens there, and does not pass on what another one says.
+        # The other end has to prove that it listens on this port, and does not pass on the proof of another listener.
         self._session.port = int(transport.get_extra_info("peername")[1])
         self._transport.write(self._session.start())
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
-        self.heard_at = self._loop.time()
+        self.last_message_at = self._loop.time()
         if self._alarm is not None:
-            self._alarm.set(self.heard_at)
+            self._alarm.set(self.last_message_at)
         try:
             messages, answer = self._session.receive(data)
         except SessionError as error:
@@ -85,13 +85,14 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
-        # It has proved nothing: a leader without room may do so, or another program on the port of an agent that ended.
+        # The other end has proved nothing: a leader without room closes connections, too, and so does another program
+        # that listens on the port of an agent that has ended.
         self._fail(ForeignError("something that closes the connection"))
         if not self.closed.done():
             self.closed.set_result(None)
 
     def send(self, message: AgentMessage) -> None:
-        """Send one message, if the connection still stands."""
+        """Send one message, unless the connection has ended."""
         if not self._transport.is_closing():
             self._transport.write(self._session.seal(encode(message)))
 
@@ -101,12 +102,12 @@ class Link(asyncio.Protocol):
             self._transport.abort()
 
     async def silent(self, seconds: float) -> None:
-        """Return when nothing was heard for so long, or the connection has ended.
+        """Return when no bytes have come for that many seconds, or the connection has ended.
 
-        Whatever is heard puts the alarm off, so an agent that is idle has no wake-ups of its own.
+        Each message defers the one timer, so an idle agent does not wake up in between.
         """
         self._alarm = _Alarm(self._loop, seconds)
-        self._alarm.set(self.heard_at)
+        self._alarm.set(self.last_message_at)
         try:
             await asyncio.wait([self.closed, self._alarm.rung], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -124,16 +125,17 @@ class Link(asyncio.Protocol):
         except MessageError as error:
             logger.warning("dropped %s", error)
             return
-        self._heard(self, message)
+        self._on_message(self, message)
 
     def _fail(self, error: SessionError) -> None:
         if not self.established.done():
             self.established.set_exception(error)
-            self.established.exception()  # asked for once, so that an attempt given up leaves no warning behind
+            # asyncio warns about an exception that is never retrieved, as that of an attempt that was given up.
+            self.established.exception()
 
 
 class _Alarm:
-    """Rings when it was not set for some seconds."""
+    """A future that is done when nothing has set it for some seconds."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self.rung: asyncio.Future[None] = loop.create_future()
@@ -151,31 +153,31 @@ class _Alarm:
 
 
 async def open_link(
-    endpoint: Endpoint, session: Session, heard: Callable[[Link, LeaderMessage], None], epoch: int
+    endpoint: Endpoint, session: Session, on_message: Callable[[Link, LeaderMessage], None], epoch: int
 ) -> Link:
-    """Connect, and prove to each other whose this run is.
+    """Connect to a leader; both ends prove that they belong to the run.
 
     Args:
-        endpoint: where a leader may be.
-        session: new, of this agent.
-        heard: told what the leader says.
-        epoch: a leader of an earlier one does not count.
+        endpoint: Where a leader may listen.
+        session: This agent's end of a new session.
+        on_message: Called with each message of the leader.
+        epoch: The newest epoch that this agent knows; it does not follow a leader of an earlier one.
 
     Raises:
-        ClosedError: an agent of this run that leads nobody.
-        ForeignError: it does not lead this run, or not any more.
-        BusyError: it leads this run, and has no room now.
-        VersionError: it speaks another protocol.
-        OSError: nobody listens, or nobody answers.
-        TimeoutError: it takes too long.
+        ClosedError: An agent of this run listens there, and does not lead.
+        ForeignError: Another program or run listens there, or a leader of an earlier epoch.
+        BusyError: The leader of this run has no room for a connection now.
+        VersionError: slurm_elastic of another protocol listens there.
+        OSError: The connection was refused, or cannot be made.
+        TimeoutError: No address accepted within 1 s, or the other end did not prove its identity within 10 s.
     """
-    link = Link(endpoint, session, heard)
+    link = Link(endpoint, session, on_message)
     try:
-        # One that was found by name is to be known by its address, as the others know it.
+        # The address replaces a name, since other agents know this endpoint by its address.
         _, _, link.endpoint = await reach(lambda: link, endpoint)
         await asyncio.wait_for(asyncio.shield(link.established), _HANDSHAKE_TIMEOUT)
         if link.epoch < epoch:
-            raise ForeignError("a leader that has been followed by another")
+            raise ForeignError("a leader that another one has superseded")
     except BaseException:
         link.abort()
         raise

@@ -1,4 +1,4 @@
-"""Connecting to a place that may be a name of several addresses, and what it means if that does not work."""
+"""Connections to an endpoint whose name may have several addresses."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ Endpoint = tuple[str, int]
 """Address or name, and port."""
 
 _TIMEOUT = 1.0
-"""Seconds for which the kernel tries one address. It repeats its question after 1, 3 and 7 s (tcp(7), tcp_syn_retries):
-whoever asked while the network was cut would hear nothing long after it is whole. A new question is heard at once."""
+"""Seconds for which the kernel tries one address. It repeats its SYN after 1, 3 and 7 s (tcp(7), tcp_syn_retries), so
+an attempt that began while the network was cut waits for seconds after it is whole. A new attempt succeeds at once."""
 
 _Protocol = TypeVar("_Protocol", bound=asyncio.Protocol)
 
 
 async def reach(make: Callable[[], _Protocol], endpoint: Endpoint) -> tuple[_Protocol, asyncio.Transport, Endpoint]:
-    """Connect to the first of the place's addresses that accepts it, and say which that was.
+    """Connect to the first address of an endpoint that accepts; return protocol, transport, and that address and port.
 
     asyncio (3.11, base_events.py, create_connection) makes one OSError of the errors of several addresses, whatever
-    they were. A name has several more often than not: each line of /etc/hosts counts for IPv6 too, as a mapped address.
+    they were. Most names have several: each line of /etc/hosts counts for IPv6 too, as a mapped address.
+
+    Args:
+        make: Makes the protocol of the connection.
+        endpoint: Address or name, and port.
 
     Raises:
-        ConnectionRefusedError: all addresses refuse, so nobody listens there.
-        OSError: anything else.
-        TimeoutError: asyncio's; no address answers.
+        ConnectionRefusedError: All addresses refuse, so no process listens there.
+        TimeoutError: asyncio's; an address did not answer within 1 s.
+        OSError: Another error of an address, or of the name.
     """
     loop = asyncio.get_running_loop()
     errors: list[Exception] = []
@@ -51,8 +55,7 @@ async def _connected(address: str, port: int) -> socket.socket:
         try:
             await asyncio.wait_for(asyncio.get_running_loop().sock_connect(stream, (address, port)), _TIMEOUT)
         except asyncio.TimeoutError:
-            # The kernel may have connected it while this process waited for a processor. To begin anew would take as
-            # long once more, for both sides.
+            # The kernel may have connected while this process waited for a processor; a new attempt would wait again.
             try:
                 stream.getpeername()
             except OSError:

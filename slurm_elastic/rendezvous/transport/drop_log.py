@@ -1,4 +1,4 @@
-"""The records dropped from connections, counted and logged within bounds, however many strangers send."""
+"""A bounded log of what was dropped from connections, however many strangers connect."""
 
 from __future__ import annotations
 
@@ -12,28 +12,38 @@ from slurm_elastic.text import printable
 __all__ = ["OTHERS", "DropLog"]
 
 _ADDRESSES = 256
-"""Addresses that are counted by themselves."""
+"""Addresses with a count of their own."""
 OTHERS = "other addresses"
 _LINES = 4
-"""Lines a minute."""
+"""Lines per minute."""
 _MINUTE = 60.0
 
 
 class DropLog:
-    """Counts by address, and logs a few lines a minute; the first of the next minute says how many were left out.
+    """Counts drops by address, and logs the first of each address, at most 4 lines per minute.
+
+    The first line of the next minute names the number of addresses that were left out.
+
+    Args:
+        logger: Gets the lines.
+        clock: Returns the time in seconds.
 
     Attributes:
-        counts: how many were dropped, by address; those of further addresses together under `OTHERS`.
+        counts: Number of drops by address; those of all further addresses under `OTHERS`.
     """
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self.counts: Counter[str] = Counter()
         self._logger, self._clock = logger, clock
         self._minute, self._lines, self._left_out = -_MINUTE, 0, 0
-        self._said: set[tuple[str, str]] = set()
 
     def add(self, peer: str, why: str) -> None:
-        """Count one; log it if this address was not heard of, and there is room for a line."""
+        """Count a drop, and log it if it is the first of its address and this minute has room for a line.
+
+        Args:
+            peer: Address of the other end.
+            why: What was dropped, as in "a frame with a wrong code".
+        """
         known = peer in self.counts
         if not known and len(self.counts) >= _ADDRESSES:
             peer = OTHERS

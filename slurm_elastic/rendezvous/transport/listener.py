@@ -1,16 +1,15 @@
-"""Admits members of the run to a socket that listens as long as its agent lives, and keeps strangers few.
+"""The listener of an agent, which admits members of the run and bounds the connections of strangers.
 
-A connection goes through three states. One that has sent nothing yet, or only part of a greeting, is a stranger's: no
-more than a socket is kept for it. Strangers get the descriptors that members of the run leave, at least `STRANGERS`;
-a further one takes the place of the oldest. A greeting with a valid tag proves membership of the run
-(:mod:`.session`): this connection is on its way, and is never dropped for another one. Once it has proved which agent
-it belongs to, it is that agent's connection.
+A connection goes through three states. One that has sent nothing yet, or only part of a greeting, is a stranger's: the
+listener keeps a socket for it and no more. Strangers get the descriptors that members of the run leave, at least
+`STRANGERS`; a further one replaces the oldest. A greeting with a valid tag proves membership of the run
+(:mod:`.session`): this connection is admitted, and the listener never drops it for another one. Once it has proved
+which agent it belongs to, it is that agent's connection.
 
-An agent greets as soon as it is connected, so its greeting is often there when the kernel hands its connection out, and
-comes soon after where an agent has to wait for a processor. The answers of those on their way are served before more
-are accepted; the rest waits in the kernel's backlog, which does not refuse: Linux drops the last packet of a connection
-that finds it full, and the other side repeats it after a second (tcp(7); tcp_abort_on_overflow is 0 unless an
-administrator has changed it).
+An agent greets as soon as it is connected, so its greeting has often arrived when the listener accepts, and comes soon
+after where the agent waits for a processor. The listener reads admitted connections before it accepts more; the rest
+wait in the kernel's backlog, which does not refuse: Linux drops the last packet of a connection that finds it full, and
+the other side repeats it after 1 s (tcp(7); tcp_abort_on_overflow is 0 unless an administrator has changed it).
 """
 
 from __future__ import annotations
@@ -28,9 +27,10 @@ from slurm_elastic.rendezvous.transport.session import RefusedError, Session, Se
 __all__ = ["AdmittedConnection", "Listener"]
 
 _HANDSHAKE_TIMEOUT = 10.0
-"""Seconds that a stranger may take for its greeting."""
+"""Seconds from the acceptance of a connection to the end of its greeting."""
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _ROOM_AGAIN = 0.2
+"""Seconds until the listener accepts again, when the process has no descriptor left."""
 _GREETING = 16384
 """Bytes read at once from a stranger; a greeting has a few hundred."""
 
@@ -40,8 +40,8 @@ class AdmittedConnection:
     """A connection whose greeting has proved membership of the run, and was answered.
 
     Attributes:
-        session: the listening end, which waits for the proof of identity.
-        peer: address of the other side, for people.
+        session: The listening end, which waits for the proof of identity.
+        peer: Address of the other end, for logs.
     """
 
     session: Session
@@ -57,18 +57,18 @@ class _Stranger:
 
 
 class Listener:
-    """Accepts until it is closed.
+    """Accepts connections until it is closed.
 
     asyncio's own server (3.11, base_events.py, Server._attach) loses connections that it has accepted when it is closed
-    in the same moment: they stay open, and the other side waits for an answer that nobody gives.
+    in the same moment: they stay open, and the other end waits for an answer that never comes.
 
     Args:
-        listening: bound and listening; stays open.
-        new_session: makes the listening end of a session. None to close each connection at once.
-        serve: takes over a connection that was admitted. None where `new_session` admits nobody.
-        reject: told the address and the words for each connection that was dropped.
-        room: how many strangers there may be now.
-        at_once: connections that are accepted together, before anybody hears of one of them.
+        listening: A listening socket, which stays open.
+        new_session: Makes the listening end of a session. None to close each connection at once.
+        serve: Takes over a connection that was admitted. None where `new_session` admits no connection.
+        reject: Called with the address of each connection that was dropped, and the reason.
+        room: Returns the number of strangers' connections for which there are descriptors now.
+        at_once: Connections that are accepted before the loop serves others.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Listener:
         self._open()
 
     def close(self) -> None:
-        """Accept no more; whoever was accepted and not served yet is turned away."""
+        """Accept no more, and close the connections of strangers."""
         self._loop.remove_reader(self._listening)
         for timer in (self._later, self._expiry):
             if timer is not None:
@@ -100,7 +100,7 @@ class Listener:
             self._dismiss(stranger)
 
     def admit_waiting(self, most: int = 1024) -> None:
-        """Accept now what waits in the kernel, and read what those have said."""
+        """Accept the connections that wait in the kernel, at most `most`, and read their greetings."""
         for _ in range(most):
             if not self._accept_one():
                 return
@@ -119,24 +119,24 @@ class Listener:
         except OSError as error:
             if error.errno in _NO_ROOM:
                 self._make_room()
-            # Nobody is there (any more), or the one that was has gone (accept(2)).
+            # No connection waits (any more), or the one that did has ended (accept(2)).
             return False
         if self._new_session is None:
             connection.close()
             return True
         connection.setblocking(False)
-        self._hear(_Stranger(connection, str(address[0]), self._loop.time()), self._new_session)
+        self._read(_Stranger(connection, str(address[0]), self._loop.time()), self._new_session)
         return True
 
     def _make_room(self) -> None:
-        """There is no descriptor for one more; the listener would be readable all the time."""
         if self._strangers:
             self._drop(next(iter(self._strangers)), "one of too many connections")
             return
+        # The listening socket stays readable, and the loop would call at once again.
         self._loop.remove_reader(self._listening)
         self._later = self._loop.call_later(_ROOM_AGAIN, self._open)
 
-    def _hear(self, stranger: _Stranger, new_session: Callable[[], Session]) -> None:
+    def _read(self, stranger: _Stranger, new_session: Callable[[], Session]) -> None:
         try:
             data = stranger.connection.recv(_GREETING)
         except BlockingIOError:
@@ -169,7 +169,7 @@ class Listener:
         if stranger in self._strangers:
             return
         self._strangers[stranger] = None
-        self._loop.add_reader(stranger.connection, self._hear, stranger, new_session)
+        self._loop.add_reader(stranger.connection, self._read, stranger, new_session)
         if len(self._strangers) > STRANGERS and len(self._strangers) > self._room():
             self._drop(next(iter(self._strangers)), "one of too many connections that have said nothing")
         if self._expiry is None:

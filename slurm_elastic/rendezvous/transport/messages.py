@@ -1,7 +1,8 @@
 """The messages between agents and the leader, as JSON.
 
-An agent's words are the membership machine's own events; the leader's words are defined here. A message is a JSON
-object with the key ``kind`` and the fields of the class of that kind, checked against their types when read.
+Most messages are the membership machine's own: what agents send are its events, and its decisions carry what the leader
+sends. The others are defined here and beside their subjects. A message is a JSON object with the key ``kind`` and the
+fields of the class of that kind, checked against their types when read.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ from typing import Any, get_args
 
 import msgspec
 
+from slurm_elastic import typed_json
 from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.leave_requests import LeaveAnswer, LeaveRequest, LeaveRequested
 from slurm_elastic.rendezvous.membership import (
-    Closed,
-    Connected,
-    Finished,
-    Held,
+    Ended,
+    Holding,
+    Interrupted,
     Joined,
-    Leaving,
-    Left,
-    Outcome,
+    MemberMessage,
+    MembershipMessage,
     Place,
-    Ponged,
+    Probed,
     Reason,
-    WorkerFailed,
-    WorkerFailure,
+    Resigned,
+    Stopping,
+    Waiting,
 )
 from slurm_elastic.rendezvous.status_requests import (
     StatusAnswer,
@@ -43,7 +44,7 @@ __all__ = [
     "INVENTORY_LIMIT",
     "AgentMessage",
     "Assignment",
-    "Beat",
+    "Heartbeat",
     "Ended",
     "Holding",
     "Interrupted",
@@ -67,10 +68,11 @@ class MessageError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """A sign of life. The leader gives it three times in the heartbeat limit, and every agent answers with its own.
+class Heartbeat:
+    """A heartbeat. The leader sends it three times in the heartbeat limit, and every agent answers with its own.
 
-    `heartbeat_limit` is the one in force, as the leader says; 0 in an agent's own.
+    Attributes:
+        heartbeat_limit: The limit in force, in seconds, from the leader; 0 in an agent's answer.
     """
 
     heartbeat_limit: float = 0.0
@@ -80,9 +82,17 @@ class Beat:
 class Assignment:
     """A place in a round: all that an agent needs to start its workers, and to find or be the next leader.
 
-    Fields as in Place and Table, and beside them the leader's epoch, its agent and node, and the first of those that
-    may follow it. `members` are the nodes of the round as a host list, which is short also for thousands.
-    `store_clients` is told the agent of rank 0 alone: the addresses of all nodes of the round; none if any is unknown.
+    Fields as in Place and Table, and besides:
+
+    Attributes:
+        epoch: The leader's epoch.
+        leader: The leader's agent.
+        leader_node: The leader's node.
+        successors: The first of the agents that may follow the leader, in order.
+        members: The nodes of the round as a host list, which is short also for thousands.
+        heartbeat_limit: The limit in force, in seconds.
+        store_clients: For the agent of rank 0 only: the addresses of all nodes of the round; empty if any is unknown.
+        origin: The snapshot that the workers start from, as text; membership does not read it.
     """
 
     attempt: int
@@ -104,102 +114,11 @@ class Assignment:
     origin: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupted:
-    """This round is over: stop its workers and join again. `restarts` are the worker failures charged so far."""
-
-    round: int
-    reason: Reason
-    node: str
-    detail: str
-    restarts: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """This round ends as planned: say at which step its workers here can stop. They go no further until told.
-
-    `leaving` are the agents that have said that they go, and will not lead.
-    """
-
-    round: int
-    leaving: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Stopping:
-    """The workers of this round stop by themselves at this step; then join again, or go if that was announced.
-
-    `reason`, `node` and `detail` say why; `seconds` is the time for it, None for as much as wanted. `leaving` as in
-    Holding.
-    """
-
-    round: int
-    step: int
-    reason: Reason
-    node: str
-    detail: str
-    seconds: float | None
-    leaving: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Probed:
-    """Answer at once."""
-
-    probe: int
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """You are above the maximum; wait as a spare."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resigned:
-    """This agent led until now, and goes; nobody has workers. Somebody else has to lead.
-
-    `gone` are members of the last round that are gone for good.
-    """
-
-    agent: str
-    gone: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The run has ended for everybody."""
-
-    outcome: Outcome
-    failure: WorkerFailure | None
-    detail: str
-
-
-AgentMessage = (
-    Beat
-    | Connected
-    | Joined
-    | Ponged
-    | Leaving
-    | Held
-    | Left
-    | WorkerFailed
-    | Finished
-    | Closed
-    | LeaveRequest
-    | StatusRequest
-    | StatusReport
-)
+AgentMessage = Heartbeat | MemberMessage | LeaveRequest | StatusRequest | StatusReport
 LeaderMessage = (
-    Beat
+    Heartbeat
     | Assignment
-    | Holding
-    | Stopping
-    | Interrupted
-    | Probed
-    | Waiting
-    | Resigned
-    | Ended
+    | MembershipMessage
     | LeaveRequested
     | LeaveAnswer
     | StatusRequested
@@ -207,7 +126,7 @@ LeaderMessage = (
     | StatusAnswer
 )
 
-_OLDER_KINDS: dict[type, str] = {Assignment: "Placed"}
+_OLDER_KINDS: dict[type, str] = {Assignment: "Placed", Heartbeat: "Beat"}
 """Kinds that have another name on the wire than their class."""
 
 
@@ -220,10 +139,10 @@ _LEADER_KINDS: dict[str, type] = {_kind(message): message for message in get_arg
 
 
 def encode(message: AgentMessage | LeaderMessage) -> bytes:
-    """One message as JSON.
+    """Return a message as JSON.
 
-    msgspec's own encoder refuses what paths and last words may hold, surrogates for bytes that are no UTF-8 (PEP 383):
-    those go in ASCII.
+    msgspec's own encoder refuses the surrogates that stand in paths and in the last lines of a worker for bytes that
+    are no UTF-8 (PEP 383); json.dumps escapes them.
     """
     try:
         content = msgspec.json.encode(message)
@@ -233,18 +152,18 @@ def encode(message: AgentMessage | LeaderMessage) -> bytes:
 
 
 def decode_agent_message(content: Mapping[str, Any], agent: str) -> AgentMessage:
-    """Read what an agent said.
+    """Return the message of an agent.
 
     Args:
-        content: the JSON object.
-        agent: the identity that the connection has proved; a message in another's name is refused.
+        content: The JSON object.
+        agent: The identity that the connection has proved; a message in the name of another agent is refused.
 
     Raises:
-        MessageError: unknown kind, missing or mistyped fields, another agent's name, a long inventory, or
+        MessageError: Unknown kind, missing or mistyped fields, another agent's name, a long inventory, or
             a report that is too long or no text.
     """
     message: AgentMessage = _decode(content, _AGENT_KINDS)
-    if isinstance(message, Beat):
+    if isinstance(message, Heartbeat):
         return message
     if isinstance(message, Joined) and len(message.candidate.inventory) > INVENTORY_LIMIT:
         raise MessageError(f"an inventory of {len(message.candidate.inventory)} characters")
@@ -257,10 +176,10 @@ def decode_agent_message(content: Mapping[str, Any], agent: str) -> AgentMessage
 
 
 def decode_leader_message(content: Mapping[str, Any]) -> LeaderMessage:
-    """Read what the leader said.
+    """Return the message of the leader.
 
     Raises:
-        MessageError: unknown kind, missing or mistyped fields.
+        MessageError: Unknown kind, missing or mistyped fields.
     """
     message: LeaderMessage = _decode(content, _LEADER_KINDS)
     return message
@@ -272,6 +191,6 @@ def _decode(content: Mapping[str, Any], kinds: Mapping[str, type]) -> Any:
     if not isinstance(kind, str) or kind not in kinds:
         raise MessageError(f"a message of unknown kind {kind!r}")
     try:
-        return msgspec.convert(fields, kinds[kind])
+        return typed_json.convert(fields, kinds[kind])
     except msgspec.ValidationError as error:
         raise MessageError(f"a {kind} message that cannot be read: {error}") from None

@@ -12,42 +12,47 @@ from slurm_elastic.rendezvous.transport.session import SessionError
 __all__ = ["AcceptedConnection", "Host"]
 
 _HANDSHAKE_TIMEOUT = 20.0
-"""Seconds that a member of the run may take to prove who it is; longer than it waits itself."""
+"""Seconds in which a member of the run has to prove its identity; it gives up earlier itself (client_connection.py)."""
 _MAX_UNSENT = 8 << 20
-"""Bytes that may wait for one agent that does not read."""
+"""Bytes that may be queued for an agent that does not read."""
 _READ = 16384
-"""Bytes read at once; nearly all that agents say has a few hundred."""
+"""Bytes read at once; nearly all messages of agents have a few hundred."""
 
 
 class Host(Protocol):
     """The receiver of what happens on a connection."""
 
     def opened(self, connection: AcceptedConnection) -> None:
-        """A connection was made by a member of the run, which has not proved yet which one it is."""
+        """A member of the run has connected, and has not proved yet which agent it is."""
 
     def authenticated(self, connection: AcceptedConnection) -> None:
-        """A connection has proved which agent it belongs to."""
+        """The other end has proved which agent it is."""
 
     def received(self, connection: AcceptedConnection, content: dict[str, Any]) -> None:
-        """An agent said something."""
+        """An agent has sent a message."""
 
     def reject(self, peer: str, why: str) -> None:
-        """Something from this address was dropped."""
+        """Something from an address was dropped; `why` names it."""
 
     def closed(self, connection: AcceptedConnection) -> None:
         """The connection has ended."""
 
 
 class AcceptedConnection:
-    """One connection of a member of the run, which is in one of these.
+    """The listening end of a connection of a member of the run.
 
     It reads and writes its socket itself. A transport of asyncio (3.11) costs a task for each connection, and a buffer
-    of 256 KiB for each read (selector_events.py, max_size), however little was said.
+    of 256 KiB for each read (selector_events.py, max_size), however few bytes come.
+
+    Args:
+        host: Told what happens on the connection.
+        admitted: The connection, as the listener has admitted it.
+        stream: Its socket, which this object closes.
 
     Attributes:
-        named: the agent that it says it belongs to.
-        agent: the agent that it has proved to belong to, empty before.
-        peer: address of the other side, for people.
+        named: The agent that the greeting names.
+        agent: The agent that the other end has proved to be, empty before.
+        peer: Address of the other end, for logs.
     """
 
     def __init__(self, host: Host, admitted: AdmittedConnection, stream: socket.socket) -> None:
@@ -66,7 +71,7 @@ class AcceptedConnection:
         host.opened(self)
 
     def send(self, content: bytes) -> None:
-        """Send one message; an agent that has not read for too long is cut off."""
+        """Send one message. The connection ends instead if more than 8 MiB wait for the agent to read."""
         if self._closing:
             return
         if len(self._unsent) > _MAX_UNSENT:
@@ -82,7 +87,7 @@ class AcceptedConnection:
             self._loop.add_writer(self._descriptor, self._write)
 
     def close(self) -> None:
-        """End the connection after what was sent has gone out."""
+        """End the connection after all queued messages have been sent."""
         if not self._closing:
             self._closing = True
             self._loop.remove_reader(self._descriptor)
@@ -125,7 +130,7 @@ class AcceptedConnection:
             self._host.received(self, message)
 
     def _send(self, data: bytes | bytearray) -> int:
-        """Send what the kernel takes now; how much that is."""
+        """Send the bytes that the kernel takes now, and return their number."""
         try:
             return self._stream.send(data)
         except (BlockingIOError, InterruptedError):

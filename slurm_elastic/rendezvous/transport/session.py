@@ -1,15 +1,15 @@
-"""An authenticated connection between an agent and the leader, without any I/O.
+"""An authenticated session between an agent and the leader, without any I/O.
 
-Bytes go in, messages and bytes come out. Both sides prove that they hold the run's secret before anything else is
-looked at, each with the other's fresh random number, so nothing recorded earlier can be played back. Every later frame
+Bytes go in, messages and bytes come out. Both ends prove that they hold the run's secret before they read anything
+else, each with the other's fresh random number, so nothing recorded earlier can be played back. Every later frame
 carries a code over its direction, its number and its content: forged, changed, repeated or reordered frames end the
-connection. Content is JSON and is never unpickled.
+session. Content is JSON and is never unpickled.
 
-The agent's greeting carries a tag over its random number and its identity, keyed with the run's secret. It proves
-membership of the run to whoever listens before any state is kept for the connection (:mod:`.listener`), and no more
-than that: whoever has seen it, as on a port where the leader is expected, can send it again. So a leader takes each
-greeting once. Identity is proved by the second frame, and the proofs of the
-listening side cover the port that it listens on, so that nobody passes them on from another one.
+The agent's greeting carries a tag over its random number and its identity, keyed with the run's secret. The tag proves
+membership of the run before the listener keeps any state for the connection (:mod:`.listener`), and no more than that:
+a process that has received it, as on a port where the leader is expected, can send it again. So a leader takes each
+greeting once. The second frame proves identity, and the proofs of the listening end cover the port that it listens on,
+so that no process can pass them on from another port.
 
 The agent's greeting, and the leader's answer to one of another protocol, keep their fields in every protocol, so that
 agents of different versions can tell a person what to mend.
@@ -29,6 +29,8 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from slurm_elastic._version import __version__
 
 __all__ = [
@@ -44,7 +46,7 @@ __all__ = [
     "VersionError",
 ]
 
-PROTOCOL = 5
+PROTOCOL = 7
 """Changed whenever a message changes; agents of one run must have the same."""
 
 _LENGTH = struct.Struct(">I")
@@ -59,10 +61,10 @@ _REFUSALS: dict[str, type] = {"idle": str, "busy": float}
 
 
 class SessionError(Exception):
-    """The other side sent something that is not a valid frame of this session; the connection is of no more use.
+    """The other end sent something that is not a valid frame of this session; close the connection.
 
     Attributes:
-        answer: bytes to send before the connection is closed, so that the other side learns why.
+        answer: Bytes to send before that, so that the other end learns why.
     """
 
     def __init__(self, message: str = "", answer: bytes = b"") -> None:
@@ -71,37 +73,37 @@ class SessionError(Exception):
 
 
 class ForeignError(SessionError):
-    """The other side is not part of this run: another program, another run, or another incarnation."""
+    """The other end is not part of this run: another program, another run, or another incarnation."""
 
 
 class TwinError(ForeignError):
-    """The other side says that it leads this very run, and has another secret: it goes by another run directory.
+    """The other end claims to lead this run, and has another secret, so it uses another run directory.
 
-    Anybody can say so; nothing may depend on it but what an agent does where it finds nobody else.
+    Any process can claim that, so an agent acts on it only where it finds no other leader.
     """
 
 
 class RefusedError(SessionError):
-    """This listening end has refused a member of the run, as `answer` tells it."""
+    """This listening end has refused a member of the run; `answer` names the reason."""
 
 
 class ClosedError(ForeignError):
-    """The other side is an agent of this run, as it has proved, and leads nobody.
+    """The other end is an agent of this run, as it has proved, and does not lead.
 
     Attributes:
-        agent: its identity.
+        agent: Its identity.
     """
 
     def __init__(self, agent: str) -> None:
-        super().__init__("an agent that leads nobody")
+        super().__init__("an agent that does not lead")
         self.agent = agent
 
 
 class BusyError(SessionError):
-    """The other side leads this run, as it has proved, and has no room for one more connection now.
+    """The other end leads this run, as it has proved, and has no room for one more connection now.
 
     Attributes:
-        seconds: after which to come again.
+        seconds: How long to wait before the next attempt.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -110,33 +112,35 @@ class BusyError(SessionError):
 
 
 class VersionError(SessionError):
-    """The other side is slurm_elastic, of a version that speaks another protocol."""
+    """The other end is slurm_elastic of a version with another protocol."""
 
 
 class Role(enum.Enum):
-    """Which end of the connection this is."""
+    """The end of a session: the agent connects, the leader listens."""
 
     AGENT = "agent"
     LEADER = "leader"
 
 
 class Session:
-    """One end of one connection.
+    """One end of one session.
 
     Args:
-        role: which end.
-        secret: the run's secret.
-        run: run id and incarnation; agents of another one are foreign.
-        agent: the agent's identity; on the leader's end it is learned from the other side.
-        epoch: the leader's epoch; on the agent's end it is learned from the other side.
-        port: on which the listening end listens.
-        idle: on the listening end of an agent that leads nobody, its identity: what a valid greeting is answered with.
-        busy: on the leader's end, asked about an agent that has greeted: seconds after which it is to come again, None
-            if there is room for it now.
-        repeated: on the leader's end, asked about the random number of a valid greeting: whether it has come before.
+        role: Which end this is.
+        secret: The run's secret.
+        run: Run id and incarnation; agents of another one are foreign.
+        agent: The agent's identity; the leader's end takes it from the greeting.
+        epoch: The leader's epoch; the agent's end takes it from the answer.
+        port: The port that the listening end listens on.
+        idle: Identity of an agent that listens and does not lead: the refusal of a valid greeting names it. Empty on
+            a leader's end.
+        busy: On the leader's end: returns, for an agent that has greeted, the seconds after which it is to connect
+            again; None if there is room for it now.
+        repeated: On the leader's end: returns True if the random number of a valid greeting has come before.
 
     Attributes:
-        admitted: on the listening end, whether the greeting has proved membership of the run.
+        admitted: On the listening end, True once the greeting has proved membership of the run.
+        established: True once both ends have proved their identity.
     """
 
     def __init__(
@@ -168,19 +172,19 @@ class Session:
         self._challenge = ""
 
     def start(self) -> bytes:
-        """The bytes to send first: the agent speaks, the leader waits."""
+        """Return the bytes to send first: the agent's greeting; none on the leader's end."""
         if self.role is Role.LEADER:
             return b""
         return self._greeting(agent=self.agent, tag=self._proof("hello", self._nonce, self.agent))
 
     def receive(self, data: bytes) -> tuple[list[dict[str, Any]], bytes]:
-        """Take in what the other side sent.
+        """Read bytes of the other end.
 
         Returns:
             The messages that are complete now, and bytes to send back (handshake only).
 
         Raises:
-            SessionError: or one of its subclasses; close the connection.
+            SessionError: The bytes are no valid frame, or the other end is refused; the subclass says why.
         """
         self._pending += data
         messages: list[dict[str, Any]] = []
@@ -200,7 +204,7 @@ class Session:
         return messages, answer
 
     def seal(self, content: bytes) -> bytes:
-        """The bytes that carry one message, given as JSON."""
+        """Return the frame of one message, given as JSON, with its code."""
         code = self._code(self.role, self._sent, content)
         self._sent += 1
         return _frame(code + content)
@@ -310,7 +314,7 @@ class Session:
             raise ForeignError(_WRONG_PROOF)
 
     def _run_name(self) -> str:
-        """For comparison only; it is no secret, and is not shown as it is because it goes to strangers."""
+        """Return a digest of run id and incarnation, for comparison only, as it goes to strangers."""
         return hashlib.sha256(_json(["run", self._run])).hexdigest()
 
     def _proof(self, *words: str) -> str:
@@ -321,7 +325,7 @@ class Session:
 
 
 def _greeting(message: dict[str, Any]) -> tuple[str, int, str]:
-    """Nonce, protocol and version of the other side. Nothing is proved yet, but it is fit to be shown."""
+    """Return nonce, protocol and version of the other end. Nothing is proved yet, but the version is safe to log."""
     if message.get("hello") != _MAGIC:
         raise ForeignError("something that is not slurm_elastic")
     nonce, protocol, version = (message.get(key) for key in ("nonce", "protocol", "version"))
@@ -343,10 +347,8 @@ def _frame(content: bytes) -> bytes:
     return _LENGTH.pack(len(content)) + content
 
 
-# json.dumps makes an encoder for each call that wants other separators (json/__init__.py), and json.loads looks for the
-# encoding of bytes.
+# json.dumps makes an encoder for each call that wants other separators (json/__init__.py).
 _encoder = json.JSONEncoder(separators=(",", ":"))
-_decoder = json.JSONDecoder()
 
 
 def _json(value: object) -> bytes:
@@ -355,9 +357,13 @@ def _json(value: object) -> bytes:
 
 def _object(content: bytes) -> dict[str, Any]:
     try:
-        value = _decoder.decode(content.decode())
-    except (ValueError, RecursionError):
-        raise SessionError("content that is no JSON") from None
+        value = msgspec.json.decode(content)
+    except (msgspec.DecodeError, RecursionError):
+        try:
+            # msgspec refuses surrogates, which stand for bytes of a path that are no UTF-8 (PEP 383).
+            value = json.loads(content.decode())
+        except (ValueError, RecursionError):
+            raise SessionError("content that is no JSON") from None
     if not isinstance(value, dict):
         raise SessionError("content that is no JSON object")
     return value

@@ -9,13 +9,16 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, failover_channel
+from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
 from slurm_elastic.rendezvous.records.etcd.config import Endpoint
-from tests.local.etcd.proxy import Proxy
+from slurm_elastic.rendezvous.records.etcd.machine import free_port
+from tests.local.etcd.helpers.cluster import PATIENT
+from tests.local.etcd.helpers.proxy import Proxy
 
 _OTHER_ROOTS = [Path("/opt/slurm-elastic/forky"), Path("/opt/slurm-elastic/trixie")]
 """Where `.ci/setup --release` puts other releases of Debian, the newest first."""
@@ -67,14 +70,13 @@ def own_etcd(binary: Path) -> Iterator[EtcdServer]:
 @pytest.fixture
 def lone_etcd() -> Iterator[EtcdServer]:
     """The same for tests of what lies above the API. It comes back where it was."""
-    with EtcdServer() as server:
-        server._wanted_ports = (server.client_port, server.peer_port)
+    with EtcdServer(client_port=free_port(), peer_port=free_port()) as server:
         yield server
 
 
 @pytest.fixture
-def nobody() -> Iterator[Callable[[], Endpoint]]:
-    """An endpoint at which nobody listens, and nobody else can: its port is bound."""
+def dead_endpoint() -> Iterator[Callable[[], Endpoint]]:
+    """Make an endpoint at which no process listens, and no other process can: its port is bound."""
     with ExitStack() as stack:
 
         def bind() -> Endpoint:
@@ -86,15 +88,8 @@ def nobody() -> Iterator[Callable[[], Endpoint]]:
 
 
 @pytest.fixture
-def _slow_members_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No member is lost, and told about, because the machine is busy; one that has ended is known all the same."""
-    monkeypatch.setattr(failover_channel, "_PROBE_SECONDS", 30.0)
-    monkeypatch.setattr(failover_channel, "_OUTAGE_SECONDS", 30.0)
-
-
-@pytest.fixture
 def client(etcd: EtcdServer) -> Iterator[EtcdClient]:
-    with EtcdClient(etcd.config) as client:
+    with EtcdClient(replace(etcd.config, times=PATIENT)) as client:
         yield client
 
 

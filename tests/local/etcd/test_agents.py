@@ -7,9 +7,6 @@ import json
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,22 +14,11 @@ from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdNoSpaceError
 from slurm_elastic.rendezvous.records.etcd.machine import find_binary
 from tests.local.agents import WORKER, Allocation, allocation
-from tests.local.etcd.cluster import Cluster
-from tests.local.etcd.processes import stopped
+from tests.local.etcd.helpers.cluster import Cluster
+from tests.local.etcd.helpers.processes import stopped
 from tests.local.etcd.test_bad_input import fill, http_server
 
 Allocate = Callable[..., Allocation]
-
-
-@pytest.fixture
-def allocate(tmp_path: Path) -> Iterator[Allocate]:
-    """Make an allocation of so many nodes in a directory of its own."""
-    with ExitStack() as stack:
-
-        def make(size: int, **options: Any) -> Allocation:
-            return stack.enter_context(allocation(tmp_path, size, **options))
-
-        yield make
 
 
 class LongRun:
@@ -95,7 +81,7 @@ def test_a_run_over_etcd(lone_etcd: EtcdServer, allocate: Allocate) -> None:
     nodes.comes_to(sorted(left), after=whole)
     nodes.touch("finish")
     assert [agent.wait() for agent in left.values()] == [0, 0]
-    assert "etcd" not in nodes.story()
+    assert "etcd" not in nodes.log()
     # A leader that was followed has formed no round after that, and every epoch is somebody else's.
     epochs = leaders(nodes)
     assert [epoch for epoch, _ in epochs] == sorted(epoch for epoch, _ in epochs)
@@ -127,7 +113,7 @@ def test_a_change_of_membership_waits_for_etcd_and_the_end_of_a_run_does_not(
     nodes.touch("finish")
     assert [agent.wait() for agent in left.values()] == [0, 0]
     assert (nodes.run_dir / "done.json").exists()
-    assert nodes.story().count("that the run is finished is written in the run directory alone") == 1
+    assert nodes.log().count("only the run directory has the record that the run is finished") == 1
     assert before[0]["env"]["TORCHELASTIC_RESTART_COUNT"] == "0"
 
 
@@ -184,14 +170,14 @@ def test_a_run_has_trained_through_20_seconds_without_any_member(long_run: LongR
         time.sleep(0.1)
         assert all(agent.running() for agent in nodes.agents)
     assert nodes.rounds() == 1
-    lines = [line for line in nodes.story().splitlines() if "etcd" in line]
+    lines = [line for line in nodes.log().splitlines() if "etcd" in line]
     assert len(lines) <= 3, "one for each member at most"
     cluster.start()
     nodes.agents[1].kill()
     assert nodes.nodes_of(1) == [nodes.nodes[0]]
     nodes.touch("finish")
     assert nodes.agents[0].wait() == 0
-    assert long_run.password not in nodes.story()
+    assert long_run.password not in nodes.log()
     options = long_run.options
     assert "does not accept the password" in refused(nodes, *options, SLURM_ELASTIC_ETCD_PASSWORD="wrong")
     assert "denies user 'trainer'" in refused(

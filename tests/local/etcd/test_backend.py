@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
 from slurm_elastic.rendezvous.records.etcd.backend import EtcdV3RendezvousBackend, create_backend, create_handler
-from tests.local.etcd.proxy import Proxy
+from tests.local.etcd.helpers.proxy import Proxy
 
 REPOSITORY = Path(__file__).parents[3]
 GUARD = 300.0
@@ -34,7 +34,7 @@ def etcd(first_etcd: EtcdServer) -> EtcdServer:
 
 
 @pytest.fixture(autouse=True)
-def nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def open_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
     """The etcd of these tests asks for neither a user nor a certificate."""
     monkeypatch.setenv("SLURM_ELASTIC_ETCD_OPEN", "1")
 
@@ -121,10 +121,10 @@ def test_state_lives_under_the_run_s_lease(
     backend.set_state(b"x")
     found = client.get(prefix + "state")
     assert found is not None
-    assert found.lease == backend._lease.id
+    assert found.lease == backend.lease.id
     with EtcdClient(etcd.config) as other:
-        assert EtcdV3RendezvousBackend(other, prefix)._lease.id == backend._lease.id
-        assert EtcdV3RendezvousBackend(other, prefix + "2")._lease.id != backend._lease.id
+        assert EtcdV3RendezvousBackend(other, prefix).lease.id == backend.lease.id
+        assert EtcdV3RendezvousBackend(other, prefix + "2").lease.id != backend.lease.id
 
 
 def test_set_state_whose_answer_was_lost_says_that_it_was_set(
@@ -145,7 +145,7 @@ def test_set_state_whose_answer_was_lost_says_that_it_was_set(
 
 def test_state_is_written_again_after_the_lease_was_lost(backend: EtcdV3RendezvousBackend, client: EtcdClient) -> None:
     backend.set_state(b"x")
-    backend._lease.revoke(client.limits)
+    backend.lease.revoke(client.limits)
     assert backend.get_state() is None
     assert (backend.set_state(b"y") or ())[0] == b"y"
 
@@ -164,7 +164,7 @@ def test_runs_do_not_see_each_other(etcd: EtcdServer) -> None:
     with ExitStack() as stack:
         pairs = [create_backend(parameters(str(etcd.config), run)) for run in ("a", "a/torch", "b")]
         for backend, _ in pairs:
-            stack.callback(backend._client.close)
+            stack.callback(backend.client.close)
         for number, (backend, store) in enumerate(pairs):
             assert backend.set_state(b"%d" % number) is not None
             store.set("key", str(number))
@@ -206,7 +206,7 @@ def test_torch_finds_the_handler(etcd: EtcdServer, prefix: str) -> None:
         assert (info.rank, info.world_size) == (0, 1)
         assert handler.shutdown()
     finally:
-        handler._state_holder._backend._client.close()
+        handler._state_holder._backend.client.close()
 
 
 TRAINING = """

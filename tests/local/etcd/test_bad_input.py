@@ -27,7 +27,7 @@ from slurm_elastic.rendezvous.records.etcd.errors import (
 from slurm_elastic.rendezvous.records.etcd.failover_channel import Connection
 from slurm_elastic.rendezvous.records.etcd.server import ServerTls
 from slurm_elastic.rendezvous.records.etcd.store import EtcdStore
-from tests.local.etcd.cluster import Cluster
+from tests.local.etcd.helpers.cluster import PATIENT, Cluster
 
 
 @pytest.fixture(scope="module")
@@ -260,23 +260,23 @@ def test_full_database(binary: Path, prefix: str) -> None:
         assert store.delete_key("kept")
 
 
-@pytest.mark.usefixtures("_slow_members_are_there")
 def test_list_with_a_dead_member_costs_one_line(
-    etcd: EtcdServer, prefix: str, warnings: list[str], nobody: Callable[[], Endpoint]
+    etcd: EtcdServer, prefix: str, warnings: list[str], dead_endpoint: Callable[[], Endpoint]
 ) -> None:
-    dead = nobody()
+    dead = dead_endpoint()
+    config = replace(etcd.config, endpoints=(dead, *etcd.config.endpoints), times=PATIENT)
     lost = 0
     while not lost:  # Where a client begins in the list is chance.
-        with EtcdClient(replace(etcd.config, endpoints=(dead, *etcd.config.endpoints))) as client:
+        with EtcdClient(config) as client:
+            lost = int(client.connection.member().endpoint == dead)
             client.connect()
-            lost = int(client._connection._lost != set())
             for number in range(5):
                 client.put(f"{prefix}{number}", b"")
         assert len(warnings) == lost
 
 
-def test_no_member_there(nobody: Callable[[], Endpoint]) -> None:
-    config = EtcdConfig((nobody(), nobody()))
+def test_no_member_there(dead_endpoint: Callable[[], Endpoint]) -> None:
+    config = EtcdConfig((dead_endpoint(), dead_endpoint()))
     error = refusal(config, timeout=1.0)
     assert isinstance(error, EtcdUnavailableError)
     assert not isinstance(error, UsageError)
@@ -284,11 +284,11 @@ def test_no_member_there(nobody: Callable[[], Endpoint]) -> None:
     assert "check that etcd runs" in str(error)
 
 
-def test_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch, nobody: Callable[[], Endpoint]) -> None:
+def test_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch, dead_endpoint: Callable[[], Endpoint]) -> None:
     def unknown(*_: object, **__: object) -> object:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    endpoint = nobody()
+    endpoint = dead_endpoint()
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     error = refusal(EtcdConfig((endpoint,)))
     assert isinstance(error, EtcdEndpointError)

@@ -5,8 +5,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -24,10 +24,12 @@ from slurm_elastic.rendezvous.records.etcd import (
     Get,
     Put,
     Watch,
-    failover_channel,
 )
-from tests.local.etcd.processes import stopped
-from tests.local.etcd.proxy import Proxy
+from slurm_elastic.rendezvous.records.etcd.config import EtcdTimes
+from tests.local.agents import eventually
+from tests.local.etcd.helpers.cluster import PATIENT
+from tests.local.etcd.helpers.processes import stopped
+from tests.local.etcd.helpers.proxy import Proxy
 
 GUARD = 20.0
 
@@ -35,7 +37,8 @@ GUARD = 20.0
 def compact(client: EtcdClient, revision: int) -> None:
     from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
 
-    client._call("KV", "Compact", load_rpc().etcd.CompactionRequest(revision=revision, physical=True))
+    request = load_rpc().etcd.CompactionRequest(revision=revision, physical=True)
+    client.connection.call("KV", "Compact", request, client.limits)
 
 
 def take(watch: Watch, number: int) -> list[Event]:
@@ -46,13 +49,6 @@ def take(watch: Watch, number: int) -> list[Event]:
         assert events
         taken += events
     return taken
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + GUARD
-    while not condition():
-        assert time.monotonic() < deadline, "did not come about"
-        time.sleep(0.02)
 
 
 def test_keys_and_values_are_any_bytes(client: EtcdClient, prefix: str) -> None:
@@ -117,13 +113,12 @@ def test_watch_that_is_closed_brings_nothing_more(client: EtcdClient, prefix: st
     assert watch.next(0.0) == ()
 
 
-@pytest.mark.usefixtures("_slow_members_are_there")
 def test_watch_survives_a_broken_connection_and_compaction(
     client: EtcdClient, proxy: Proxy, prefix: str, warnings: list[str]
 ) -> None:
     client.put(prefix + "stays", b"1")
     client.put(prefix + "goes", b"1")
-    with EtcdClient(proxy.config) as far, far.watch(prefix, prefix=True) as watch:
+    with EtcdClient(replace(proxy.config, times=PATIENT)) as far, far.watch(prefix, prefix=True) as watch:
         client.put(prefix + "stays", b"2")
         assert [event.value for event in watch.next(GUARD)] == [b"2"]
 
@@ -165,7 +160,7 @@ def test_wait_for_goes_on_through_a_cut(client: EtcdClient, proxy: Proxy, prefix
         waiter = threading.Timer(0.0, lambda: found.update(far.limited(GUARD).wait_for([prefix + "key"])))
         found: dict[bytes, bytes] = {}
         waiter.start()
-        eventually(lambda: bool(far._watches._subscriptions))
+        eventually(lambda: bool(far.watches.subscriptions))
         proxy.cut()
         client.put(prefix + "key", b"there")
         compact(client, client.put(prefix + "other", b""))
@@ -180,17 +175,14 @@ def test_wait_for_gives_up_at_its_time_limit(client: EtcdClient, prefix: str) ->
 
 
 @pytest.mark.parametrize("disturbance", ["gone", "hung", "hung and probed"])
-def test_interrupt_hook_ends_every_wait(
-    lone_etcd: EtcdServer, prefix: str, disturbance: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupt_hook_ends_every_wait(lone_etcd: EtcdServer, prefix: str, disturbance: str) -> None:
     interrupted = threading.Event()
+    times = EtcdTimes(attempt=0.01 if disturbance == "hung and probed" else 600.0, probe=600.0)
     with EtcdClient(lone_etcd.config) as client, ExitStack() as stack:
         client.connect()
         hooked = client.limited(600.0, interrupted.is_set)
         watch = client.watch(prefix)
-        probed = disturbance == "hung and probed"
-        monkeypatch.setattr(failover_channel, "_ATTEMPT_SECONDS", 0.01 if probed else 600.0)
-        monkeypatch.setattr(failover_channel, "_PROBE_SECONDS", 600.0)
+        client.connection.config = replace(lone_etcd.config, times=times)
         if disturbance == "gone":
             lone_etcd.kill()
         else:
@@ -280,11 +272,8 @@ def test_proxy_of_a_site_is_for_the_world_outside(first_etcd: EtcdServer, monkey
         client.limited(GUARD).connect()
 
 
-def test_calls_to_an_etcd_that_is_gone_end_in_time(
-    lone_etcd: EtcdServer, warnings: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(failover_channel, "_OUTAGE_SECONDS", 0.4)
-    with EtcdClient(lone_etcd.config) as client:
+def test_calls_to_an_etcd_that_is_gone_end_in_time(lone_etcd: EtcdServer, warnings: list[str]) -> None:
+    with EtcdClient(replace(lone_etcd.config, times=EtcdTimes(outage=0.4))) as client:
         client.connect()
         lone_etcd.kill()
         with pytest.raises(EtcdUnavailableError, match="answered in time"):

@@ -3,17 +3,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, EventKind, Watch, failover_channel
+from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, EventKind, Watch
+from slurm_elastic.rendezvous.records.etcd.config import EtcdTimes
+from slurm_elastic.rendezvous.records.etcd.failover_channel import Limits
 from slurm_elastic.rendezvous.records.etcd.store import EtcdStore
 from tests.local.agents import eventually
-from tests.local.etcd.cluster import Cluster
-from tests.local.etcd.processes import stopped
-from tests.local.etcd.proxy import Proxy
+from tests.local.etcd.helpers.cluster import PATIENT, Cluster
+from tests.local.etcd.helpers.processes import stopped
+from tests.local.etcd.helpers.proxy import Proxy
 
 GUARD = 30.0
 
@@ -34,7 +38,7 @@ def cluster(whole_cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture
 def client(cluster: Cluster) -> Iterator[EtcdClient]:
-    with EtcdClient(cluster.config) as client:
+    with EtcdClient(replace(cluster.config, times=PATIENT)) as client:
         client.connect()
         yield client.limited(GUARD)
 
@@ -46,7 +50,7 @@ def prefix(cluster: Cluster, prefix: str) -> str:
 
 
 def member_of(cluster: Cluster, client: EtcdClient) -> EtcdServer:
-    endpoint = client._connection.member().endpoint
+    endpoint = client.connection.member().endpoint
     return next(member for member in cluster.members if member.config.endpoints[0] == endpoint)
 
 
@@ -66,7 +70,6 @@ def wait_until_told(watch: Watch, value: bytes) -> None:
         last = events[-1].value
 
 
-@pytest.mark.usefixtures("_slow_members_are_there")
 def test_each_member_killed_in_turn_costs_one_line_each(
     cluster: Cluster, client: EtcdClient, prefix: str, warnings: list[str]
 ) -> None:
@@ -108,42 +111,41 @@ def test_all_members_down_and_back_loses_nothing(
     assert len(warnings) <= 3, "one for each member at most"
 
 
-def test_member_that_hangs_is_left(
-    cluster: Cluster, client: EtcdClient, prefix: str, warnings: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(failover_channel, "_ATTEMPT_SECONDS", 1.0)
-    monkeypatch.setattr(failover_channel, "_OUTAGE_SECONDS", GUARD)
-    hung = member_of(cluster, client)
-    assert hung.pid is not None
-    with stopped(hung.pid):
-        write_and_read(client, prefix + "key", b"1")
+def test_member_that_hangs_is_left(cluster: Cluster, prefix: str, warnings: list[str]) -> None:
+    config = replace(cluster.config, times=EtcdTimes(attempt=1.0, outage=GUARD))
+    with EtcdClient(config) as client:
+        client.connect()
+        hung = member_of(cluster, client)
+        assert hung.pid is not None
+        with stopped(hung.pid):
+            write_and_read(client.limited(GUARD), prefix + "key", b"1")
         # Another may be too slow, too.
         assert len([line for line in warnings if f"member {hung.config.endpoints[0]} is lost" in line]) == 1
 
 
-def test_what_a_member_has_lost_is_soon_asked_of_another(
-    first_etcd: EtcdServer, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(failover_channel, "_ATTEMPT_SECONDS", 600.0)
+def test_what_a_member_has_lost_is_soon_asked_of_another(first_etcd: EtcdServer, prefix: str) -> None:
     here = first_etcd.config.endpoints[0]
-    with Proxy(here) as proxy, EtcdClient(replace(first_etcd.config, endpoints=(proxy.endpoint, here))) as client:
-        client._connection._position = 0
+    with Proxy(here) as proxy, ExitStack() as stack:
+        config = replace(first_etcd.config, endpoints=(proxy.endpoint, here), times=EtcdTimes(attempt=600.0))
+        client = stack.enter_context(EtcdClient(config))
+        # A client begins at any member of the list.
+        while client.connection.member().endpoint != proxy.endpoint:
+            client = stack.enter_context(EtcdClient(config))
         client.connect()
         proxy.mute()
         write_and_read(client.limited(GUARD), prefix + "key", b"1")
-        assert client._connection.member().endpoint == here
+        assert client.connection.member().endpoint == here
 
 
-@pytest.mark.usefixtures("_slow_members_are_there")
 def test_tokens_of_a_member_that_restarted_are_renewed(cluster: Cluster, prefix: str, warnings: list[str]) -> None:
     one = cluster.members[0]
-    with EtcdClient(replace(cluster.config, endpoints=one.config.endpoints)) as client:
+    with EtcdClient(replace(cluster.config, endpoints=one.config.endpoints, times=PATIENT)) as client:
         client.put(prefix + "key", b"1")
-        client._connection.member().token = "forgotten.1"
+        client.connection.member().token = "forgotten.1"
         write_and_read(client, prefix + "key", b"2")
-        client._connection.member().token = "forgotten.1"
+        client.connection.member().token = "forgotten.1"
         with client.watch(prefix + "key") as watch:
-            client._connection.member().token = "forgotten.2"
+            client.connection.member().token = "forgotten.2"
             client.put(prefix + "key", b"3")
             assert [event.kind for event in watch.next(GUARD)] == [EventKind.PUT]
     assert warnings == []
@@ -171,16 +173,15 @@ def test_operation_whose_answer_was_lost_is_done_once(
         store.check(["key"])
         results: list[object] = []
         worker = threading.Thread(target=lambda: results.append(operation(store)))
-        original = far._connection._attempt
+        original = far.connection.call
 
-        def mute_before_the_write(*arguments: object) -> object:
-            request = arguments[3]
+        def mute_before_the_write(service: str, method: str, request: Any, limits: Limits) -> tuple[Any, bool]:
             if any(one.HasField("request_put") for one in getattr(request, "success", ())):
-                far._connection._attempt = original
+                far.connection.call = original  # type: ignore[method-assign]
                 proxy.mute()
-            return original(*arguments)
+            return original(service, method, request, limits)
 
-        far._connection._attempt = mute_before_the_write
+        far.connection.call = mute_before_the_write  # type: ignore[method-assign]
         worker.start()
         found = near.limited(GUARD).wait_for([f"{prefix}keys/key"])
         assert set(found.values()) == {once}

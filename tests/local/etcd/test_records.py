@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,15 @@ from slurm_elastic.rendezvous.records.api import (
     Situation,
 )
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, failover_channel
-from slurm_elastic.rendezvous.records.etcd import records as etcd_records
+from slurm_elastic.rendezvous.records.etcd.config import EtcdTimes
 from slurm_elastic.rendezvous.records.etcd.records import EtcdRecords, open_etcd_records
 from slurm_elastic.rendezvous.records.etcd.transactions import KeyValue
 from slurm_elastic.rundir import RunDir
 from tests.local.agents import eventually
 from tests.local.etcd.test_client import compact
-from tests.unit.rendezvous.records_contract import RecordsContract
+from tests.unit.rendezvous.helpers.records_contract import RecordsContract
 
+DEFAULT_TIMES = EtcdTimes()
 OpenRecords = Callable[..., EtcdRecords]
 
 
@@ -39,11 +41,13 @@ def run_dir(tmp_path: Path, prefix: str) -> RunDir:
 
 @pytest.fixture
 def open_records(run_dir: RunDir) -> Iterator[OpenRecords]:
-    """Open the records of one more agent, of the first scope unless another is named."""
+    """Open the records of one more agent, of the first incarnation unless another is named."""
     with ExitStack() as stack:
 
-        def open_one(etcd: EtcdServer, scope: str = "7.0", limit: float = 10.0) -> EtcdRecords:
-            records = open_etcd_records(etcd.config, run_dir, scope, limit=limit)
+        def open_one(
+            etcd: EtcdServer, incarnation: str = "7.0", limit: float = 10.0, times: EtcdTimes = DEFAULT_TIMES
+        ) -> EtcdRecords:
+            records = open_etcd_records(replace(etcd.config, times=times), run_dir, incarnation, limit=limit)
             stack.callback(records.close)
             return records
 
@@ -104,13 +108,12 @@ def test_an_agent_that_starts_asks_once(
         return call(self, service, method, *arguments)
 
     monkeypatch.setattr(failover_channel.Connection, "call", counted)
-    monkeypatch.setattr(etcd_records, "_FRESH_SECONDS", 600.0)
-    newcomer = open_records(first_etcd)
+    newcomer = open_records(first_etcd, times=EtcdTimes(fresh=600.0))
     assert not newcomer.is_done()
     assert newcomer.newest_epoch() == 3
     assert newcomer.situation() == Situation({"port": 1}, 4, {"places": []})
     # Others renew a lease now and then.
-    assert [method for by, method in calls if by is newcomer._leased._client._connection] == ["Txn"]
+    assert [method for by, method in calls if by is newcomer.leased.client.connection] == ["Txn"]
     # What it asks again is asked of etcd.
     leader.publish_endpoint({"port": 2})
     leader.claim_epoch(5, {})
@@ -188,7 +191,7 @@ def test_a_leader_that_was_followed_leaves_lost_records_to_the_next(
         client.delete(run_prefix(first_etcd, run_dir), prefix=True)
         new.publish_endpoint({"port": 2})
         client.delete(run_prefix(first_etcd, run_dir), prefix=True)
-        eventually(lambda: not old._leased._written)
+        eventually(lambda: not old.leased.written)
         eventually(lambda: client.count_prefix(run_prefix(first_etcd, run_dir)) == 2)
     assert old.endpoint() == {"port": 2}
     assert old.newest_epoch() == 2
@@ -216,6 +219,18 @@ def test_what_was_not_written_with_the_secret_is_dropped_and_told_once(
     assert all("was not written by this run" in line for line in warnings)
     with pytest.raises(RecordsError, match="etcdctl del"):
         records.claim_round(0, {})
+
+
+def test_a_leader_is_found_though_others_write_over_its_endpoint(
+    first_etcd: EtcdServer, open_records: OpenRecords, run_dir: RunDir
+) -> None:
+    leader, searching = open_records(first_etcd), open_records(first_etcd)
+    assert searching.situation().endpoint is None
+    leader.claim_epoch(1, {})
+    leader.publish_endpoint({"port": 1})
+    with EtcdClient(first_etcd.config) as client:
+        client.put(f"{run_prefix(first_etcd, run_dir)}scopes/7.0/endpoint", b'{"port": 2}')
+    assert searching.situation().endpoint == {"port": 1}
 
 
 def test_a_key_of_others_that_keeps_an_agent_from_leading_is_named(
@@ -299,10 +314,9 @@ def last_round_of(records: Records) -> None:
 
 
 def test_only_the_leader_tells_about_lost_members(
-    lone_etcd: EtcdServer, open_records: OpenRecords, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+    lone_etcd: EtcdServer, open_records: OpenRecords, warnings: list[str]
 ) -> None:
-    monkeypatch.setattr(failover_channel, "_OUTAGE_SECONDS", 0.4)
-    leader, other = open_records(lone_etcd), open_records(lone_etcd)
+    leader, other = (open_records(lone_etcd, times=EtcdTimes(outage=0.4)) for _ in range(2))
     leader.claim_epoch(1, {})
     lone_etcd.kill()
     # Both wait long enough for a line.

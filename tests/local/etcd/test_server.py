@@ -15,17 +15,17 @@ from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, server
 from slurm_elastic.rendezvous.records.etcd.config import load_config
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdServerError
 from slurm_elastic.rendezvous.records.etcd.machine import BINARY_VARIABLE, find_binary, free_port
-from tests.local.etcd.processes import gone, wait_gone
+from tests.local.etcd.helpers.processes import gone, guard_of, wait_gone
 
 
 def test_stop_leaves_neither_process_nor_directory() -> None:
     with EtcdServer() as server:
-        assert server._program is not None
-        pid, guard, directory = server.pid, server._program.guard, server.data_dir
+        pid, directory = server.pid, server.data_dir
         assert pid is not None
+        guard = guard_of(pid)
         assert server.log.is_file()
     wait_gone(pid)
-    wait_gone(guard.pid)
+    wait_gone(guard)
     assert not directory.exists()
     server.stop()
 
@@ -113,18 +113,19 @@ import time
 from slurm_elastic.rendezvous.records.etcd import EtcdServer
 server = EtcdServer()
 server.start()
-print(server.pid, server._program.guard.pid, server.data_dir, flush=True)
+print(server.pid, server.data_dir, flush=True)
 time.sleep(600)
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
         try:
             assert parent.stdout is not None
-            pid, guard, directory = parent.stdout.readline().split()
+            pid, directory = parent.stdout.readline().split()
             assert not gone(int(pid))
+            guard = guard_of(int(pid))
         finally:
             parent.send_signal(number)
     wait_gone(int(pid))
-    wait_gone(int(guard))
+    wait_gone(guard)
     assert not Path(directory).exists()
 
 

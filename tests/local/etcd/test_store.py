@@ -16,7 +16,7 @@ from torch.distributed import DistNetworkError, DistStoreError, HashStore, Prefi
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, load_config
 from slurm_elastic.rendezvous.records.etcd.store import EtcdStore
 from tests.local.agents import eventually
-from tests.local.etcd.proxy import Proxy
+from tests.local.etcd.helpers.proxy import Proxy
 from tests.local.etcd.test_client import compact
 
 GUARD = timedelta(seconds=30)
@@ -197,7 +197,7 @@ def test_clone_has_a_timeout_of_its_own(etcd_store: EtcdStore) -> None:
     clone = etcd_store.clone()
     clone.set_timeout(SHORT)
     assert etcd_store.timeout == GUARD
-    assert clone._lease is etcd_store._lease
+    assert clone.lease is etcd_store.lease
 
 
 def test_add_to_something_else_than_a_number(etcd_store: EtcdStore) -> None:
@@ -226,11 +226,11 @@ def test_get_waits_for_a_key(store: Store, write: Callable[[Store], object]) -> 
 
 def test_waits_send_nothing_while_they_wait(client: EtcdClient, etcd_store: EtcdStore) -> None:
     sent = []
-    original = client._connection.call
-    client._connection.call = lambda *arguments: sent.append(arguments[1]) or original(*arguments)
+    original = client.connection.call
+    client.connection.call = lambda *arguments: sent.append(arguments[1]) or original(*arguments)
     waiter = threading.Thread(target=etcd_store.wait, args=(["a", "b"],))
     waiter.start()
-    eventually(lambda: bool(client._watches._subscriptions))
+    eventually(lambda: bool(client.watches.subscriptions))
     time.sleep(0.5)
     assert sent == ["Txn"], "one read, then the watch"
     etcd_store.multi_set(["a", "b"], ["", ""])
@@ -242,7 +242,7 @@ def test_wait_goes_on_through_a_compaction(client: EtcdClient, proxy: Proxy, pre
         store = EtcdStore(far, prefix, GUARD)
         waiter = threading.Thread(target=store.wait, args=(["a", "b"],))
         waiter.start()
-        eventually(lambda: bool(far._watches._subscriptions))
+        eventually(lambda: bool(far.watches.subscriptions))
         proxy.cut()
         near = EtcdStore(client, prefix, GUARD)
         near.set("a", "1")
@@ -298,12 +298,12 @@ def test_keys_live_under_a_lease(client: EtcdClient, etcd_store: EtcdStore, pref
     etcd_store.multi_set(["e"], ["1"])
     keys, _ = client.get_prefix(prefix)
     assert len(keys) == 6, "and the receipt of add and append"
-    assert {key.lease for key in keys} == {etcd_store._lease.id}
+    assert {key.lease for key in keys} == {etcd_store.lease.id}
 
 
 def test_write_after_the_lease_was_lost(client: EtcdClient, etcd_store: EtcdStore) -> None:
     etcd_store.set("old", "1")
-    etcd_store._lease.revoke(client.limits)
+    etcd_store.lease.revoke(client.limits)
     assert not etcd_store.check(["old"])
     assert etcd_store.add("new", 1) == 1
     assert etcd_store.get("new") == b"1"

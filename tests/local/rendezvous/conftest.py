@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slurm_elastic.rendezvous import connect
 from slurm_elastic.rendezvous.election.runner import FollowerConfig
 from slurm_elastic.rendezvous.leader.leader import Leader
-from tests.local.agents import PATIENCE
-from tests.local.rendezvous.parties import Run
+from slurm_elastic.rendezvous.membership import Settings
+from tests.local.agents import HANG
+from tests.local.rendezvous.helpers.parties import Run
 
 
 @pytest.fixture(autouse=True)
@@ -36,19 +39,25 @@ def start_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 def _patient_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents look for their leader as long as it takes, however short the time in which a round has to form."""
     monkeypatch.setattr(
-        connect, "FollowerConfig", lambda **config: FollowerConfig(**{**config, "connect_timeout": PATIENCE})
+        connect, "FollowerConfig", lambda **config: FollowerConfig(**{**config, "connect_timeout": HANG})
     )
 
 
 @pytest.fixture
-def leaders(monkeypatch: pytest.MonkeyPatch) -> list[Leader]:
+def leader_settings() -> dict[str, float]:
+    """Settings of the membership that leaders get instead of theirs, if the test has the fixture `leaders`, too."""
+    return {}
+
+
+@pytest.fixture
+def leaders(monkeypatch: pytest.MonkeyPatch, leader_settings: dict[str, float]) -> list[Leader]:
     """The leaders that are made, to look at what they count."""
     made: list[Leader] = []
     init = Leader.__init__
 
-    def remember(self: Leader, *arguments: object) -> None:
+    def remember(self: Leader, run: str, secret: bytes, epoch: int, settings: Settings, *others: Any) -> None:
         made.append(self)
-        init(self, *arguments)  # type: ignore[arg-type]
+        init(self, run, secret, epoch, dataclasses.replace(settings, **leader_settings), *others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Leader, "__init__", remember)
     return made

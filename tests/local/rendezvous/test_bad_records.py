@@ -17,8 +17,8 @@ from slurm_elastic.rendezvous.membership import Reason
 from slurm_elastic.rendezvous.records.api import Record, RunDirRecords, Situation
 from slurm_elastic.rendezvous.transport.messages import Interrupted
 from slurm_elastic.rundir import RunDir
-from tests.local.agents import PATIENCE
-from tests.local.rendezvous.parties import Party, Run, form, leader_of
+from tests.local.agents import HANG
+from tests.local.rendezvous.helpers.parties import Party, Run, form, leader_of
 from tests.local.rendezvous.test_failover import places_after
 
 StartRun = Callable[..., Run]
@@ -75,7 +75,7 @@ class Slow(RunDirRecords):
     released: threading.Event
 
     def situation(self) -> Situation:
-        self.released.wait(PATIENCE)
+        self.released.wait(HANG)
         return super().situation()
 
 
@@ -111,14 +111,16 @@ def test_an_agent_whose_directory_is_not_that_of_the_run_does_not_lead(
 ) -> None:
     run = start_run(expected_nodes=("node1", "node2", "node3"))
     leader = run.party(0)
-    other = tmp_path / "other"
+    mount, other = tmp_path / "mount", tmp_path / "other"
     other.mkdir()
-    # Its mount is replaced later, as by one of this node's own.
-    records = RunDirRecords(run.run_dir, "run.0")
-    second = party_with(run, 1, records)
+    mount.symlink_to(tmp_path)
+    second = party_with(run, 1, RunDirRecords(RunDir.for_run(mount, "run"), "run.0"))
     third = run.party(2)
     form([leader, second, third])
-    records._run_dir = RunDir.for_run(other, "run").open()
+    # Its mount is replaced, as by one of this node's own.
+    RunDir.for_run(other, "run").open()
+    mount.unlink()
+    mount.symlink_to(other)
     leader.die()
     places = places_after([second, third])
     assert leader_of([second, third]) is third
@@ -152,12 +154,13 @@ class Dying(RunDirRecords):
 
     def claim_epoch(self, number: int, record: Record) -> bool:
         taken = super().claim_epoch(number, record)
-        self.party.link._call(lambda: self.party.link._stopping.set_result(0))
+        # It waits for the agent's thread, which waits for this call.
+        threading.Thread(target=self.party.die).start()
         self.taken.set()
         return taken
 
     def publish_endpoint(self, record: Record) -> None:
-        self.died.wait(PATIENCE)
+        self.died.wait(HANG)
 
 
 def test_a_successor_that_dies_while_it_takes_over_is_followed_by_the_next(start_run: StartRun) -> None:

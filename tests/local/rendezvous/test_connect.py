@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.leader_events import Unreachable
 from slurm_elastic.rendezvous.membership import OnTie, Reason
 from slurm_elastic.slurm import port_sequence
-from tests.local.rendezvous.parties import Run, form, options
+from tests.local.rendezvous.helpers.parties import Run, endpoint, form, options
 
 StartRun = Callable[..., Run]
 
@@ -25,13 +24,6 @@ def taken() -> Iterator[Callable[[int], int]]:
     """Listen on a free port, or a given one, on behalf of somebody else."""
     with ExitStack() as stack:
         yield lambda port=0: stack.enter_context(socket.create_server(("", port))).getsockname()[1]
-
-
-def endpoint(run: Run) -> dict[str, object]:
-    published = run.run_dir.endpoint("run.0")
-    assert published is not None
-    found: dict[str, object] = json.loads(published)
-    return found
 
 
 def test_a_port_in_use_leads_to_the_next(start_run: StartRun, taken: Callable[..., int]) -> None:
@@ -81,21 +73,21 @@ def test_a_run_of_one_node_listens_to_itself_only(start_run: StartRun) -> None:
     run = start_run(expected_nodes=("node1",))
     run.party(0)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", int(str(endpoint(run)["port"]))), timeout=5)
+        socket.create_connection(("127.0.0.2", endpoint(run)["port"]), timeout=5)
 
 
 def test_a_run_of_several_listens_to_all(start_run: StartRun) -> None:
     run = start_run(expected_nodes=("node1", "node2"))
     run.party(0)
-    socket.create_connection(("127.0.0.2", int(str(endpoint(run)["port"]))), timeout=5).close()
+    socket.create_connection(("127.0.0.2", endpoint(run)["port"]), timeout=5).close()
 
 
-def test_the_leader_knows_what_the_seat_says(start_run: StartRun, leaders: list[Leader]) -> None:
+def test_the_leader_has_the_settings_of_its_agent(start_run: StartRun, leaders: list[Leader]) -> None:
     times = options(on_tie=OnTie.NONE)
     run = start_run(expected_nodes=("node1", "node2"), min_nodes=2, max_nodes=2, max_restarts=5, options=times)
     run.run_dir.claim_round(3, b"{}")
     run.party(0, restart_count=0)
-    settings = leaders[0]._settings
+    settings = leaders[0].membership.settings
     assert (settings.min_nodes, settings.max_nodes, settings.max_restarts) == (2, 2, 5)
     assert settings.expected_nodes == ("node1", "node2")
     assert settings.on_tie is OnTie.NONE

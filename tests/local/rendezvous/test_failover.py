@@ -9,8 +9,8 @@ import pytest
 from slurm_elastic.rendezvous.leader_events import CutOff
 from slurm_elastic.rendezvous.membership import Claim, Interrupt, LeaveReason, Outcome, Reason
 from slurm_elastic.rendezvous.transport.messages import Assignment, Ended, Interrupted
-from tests.local.agents import PATIENCE, eventually
-from tests.local.rendezvous.parties import Party, Run, form, leader_of, options
+from tests.local.agents import HANG, eventually
+from tests.local.rendezvous.helpers.parties import Party, Run, form, leader_of, options
 
 StartRun = Callable[..., Run]
 
@@ -36,7 +36,7 @@ def places_after(parties: list[Party]) -> list[Assignment]:
 
 
 def test_a_leader_that_has_ended_is_followed_without_waiting_for_its_silence(start_run: StartRun) -> None:
-    run = start_run(options=options(leader_limit=2 * PATIENCE))
+    run = start_run(options=options(leader_limit=2 * HANG))
     parties = run.all_of(4)
     before = form(parties)
     parties[0].die()

@@ -24,8 +24,8 @@ from torch.distributed.elastic.rendezvous import (
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.membership import Spare
 from slurm_elastic.rendezvous.torch_handler import SlurmRendezvousHandler, create_handler, handler_factory
-from tests.local.agents import PATIENCE, eventually
-from tests.local.rendezvous.parties import Run, options
+from tests.local.agents import HANG, eventually
+from tests.local.rendezvous.helpers.parties import Run, options
 
 StartRun = Callable[..., Run]
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class Handlers:
 
     def form(self, *handlers: SlurmRendezvousHandler) -> list[RendezvousInfo]:
         """All join at once."""
-        return [future.result(PATIENCE) for future in [self.next(handler) for handler in handlers]]
+        return [future.result(HANG) for future in [self.next(handler) for handler in handlers]]
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_late_node_is_seen_waiting_and_taken_in(handlers: MakeHandlers) -> Non
     eventually(lambda: first.num_nodes_waiting() == 1)
     assert not waiting.done()
     (info,) = some.form(first)
-    assert (info.world_size, waiting.result(PATIENCE).rank) == (2, 1)
+    assert (info.world_size, waiting.result(HANG).rank) == (2, 1)
     assert first.num_nodes_waiting() == 0
 
 
@@ -125,9 +125,9 @@ def test_a_redundant_node_waits_and_ends_with_the_others(handlers: MakeHandlers)
     assert not third.done()
     going = some.start(first.shutdown)
     with pytest.raises(RendezvousGracefulExitError):
-        third.result(PATIENCE)
+        third.result(HANG)
     assert spare.shutdown()
-    assert going.result(PATIENCE)
+    assert going.result(HANG)
     assert some.run.run_dir.is_done()
 
 
@@ -139,7 +139,7 @@ def test_a_lost_node_is_noticed_and_replaced(handlers: MakeHandlers) -> None:
     some.run.parties[1].link.stop()
     eventually(lambda: first.num_nodes_waiting() == 1)
     some.form(first)
-    assert third.result(PATIENCE).rank == 1
+    assert third.result(HANG).rank == 1
 
 
 def test_an_agent_that_joins_again_by_itself_restarts_all(handlers: MakeHandlers) -> None:
@@ -150,7 +150,7 @@ def test_an_agent_that_joins_again_by_itself_restarts_all(handlers: MakeHandlers
     again = some.next(second)
     eventually(lambda: first.num_nodes_waiting() == 1)
     some.form(first)
-    assert again.result(PATIENCE).world_size == 2
+    assert again.result(HANG).world_size == 2
 
 
 def test_agents_that_join_again_at_once_do_so_once(handlers: MakeHandlers) -> None:
@@ -183,7 +183,7 @@ def test_closed_while_waiting(handlers: MakeHandlers) -> None:
     waiting = some.next(first)
     some.make(1).set_closed()
     with pytest.raises(RendezvousClosedError, match="closed by node2"):
-        waiting.result(PATIENCE)
+        waiting.result(HANG)
 
 
 def test_shutdown_after_a_failure_closes_and_after_success_finishes(handlers: MakeHandlers) -> None:
@@ -245,7 +245,7 @@ def test_the_factory_needs_no_endpoint_and_no_id(monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(str(tmp_path))
     create = handler_factory()
     assert callable(create)
-    handler = create(_parameters(join_timeout=f"{PATIENCE:g}", timeout=900))
+    handler = create(_parameters(join_timeout=f"{HANG:g}", timeout=900))
     assert isinstance(handler, SlurmRendezvousHandler)
     try:
         info = handler.next_rendezvous()

@@ -11,8 +11,8 @@ import pytest
 from slurm_elastic.rendezvous.membership import Reason
 from slurm_elastic.rendezvous.transport.connect import reach
 from slurm_elastic.rendezvous.transport.messages import Interrupted
-from tests.local.agents import PATIENCE
-from tests.local.rendezvous.parties import Run, form, options
+from tests.local.agents import HANG
+from tests.local.rendezvous.helpers.parties import Run, form, options
 from tests.local.rendezvous.test_failover import places_after
 
 NAME = "node1.test"
@@ -56,7 +56,7 @@ def test_a_leader_that_was_found_by_name_is_followed_at_once(
 ) -> None:
     # Whoever comes before the leader has said where it is looks for it under the name of its node. Its silence would
     # tell nobody in the time of this test that it is lost.
-    times = options(leader_limit=2 * PATIENCE)
+    times = options(leader_limit=2 * HANG)
     run = start_run(leader_host=NAME, expected_nodes=("node1", "node2", "node3"), options=times)
     leader = run.party(0, leader_host="127.0.0.1")
     with monkeypatch.context() as context:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import socket
 import time
@@ -12,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.rendezvous.election.term import Wake
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.leader_events import LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import Drop, Finish, LeaveReason, Outcome, Reason
 from slurm_elastic.rendezvous.records.api import RecordsError
 from slurm_elastic.rendezvous.transport.messages import Assignment, Ended, Waiting
-from tests.local.agents import PATIENCE, eventually
-from tests.local.rendezvous.parties import Party, Run, form, interrupted, options, placed
+from tests.local.agents import HANG, eventually
+from tests.local.rendezvous.helpers.parties import Run, endpoint, form, interrupted, options, placed
+from tests.local.waiting import descriptors
 
 StartRun = Callable[..., Run]
 
@@ -68,7 +67,7 @@ def test_a_node_that_is_known_to_come_and_joins_late_causes_no_round_of_its_own(
     form([first])
     early = run.party(1)
     late = run.party(2) if not cohort[0] else None
-    eventually(lambda: len(leaders[0]._state.coming) == (2 if late else 1))
+    eventually(lambda: len(leaders[0].membership.coming) == (2 if late else 1))
     early.join()
     assert first.link.next_event(timeout=0.5) is None
     late = late or run.party(2)
@@ -82,7 +81,7 @@ def test_a_node_that_dies_before_it_joins_is_not_waited_for(start_run: StartRun,
     first = run.party(0)
     form([first])
     early, late = run.party(1), run.party(2)
-    eventually(lambda: len(leaders[0]._state.coming) == 2)
+    eventually(lambda: len(leaders[0].membership.coming) == 2)
     early.join()
     late.die()
     interrupted([first], Reason.NODE_JOINED)
@@ -97,7 +96,7 @@ def test_nodes_that_come_before_a_round_is_over_cause_one_round(start_run: Start
         other.join()
     interrupted([first], Reason.NODE_JOINED)
     # On a busy machine it is over before the last of them has come; how long is waited for others is a unit's test.
-    eventually(lambda: len(leaders[0]._state.agents) == 5)
+    eventually(lambda: len(leaders[0].membership.agents) == 5)
     first.join()
     assert {(place.round, place.nodes) for place in placed([first, *others])} == {(1, 5)}
 
@@ -227,33 +226,13 @@ def test_a_leader_that_never_comes_is_given_up(start_run: StartRun) -> None:
     assert not word.usage
 
 
-def test_a_last_call_waits_for_nodes_that_are_unknown_only(start_run: StartRun, leaders: list[Leader]) -> None:
-    run = start_run(expected_nodes=("node1", "node2", "node3"))
+def test_a_last_call_waits_for_nodes_that_are_unknown(start_run: StartRun) -> None:
+    times = options(last_call_timeout=0.5)
+    run = start_run(expected_nodes=("node1", "node2", "node3"), min_nodes=2, options=times)
     first, second = run.party(0), run.party(1)
-    for party in (first, second):
-        party.join()
-    eventually(lambda: len(leaders[0]._state.agents) == 2)
-    assert first.silent()
-    change(first, leaders[0], last_call_timeout=0.5)
-    assert {place.nodes for place in placed([first, second])} == {2}
-    change(first, leaders[0], last_call_timeout=2 * PATIENCE)
-    # It was waited for once; now its fate is known.
-    second.link.leaving(LeaveReason.PREEMPTED)
-    second.link.left(LeaveReason.PREEMPTED)
-    interrupted([first], Reason.NODE_LEFT)
-    form([first])
-
-
-def change(party: Party, leader: Leader, **settings: float) -> None:
-    """Have the leader, which is this party's, go on with other settings."""
-
-    def go_on() -> None:
-        state = leader._state
-        state = dataclasses.replace(state, settings=dataclasses.replace(state.settings, **settings))
-        leader._term = dataclasses.replace(leader._term, membership=state)
-        leader._handle(Wake())
-
-    party.link._call(go_on)
+    began = time.monotonic()
+    assert {place.nodes for place in form([first, second])} == {2}
+    assert time.monotonic() - began >= 0.5
 
 
 def test_a_leader_that_does_not_know_who_comes_waits_for_all_of_a_job(start_run: StartRun) -> None:
@@ -375,7 +354,20 @@ def test_a_leader_that_stops_first_tells_the_end_however_slow_the_disk(
     assert any(isinstance(decision, Finish) for decision in leader.decisions)
 
 
-def test_a_connection_that_breaks_is_made_again_and_nothing_changes(start_run: StartRun, leaders: list[Leader]) -> None:
+def break_connections(port: int) -> None:
+    """Break this process's connections to a port."""
+    for descriptor, name in descriptors().items():
+        if name.startswith("socket:"):
+            # Another thread may close its socket in between.
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as one:
+                if one.family != socket.AF_UNIX and one.getpeername()[1] == port:
+                    one.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_connection_that_breaks_is_made_again_and_nothing_changes(
+    start_run: StartRun, leaders: list[Leader], leader_settings: dict[str, float]
+) -> None:
+    leader_settings["reconnect_grace"] = 2 * HANG
     run = start_run(run_id=f"run-{os.getpid()}")
     # Without an endpoint in the run directory all ports are tried in order, and nobody listens at the first.
     with contextlib.ExitStack() as stack:
@@ -383,16 +375,16 @@ def test_a_connection_that_breaks_is_made_again_and_nothing_changes(start_run: S
             # Else somebody listens there already.
             stack.enter_context(socket.create_server(("", run.config.ports[0])))
         leader = run.party(0)
+    port = endpoint(run)["port"]
     for path in (run.run_dir.path / "endpoints").iterdir():
         path.unlink()
     member = run.party(1)
     leader.join()
     member.join()
-    eventually(lambda: len(leaders[0]._connections._connections) == 2)
-    before = leaders[0]._connections._connections[member.config.agent]
-    change(leader, leaders[0], reconnect_grace=2 * PATIENCE)
-    leader.link._loop.call_soon_threadsafe(before.close)
-    eventually(lambda: leaders[0]._connections._connections.get(member.config.agent) not in (None, before))
+    eventually(lambda: len(leaders[0].connections.by_agent) == 2)
+    before = leaders[0].connections.by_agent[member.config.agent]
+    break_connections(port)
+    eventually(lambda: leaders[0].connections.by_agent.get(member.config.agent) not in (None, before))
     assert not any(isinstance(decision, Drop) for decision in leader.decisions)
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import re
+import resource
 import socket
 import struct
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -16,13 +20,15 @@ from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
 from slurm_elastic.rendezvous.election.runner import FollowerConfig
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.leader_events import Unreachable
-from slurm_elastic.rendezvous.membership import Finished, Reason
+from slurm_elastic.rendezvous.membership import Finished, Outcome, Publish, Reason
+from slurm_elastic.rendezvous.run_events import describe
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.transport import session
-from slurm_elastic.rendezvous.transport.messages import encode
+from slurm_elastic.rendezvous.transport.messages import Ended, encode
 from slurm_elastic.rendezvous.transport.session import Role, Session
-from tests.local.agents import PATIENCE, eventually
-from tests.local.rendezvous.parties import Party, Run, form, interrupted
+from tests.local.agents import HANG, eventually
+from tests.local.rendezvous.helpers.parties import Party, Run, form, interrupted, options
+from tests.local.waiting import descriptors
 
 StartRun = Callable[..., Run]
 
@@ -38,7 +44,7 @@ def frame(content: bytes) -> bytes:
 
 def connect_to(party: Party, source: str = "127.0.0.1") -> socket.socket:
     endpoint = json.loads(party.config.run_dir.endpoint(party.config.incarnation) or b"")
-    return socket.create_connection(("127.0.0.1", endpoint["port"]), timeout=PATIENCE, source_address=(source, 0))
+    return socket.create_connection(("127.0.0.1", endpoint["port"]), timeout=HANG, source_address=(source, 0))
 
 
 def closed(stranger: socket.socket) -> bool:
@@ -49,6 +55,26 @@ def closed(stranger: socket.socket) -> bool:
     except ConnectionResetError:
         pass
     return True
+
+
+def authenticated(party: Party, name: str) -> socket.socket:
+    """A connection to the leader that has proved to be this agent's, and on which nothing was said since."""
+    agent = Session(Role.AGENT, party.config.run_dir.secret(), party.config.incarnation, agent=name)
+    stream = connect_to(party)
+    agent.port = stream.getpeername()[1]
+    stream.sendall(agent.start())
+    while not agent.established:
+        stream.sendall(agent.receive(stream.recv(4096))[1])
+    return stream
+
+
+@pytest.fixture
+def _soft_limit() -> Iterator[None]:
+    """This process may open 1,024 files, as after most login shells."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_the_run_goes_on_among_strangers(
@@ -100,13 +126,95 @@ def test_idle_connections_do_not_keep_agents_out(start_run: StartRun) -> None:
         assert {place.nodes for place in form(parties)} == {2}
 
 
+_FLOOD = """
+import resource, select, socket, sys
+port, least = int(sys.argv[1]), int(sys.argv[2])
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+strangers, made = {}, 0
+poll = select.epoll()
+poll.register(0, select.EPOLLIN)
+while True:
+    if made < least or len(strangers) < 1000:
+        stranger = socket.create_connection(("127.0.0.1", port), source_address=(f"127.0.0.{2 + made % 200}", 0))
+        stranger.send(bytes(made % 4))
+        strangers[stranger.fileno()] = stranger
+        poll.register(stranger, select.EPOLLIN | select.EPOLLRDHUP)
+        made += 1
+        if made == least:
+            print(made, flush=True)
+    for descriptor, _ in poll.poll(0 if len(strangers) < 1000 else None):
+        if not descriptor:
+            sys.exit()
+        strangers.pop(descriptor).close()
+"""
+
+
+@pytest.mark.usefixtures("_soft_limit")
+def test_a_first_round_forms_among_ten_thousand_strangers(
+    start_run: StartRun, leaders: list[Leader], caplog: pytest.LogCaptureFixture
+) -> None:
+    run = start_run(expected_nodes=tuple(f"node{number}" for number in range(1, 9)))
+    leader = run.party(0)
+    port = json.loads(leader.config.run_dir.endpoint("run.0") or b"")["port"]
+    with (
+        caplog.at_level(logging.WARNING),
+        subprocess.Popen(
+            [sys.executable, "-c", _FLOOD, str(port), "10000"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as flood,
+    ):
+        eventually(lambda: sum(leaders[0].rejected.values()) > 1000)
+        others = [run.party(position) for position in range(1, 8)]
+        places = form([leader, *others])
+        # They go on to come until they are told to end.
+        assert flood.stdout is not None
+        assert flood.stdin is not None
+        assert flood.stdout.readline() == "10000\n"
+        held = len(descriptors())
+        flood.stdin.close()
+    assert {(place.round, place.nodes) for place in places} == {(0, 8)}
+    # Some are left for records and logs.
+    assert held < 1024 - 128
+    lines = [record.getMessage() for record in caplog.records if "dropped" in record.getMessage()]
+    assert 1 <= len(lines) < 20
+    why = "(one of too many connections that have said nothing|a handshake that was never completed)"
+    dropped = rf"dropped {why} from (::ffff:)?127\.0\.0\.\d+ \(logged once(; \d+ more addresses since the last line)?\)"
+    assert all(re.fullmatch(dropped, line) for line in lines)
+
+
+def test_agents_that_authenticate_and_say_nothing_are_not_waited_for_longer_than_told(start_run: StartRun) -> None:
+    nodes = tuple(f"node{number}" for number in range(1, 6))
+    run = start_run(expected_nodes=nodes, options=options(last_call_timeout=1.0))
+    parties = [run.party(0), run.party(1)]
+    with ExitStack() as stack:
+        for node in nodes[2:]:
+            stack.enter_context(authenticated(parties[0], f"{node}/7.0/9"))
+        assert {(place.round, place.nodes) for place in form(parties)} == {(0, 2)}
+    formed = next(decision for decision in parties[0].decisions if isinstance(decision, Publish))
+    said = describe(formed)
+    assert said is not None
+    assert re.fullmatch(r"round 0 formed after start in \d+\.\d\d s: 2 nodes \(node1, node2\), 2 workers", said.text)
+
+
+def test_where_too_few_others_come_the_run_is_given_up_in_the_time_that_was_told(start_run: StartRun) -> None:
+    run = start_run(min_nodes=2, options=options(join_timeout=1.0))
+    leader = run.party(0)
+    with authenticated(leader, "node2/7.0/9"):
+        leader.join()
+        ended = leader.hear(Ended)
+    assert (ended.outcome, ended.detail) == (Outcome.TIMED_OUT, "1 of at least 2 nodes came within 1 s")
+
+
 def test_a_handshake_that_is_never_completed_is_cut_off(
     start_run: StartRun, leaders: list[Leader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slurm_elastic.rendezvous.transport.listener._HANDSHAKE_TIMEOUT", 0.1)
     party = start_run().party(0)
     form([party])
-    connections = leaders[0]._connections._connections
+    connections = leaders[0].connections.by_agent
     before = connections[party.config.agent]
     with connect_to(party, "127.0.0.3") as stranger:
         stranger.sendall(b"\x00\x00")
@@ -139,7 +247,7 @@ def test_records_of_another_run_are_dropped(
     )
     misled.start()
     misled.join(party.config.agent_info(1))
-    word = misled.next_event(timeout=PATIENCE)
+    word = misled.next_event(timeout=HANG)
     misled.stop()
     assert isinstance(word, Unreachable)
     assert "is a leader of this run by another run directory" in word.why
@@ -171,7 +279,7 @@ def test_a_greeting_that_is_sent_again_takes_no_room(start_run: StartRun, leader
             stranger.sendall(greeting)
         assert sum(b"proof" in stranger.recv(4096) for stranger in strangers) == 1
         assert sum(leaders[0].rejected.values()) == 19
-        eventually(lambda: len(leaders[0]._connections._on_their_way) == 1)
+        eventually(lambda: len(leaders[0].connections.pending) == 1)
     assert all(party.silent() for party in parties)
 
 

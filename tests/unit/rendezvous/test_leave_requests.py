@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from slurm_elastic.rendezvous.identity import job_of
-from slurm_elastic.rendezvous.leave_requests import LeaveAnswer, LeaveRequest, who_is_meant
+from slurm_elastic.rendezvous.leave_requests import LeaveAnswer, LeaveRequest, addressed_agents
 from slurm_elastic.rendezvous.membership import LeaveReason
 
 AGENTS = {"n10/7.0/1": "n10", "n2/7.0/2": "n2", "n3/8.1/3": "n3"}
@@ -12,14 +12,14 @@ def request(*nodes: str, agent: str = "a person", job: str = "") -> LeaveRequest
 
 
 def test_everybody() -> None:
-    assert who_is_meant(request(), AGENTS) == (tuple(AGENTS), LeaveAnswer(("n2", "n3", "n10"), ()))
-    assert who_is_meant(request(), {}) == ((), LeaveAnswer((), ()))
+    assert addressed_agents(request(), AGENTS) == (tuple(AGENTS), LeaveAnswer(("n2", "n3", "n10"), ()))
+    assert addressed_agents(request(), {}) == ((), LeaveAnswer((), ()))
 
 
 def test_some_nodes() -> None:
-    assert who_is_meant(request("n3", "n4"), AGENTS) == (("n3/8.1/3",), LeaveAnswer(("n3",), ("n4",)))
+    assert addressed_agents(request("n3", "n4"), AGENTS) == (("n3/8.1/3",), LeaveAnswer(("n3",), ("n4",)))
 
 
 def test_the_other_agents_of_a_job() -> None:
-    meant, _ = who_is_meant(request(agent="n2/7.0/2", job=job_of("n2/7.0/2")), AGENTS)
+    meant, _ = addressed_agents(request(agent="n2/7.0/2", job=job_of("n2/7.0/2")), AGENTS)
     assert meant == ("n10/7.0/1",)

@@ -6,18 +6,22 @@ from slurm_elastic.rendezvous.membership import (
     AgentInfo,
     Decision,
     Drop,
+    Ended,
     Finish,
     Interrupt,
+    Interrupted,
     LeaveReason,
     Outcome,
-    Probe,
+    Probed,
     Publish,
     Reason,
     Resend,
     Retire,
+    Send,
     Spare,
-    StopAt,
+    Stopping,
     Table,
+    Waiting,
     WorkerFailure,
 )
 from slurm_elastic.rendezvous.membership.assignment import build_table
@@ -45,24 +49,33 @@ def table(nodes: int, *, workers: int = 1, reason: Reason = Reason.START, restar
             "round 4 formed after node lost in 0.00 s: 9 nodes (n1, n2, n3, ... n9), 9 workers, 2 restarts charged",
         ),
         (
-            Interrupt(("a",), 4, Reason.NODE_LOST, "n2", "its connection broke"),
+            Interrupt(("a",), Interrupted(4, Reason.NODE_LOST, "n2", "its connection broke")),
             "round 4 ends: node lost, n2 (its connection broke)",
         ),
-        (Interrupt(("a",), 4, Reason.NODE_JOINED, "n2, n3"), "round 4 ends: node joined, n2, n3"),
-        (Interrupt(("a",), 4, Reason.NODE_JOINED, ""), "round 4 ends: node joined"),
-        (Interrupt((), 4, Reason.NODE_JOINED, "n2", step=17), "round 4 ends after step 17: node joined, n2"),
-        (StopAt(("a",), 4, 17, Reason.NODE_JOINED, "n2", None), "round 4 will end after step 17: node joined, n2"),
+        (Interrupt(("a",), Interrupted(4, Reason.NODE_JOINED, "n2, n3", "")), "round 4 ends: node joined, n2, n3"),
+        (Interrupt(("a",), Interrupted(4, Reason.NODE_JOINED, "", "")), "round 4 ends: node joined"),
         (
-            StopAt(("a",), 4, 17, Reason.NODE_LEFT, "n1", 24.9, "preempted"),
+            Interrupt((), Interrupted(4, Reason.NODE_JOINED, "n2", ""), step=17),
+            "round 4 ends after step 17: node joined, n2",
+        ),
+        (
+            Send(("a",), Stopping(4, 17, Reason.NODE_JOINED, "n2", "", None)),
+            "round 4 will end after step 17: node joined, n2",
+        ),
+        (
+            Send(("a",), Stopping(4, 17, Reason.NODE_LEFT, "n1", "preempted", 24.9)),
             "round 4 will end after step 17: node left, n1 (preempted), within 25 s",
         ),
         (Drop("n2/7.0/1", "n2", "silent", 3.04), "lost n2: silent, last sign of life 3.0 s ago"),
         (Retire("n2/7.0/1", "n2", LeaveReason.PREEMPTED), "n2 left: preempted"),
-        (Spare("n3/7.0/1", "n3"), "n3 waits as a spare"),
-        (Finish(Outcome.SUCCEEDED, ()), "the run succeeded"),
-        (Finish(Outcome.FAILED, (), WorkerFailure("n2/7.0/1", "n2", 3, 1)), "the run failed"),
-        (Finish(Outcome.TIMED_OUT, (), detail="1 of at least 2 nodes"), "the run was given up: 1 of at least 2 nodes"),
-        (Finish(Outcome.CLOSED, (), detail="closed by n1/7.0/1"), "the run closed: closed by n1/7.0/1"),
+        (Spare(("n3/7.0/1",), Waiting(), node="n3"), "n3 waits as a spare"),
+        (Finish((), Ended(Outcome.SUCCEEDED, None, "")), "the run succeeded"),
+        (Finish((), Ended(Outcome.FAILED, WorkerFailure("n2/7.0/1", "n2", 3, 1), "")), "the run failed"),
+        (
+            Finish((), Ended(Outcome.TIMED_OUT, None, "1 of at least 2 nodes")),
+            "the run was given up: 1 of at least 2 nodes",
+        ),
+        (Finish((), Ended(Outcome.CLOSED, None, "closed by n1/7.0/1")), "the run closed: closed by n1/7.0/1"),
     ],
 )
 def test_whole_lines(decision: Decision, line: str) -> None:
@@ -72,7 +85,9 @@ def test_whole_lines(decision: Decision, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "decision", [Probe(("a",), 1), Resend("a", table(1)), Interrupt((), 4, Reason.NODE_LEFT, "n2")], ids=str
+    "decision",
+    [Send(("a",), Probed(1)), Resend("a", table(1)), Interrupt((), Interrupted(4, Reason.NODE_LEFT, "n2", ""))],
+    ids=str,
 )
 def test_what_is_of_no_interest_to_a_person(decision: Decision) -> None:
     assert describe(decision) is None
@@ -89,15 +104,16 @@ def test_fields_for_programs() -> None:
         "lost n2: silent, last sign of life 3.0 s ago",
         {"nodes": ["n2"], "why": "silent", "silent_for": 3.04},
     )
-    assert describe(Interrupt(("n1/7.0/1",), 4, Reason.NODE_LEFT, "n2, n4", "preempted")) == Entry(
+    assert describe(Interrupt(("n1/7.0/1",), Interrupted(4, Reason.NODE_LEFT, "n2, n4", "preempted"))) == Entry(
         "round_ended",
         "round 4 ends: node left, n2, n4 (preempted)",
         {"round": 4, "reason": "node_left", "nodes": ["n2", "n4"], "detail": "preempted"},
     )
-    many = describe(Interrupt(("n1/7.0/1",), 4, Reason.NODE_JOINED, ", ".join(f"n{i}" for i in range(2, 1002))))
+    nodes = ", ".join(f"n{i}" for i in range(2, 1002))
+    many = describe(Interrupt(("n1/7.0/1",), Interrupted(4, Reason.NODE_JOINED, nodes, "")))
     assert many is not None
     assert many.text == "round 4 ends: node joined, n2, n3, n4, ... n1001"
-    assert describe(Finish(Outcome.FAILED, (), WorkerFailure("n2/7.0/1", "n2", 3, 1))) == Entry(
+    assert describe(Finish((), Ended(Outcome.FAILED, WorkerFailure("n2/7.0/1", "n2", 3, 1), ""))) == Entry(
         "run_ended", "the run failed", {"outcome": "failed", "detail": "", "nodes": ["n2"], "rank": 3}
     )
 
@@ -106,11 +122,13 @@ def test_the_end_by_a_worker_says_why_it_failed() -> None:
     known = {"cause": "gpu_memory", "domain": "user_code", "outlook": "not_again"}
     failure = WorkerFailure("n2/7.0/1", "n2", 3, 1, "it failed", **known, detail="process 7 has 3 GiB")
     why = "; out of GPU memory (user code), a restart will not help; process 7 has 3 GiB"
-    ended = describe(Interrupt(("a",), 4, Reason.WORKER_FAILED, "n2", "rank 3: it failed", failure=failure))
+    ended = describe(
+        Interrupt(("a",), Interrupted(4, Reason.WORKER_FAILED, "n2", "rank 3: it failed"), failure=failure)
+    )
     assert ended is not None
     assert ended.text == f"round 4 ends: worker failed, n2 (rank 3: it failed){why}"
     assert {name: ended.fields[name] for name in ("rank", *known)} == {"rank": 3, **known}
-    finished = describe(Finish(Outcome.FAILED, (), failure))
+    finished = describe(Finish((), Ended(Outcome.FAILED, failure, "")))
     assert finished is not None
     assert finished.text == f"the run failed{why}"
     assert {name: finished.fields[name] for name in ("rank", *known)} == {"rank": 3, **known}

@@ -15,7 +15,7 @@ import pytest
 
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import RecordError, RunDir, RunDirError
-from tests.unit.rundir.processes import NOBODY, as_root, as_user, hidden
+from tests.unit.rundir.helpers.processes import OTHER_USER, as_root, as_user, hidden
 
 
 @pytest.mark.parametrize("content", [b"", b'{"port": 1', b"[]", b"\x80\x04N.", b"\xff", b"[" * 100_000, b"{}{}"])
@@ -50,14 +50,14 @@ def test_a_file_with_the_name_of_a_directory(tmp_path: Path) -> None:
 @as_root
 def test_a_directory_of_somebody_else(open_base: Path) -> None:
     run = RunDir.for_run(open_base, "1")
-    message = str(as_user(NOBODY, run.open))
+    message = str(as_user(OTHER_USER, run.open))
     assert f"{run.path.parent}: no permission for this user; mend" in message
     assert "--run-dir" in message
     run.open()
-    error = as_user(NOBODY, run.open)
+    error = as_user(OTHER_USER, run.open)
     assert isinstance(error, UsageError)
     assert f"{run.path}: no permission" in str(error)
-    error = as_user(NOBODY, lambda: run.claim_round(0, b"{}"))
+    error = as_user(OTHER_USER, lambda: run.claim_round(0, b"{}"))
     assert isinstance(error, RunDirError)
     assert "secret: no permission" in str(error)
 
@@ -66,7 +66,7 @@ def test_a_directory_of_somebody_else(open_base: Path) -> None:
 def test_a_base_that_cannot_be_looked_into(open_base: Path) -> None:
     (open_base / "closed" / "base").mkdir(parents=True)
     (open_base / "closed").chmod(0o700)
-    error = as_user(NOBODY, RunDir.for_run(open_base / "closed" / "base", "1").open)
+    error = as_user(OTHER_USER, RunDir.for_run(open_base / "closed" / "base", "1").open)
     assert isinstance(error, UsageError)
     assert "no permission" in str(error)
 

@@ -9,7 +9,7 @@ import pytest
 
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import RunDir
-from tests.unit.rundir.processes import RACERS, hidden, race
+from tests.unit.rundir.helpers.processes import RACERS, hidden, race
 
 
 def test_layout(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import RunDir
-from tests.unit.rundir.processes import NOBODY, as_root, as_user, hidden, race
+from tests.unit.rundir.helpers.processes import OTHER_USER, as_root, as_user, hidden, race
 
 
 def test_many_open_at_once_and_share_one_secret(tmp_path: Path) -> None:
@@ -62,13 +62,13 @@ def test_a_link_is_no_secret(run_dir: RunDir, tmp_path: Path) -> None:
 @as_root
 def test_another_users_secret_is_refused(run_dir: RunDir, open_base: Path) -> None:
     run_dir.secret()
-    os.chown(run_dir.path / "secret", NOBODY, NOBODY)
+    os.chown(run_dir.path / "secret", OTHER_USER, OTHER_USER)
     with pytest.raises(UsageError, match=r"belongs to another user .uid 65534."):
         run_dir.secret()
     mine = RunDir.for_run(open_base, "1").open()
     mine.secret()
     mine.path.chmod(0o777)
-    assert "belongs to another user (uid 0)" in str(as_user(NOBODY, mine.secret))
+    assert "belongs to another user (uid 0)" in str(as_user(OTHER_USER, mine.secret))
 
 
 def test_the_token_of_health_ports_follows_from_the_secret(run_dir: RunDir, tmp_path: Path) -> None:

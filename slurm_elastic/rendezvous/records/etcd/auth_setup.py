@@ -14,7 +14,7 @@ __all__ = ["enable_authentication"]
 def enable_authentication(
     config: EtcdConfig, root_password: str, users: dict[str, tuple[str, str]], timeout: float = 10.0
 ) -> None:
-    """Give a new etcd its root user, and users who may read and write one prefix each; then ask everybody for both.
+    """Give a new etcd its root user, and users who may read and write one prefix each; then require both.
 
     Args:
         config: How to reach the etcd; without user and password, which it does not know yet.

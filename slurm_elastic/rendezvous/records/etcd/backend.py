@@ -1,9 +1,9 @@
 """etcd v3 for torch's own DynamicRendezvousHandler: ``torchrun --rdzv-backend=etcd-v3``.
 
 torch pickles the rendezvous state and unpickles what the backend returns (torch 2.13,
-distributed/elastic/rendezvous/dynamic_rendezvous.py, _BackendRendezvousStateHolder.sync): whoever can write under the
-prefix can run code in every agent. So it takes a user or a client certificate of etcd, which has to give each user a
-prefix of its own. The project's own rendezvous unpickles nothing.
+distributed/elastic/rendezvous/dynamic_rendezvous.py, _BackendRendezvousStateHolder.sync): a user who can write under
+the prefix can run code in every agent. So it requires a user or a client certificate of etcd, which has to give each
+user a prefix of its own. The project's own rendezvous unpickles nothing.
 """
 
 from __future__ import annotations
@@ -53,14 +53,18 @@ class EtcdV3RendezvousBackend(RendezvousBackend):
         client: The connection to etcd.
         prefix: The prefix of the run's keys, with a slash at its end.
 
+    Attributes:
+        client: See above.
+        lease: Of the run's keys, shared by all agents.
+
     Raises:
         RendezvousConnectionError: etcd did not answer, or refused.
     """
 
     def __init__(self, client: EtcdClient, prefix: str) -> None:
-        self._client = client
+        self.client = client
         self._key = f"{prefix}state"
-        self._lease = _translated(lambda: client.shared_lease(prefix, LEASE_SECONDS))
+        self.lease = _translated(lambda: client.shared_lease(prefix, LEASE_SECONDS))
 
     @property
     def name(self) -> str:
@@ -69,7 +73,7 @@ class EtcdV3RendezvousBackend(RendezvousBackend):
 
     def get_state(self) -> tuple[bytes, Token] | None:
         """See base class."""
-        found = _translated(lambda: self._client.get(self._key))
+        found = _translated(lambda: self.client.get(self._key))
         return None if found is None else (_open(found.value), found.mod_revision)
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
@@ -77,22 +81,22 @@ class EtcdV3RendezvousBackend(RendezvousBackend):
         if token is not None and type(token) is not int:
             current = self.get_state()
             return None if current is None else (*current, False)
-        sealed = _seal(state)
+        content = _with_digest(state)
 
         def write() -> tuple[bool, int, KeyValue | None]:
-            result = self._client.transaction(
-                [Compare(self._key, token or 0)], [Put(self._key, sealed, self._lease.id)], [Get(self._key)]
+            result = self.client.transaction(
+                [Compare(self._key, token or 0)], [Put(self._key, content, self.lease.id)], [Get(self._key)]
             )
             found = None if result.succeeded or not result.responses[0] else result.responses[0][0]
             # An attempt whose answer was lost may have been the one that wrote what is there.
-            succeeded = result.succeeded or (result.retried and found is not None and found.value == sealed)
+            succeeded = result.succeeded or (result.retried and found is not None and found.value == content)
             return succeeded, result.revision, found
 
         def write_under_lease() -> tuple[bool, int, KeyValue | None]:
             try:
                 return write()
             except EtcdLeaseLostError:
-                self._lease.grant(self._client.limits)
+                self.lease.grant(self.client.limits)
                 return write()
 
         succeeded, revision, found = _translated(write_under_lease)
@@ -168,12 +172,12 @@ def _translated(call: Callable[[], _T]) -> _T:
         raise RendezvousConnectionError(str(error)) from error
 
 
-def _seal(state: bytes) -> bytes:
+def _with_digest(state: bytes) -> bytes:
     return hashlib.sha256(state).digest() + state
 
 
-def _open(sealed: bytes) -> bytes:
-    digest, state = sealed[:_DIGEST_BYTES], sealed[_DIGEST_BYTES:]
+def _open(content: bytes) -> bytes:
+    digest, state = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
     if hashlib.sha256(state).digest() != digest:
         raise RendezvousStateError("the rendezvous state in etcd is corrupt; something else wrote its key")
     return state

@@ -48,18 +48,22 @@ class EtcdClient:
 
     Args:
         config: Where etcd is and how to be let in.
-        limits: How long each call may take; see :meth:`limited`.
+
+    Attributes:
+        limits: How long each call may take, 10 s in all unless :meth:`limited` says otherwise.
+        connection: To one member at a time.
+        watches: All watches of this client.
 
     Raises:
         UsageError: etcd3 cannot be used in this process.
     """
 
-    def __init__(self, config: EtcdConfig, limits: Limits = _DEFAULT_LIMITS) -> None:
+    def __init__(self, config: EtcdConfig) -> None:
         self._etcd = load_rpc().etcd
         self.config = config
-        self.limits = limits
-        self._connection = Connection(config)
-        self._watches = WatchStream(self._connection)
+        self.limits = _DEFAULT_LIMITS
+        self.connection = Connection(config)
+        self.watches = WatchStream(self.connection)
         self._keep_alive = KeepAlive()
         self._shared_leases: dict[str, Lease] = {}
         self._held: list[object] = []
@@ -80,15 +84,6 @@ class EtcdClient:
         view = object.__new__(EtcdClient)
         view.__dict__.update(self.__dict__, limits=Limits(timeout, interrupted))
         return view
-
-    @property
-    def quiet(self) -> bool:
-        """Return whether members that are lost or back are told about on level DEBUG only."""
-        return self._connection.quiet
-
-    @quiet.setter
-    def quiet(self, quiet: bool) -> None:
-        self._connection.quiet = quiet
 
     def connect(self, read: Get | None = None) -> tuple[KeyValue, ...]:
         """See that etcd is there, lets us in, and allows keys under this configuration's prefix to be read and written.
@@ -141,7 +136,7 @@ class EtcdClient:
     ) -> TransactionResult:
         """Do all of ``success`` at once if all comparisons hold, else all of ``failure``."""
         request = transaction_request(load_rpc(), tuple(compare), tuple(success), tuple(failure))
-        response, retried = self._connection.call("KV", "Txn", request, self.limits)
+        response, retried = self.connection.call("KV", "Txn", request, self.limits)
         return transaction_result(response, retried=retried)
 
     def lease(self, ttl: int) -> Lease:
@@ -150,7 +145,7 @@ class EtcdClient:
         Args:
             ttl: Seconds, at least 1; etcd may raise it to twice its election time-out, see :attr:`Lease.ttl`.
         """
-        lease = Lease(self._connection, ttl, 0, shared=False)
+        lease = Lease(self.connection, ttl, 0, shared=False)
         lease.grant(self.limits)
         self._keep_alive.add(lease)
         return lease
@@ -164,11 +159,11 @@ class EtcdClient:
         Args:
             name: From which all derive its id.
             ttl: Seconds.
-            grant: False for somebody who may never write: it is made by the first renewal, or by a writer who is told
-                by EtcdLeaseLostError that there is none.
+            grant: False for a client that may never write: then the first renewal of a writer grants the lease, or a
+                writer does after EtcdLeaseLostError.
         """
         if name not in self._shared_leases:
-            lease = Lease(self._connection, ttl, shared_lease_id(name), shared=True)
+            lease = Lease(self.connection, ttl, shared_lease_id(name), shared=True)
             if grant:
                 lease.grant(self.limits)
             self._keep_alive.add(lease)
@@ -196,7 +191,7 @@ class EtcdClient:
         def read(revision: int, limits: Limits) -> tuple[tuple[KeyValue, ...], int]:
             return self._read_range(key, prefix=prefix, revision=revision, limits=limits)
 
-        return Watch(self._watches, key_range(key, prefix), read, after_revision, self.limits)
+        return Watch(self.watches, key_range(key, prefix), read, after_revision, self.limits)
 
     def wait_for(self, keys: Iterable[bytes | str]) -> Mapping[bytes, bytes]:
         """Wait until all keys are there, and return what they hold. Waits by watches, does not poll.
@@ -215,7 +210,7 @@ class EtcdClient:
             subscriptions = [Subscription({"key": key}, revision + 1, sink) for key in missing]
             try:
                 for subscription in subscriptions:
-                    self._watches.add(subscription)
+                    self.watches.add(subscription)
                 while len(present) < len(set(wanted)):
                     for event in take_events(sink, deadline, self.limits):
                         if event.kind is EventKind.PUT:
@@ -229,15 +224,15 @@ class EtcdClient:
                 continue
             finally:
                 for subscription in subscriptions:
-                    self._watches.remove(subscription)
+                    self.watches.remove(subscription)
 
     def close(self) -> None:
         """End all threads and the connection. Leases are left to run out."""
         self._keep_alive.stop()
-        self._watches.stop()
-        self._connection.close()
+        self.watches.stop()
+        self.connection.close()
         self._keep_alive.join()
-        self._watches.join()
+        self.watches.join()
         self._held.clear()
 
     def _read_keys(self, keys: list[bytes]) -> tuple[dict[bytes, bytes], int]:
@@ -253,11 +248,11 @@ class EtcdClient:
         self, key: bytes | str, *, prefix: bool, revision: int, limits: Limits
     ) -> tuple[tuple[KeyValue, ...], int]:
         request = self._etcd.RangeRequest(**key_range(key, prefix), revision=revision)
-        found, _ = self._connection.call("KV", "Range", request, limits)
+        found, _ = self.connection.call("KV", "Range", request, limits)
         return tuple(KeyValue.from_message(kv) for kv in found.kvs), revision or found.header.revision
 
     def _range(self, key: bytes | str, *, prefix: bool = False, **fields: Any) -> Any:
         return self._call("KV", "Range", self._etcd.RangeRequest(**key_range(key, prefix), **fields))
 
     def _call(self, service: str, method: str, request: Any) -> Any:
-        return self._connection.call(service, method, request, self.limits)[0]
+        return self.connection.call(service, method, request, self.limits)[0]

@@ -27,6 +27,7 @@ __all__ = [
     "TORCH_NAMES",
     "Endpoint",
     "EtcdConfig",
+    "EtcdTimes",
     "load_config",
 ]
 
@@ -62,6 +63,24 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class EtcdTimes:
+    """Seconds for which a client waits for members of etcd. No option changes these values.
+
+    Attributes:
+        attempt: For the answer to one attempt of a call, after two shorter ones at each member.
+        probe: For a member's answer to the question whether it is there and has a leader.
+        outage: Without an answer of any member, before the client logs it; longer than the election of a new leader
+            of etcd takes.
+        fresh: After the start of an agent, in which it takes what it read at first for the newest records.
+    """
+
+    attempt: float = 3.0
+    probe: float = 1.0
+    outage: float = 3.0
+    fresh: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
 class EtcdConfig:
     """All that a client needs to reach etcd. The password is in no repr.
 
@@ -74,6 +93,7 @@ class EtcdConfig:
         user: The etcd user, together with ``password``, or neither.
         password: The password of that user.
         prefix: All keys lie under it; starts and ends with a slash.
+        times: How long the client waits for members.
 
     Raises:
         UsageError: Values that do not go together, or files that cannot be read.
@@ -87,6 +107,7 @@ class EtcdConfig:
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     prefix: str = DEFAULT_PREFIX
+    times: EtcdTimes = EtcdTimes()
 
     def __post_init__(self) -> None:
         if not self.endpoints:
@@ -166,8 +187,8 @@ def load_config(
     exposed = [end.host for end in config.endpoints if not _is_loopback(end.host)]
     if config.password is not None and not config.tls and exposed and not from_environment("plain_password"):
         raise UsageError(
-            f"etcd's password would go to {exposed[0]} unencrypted, for everybody on the way to read; write etcds://, "
-            f"or set {ENVIRONMENT_PREFIX}PLAIN_PASSWORD=1 to send it all the same"
+            f"etcd's password would go to {exposed[0]} unencrypted, and every host on the way could read it; "
+            f"write etcds://, or set {ENVIRONMENT_PREFIX}PLAIN_PASSWORD=1 to send it all the same"
         )
     return config
 

@@ -24,7 +24,7 @@ class EtcdError(SlurmElasticError):
     """Base of everything that this package raises about etcd.
 
     Attributes:
-        retried: Whether the request was sent before, and may have been carried out then: nobody knows, as its answer
+        retried: Whether the request was sent before, and may have been carried out then: that is unknown, as its answer
             was lost.
     """
 

@@ -38,24 +38,18 @@ __all__ = ["INTERRUPT_SECONDS", "Connection", "Limits"]
 
 logger = logging.getLogger(__name__)
 
-_FIRST_SECONDS, _ATTEMPT_SECONDS = 1.0, 3.0
-"""How long an attempt may take: at first, and after two for each member.
+_FIRST_SECONDS = 1.0
+"""How long each of the first two attempts at each member may take.
 
-What members are asked between the loss of their leader and the moment at which they notice it, 1 to 2 s later, they
-lose (etcd 3.4 and 3.5: a proposal, or the index of a read, goes to the leader once). They answer only if asked again.
+Members lose each request between the end of their leader and the moment at which they notice it, 1 to 2 s later
+(etcd 3.4 and 3.5: a proposal, or the index of a read, goes to the leader once). They answer only a new request.
 """
 
 _MOST_UNANSWERED = 2
-"""So many times in a row a member that is there, and has a leader, may leave a call without an answer."""
+"""Calls in a row without an answer after which a client leaves a member that is there and has a leader."""
 
 _FAIR_SECONDS = 1.0
-"""A caller who waits less than this says nothing about the member when the time is up."""
-
-_PROBE_SECONDS = 1.0
-"""How long a member may take to say that it is there."""
-
-_OUTAGE_SECONDS = 3.0
-"""No member answers for so long: that is more than the election of a new leader, and worth a line."""
+"""A call with a shorter limit that ends without an answer proves nothing about the member."""
 
 _BACKOFF_SECONDS = (0.05, 1.0)
 """Pause after all members have failed in turn: the first, and the longest after doublings."""
@@ -99,7 +93,7 @@ class Connection:
         self._findings: dict[Endpoint, str] = {}
         self._answered = False
         self._outage_since: float | None = None
-        self._outage_told = False
+        self._outage_logged = False
         self._closed = threading.Event()
         self._process = os.getpid()
         self.quiet = False
@@ -123,7 +117,7 @@ class Connection:
             limits.check()
             member = self.member()
             try:
-                seconds = _FIRST_SECONDS if failures < 2 * len(self.config.endpoints) else _ATTEMPT_SECONDS
+                seconds = _FIRST_SECONDS if failures < 2 * len(self.config.endpoints) else self.config.times.attempt
                 self.authenticate(member, min(deadline, time.monotonic() + seconds), limits)
                 until = min(deadline, time.monotonic() + seconds)
                 response = self._attempt(member, service, method, request, until, limits)
@@ -177,7 +171,7 @@ class Connection:
             lost = outcome is Retry.OTHER_MEMBER
             if lost and code == "DEADLINE_EXCEEDED":
                 # Either it hangs, or it waits like us for a new leader, or it has lost the request.
-                leader = member.has_leader(_PROBE_SECONDS, limits.check)
+                leader = member.has_leader(self.config.times.probe, limits.check)
                 lost = leader is None
                 member.unanswered += 1
                 if leader and member.unanswered < _MOST_UNANSWERED:
@@ -196,11 +190,11 @@ class Connection:
             self._lost.discard(member.endpoint)
             self._news.pop(member.endpoint, None)
             news, self._news = self._news, {}
-            told, self._outage_told, self._outage_since = self._outage_told, False, None
+            logged, self._outage_logged, self._outage_since = self._outage_logged, False, None
         for endpoint, reason in news.items():
             level = self._level(logging.WARNING)
             logger.log(level, "etcd member %s is lost (%s); going on with the others", endpoint, reason)
-        if told:
+        if logged:
             logger.log(self._level(logging.INFO), "etcd answers again, at %s", member.endpoint)
 
     def pause(self, failures: int, deadline: float, limits: Limits) -> None:
@@ -224,7 +218,7 @@ class Connection:
 
     def _attempt(self, member: Member, service: str, method: str, request: Any, deadline: float, limits: Limits) -> Any:
         stub = getattr(member.stubs[service], method)
-        timeout = max(0.01, min(_ATTEMPT_SECONDS, deadline - time.monotonic()))
+        timeout = max(0.01, min(self.config.times.attempt, deadline - time.monotonic()))
         if method == "LeaseKeepAlive":
             stream = stub(iter((request,)), timeout=timeout, metadata=member.metadata)
             response = next(stream)
@@ -244,7 +238,7 @@ class Connection:
                     raise
 
     def _leave(self, member: Member, reason: str, *, lost: bool) -> None:
-        """Move on to the next member, unless another thread did so already, and tell about a lost one once."""
+        """Move on to the next member, unless another thread did so already, and log a lost one once."""
         with self._lock:
             if self._member is not member or self._closed.is_set():
                 return
@@ -258,12 +252,12 @@ class Connection:
             outage = len(self._failing) == len(self.config.endpoints)
             now = time.monotonic()
             self._outage_since = (self._outage_since or now) if outage else None
-            tell = outage and not self._outage_told and now - (self._outage_since or now) > _OUTAGE_SECONDS
-            if tell:
-                self._outage_told = True
+            log = outage and not self._outage_logged and now - (self._outage_since or now) > self.config.times.outage
+            if log:
+                self._outage_logged = True
                 self._news.clear()
         member.channel.close()
-        if tell:
+        if log:
             logger.log(
                 self._level(logging.WARNING),
                 "no etcd member answers (%s); trying again until one does",

@@ -1,11 +1,14 @@
-"""Sealed records under keys of etcd that live as long as any agent of the run, and are made again if they vanish."""
+"""Signed records under keys of etcd that live as long as any agent of the run, and are made again if they vanish."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from slurm_elastic.rendezvous.records.api import (
@@ -21,8 +24,8 @@ from slurm_elastic.rendezvous.records.etcd.errors import (
     EtcdLeaseLostError,
     EtcdUnavailableError,
 )
-from slurm_elastic.rendezvous.records.etcd.signed_values import open_record, seal_record
 from slurm_elastic.rendezvous.records.etcd.transactions import Compare, Get, KeyValue, Put, TransactionResult
+from slurm_elastic.rundir import is_signature, signature
 from slurm_elastic.text import printable
 
 __all__ = ["LEASE_SECONDS", "LeasedRecords"]
@@ -30,106 +33,131 @@ __all__ = ["LEASE_SECONDS", "LeasedRecords"]
 logger = logging.getLogger(__name__)
 
 LEASE_SECONDS = 45
-"""How long the keys outlive the last agent of the run; with what etcd adds, less than a minute."""
+"""How long the keys outlive the last agent of the run; with the time that etcd adds, less than a minute."""
 
 _HURRIED_SECONDS = 2.0
 _LOOKS_PER_LEASE = 9
+
+_CONTEXT = b"slurm_elastic etcd record 1\0"
+_DIGEST_BYTES = hashlib.sha256().digest_size
 
 _T = TypeVar("_T")
 
 
 _FOREIGN_KEYS = 16
-"""Keys of others that are named in the log."""
+"""Keys of other programs that the log names."""
 
 
 def _name(found: KeyValue) -> str:
-    """A key as text; one that is no UTF-8, and so not of this project, in a form that can be shown."""
+    """Return a key as text; bytes that are no UTF-8, which this project never writes, as escape sequences."""
     return found.key.decode(errors="backslashreplace")
+
+
+def _signed(secret: bytes, key: str, record: Mapping[str, Any]) -> bytes:
+    """Return a record as the value of a key.
+
+    It has a random number, so that a writer whose answer was lost recognizes its own value.
+    """
+    content = json.dumps({"record": record, "nonce": secrets.token_hex(8)}).encode()
+    return signature(secret, _CONTEXT, key, content) + content
+
+
+def _verified(secret: bytes, key: str, value: bytes) -> dict[str, Any] | None:
+    """Return the record that is the value of a key; None if it was signed with another secret or for another key."""
+    digest, content = value[:_DIGEST_BYTES], value[_DIGEST_BYTES:]
+    if not is_signature(digest, secret, _CONTEXT, key, content):
+        return None
+    record: dict[str, Any] = json.loads(content)["record"]
+    return record
 
 
 class LeasedRecords:
     """One agent's access to the records of its run in etcd.
 
-    All agents keep one lease alive together, so that no single agent's end takes the records away. If etcd loses them
-    all the same (it was cut off from every agent for longer than the lease, or came back empty), whoever wrote them
-    writes them again.
+    All agents keep one lease alive, so that the end of one agent deletes no records. If etcd loses them all the same
+    (it was cut off from every agent for longer than the lease, or came back empty), the agent that wrote them writes
+    them again.
 
     Args:
-        client: connected to etcd.
-        prefix: of the run's keys, with a slash at its end.
-        secret: the run's.
-        limit: seconds that calls wait for an answer, and after which a silent etcd is given up for lost.
-        interrupted: asked every 0.1 s while the main thread waits; True ends that wait.
+        client: A client of etcd.
+        prefix: Prefix of the run's keys, with a slash at its end.
+        secret: The run's secret.
+        limit: Seconds that calls wait for an answer, and after which a silent etcd counts as lost.
+        interrupted: Called every 0.1 s while the main thread waits; True ends that wait.
+
+    Attributes:
+        client: The client.
+        written: Signed records of this agent, by key, that it writes again if etcd loses them.
     """
 
     def __init__(
         self, client: EtcdClient, prefix: str, secret: bytes, limit: float, interrupted: Callable[[], bool]
     ) -> None:
         self.prefix = prefix
-        self._client, self._secret, self._limit, self._interrupted = client, secret, limit, interrupted
-        self._hurried = threading.Event()
+        self.client, self._secret, self._limit, self._interrupted = client, secret, limit, interrupted
+        self._ending = threading.Event()
         self._closed = threading.Event()
         self._lock = threading.Lock()
-        self._written: dict[str, bytes] = {}
+        self.written: dict[str, bytes] = {}
         self._foreign: set[str] = set()
-        self._aloud = False
+        self._logs = False
         self._lost: Callable[[RecordsError], None] = lambda error: None
         self._leads: Callable[[], bool] = lambda: True
         ttl = int(min(LEASE_SECONDS, max(5.0, limit)))
-        # Most agents never write, so it is granted to those who do; all others only renew it.
+        # An agent asks for the lease when it writes; most agents never write, and only renew it.
         self._lease = client.shared_lease(prefix, ttl, grant=False)
         self._interval = ttl / _LOOKS_PER_LEASE
-        self._thread = threading.Thread(target=self._look_after, name="etcd-records", daemon=True)
+        self._thread = threading.Thread(target=self._watch_lease, name="etcd-records", daemon=True)
         self._thread.start()
 
-    def on_loss(self, tell: Callable[[RecordsError], None]) -> None:
+    def on_loss(self, report: Callable[[RecordsError], None]) -> None:
         """See :class:`~slurm_elastic.rendezvous.records.api.Records`."""
-        self._lost = tell
+        self._lost = report
 
     def stop_waiting(self) -> None:
         """See :class:`~slurm_elastic.rendezvous.records.api.Records`."""
-        self._hurried.set()
+        self._ending.set()
 
     def close(self) -> None:
-        """End all threads and the connection; the lease is left to run out, or to the others."""
+        """End all threads and the connection. The lease expires unless other agents renew it."""
         self._closed.set()
-        self._client.close()
+        self.client.close()
         self._thread.join()
 
     def enter(self, timeout: float) -> dict[str, dict[str, Any]]:
-        """See that etcd can be used, and return all that it has of the run, by the way.
+        """Check that etcd can be used, and return all records of the run, by one request.
 
         Args:
-            timeout: seconds to wait for an etcd that does not answer.
+            timeout: Seconds to wait for an etcd that does not answer.
 
         Raises:
-            EtcdError: it cannot be used; the subclass says why.
+            EtcdError: etcd cannot be used; the subclass says why.
         """
-        etcd = self._client.limited(timeout, self._interrupted)
+        etcd = self.client.limited(timeout, self._interrupted)
         return self._opened(etcd.connect(Get(self.prefix, prefix=True)))
 
-    def read(self, *keys: str, patient: bool = True) -> dict[str, dict[str, Any]]:
-        """Return those of the records that are there, by their keys; of one moment.
+    def read(self, *keys: str, can_wait: bool = True) -> dict[str, dict[str, Any]]:
+        """Return the records that exist, by key, all as of one moment.
 
         Args:
-            keys: one with a slash at its end stands for all keys that begin so.
-            patient: False to wait for etcd for a moment only.
+            keys: The keys without prefix; one with a slash at its end stands for all keys that begin with it.
+            can_wait: False to wait for etcd 2 s at most.
         """
         gets = [Get(self.prefix + key, prefix=key.endswith("/")) for key in keys]
-        responses = self._ask(lambda etcd: etcd.transaction((), gets), patient=patient).responses
+        responses = self._ask(lambda etcd: etcd.transaction((), gets), can_wait=can_wait).responses
         return self._opened(kv for response in responses for kv in response)
 
-    def create(self, key: str, record: Record, *, patient: bool = True) -> bool:
-        """Write a record; False if there is one."""
-        return self._swap(key, 0, seal_record(self._secret, self.prefix + key, record), patient=patient)
+    def create(self, key: str, record: Record, *, can_wait: bool = True) -> bool:
+        """Write a record; return False if there is one."""
+        return self._swap(key, 0, _signed(self._secret, self.prefix + key, record), can_wait=can_wait)
 
     def replace(self, key: str, record: Record, may_replace: Callable[[dict[str, Any]], bool]) -> bool:
-        """Write a record in place of one that may be replaced, or of none; False if that one may not."""
-        sealed = seal_record(self._secret, self.prefix + key, record)
+        """Write a record in place of one that `may_replace` accepts, or of none; return False if it refuses."""
+        signed = _signed(self._secret, self.prefix + key, record)
         while True:
             found = self._ask(lambda etcd: etcd.get(self.prefix + key))
             if found is not None:
-                if found.value == sealed:
+                if found.value == signed:
                     return True
                 there = self._open(found)
                 if there is None:
@@ -139,49 +167,49 @@ class LeasedRecords:
                     )
                 if not may_replace(there):
                     return False
-            if self._swap(key, 0 if found is None else found.mod_revision, sealed):
+            if self._swap(key, 0 if found is None else found.mod_revision, signed):
                 return True
 
-    def put(self, key: str, record: Record, *, patient: bool = True) -> None:
+    def put(self, key: str, record: Record, *, can_wait: bool = True) -> None:
         """Write a record in place of any other."""
-        sealed = seal_record(self._secret, self.prefix + key, record)
-        self._under_lease(lambda etcd: etcd.put(self.prefix + key, sealed, self._lease.id), patient=patient)
-        self._note(key, sealed)
+        signed = _signed(self._secret, self.prefix + key, record)
+        self._under_lease(lambda etcd: etcd.put(self.prefix + key, signed, self._lease.id), can_wait=can_wait)
+        self._note(key, signed)
 
-    def speak(self, aloud: bool) -> None:
-        """Tell about members of etcd that are lost, and keys that are dropped, or not; one agent of the run does."""
-        self._client.quiet = not aloud
-        self._aloud = aloud
+    def set_logging(self, logs: bool) -> None:
+        """Switch the log of lost members of etcd and of dropped keys on or off; one agent of the run logs them."""
+        self.client.connection.quiet = not logs
+        self._logs = logs
 
     def begin(self, leads: Callable[[], bool]) -> None:
-        """Leave what was written so far to others, and look after what is written from now on.
+        """Forget the records written so far; restore only those written from now on.
 
         Args:
-            leads: asked before lost records are written again; False: somebody else leads, and does that.
+            leads: Called before lost records are written again; False if another agent leads, which restores them.
         """
         with self._lock:
-            self._written.clear()
+            self.written.clear()
         self._leads = leads
 
-    def _swap(self, key: str, revision: int, sealed: bytes, *, patient: bool = True) -> bool:
+    def _swap(self, key: str, revision: int, signed: bytes, *, can_wait: bool = True) -> bool:
         name = self.prefix + key
 
         def write(etcd: EtcdClient) -> TransactionResult:
-            return etcd.transaction([Compare(name, revision)], [Put(name, sealed, self._lease.id)], [Get(name)])
+            return etcd.transaction([Compare(name, revision)], [Put(name, signed, self._lease.id)], [Get(name)])
 
-        result = self._under_lease(write, patient=patient)
+        result = self._under_lease(write, can_wait=can_wait)
         # An attempt whose answer was lost may have been the one that wrote what is there.
-        won = result.succeeded or any(found.value == sealed for found in result.responses[0])
+        won = result.succeeded or any(found.value == signed for found in result.responses[0])
         if won:
-            self._note(key, sealed)
+            self._note(key, signed)
         else:
             for found in result.responses[0]:
                 self._open(found, in_the_way=True)
         return won
 
-    def _note(self, key: str, sealed: bytes) -> None:
+    def _note(self, key: str, signed: bytes) -> None:
         with self._lock:
-            self._written[key] = sealed
+            self.written[key] = signed
 
     def _opened(self, found: Iterable[KeyValue]) -> dict[str, dict[str, Any]]:
         start = len(self.prefix)
@@ -189,16 +217,16 @@ class LeasedRecords:
 
     def _open(self, found: KeyValue, *, in_the_way: bool = False) -> dict[str, Any] | None:
         key = _name(found)
-        record = open_record(self._secret, key, found.value)
+        record = _verified(self._secret, key, found.value)
         told = key in self._foreign or len(self._foreign) == _FOREIGN_KEYS
-        # All agents of the run see the same keys; the one that leads tells.
-        if record is None and (self._aloud or in_the_way) and not told:
+        # All agents of the run read the same keys; the leader logs them.
+        if record is None and (self._logs or in_the_way) and not told:
             self._foreign.add(key)
             more = "; more are dropped without a word" if len(self._foreign) == _FOREIGN_KEYS else ""
             logger.warning("dropped the etcd key %s: it was not written by this run%s", printable(key), more)
         return record
 
-    def _under_lease(self, call: Callable[[EtcdClient], _T], *, patient: bool = True) -> _T:
+    def _under_lease(self, call: Callable[[EtcdClient], _T], *, can_wait: bool = True) -> _T:
         def attempt(etcd: EtcdClient) -> _T:
             try:
                 return call(etcd)
@@ -206,11 +234,11 @@ class LeasedRecords:
                 self._lease.grant(etcd.limits)
                 return call(etcd)
 
-        return self._ask(attempt, patient=patient)
+        return self._ask(attempt, can_wait=can_wait)
 
-    def _ask(self, call: Callable[[EtcdClient], _T], *, patient: bool = True) -> _T:
+    def _ask(self, call: Callable[[EtcdClient], _T], *, can_wait: bool = True) -> _T:
         try:
-            return call(self._limited(patient=patient))
+            return call(self._limited(can_wait=can_wait))
         except EtcdInterruptedError as error:
             raise RecordsInterruptedError(str(error)) from error
         except EtcdUnavailableError as error:
@@ -218,45 +246,45 @@ class LeasedRecords:
         except EtcdError as error:
             raise RecordsError(str(error)) from error
 
-    def _limited(self, *, patient: bool) -> EtcdClient:
-        if not patient or self._hurried.is_set():
-            return self._client.limited(min(self._limit, _HURRIED_SECONDS))
+    def _limited(self, *, can_wait: bool) -> EtcdClient:
+        if not can_wait or self._ending.is_set():
+            return self.client.limited(min(self._limit, _HURRIED_SECONDS))
         if threading.current_thread() is threading.main_thread():
-            return self._client.limited(self._limit, lambda: self._hurried.is_set() or self._interrupted())
-        return self._client.limited(self._limit, lambda: self._hurried.is_set() or self._closed.is_set())
+            return self.client.limited(self._limit, lambda: self._ending.is_set() or self._interrupted())
+        return self.client.limited(self._limit, lambda: self._ending.is_set() or self._closed.is_set())
 
-    def _look_after(self) -> None:
-        """Notice that etcd is lost, and that it has lost records."""
+    def _watch_lease(self) -> None:
+        """Report an etcd that is lost, and restore records that it has lost."""
         silence, renewed_at, looked_at = 0.0, self._lease.renewed_at, time.monotonic()
         while not self._closed.wait(self._interval):
             now = time.monotonic()
             if self._lease.renewed_at != renewed_at:
                 silence, renewed_at = 0.0, self._lease.renewed_at
             else:
-                # A process that was paused has not listened meanwhile.
+                # Bounded, since a process that was paused has received nothing meanwhile.
                 silence += min(now - looked_at, 2 * self._interval)
             looked_at = now
             if silence > self._limit:
-                self._lost(RecordsUnreachableError(f"etcd at {self._client.config} is silent for {silence:.0f} s"))
+                self._lost(RecordsUnreachableError(f"etcd at {self.client.config} is silent for {silence:.0f} s"))
                 return
-            if self._written and not silence:
+            if self.written and not silence:
                 self._restore()
 
     def _restore(self) -> None:
         """Write again what this agent wrote and etcd has lost."""
         with self._lock:
-            written = dict(self._written)
+            written = dict(self.written)
         try:
             present = self._ask(lambda etcd: etcd.get_present([self.prefix + key for key in written]))
             lost = [key for key in written if (self.prefix + key).encode() not in present]
             if lost and not self._leads():
                 with self._lock:
-                    self._written.clear()
+                    self.written.clear()
                 return
             for key in lost:
                 self._swap(key, 0, written[key])
         except RecordsError as error:
-            # The next look follows. That etcd is silent was told by the connection.
+            # The loop tries again. The connection has logged already that etcd is silent.
             known = isinstance(error, RecordsUnreachableError | RecordsInterruptedError) or self._closed.is_set()
             logger.log(logging.DEBUG if known else logging.WARNING, "%s", error)
         else:

@@ -1,4 +1,4 @@
-"""Leases: keys that live as long as somebody keeps them alive."""
+"""Leases: keys that live as long as a client renews their lease."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import random
 import threading
 import time
 
+from slurm_elastic.rendezvous.records.etcd._client_thread import ClientThread
 from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
 from slurm_elastic.rendezvous.records.etcd.errors import (
     EtcdError,
@@ -97,39 +98,23 @@ class Lease:
             return
 
 
-class KeepAlive:
+class KeepAlive(ClientThread):
     """The thread that renews the leases of a client, each about three times in its ttl."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        super().__init__("etcd-keep-alive")
         self._due: dict[Lease, float] = {}
-        self._closed = False
-        self._thread: threading.Thread | None = None
 
     def add(self, lease: Lease) -> None:
         """Keep a lease alive from now on."""
         with self._condition:
             self._due[lease] = self._next(lease)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="etcd-keep-alive", daemon=True)
-                self._thread.start()
-            self._condition.notify()
+            self._wake()
 
     def remove(self, lease: Lease) -> None:
         """Let a lease run out."""
         with self._condition:
             self._due.pop(lease, None)
-
-    def stop(self) -> None:
-        """Have the thread end; a call of its own ends when the connection is closed."""
-        with self._condition:
-            self._closed = True
-            self._condition.notify()
-
-    def join(self) -> None:
-        """Wait for the thread's end."""
-        if self._thread is not None:
-            self._thread.join()
 
     def _run(self) -> None:
         while True:

@@ -3,14 +3,14 @@
 Under the run's prefix::
 
     done                               the run is finished
-    round                              the newest round; of earlier ones nobody asks etcd
-    scopes/<scope>/epochs/000001       one per leader's term
-    scopes/<scope>/endpoint            where the leader is
-    scopes/<scope>/failure             why the run failed in that scope
+    round                              the newest round; earlier ones are not kept in etcd
+    scopes/<incarnation>/epochs/000001 one per leader's term
+    scopes/<incarnation>/endpoint      address and port of the leader
+    scopes/<incarnation>/failure       why the run failed in that incarnation
 
-All keys live under one lease of the run and are gone within a minute after its end. What has to be known later, DONE
-and the numbers of rounds and epochs, is also in the run directory; so is the leader's place, for the commands of
-operators. etcd decides while the run lives.
+All keys are under one lease of the run, and etcd deletes them within a minute after its end. DONE and the numbers of
+rounds and epochs, which later starts need, have a copy in the run directory; so has the leader's endpoint, for the
+commands of operators, and for agents if etcd has none that the run has written. etcd decides while the run lives.
 """
 
 from __future__ import annotations
@@ -43,10 +43,7 @@ logger = logging.getLogger(__name__)
 _DONE, _ROUND = "done", "round"
 
 _START_SECONDS = 30.0
-"""How long an etcd that does not answer at all is waited for when an agent starts."""
-
-_FRESH_SECONDS = 2.0
-"""How long an agent that starts may rely on what it found when it was let in."""
+"""How long an agent that starts waits for an etcd that does not answer."""
 
 _T = TypeVar("_T")
 
@@ -54,7 +51,7 @@ _T = TypeVar("_T")
 def open_etcd_records(
     config: EtcdConfig,
     run_dir: RunDir,
-    scope: str,
+    incarnation: str,
     *,
     limit: float,
     interrupted: Callable[[], bool] = lambda: False,
@@ -62,19 +59,20 @@ def open_etcd_records(
     """Connect to etcd and open the records of a run there.
 
     Args:
-        config: where etcd is.
-        run_dir: opened; with the run's secret, and for the copy.
-        scope: whose records these are.
-        limit: seconds that calls wait for an answer, and after which a silent etcd is given up for lost.
-        interrupted: asked every 0.1 s while the main thread waits; True ends that wait.
+        config: How to reach etcd.
+        run_dir: The run directory, opened; it has the run's secret and the copy.
+        incarnation: The incarnation of the caller.
+        limit: Seconds that calls wait for an answer, and after which a silent etcd counts as lost.
+        interrupted: Called every 0.1 s while the main thread waits; True ends that wait.
 
     Raises:
-        UsageError: etcd is not what the options say, or does not let us in, or the run's secret cannot be used.
+        UsageError: The endpoint is no etcd, or etcd refuses user, password or certificate, or the run's secret cannot
+            be read.
         RecordsError: etcd does not answer, or is full.
     """
     secret = run_dir.secret()
     leased = LeasedRecords(EtcdClient(config), config.run_prefix(run_dir.run_id), secret, limit, interrupted)
-    records = EtcdRecords(leased, RunDirRecords(run_dir, scope), scope)
+    records = EtcdRecords(leased, RunDirRecords(run_dir, incarnation), incarnation)
     try:
         records.enter(min(limit, _START_SECONDS))
         return records
@@ -88,40 +86,40 @@ def open_etcd_records(
 
 
 class EtcdRecords:
-    """Keeps the records of one scope in etcd; see :class:`~slurm_elastic.rendezvous.records.api.Records`.
+    """Keeps the records of one incarnation in etcd; see :class:`~slurm_elastic.rendezvous.records.api.Records`.
 
     Args:
-        leased: of the run.
-        copy: in the run directory.
-        scope: whose records these are.
+        leased: The records of the run in etcd.
+        copy: The copy in the run directory.
+        incarnation: The incarnation to which epochs, endpoint and failure belong.
     """
 
-    def __init__(self, leased: LeasedRecords, copy: RunDirRecords, scope: str) -> None:
-        self._leased = leased
+    def __init__(self, leased: LeasedRecords, copy: RunDirRecords, incarnation: str) -> None:
+        self.leased = leased
         self._copy = copy
-        self._scope = f"scopes/{quote(scope, safe='')}/"
-        self._epochs = f"{self._scope}epochs/"
-        self._endpoint = f"{self._scope}endpoint"
+        self._own = f"scopes/{quote(incarnation, safe='')}/"
+        self._epochs = f"{self._own}epochs/"
+        self._endpoint = f"{self._own}endpoint"
         self._copy_failed = self._silent = False
-        self._opening = _Opening()
+        self._opening = _Opening({}, 0.0)
 
     def enter(self, timeout: float) -> None:
-        """Ask etcd to be let in, and in the same breath for what an agent wants to know when it starts.
+        """Check that etcd can be used, and read by the same request all records that an agent needs when it starts.
 
         Raises:
             EtcdError: See :meth:`LeasedRecords.enter`.
         """
-        self._opening = _Opening(self._leased.enter(timeout))
-        # From here on only the leader tells about members that come and go.
-        self._leased.speak(False)
+        self._opening = _Opening(self.leased.enter(timeout), self.leased.client.config.times.fresh)
+        # From here on only the leader logs members of etcd that are lost or back.
+        self.leased.set_logging(False)
 
-    def newest_epoch(self, *, patient: bool = True) -> int | None:
+    def newest_epoch(self, *, can_wait: bool = True) -> int | None:
         """See Records."""
         copied = self._copied(self._copy.newest_epoch, None)
         try:
-            # Without the copy there is nothing else to go by than etcd, so that is waited for all the same.
-            hurried = not patient and copied is not None
-            found = self._opening.take(self._epochs) or self._leased.read(self._epochs, patient=not hurried)
+            # Without the copy only etcd has the answer, so this call waits for it all the same.
+            hurried = not can_wait and copied is not None
+            found = self._opening.take(self._epochs) or self.leased.read(self._epochs, can_wait=not hurried)
         except RecordsUnreachableError:
             if not hurried:
                 raise
@@ -131,11 +129,11 @@ class EtcdRecords:
 
     def claim_epoch(self, number: int, record: Record) -> bool:
         """See Records."""
-        self._opening = _Opening()
-        self._leased.begin(lambda: (self.newest_epoch() or number) <= number)
-        won = self._leased.create(f"{self._epochs}{number:06d}", record)
+        self._opening = _Opening({}, 0.0)
+        self.leased.begin(lambda: (self.newest_epoch() or number) <= number)
+        won = self.leased.create(f"{self._epochs}{number:06d}", record)
         if won and self._copied(lambda: self._copy.claim_epoch(number, record), True):
-            self._leased.speak(True)
+            self.leased.set_logging(True)
             return True
         return False
 
@@ -146,7 +144,7 @@ class EtcdRecords:
 
     def publish_endpoint(self, record: Record) -> None:
         """See Records."""
-        self._leased.put(self._endpoint, record)
+        self.leased.put(self._endpoint, record)
         # For `slurm-elastic drain` and the like, which know the run directory only.
         self._copied(lambda: self._copy.publish_endpoint(record), None)
 
@@ -157,7 +155,7 @@ class EtcdRecords:
     def claim_round(self, number: int, record: Record) -> bool:
         """See Records."""
         entry = {"number": number, "record": record}
-        won = self._leased.replace(_ROUND, entry, lambda there: int(there["number"]) < number)
+        won = self.leased.replace(_ROUND, entry, lambda there: int(there["number"]) < number)
         return won and self._copied(lambda: self._copy.claim_round(number, record), True)
 
     def last_round(self) -> int | None:
@@ -173,26 +171,30 @@ class EtcdRecords:
         found = self._opening.take(self._endpoint, _ROUND)
         if not found or self._endpoint not in found:
             # A leader may have come since then.
-            found = self._leased.read(self._endpoint, _ROUND)
+            found = self.leased.read(self._endpoint, _ROUND)
+        endpoint = found.get(self._endpoint)
+        if endpoint is None:
+            # Other users of etcd can write over it, again and again; only agents of this run write the copy.
+            endpoint = self._copied(self._copy.endpoint, None)
         newest = found.get(_ROUND)
         number = self._last(newest)
-        return Situation(found.get(self._endpoint), number, None if number is None else self._record(newest, number))
+        return Situation(endpoint, number, None if number is None else self._record(newest, number))
 
     def mark_done(self, record: Record) -> bool:
-        """See Records. The copy alone is enough, so the end of a run does not wait for etcd."""
+        """See Records. The copy is enough, so the end of a run does not wait for etcd."""
         try:
             first = self._copy.mark_done(record)
         except RecordsError as error:
-            self._tell(error)
-            return self._leased.create(_DONE, record)
+            self._log_failure(error)
+            return self.leased.create(_DONE, record)
         try:
-            # Once is enough to find out that etcd is silent.
+            # One call that found etcd silent is enough.
             if not self._silent:
-                self._leased.create(_DONE, record, patient=False)
+                self.leased.create(_DONE, record, can_wait=False)
                 return first
         except RecordsError as error:
             logger.debug("%s", error)
-        logger.warning("that the run is finished is written in the run directory alone: etcd does not take it")
+        logger.warning("only the run directory has the record that the run is finished: etcd does not take it")
         return first
 
     def is_done(self) -> bool:
@@ -200,32 +202,32 @@ class EtcdRecords:
         if self._copied(self._copy.is_done, False):
             return True
         found = self._opening.take(_DONE)
-        return bool(self._leased.read(_DONE) if found is None else found)
+        return bool(self.leased.read(_DONE) if found is None else found)
 
     def publish_failure(self, record: Record) -> None:
         """See Records. The copy alone is enough, so the end of a run does not wait for etcd."""
         self._copied(lambda: self._copy.publish_failure(record), None)
         with contextlib.suppress(RecordsError):
-            self._leased.put(f"{self._scope}failure", record, patient=False)
+            self.leased.put(f"{self._own}failure", record, can_wait=False)
 
     def failure(self) -> Record | None:
         """See Records."""
-        return self._read(f"{self._scope}failure")
+        return self._read(f"{self._own}failure")
 
-    def on_loss(self, tell: Callable[[RecordsError], None]) -> None:
+    def on_loss(self, report: Callable[[RecordsError], None]) -> None:
         """See Records."""
-        self._leased.on_loss(tell)
+        self.leased.on_loss(report)
 
     def stop_waiting(self) -> None:
         """See Records."""
-        self._leased.stop_waiting()
+        self.leased.stop_waiting()
 
     def close(self) -> None:
         """See Records."""
-        self._leased.close()
+        self.leased.close()
 
     def _read(self, key: str) -> Record | None:
-        return self._leased.read(key).get(key)
+        return self.leased.read(key).get(key)
 
     def _last(self, newest: Record | None) -> int | None:
         return _newest([newest["number"] if newest else None, self._copied(self._copy.last_round, None)])
@@ -236,32 +238,37 @@ class EtcdRecords:
         return self._copied(lambda: self._copy.round(number), None)
 
     def _copied(self, call: Callable[[], _T], otherwise: _T) -> _T:
-        """Ask or change the copy; etcd goes on without one."""
+        """Read or write the copy; without one, only etcd has the records."""
         try:
             return call()
         except RecordsError as error:
-            self._tell(error)
+            self._log_failure(error)
             return otherwise
 
-    def _tell(self, error: RecordsError) -> None:
+    def _log_failure(self, error: RecordsError) -> None:
         if not self._copy_failed:
             self._copy_failed = True
             logger.warning("%s; the run goes on with etcd alone", error)
 
 
 class _Opening:
-    """The records that an agent found when it was let in: the answer to each question that it asks soon after, once."""
+    """The records that an agent read when it connected: the answer to each question that it asks soon after, once.
 
-    def __init__(self, found: Mapping[str, Record] | None = None) -> None:
+    Args:
+        found: The records.
+        seconds: How long they are fresh enough to answer a question.
+    """
+
+    def __init__(self, found: Mapping[str, Record], seconds: float) -> None:
         self._found = found
-        self._told: set[str] = set()
-        self._until = time.monotonic() + _FRESH_SECONDS
+        self._taken: set[str] = set()
+        self._until = time.monotonic() + seconds
 
     def take(self, *keys: str) -> Mapping[str, Record] | None:
-        """Return what was there; None if this was told before, or is too long ago."""
-        if self._found is None or time.monotonic() > self._until or not self._told.isdisjoint(keys):
+        """Return what was there; None if the caller has to ask etcd."""
+        if time.monotonic() >= self._until or not self._taken.isdisjoint(keys):
             return None
-        self._told.update(keys)
+        self._taken.update(keys)
         return {name: record for name, record in self._found.items() if _is_among(name, keys)}
 
 

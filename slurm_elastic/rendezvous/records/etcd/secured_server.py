@@ -1,4 +1,4 @@
-"""A private etcd for the runs of one user, with TLS and a password that nobody types."""
+"""A private etcd for the runs of one user, with TLS and a generated password."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PrivateServer:
         self.server.start()
         config = self.server.config
         password = secrets.token_urlsafe(32)
-        # Nobody knows root's password: what is done once is done here.
+        # Root's password is kept nowhere: all that needs it is done here.
         enable_authentication(config, secrets.token_urlsafe(32), {_USER: (password, DEFAULT_PREFIX)})
         assert config.ca_cert is not None
         found = {
@@ -74,6 +74,6 @@ class PrivateServer:
         publish_file(self.credentials, json.dumps(found, indent=2).encode() + b"\n", mode=0o600)
 
     def stop(self) -> None:
-        """End it, and take the credentials file away so that nobody looks for it there."""
+        """End it, and remove the credentials file."""
         self.credentials.unlink(missing_ok=True)
         self.server.stop()

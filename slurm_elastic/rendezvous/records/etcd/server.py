@@ -153,7 +153,7 @@ class EtcdServer:
         Raises:
             UsageError: etcd's client cannot be imported.
         """
-        # Its imports take a while, and whoever only starts an etcd does without.
+        # The imports of the client take a while, and a process that only starts an etcd needs none.
         from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
 
         return EtcdClient(self.config)

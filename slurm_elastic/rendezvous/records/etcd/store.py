@@ -51,6 +51,9 @@ class EtcdStore(Store):
         prefix: All keys of the store lie under it. Stores with the same prefix are the same store.
         timeout: How long waits, and calls while no member answers, may take.
 
+    Attributes:
+        lease: Of the keys, shared by all processes that have the store open.
+
     Raises:
         EtcdError: etcd could not be reached, or refused; the subclass says which.
     """
@@ -64,14 +67,14 @@ class EtcdStore(Store):
         # A transaction whose answer was lost with its member may or may not have been carried out. Where doing it
         # twice is not the same as once, it also leaves a receipt, by which the next attempt knows.
         self._receipt = f"{self._prefix}receipts/{uuid.uuid4().hex}".encode()
-        self._lease: Lease = client.shared_lease(self._prefix, LEASE_SECONDS)
+        self.lease: Lease = client.shared_lease(self._prefix, LEASE_SECONDS)
         # torch's C++ side keeps the C++ half of a store only (torch 2.13: neither PrefixStore nor a process group
         # keeps the Python object), and without its Python half a store can do nothing.
         client.hold(self)
 
     def set(self, key: str | bytes, value: str | bytes) -> None:
         """Write a key."""
-        self._write(lambda client: client.put(self._key(key), _bytes(value), self._lease.id))
+        self._write(lambda client: client.put(self._key(key), _bytes(value), self.lease.id))
 
     def get(self, key: str | bytes) -> bytes:
         """Return what a key holds, after waiting for it if need be."""
@@ -107,7 +110,7 @@ class EtcdStore(Store):
             if found is not None and found.value != before:
                 return found.value
             revision = found.mod_revision if found else 0
-            put = Put(whole, after, self._lease.id)
+            put = Put(whole, after, self.lease.id)
             if self._transact([Compare(whole, revision)], [put]).succeeded:
                 return after
 
@@ -126,7 +129,7 @@ class EtcdStore(Store):
 
     def multi_set(self, keys: Sequence[str | bytes], values: Sequence[str | bytes]) -> None:
         """Write several keys, up to 128 of them at once."""
-        puts = [Put(self._key(key), _bytes(value), self._lease.id) for key, value in zip(keys, values, strict=True)]
+        puts = [Put(self._key(key), _bytes(value), self.lease.id) for key, value in zip(keys, values, strict=True)]
         # A transaction may not write a key twice; the last one counts, as if they were written in order.
         puts = list({put.key: put for put in puts}.values())
         for start in range(0, len(puts), MAX_OPERATIONS):
@@ -150,8 +153,8 @@ class EtcdStore(Store):
         """Put a value at the end of a queue. Queues and keys have names of their own, but for `check`."""
         unique = uuid.uuid4().hex.encode()
         receipt = self._receipt + unique
-        puts = [Put(self._queue(key) + unique, _bytes(value), self._lease.id), Put(receipt, b"", self._lease.id)]
-        # Somebody may have popped what an attempt pushed whose answer was lost: its receipt is still there.
+        puts = [Put(self._queue(key) + unique, _bytes(value), self.lease.id), Put(receipt, b"", self.lease.id)]
+        # Another process may have popped what an attempt pushed whose answer was lost: its receipt is still there.
         self._transact([Compare(receipt, 0)], puts)
         self._call(lambda client: client.delete(receipt))
 
@@ -228,11 +231,11 @@ class EtcdStore(Store):
         return there
 
     def _take(self, value: KeyValue) -> bool:
-        """Delete a value of a queue; return False if somebody else did."""
+        """Delete a value of a queue; return False if another process did."""
         receipt = self._receipt + uuid.uuid4().hex.encode()
         result = self._transact(
             [Compare(value.key, value.mod_revision)],
-            [Delete(value.key), Put(receipt, b"", self._lease.id)],
+            [Delete(value.key), Put(receipt, b"", self.lease.id)],
             [Get(receipt)],
         )
         mine = result.succeeded or bool(result.responses[0])
@@ -250,7 +253,7 @@ class EtcdStore(Store):
             found = result.responses[0][0] if result.responses[0] else None
             value = change(found)
             compare = Compare(whole, found.mod_revision if found else 0)
-            puts = (Put(whole, value, self._lease.id), Put(self._receipt, nonce + value, self._lease.id))
+            puts = (Put(whole, value, self.lease.id), Put(self._receipt, nonce + value, self.lease.id))
             result = self._transact([compare], puts, read)
             if result.succeeded:
                 return value
@@ -270,7 +273,7 @@ class EtcdStore(Store):
         try:
             return self._call(call)
         except EtcdLeaseLostError:
-            self._call(lambda client: self._lease.grant(client.limits))
+            self._call(lambda client: self.lease.grant(client.limits))
             return self._call(call)
 
     def _call(self, call: Callable[[EtcdClient], _T], timeout: timedelta | None = None) -> _T:

@@ -36,9 +36,6 @@ class GuardedProgram:
         log: gets everything that it prints.
         belongings: a directory that is deleted when this process ends without having called `end`; None for none.
 
-    Attributes:
-        guard: the second process.
-
     Raises:
         OSError: it cannot be started.
     """
@@ -57,7 +54,7 @@ class GuardedProgram:
                 start_new_session=True,
             )
         try:
-            self.guard = subprocess.Popen(
+            self._guard = subprocess.Popen(
                 ["/bin/sh", "-c", _GUARD, "guard", str(self._program.pid), str(belongings or "")],
                 stdin=subprocess.PIPE,
                 start_new_session=True,
@@ -82,4 +79,4 @@ class GuardedProgram:
             logger.warning("%s (pid %d) did not end within %.0f s; killing it", name, self._program.pid, _END_SECONDS)
             self._program.kill()
             self._program.wait()
-        self.guard.communicate(b"\n")
+        self._guard.communicate(b"\n")

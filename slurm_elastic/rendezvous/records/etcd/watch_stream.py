@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import enum
 import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from slurm_elastic.rendezvous.records.etcd._client_thread import ClientThread
 from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
 from slurm_elastic.rendezvous.records.etcd.diagnosis import Retry, diagnose_answer
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdCompactedError, EtcdError
@@ -59,53 +59,41 @@ class Subscription:
         self.sink = sink
 
 
-class WatchStream:
-    """The thread that reads a client's stream of watch answers and hands each to its subscription."""
+class WatchStream(ClientThread):
+    """The thread that reads a client's stream of watch answers and hands each to its subscription.
+
+    Attributes:
+        subscriptions: Those that are not removed yet.
+    """
 
     def __init__(self, connection: Connection) -> None:
+        super().__init__("etcd-watch")
         self._connection = connection
         self._rpc = load_rpc()
-        self._condition = threading.Condition()
-        self._subscriptions: list[Subscription] = []
-        self._closed = False
-        self._thread: threading.Thread | None = None
+        self.subscriptions: list[Subscription] = []
         self._stream: _Stream | None = None
 
     def add(self, subscription: Subscription) -> None:
         """Begin to watch."""
         with self._condition:
-            self._subscriptions.append(subscription)
+            self.subscriptions.append(subscription)
             if self._stream is not None:
                 self._stream.create(subscription)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="etcd-watch", daemon=True)
-                self._thread.start()
-            self._condition.notify()
+            self._wake()
 
     def remove(self, subscription: Subscription) -> None:
         """Stop to watch; removing twice does no harm."""
         with self._condition:
-            if subscription in self._subscriptions:
-                self._subscriptions.remove(subscription)
+            if subscription in self.subscriptions:
+                self.subscriptions.remove(subscription)
                 if self._stream is not None:
                     self._stream.cancel(subscription)
-
-    def stop(self) -> None:
-        """Have the thread end; it does when the connection is closed."""
-        with self._condition:
-            self._closed = True
-            self._condition.notify()
-
-    def join(self) -> None:
-        """Wait for the thread's end."""
-        if self._thread is not None:
-            self._thread.join()
 
     def _run(self) -> None:
         failures = 0
         while True:
             with self._condition:
-                while not self._subscriptions and not self._closed:
+                while not self.subscriptions and not self._closed:
                     self._condition.wait()
                 if self._closed:
                     return
@@ -130,7 +118,7 @@ class WatchStream:
                 if self._closed:
                     return True
                 self._stream = stream
-                for subscription in self._subscriptions:
+                for subscription in self.subscriptions:
                     stream.create(subscription)
             for response in stream.call:
                 if not answered:
@@ -157,7 +145,7 @@ class WatchStream:
         """Hand on one answer; return False when the stream has to be opened anew with a new token."""
         with self._condition:
             subscription = stream.owner(response)
-            if subscription is None or subscription not in self._subscriptions:
+            if subscription is None or subscription not in self.subscriptions:
                 return True
             if response.canceled:
                 if response.compact_revision:
@@ -166,7 +154,7 @@ class WatchStream:
                     error = diagnose_answer("", response.cancel_reason, self._connection.config)
                 if error is Retry.NEW_TOKEN:
                     return False
-                self._subscriptions.remove(subscription)
+                self.subscriptions.remove(subscription)
                 subscription.sink.put(error)
             elif response.events:
                 subscription.next_revision = response.events[-1].kv.mod_revision + 1
@@ -182,9 +170,9 @@ class WatchStream:
 
     def _fail_all(self, error: EtcdError) -> None:
         with self._condition:
-            for subscription in self._subscriptions:
+            for subscription in self.subscriptions:
                 subscription.sink.put(error)
-            self._subscriptions.clear()
+            self.subscriptions.clear()
 
 
 class _Stream:

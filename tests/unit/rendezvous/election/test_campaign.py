@@ -22,12 +22,12 @@ LOST = LeaderLoss(Reason.NODE_LOST, gone=frozenset({"n1/7.0/1"}), round=3)
 ENDPOINT = {"agent": "n1/7.0/1", "address": "n1", "port": 5, "epoch": 2}
 
 
-def situation(scope: str = "7.0") -> Situation:
+def situation(incarnation: str = "7.0") -> Situation:
     places = [
         {"agent": f"n{rank}/7.0/{rank}", "node": f"n{rank}", "address": f"n{rank}", "standby_port": rank}
         for rank in (1, 2)
     ]
-    record = {"scope": scope, "leader": "n1/7.0/1", "restarts": 4, "endpoint": ENDPOINT, "places": places}
+    record = {"scope": incarnation, "leader": "n1/7.0/1", "restarts": 4, "endpoint": ENDPOINT, "places": places}
     return Situation(ENDPOINT, 3, record)
 
 
@@ -56,9 +56,9 @@ def test_who_finds_no_member_left_begins_anew_and_an_agent_without_workers_does_
     assert plan(config(agent, has_workers=has_workers), SEEN, LOST).settings.first_restarts == restarts
 
 
-@pytest.mark.parametrize("scope", ["7.0", "7.9"])
-def test_the_last_failure_is_known_also_of_another_incarnation(scope: str) -> None:
-    seen = situation(scope)
+@pytest.mark.parametrize("incarnation", ["7.0", "7.9"])
+def test_the_last_failure_is_known_also_of_another_incarnation(incarnation: str) -> None:
+    seen = situation(incarnation)
     assert seen.round is not None
     failed = Situation(ENDPOINT, 3, {**seen.round, "last_failure": "import | 1"})
     assert plan(config(), CampaignRecords(2, failed, None), LOST).settings.first_failure == "import | 1"

@@ -6,30 +6,29 @@ from dataclasses import replace
 
 import pytest
 
+from slurm_elastic.rendezvous.election.actions import AnswerProbe, Warn
 from slurm_elastic.rendezvous.election.attempts import Answer
 from slurm_elastic.rendezvous.election.campaign import CampaignRecords
-from slurm_elastic.rendezvous.election.leader_location import LeaderLocation, Leadership
-from slurm_elastic.rendezvous.election.machine import (
-    CAMPAIGN_AGAIN,
-    STEP_DOWN,
-    UNLED,
+from slurm_elastic.rendezvous.election.events import (
     AnnounceLeave,
     CampaignBlocked,
-    CampaignFailed,
+    CampaignRecordsFailed,
     Join,
     LeaderEnded,
     LinkClosed,
     Received,
-    Role,
     TermClaimed,
 )
+from slurm_elastic.rendezvous.election.leader_location import LeaderLocation, Leadership
+from slurm_elastic.rendezvous.election.machine import CAMPAIGN_AGAIN, STEP_DOWN, UNLED
 from slurm_elastic.rendezvous.election.policy import BLOCKING_LIMIT, LeaderLoss, Successor
+from slurm_elastic.rendezvous.election.state import Role
 from slurm_elastic.rendezvous.leader_events import CutOff, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import AgentInfo, Connected, LeaveReason, Outcome, Place, Reason
 from slurm_elastic.rendezvous.records.api import Situation
 from slurm_elastic.rendezvous.transport.connect import Endpoint
-from slurm_elastic.rendezvous.transport.messages import Assignment, Beat, Ended, Resigned
-from tests.unit.rendezvous.election.play import OWN, Play, Result
+from slurm_elastic.rendezvous.transport.messages import Assignment, Ended, Heartbeat, Probed, Resigned
+from tests.unit.rendezvous.helpers.election import OWN, Play, Result
 
 FIRST, SECOND, THIRD = ("n1", 1), ("n2", 2), ("n3", 3)
 ORDER = tuple(Successor(f"n{rank}/0.0/{rank}", f"n{rank}", rank) for rank in (1, 2, 3))
@@ -232,7 +231,7 @@ def test_why_no_campaign_is_possible_is_logged_once() -> None:
     assert len(play.warned) == 1
     assert "shows no round 0" in play.warned[0]
     number = play.state.numbers + 1
-    play.handle(CampaignFailed(number, "another"))
+    play.handle(CampaignRecordsFailed(number, "another"))
     assert len(play.warned) == 1
 
 
@@ -346,6 +345,13 @@ def test_an_agent_that_finds_no_leader_in_time_says_so() -> None:
     play = member(2, connect=cut, connect_timeout=5.0, campaign=None).run(6.0)
     assert play_told(play) is LeaderLost
     assert play.state.role is Role.STOPPED
+    assert play.warned == []
+
+
+def test_an_agent_that_finds_no_leader_for_long_warns_once() -> None:
+    play = Play(connect=cut, connect_timeout=60.0, campaign=None).run(50.0)
+    assert play.warned == ["no leader found for 10 s: no process listens; this agent tries for 50 s more"]
+    assert play.times(Warn) == [pytest.approx(UNLED)]
 
 
 def test_a_leader_of_another_version_or_one_that_cannot_lead_is_an_error_of_usage() -> None:
@@ -375,8 +381,8 @@ def test_the_second_link_to_a_silent_leader_is_kept_though_the_leader_has_ended_
     assert play.state.link is not None
     assert play.state.link.number != number
     assert play.sent(play.state.link.number) == [Connected("n3/0.0/3", 0)]
-    play.handle(Received(play.state.link.number, Beat()))
-    assert play.sent(play.state.link.number)[1:] == [Beat()]
+    play.handle(Received(play.state.link.number, Heartbeat()))
+    assert play.sent(play.state.link.number)[1:] == [Heartbeat()]
     assert not play.told[1:]
 
 
@@ -385,6 +391,21 @@ def test_workers_are_stopped_once_when_no_link_says_anything() -> None:
     assert play.told == [PLACED]
     play.run(4.5)
     assert [event.round for event in play.told if isinstance(event, CutOff)] == [0]
+
+
+def test_an_agent_that_was_cut_off_answers_by_its_next_join() -> None:
+    play = following().run(2.9)
+    assert play.state.link is not None
+    asked = Received(play.state.link.number, Probed(1))
+    play.handle(asked)
+    assert len(play.times(AnswerProbe)) == 1
+    play.run(play.now + 2.9)
+    assert any(isinstance(event, CutOff) for event in play.told)
+    play.handle(asked)
+    assert len(play.times(AnswerProbe)) == 1
+    play.handle(Join(CANDIDATE))
+    play.handle(asked)
+    assert len(play.times(AnswerProbe)) == 2
 
 
 def test_workers_are_stopped_when_a_broken_link_is_not_restored() -> None:
@@ -405,7 +426,7 @@ def test_an_agent_that_was_paused_gives_a_leader_time_that_may_have_been_paused_
     play.run(play.now + silent)
     assert any(isinstance(event, CutOff) for event in play.told) is cut_off
     assert play.state.link is not None
-    play.handle(Received(play.state.link.number, Beat()))
+    play.handle(Received(play.state.link.number, Heartbeat()))
     play.run(play.now + 1.0)
     assert any(isinstance(event, CutOff) for event in play.told) is cut_off
 
@@ -413,19 +434,19 @@ def test_an_agent_that_was_paused_gives_a_leader_time_that_may_have_been_paused_
 def test_everything_that_fences_goes_by_the_limit_that_the_leader_tells() -> None:
     play = following()
     assert play.state.link is not None
-    play.handle(Received(play.state.link.number, Beat(12.0)))
-    heard_at = play.now
+    play.handle(Received(play.state.link.number, Heartbeat(12.0)))
+    last_message_at = play.now
     # Half of the limit, five sixths, and what the leader needs to find out by itself.
-    play.run(heard_at + 5.9)
+    play.run(last_message_at + 5.9)
     assert play.state.link.reconnect is None
-    play.run(heard_at + 6.1)
+    play.run(last_message_at + 6.1)
     assert play.state.link.reconnect is not None
     assert not any(isinstance(event, CutOff) for event in play.told)
-    play.run(heard_at + 10.1)
+    play.run(last_message_at + 10.1)
     assert any(isinstance(event, CutOff) for event in play.told)
-    play.run(heard_at + 14.7)
+    play.run(last_message_at + 14.7)
     assert play.state.link is not None
-    play.run(heard_at + 14.8)
+    play.run(last_message_at + 14.8)
     assert play.state.link is None
 
 

@@ -17,10 +17,13 @@ from slurm_elastic.rendezvous.election.term import (
     AgentsGone,
     AskSlurmAboutAgents,
     AskSlurmAboutNodes,
+    CarryOut,
     CheckTerm,
     ClaimTerm,
     ConfirmLastRound,
+    DisconnectedEnded,
     NodesDown,
+    ProbeDisconnected,
     ProbeMembers,
     PublishEndpoint,
     RecordEnd,
@@ -30,7 +33,6 @@ from slurm_elastic.rendezvous.election.term import (
     ReportBlocking,
     ReportClaimed,
     StepDown,
-    Tell,
     TermAction,
     TermEvent,
     Wake,
@@ -41,7 +43,6 @@ from slurm_elastic.rendezvous.membership import (
     Claim,
     Finish,
     Finished,
-    Heard,
     Interrupt,
     Joined,
     LeaveReason,
@@ -50,8 +51,9 @@ from slurm_elastic.rendezvous.membership import (
     Publish,
     Resign,
     Settings,
+    SignsOfLife,
 )
-from tests.unit.rendezvous.scenario import candidate
+from tests.unit.rendezvous.helpers.scenario import candidate
 
 Kind = TypeVar("Kind", bound=TermAction)
 
@@ -84,7 +86,7 @@ class Play:
         end = self.now + seconds
         while self.term.deadline <= end:
             self.now = max(self.now, self.term.deadline)
-            actions += self.on(Heard(tuple((name, self.now) for name in self.term.membership.agents)))
+            actions += self.on(SignsOfLife(tuple((name, self.now) for name in self.term.membership.agents)))
             actions += self.on(Wake())
             assert self.term.deadline > self.now, "it would look at its clock without end"
         self.now = end
@@ -103,7 +105,7 @@ def of(kind: type[Kind], actions: list[TermAction]) -> list[Kind]:
 
 
 def decisions(actions: list[TermAction]) -> list[type]:
-    return [type(action.decision) for action in of(Tell, actions)]
+    return [type(action.decision) for action in of(CarryOut, actions)]
 
 
 def candidacy(**settings: object) -> Play:
@@ -133,7 +135,7 @@ def test_a_candidate_that_comes_too_late_steps_down_and_tells_nothing(refused: t
     actions: list[TermAction] = [action]
     while not isinstance(actions[0], refused):
         actions = play.answer(actions[0])
-    assert play.answer(actions[0], allowed=False) == [StepDown("somebody else has taken epoch 7")]
+    assert play.answer(actions[0], allowed=False) == [StepDown("another agent has taken epoch 7")]
     assert play.on(Wake()) == []
 
 
@@ -179,8 +181,8 @@ def test_nothing_is_told_of_a_round_of_which_it_is_not_known_whether_it_is_on_re
 def test_what_is_decided_while_a_round_is_written_waits_its_turn() -> None:
     play, check = forming()
     # It leaves: the round that is being written would have to end again.
-    assert of(Tell, play.on(Leaving("n1", LeaveReason.PREEMPTED))) == []
-    assert of(Tell, play.on(Left("n1", LeaveReason.PREEMPTED))) == []
+    assert of(CarryOut, play.on(Leaving("n1", LeaveReason.PREEMPTED))) == []
+    assert of(CarryOut, play.on(Left("n1", LeaveReason.PREEMPTED))) == []
     actions = play.write(check)
     assert decisions(actions)[0] is Publish
     assert decisions(actions)[1:]
@@ -214,8 +216,8 @@ def test_the_end_is_written_down_before_it_is_told() -> None:
 def test_the_log_of_the_run_is_told_once_that_a_round_is_over() -> None:
     play = candidacy()
     actions = [action for name in ("n1", "n2") for action in play.on(membership.Connected(name, running=4))]
-    interrupts = [action for action in of(Tell, actions) if isinstance(action.decision, Interrupt)]
-    assert [action.note for action in interrupts] == [True, False]
+    interrupts = [action for action in of(CarryOut, actions) if isinstance(action.decision, Interrupt)]
+    assert [action.log for action in interrupts] == [True, False]
 
 
 # What it finds out by itself.
@@ -261,6 +263,56 @@ def test_members_that_come_one_after_the_other_are_not_all_looked_at_each_time(a
     assert Members.walks < 20
 
 
+def running() -> Play:
+    """A leader of a round of n1 and n2."""
+    play = Play(expected_nodes=("n1", "n2"), min_nodes=2)
+    play.write(play.join("n1", "n2")[-1])
+    assert play.term.membership.phase is membership.Phase.RUNNING
+    return play
+
+
+def test_a_member_whose_process_has_ended_is_not_waited_for() -> None:
+    play = running()
+    assert play.on(membership.Disconnected("n2")) == [ProbeDisconnected("n2")]
+    told = of(CarryOut, play.on(DisconnectedEnded("n2")))
+    assert [type(action.decision) for action in told] == [membership.Drop, Interrupt]
+    assert isinstance(told[1].decision, Interrupt)
+    message = told[1].decision.message
+    assert (message.reason, message.node, message.detail) == (
+        membership.Reason.NODE_LOST,
+        "n2",
+        "its process has ended",
+    )
+    assert play.term.membership.gone == {"n2"}
+
+
+def test_a_member_that_leaves_and_whose_process_has_ended_has_left() -> None:
+    play = running()
+    play.on(Leaving("n2", LeaveReason.PREEMPTED))
+    play.on(membership.Disconnected("n2"))
+    told = of(CarryOut, play.on(DisconnectedEnded("n2")))
+    assert isinstance(told[0].decision, membership.Retire)
+    assert play.term.membership.lingering == set()
+
+
+def test_a_member_that_is_back_has_not_ended_whoever_refuses_connections_in_its_place() -> None:
+    play = running()
+    play.on(membership.Disconnected("n2"))
+    play.on(membership.Connected("n2", running=0))
+    assert play.on(DisconnectedEnded("n2")) == []
+
+
+def test_an_agent_that_ends_before_the_first_round_is_not_waited_for() -> None:
+    play = Play(expected_nodes=("n1", "n2"), min_nodes=2)
+    play.join("n2")
+    play.on(membership.Disconnected("n2"))
+    assert decisions(play.on(DisconnectedEnded("n2"))) == [membership.Drop]
+
+
+def test_a_stranger_whose_connection_breaks_is_not_asked_about() -> None:
+    assert running().on(membership.Disconnected("n7")) == []
+
+
 def test_an_agent_that_has_come_meanwhile_is_not_gone_whatever_slurm_says() -> None:
     play = candidacy()
     play.wait(ASK_SLURM_FIRST)
@@ -297,7 +349,7 @@ def test_a_leader_that_forms_a_round_looks_whether_its_term_is_the_newest() -> N
         assert check == CheckTerm(watching=True)
         assert play.answer(check) == []
     (check,) = of(CheckTerm, play.wait(CHECK_TERM + 0.01))
-    assert play.answer(check, allowed=False) == [StepDown("somebody else leads with a newer epoch")]
+    assert play.answer(check, allowed=False) == [StepDown("another agent leads with a newer epoch")]
 
 
 def test_an_undisturbed_leader_asks_nobody() -> None:

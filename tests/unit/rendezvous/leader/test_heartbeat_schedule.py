@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -40,10 +41,12 @@ def test_few_agents_are_asked_together_so_that_the_leader_sleeps() -> None:
     assert len({tuple(asked) for asked in moments(16, seconds=10).values()}) == 1
 
 
-def test_many_agents_are_asked_in_turns() -> None:
+@pytest.mark.parametrize(("count", "turns"), [(400, 1), (1024, 4), (4096, 16), (16384, 64)])
+def test_many_agents_are_asked_in_turns_of_about_256(count: int, turns: int) -> None:
     # The first time, when the leader has never asked anybody, it asks all.
-    second = [asked[1] for asked in moments(4000, seconds=10, step=0.001).values()]
-    assert max(second.count(moment) for moment in set(second)) < 4000 / 32
+    second = Counter(asked[1] for asked in moments(count, seconds=2.5, step=0.001).values())
+    assert len(second) == turns
+    assert max(second.values()) < 1.5 * count / turns
 
 
 def test_nobody_is_passed_over_because_others_leave() -> None:

@@ -13,7 +13,6 @@ from slurm_elastic.rendezvous.membership import (
     Decision,
     Finish,
     Held,
-    Hold,
     Joined,
     LeaveReason,
     Leaving,
@@ -22,10 +21,9 @@ from slurm_elastic.rendezvous.membership import (
     Publish,
     Resend,
     Resign,
-    StopAt,
 )
 from slurm_elastic.rendezvous.transport.messages import Assignment, Ended, Holding, LeaderMessage, Resigned, Stopping
-from tests.unit.rendezvous.scenario import Scenario, candidate, only
+from tests.unit.rendezvous.helpers.scenario import Scenario, candidate, only, sent
 
 
 class Told:
@@ -33,7 +31,7 @@ class Told:
 
     def __init__(self) -> None:
         self.said: list[tuple[set[str], LeaderMessage]] = []
-        self.told: object = None
+        self.shared: object = None
         self.origins: dict[str, str] = {}
 
     def origin(self, agent: str) -> str:
@@ -56,10 +54,10 @@ def told(run: Scenario, decision: Decision) -> tuple[set[str], LeaderMessage]:
 def test_who_will_not_lead_is_told_before_a_leader_may_be_lost() -> None:
     run = Scenario(agent="n0", answers=True, expected_nodes=("n0", "n1", "n2"))
     run.join("n0", "n1", "n2")
-    (hold,) = only(Hold, run.on(Leaving("n1", LeaveReason.PREEMPTED)))
+    (hold,) = sent(Holding, run.on(Leaving("n1", LeaveReason.PREEMPTED)))
     assert told(run, hold) == ({"n0", "n1", "n2"}, Holding(0, leaving=("n1",)))
     run.on(Leaving("n2", LeaveReason.PREEMPTED))
-    stops = [stop for name in ("n0", "n1", "n2") for stop in only(StopAt, run.on(Held(name, 0, 5)))]
+    stops = [stop for name in ("n0", "n1", "n2") for stop in sent(Stopping, run.on(Held(name, 0, 5)))]
     (_, stopping) = told(run, stops[-1])
     assert isinstance(stopping, Stopping)
     assert stopping.leaving == ("n1", "n2")
@@ -80,7 +78,7 @@ def test_the_end_is_told_to_all_at_once_and_then_to_each_that_comes() -> None:
     run = Scenario(agent="n0", join_timeout=10.0, min_nodes=2)
     run.join("n0")
     (finish,) = only(Finish, run.wait(11.0))
-    assert told(run, finish) == ({"n0", "store"}, Ended(Outcome.TIMED_OUT, None, finish.detail))
+    assert told(run, finish) == ({"n0", "store"}, Ended(Outcome.TIMED_OUT, None, finish.message.detail))
     (again,) = only(Finish, run.join("n1"))
     (agents, _) = told(run, again)
     assert agents == {"n1"}

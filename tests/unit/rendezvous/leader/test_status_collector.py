@@ -8,7 +8,7 @@ import pytest
 from slurm_elastic.rendezvous.leader.status_collector import StatusCollector
 from slurm_elastic.rendezvous.status_requests import StatusAnswer, StatusPart, StatusReport, StatusRequested
 from slurm_elastic.rendezvous.transport.messages import LeaderMessage
-from tests.unit.rendezvous import virtual_time
+from tests.unit.rendezvous.helpers import virtual_time
 
 
 class Run:

@@ -8,7 +8,7 @@ import pytest
 
 from slurm_elastic.rendezvous.records.api import RecordsError, RunDirRecords
 from slurm_elastic.rundir import RunDir
-from tests.unit.rendezvous.records_contract import RecordsContract
+from tests.unit.rendezvous.helpers.records_contract import RecordsContract
 
 
 class TestRunDirRecords(RecordsContract):

@@ -35,8 +35,8 @@ from slurm_elastic.rendezvous.status_requests import (
 from slurm_elastic.rendezvous.transport.messages import (
     AgentMessage,
     Assignment,
-    Beat,
     Ended,
+    Heartbeat,
     Holding,
     Interrupted,
     LeaderMessage,
@@ -55,7 +55,7 @@ CANDIDATE = AgentInfo(A, "node1", 0, 4, "default", "node1", 30000)
 FAILURE = WorkerFailure(A, "node1", 3, -9, "line 1\nline 2", "/run/error.json", "/run/stderr.log")
 
 FROM_AGENTS: list[AgentMessage] = [
-    Beat(),
+    Heartbeat(),
     Connected(A, None),
     Connected(A, 3),
     Joined(CANDIDATE, 1),
@@ -80,7 +80,7 @@ FROM_AGENTS: list[AgentMessage] = [
     StatusReport(A, 3, '{"state":"training"}'),
 ]
 FROM_LEADERS: list[LeaderMessage] = [
-    Beat(),
+    Heartbeat(),
     Assignment(2, Place(A, "node1", 0, 4, 0, "default", 0, 8), 3, Reason.NODE_LOST, 2, 8, "node1", 30000, 1),
     Assignment(
         2,
@@ -152,7 +152,7 @@ def test_nobody_speaks_for_another(message: AgentMessage) -> None:
     [
         ({}, "unknown kind None"),
         ({"kind": "Beet"}, "unknown kind 'Beet'"),
-        ({"kind": ["Beat"]}, "unknown kind"),
+        ({"kind": ["Heartbeat"]}, "unknown kind"),
         ({"kind": "Placed"}, "unknown kind 'Placed'"),
         ({"kind": "Finished", "agent": A}, "a Finished message that cannot be read.*round"),
         ({"kind": "Finished", "agent": A, "round": "3"}, "Expected `int`"),

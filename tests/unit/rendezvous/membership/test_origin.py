@@ -17,7 +17,7 @@ from slurm_elastic.rendezvous.transport.messages import (
     decode_agent_message,
     encode,
 )
-from tests.unit.rendezvous.scenario import Scenario, candidate, failed, only
+from tests.unit.rendezvous.helpers.scenario import Scenario, candidate, failed, only
 
 
 def choose(last_round: int | None, before: str, inventories: Sequence[str], failed: bool) -> str:

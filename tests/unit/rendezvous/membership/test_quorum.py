@@ -89,9 +89,9 @@ def test_never_two_sides(size: int, leader: str) -> None:
     # Every way to be gone, to know of it or not, to be split in two, and every pair of agents that lead the two sides.
     # A leader that is no member, as the coordinator, is on a side by leading there only.
     last = base(size, leader)
-    everybody = sorted({*last.members, leader, "x", "y"})
+    all_agents = sorted({*last.members, leader, "x", "y"})
     for gone in subsets(tuple(sorted({*last.members, leader}))):
-        living = [name for name in everybody if name not in gone]
+        living = [name for name in all_agents if name not in gone]
         for split in product((0, 1), repeat=len(living)):
             sides = [{name for name, side in zip(living, split, strict=True) if side == number} for number in (0, 1)]
             allowed = [

@@ -29,8 +29,8 @@ def winners(claim: Callable[[int], bool]) -> list[int]:
 
 
 class RecordsContract:
-    """Subclasses bring three fixtures: `records`, `sibling` (another agent's records of the same scope), and
-    `successor` (the same run, the scope after it)."""
+    """Subclasses bring three fixtures: `records`, `sibling` (another agent's records of the same incarnation), and
+    `successor` (the same run, the incarnation after it)."""
 
     def test_an_epoch_has_one_leader_and_all_see_whom(self, records: Records, sibling: Records) -> None:
         assert records.newest_epoch() is None

@@ -13,6 +13,7 @@ from slurm_elastic.rendezvous.membership import (
     Drop,
     Finish,
     Finished,
+    Held,
     Interrupt,
     Joined,
     LeaveReason,
@@ -21,13 +22,14 @@ from slurm_elastic.rendezvous.membership import (
     Outcome,
     Phase,
     Ponged,
-    Probe,
+    Probed,
     Publish,
     Reason,
+    Send,
     Tick,
     WorkerFailed,
 )
-from tests.unit.rendezvous.scenario import Scenario, candidate, failed, only
+from tests.unit.rendezvous.helpers.scenario import Scenario, candidate, failed, only, sent
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def test_a_failure_that_is_not_charged_is_the_cause_of_the_others(first: str) ->
         run.on(event)
     answer(run, "n0", "n1")
     (interrupt,) = only(Interrupt, run.wait(0.2))
-    assert (interrupt.node, interrupt.detail, run.state.restarts) == ("n0", "rank 3: starts again", 0)
+    assert (interrupt.message.node, interrupt.message.detail, run.state.restarts) == ("n0", "rank 3: starts again", 0)
 
 
 def consequence(name: str) -> WorkerFailed:
@@ -78,24 +80,24 @@ def test_the_root_is_waited_for_while_only_consequences_are_known(run: Scenario)
     assert not run.wait(0.9)
     run.on(failed("n0"))
     (interrupt,) = only(Interrupt, run.wait(0.02))
-    assert interrupt.node == "n0"
+    assert interrupt.message.node == "n0"
 
 
 def test_a_consequence_without_a_root_is_charged(run: Scenario) -> None:
     run.on(consequence("n1"))
     answer(run, "n0", "n1", "n2")
     (interrupt,) = only(Interrupt, run.wait(1.02))
-    assert (interrupt.node, run.state.restarts) == ("n1", 1)
+    assert (interrupt.message.node, run.state.restarts) == ("n1", 1)
 
 
 def test_everybody_is_asked_before_anybody_is_blamed(run: Scenario) -> None:
-    assert only(Probe, run.on(failed("n0"))) == [Probe(("n0", "n1", "n2"), 1)]
+    assert sent(Probed, run.on(failed("n0"))) == [Send(("n0", "n1", "n2"), Probed(1))]
     answer(run, "n0", "n1")
     assert not run.wait(2.0), "n2 has not answered"
     answer(run, "n2")
     (interrupt,) = only(Interrupt, run.wait(0.0))
-    assert interrupt.reason is Reason.WORKER_FAILED
-    assert (interrupt.node, interrupt.detail) == ("n0", "rank 3: exit code 1")
+    assert interrupt.message.reason is Reason.WORKER_FAILED
+    assert (interrupt.message.node, interrupt.message.detail) == ("n0", "rank 3: exit code 1")
     assert run.state.restarts == 1
 
 
@@ -120,7 +122,7 @@ def test_a_silent_node_explains_the_failures_of_its_peers(run: Scenario) -> None
     answer(run, "n0", "n1")
     decisions = run.wait(4.0, "n2")
     assert only(Drop, decisions)[0].agent == "n2"
-    assert only(Interrupt, decisions)[0].reason is Reason.NODE_LOST
+    assert only(Interrupt, decisions)[0].message.reason is Reason.NODE_LOST
     assert run.state.restarts == 0
 
 
@@ -129,20 +131,20 @@ def test_a_broken_connection_explains_them_even_after_an_answer(run: Scenario) -
     answer(run, "n0", "n1", "n2")
     run.wait(0.05)
     run.on(Disconnected("n2"))
-    assert only(Interrupt, run.wait(0.2))[0].reason is Reason.NODE_LOST
+    assert only(Interrupt, run.wait(0.2))[0].message.reason is Reason.NODE_LOST
     assert run.state.restarts == 0
 
 
 def test_the_node_that_told_may_itself_be_dying(run: Scenario) -> None:
     run.on(failed("n0"))
     answer(run, "n1", "n2")
-    assert only(Interrupt, run.wait(4.0, "n0"))[0].reason is Reason.NODE_LOST
+    assert only(Interrupt, run.wait(4.0, "n0"))[0].message.reason is Reason.NODE_LOST
     assert run.state.restarts == 0
 
 
 def test_a_leave_explains_them(run: Scenario) -> None:
     run.on(failed("n0"))
-    assert only(Interrupt, run.on(Leaving("n2", LeaveReason.PREEMPTED)))[0].reason is Reason.NODE_LEFT
+    assert only(Interrupt, run.on(Leaving("n2", LeaveReason.PREEMPTED)))[0].message.reason is Reason.NODE_LEFT
     assert run.state.restarts == 0
 
 
@@ -150,10 +152,10 @@ def test_a_question_that_was_lost_with_the_connection_is_asked_again(run: Scenar
     run.on(failed("n0"))
     answer(run, "n0", "n1")
     run.on(Disconnected("n2"))
-    assert only(Probe, run.on(Connected("n2", running=0))) == [Probe(("n2",), 1)]
+    assert sent(Probed, run.on(Connected("n2", running=0))) == [Send(("n2",), Probed(1))]
     assert not run.wait(1.0)
     answer(run, "n2")
-    assert only(Interrupt, run.wait(0.0))[0].reason is Reason.WORKER_FAILED
+    assert only(Interrupt, run.wait(0.0))[0].message.reason is Reason.WORKER_FAILED
 
 
 def test_an_agent_that_joins_again_at_once_is_charged_all_the_same(run: Scenario) -> None:
@@ -169,7 +171,7 @@ def test_an_agent_that_has_joined_again_and_is_lost_explains_it(run: Scenario) -
     run.join("n0", last_round=0)
     answer(run, "n1", "n2")
     run.on(Disconnected("n0"))
-    assert only(Interrupt, run.wait(0.2))[0].reason is Reason.NODE_LOST
+    assert only(Interrupt, run.wait(0.2))[0].message.reason is Reason.NODE_LOST
     assert run.state.restarts == 0
 
 
@@ -181,8 +183,39 @@ def test_an_agent_that_restarts_its_workers_untold_is_followed_and_not_charged(r
 
 def test_an_agent_that_was_cut_off_and_is_back_has_no_worker_that_failed(run: Scenario) -> None:
     (interrupt,) = only(Interrupt, run.on(Joined(candidate("n1"), 2, 0, cut_off=True)))
-    assert (interrupt.reason, interrupt.node) == (Reason.NODE_LOST, "n1")
-    assert interrupt.detail == "it did not hear the leader, stopped its workers and is back"
+    assert (interrupt.message.reason, interrupt.message.node) == (Reason.NODE_LOST, "n1")
+    assert interrupt.message.detail == "it did not hear the leader, stopped its workers and is back"
+
+
+@pytest.mark.parametrize("stops", [False, True], ids=["", "while a stop is agreed"])
+@pytest.mark.parametrize("joined_first", [False, True], ids=["failed first", "joined first"])
+@pytest.mark.parametrize("consequence", [False, True], ids=["root", "consequence"])
+def test_what_follows_from_the_stop_of_an_agent_that_was_cut_off_is_not_charged(
+    stops: bool, joined_first: bool, consequence: bool
+) -> None:
+    run = Scenario(answers=stops, min_nodes=3, max_restarts=1, settle_time=0.1, heartbeat_limit=3.0)
+    run.join("n0", "n1", "n2")
+    if stops:
+        run.on(Leaving("n2", LeaveReason.PREEMPTED, 30.0))
+        for name in ("n0", "n1", "n2"):
+            run.on(Held(name, 0, 5))
+        assert run.state.planned_stop is not None
+        assert run.state.planned_stop.stop == 5
+    own = failed("n0")
+    own = replace(own, failure=replace(own.failure, consequence=consequence))
+    back = Joined(candidate("n1"), 2, 0, cut_off=True)
+    decisions: list[Decision] = []
+    for event in (back, own) if joined_first else (own, back):
+        decisions += run.on(event)
+    answer(run, "n0", "n2", *(("n1",) if joined_first else ()))
+    decisions += run.wait(0.2)
+    (interrupt,) = only(Interrupt, decisions)
+    if consequence or (joined_first and not stops):
+        assert (interrupt.message.reason, interrupt.message.node) == (Reason.NODE_LOST, "n1")
+        assert run.state.restarts == 0
+    else:
+        assert interrupt.message.reason is Reason.WORKER_FAILED
+        assert run.state.restarts == 1
 
 
 def test_failures_that_the_end_of_a_round_causes_are_nobodys_fault(run: Scenario) -> None:
@@ -204,9 +237,9 @@ def test_the_run_fails_when_its_restarts_are_used_up(run: Scenario) -> None:
         if round_ == 0:
             run.join("n0", "n1", "n2", last_round=0)
     (finish,) = only(Finish, decisions)
-    assert finish.outcome is Outcome.FAILED
-    assert finish.failure is not None
-    assert finish.failure.node == "n1"
+    assert finish.message.outcome is Outcome.FAILED
+    assert finish.message.failure is not None
+    assert finish.message.failure.node == "n1"
     assert set(finish.agents) == {"n0", "n1", "n2"}
 
 
@@ -215,7 +248,7 @@ def test_a_member_that_finishes_and_goes_owes_no_answer(run: Scenario) -> None:
     answer(run, "n0", "n1")
     run.on(Finished("n2", 0))
     run.on(Left("n2", LeaveReason.FINISHED))
-    assert only(Interrupt, run.wait(0.2))[0].reason is Reason.WORKER_FAILED
+    assert only(Interrupt, run.wait(0.2))[0].message.reason is Reason.WORKER_FAILED
 
 
 def test_new_nodes_wait_for_the_verdict(run: Scenario) -> None:
@@ -223,7 +256,7 @@ def test_new_nodes_wait_for_the_verdict(run: Scenario) -> None:
     run.join("n3")
     assert not run.wait(1.0)
     answer(run, "n0", "n1", "n2")
-    assert only(Interrupt, run.wait(0.0))[0].reason is Reason.WORKER_FAILED
+    assert only(Interrupt, run.wait(0.0))[0].message.reason is Reason.WORKER_FAILED
     run.join("n0", "n1", "n2", last_round=0)
     assert run.members == ["n0", "n1", "n2", "n3"]
 
@@ -234,7 +267,7 @@ def test_a_pause_of_the_leader_does_not_shorten_the_time_to_explain(run: Scenari
     run.pause(10.0)
     assert run.on(Tick()) == ()
     run.on(Disconnected("n2"))
-    assert only(Interrupt, run.wait(0.2))[0].reason is Reason.NODE_LOST
+    assert only(Interrupt, run.wait(0.2))[0].message.reason is Reason.NODE_LOST
 
 
 def fails(run: Scenario, fingerprint: str, *, uncharged: bool = False) -> tuple[Decision, ...]:
@@ -261,11 +294,11 @@ def test_the_same_failure_twice_in_a_row_ends_the_run(patient: Scenario) -> None
     (published,) = only(Publish, fails(patient, "the same"))
     assert published.table.last_failure == "the same"
     (finish,) = only(Finish, fails(patient, "the same"))
-    assert finish.outcome is Outcome.FAILED
-    assert finish.detail == (
+    assert finish.message.outcome is Outcome.FAILED
+    assert finish.message.detail == (
         "the same failure twice in a row, at step 7 (--stop-on-same-failure off restarts all the same)"
     )
-    assert finish.failure is not None
+    assert finish.message.failure is not None
 
 
 @pytest.mark.parametrize("fingerprints", [("a", "b", "a"), ("a", "", "a"), ("", "", "")])

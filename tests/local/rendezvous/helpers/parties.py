@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.transport.messages import Assignment, Interrupted
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import port_sequence
-from tests.local.agents import PATIENCE, eventually
+from tests.local.agents import HANG, eventually
 
 _Word = TypeVar("_Word", bound=LeaderEvent)
 
@@ -30,7 +31,7 @@ def options(**changes: Any) -> RendezvousOptions:
 
     Whoever ends in these tests does so audibly; nobody is to be lost because a thread was not served for seconds.
     """
-    times = {"last_call_timeout": PATIENCE, "heartbeat_limit": PATIENCE, **changes}
+    times = {"last_call_timeout": HANG, "heartbeat_limit": HANG, **changes}
     return RendezvousOptions(**{"leader_limit": default_leader_limit(times["heartbeat_limit"]), **times})
 
 
@@ -47,7 +48,7 @@ class Party:
 
     def hear(self, kind: type[_Word]) -> _Word:
         """The next word, which has to be of this kind."""
-        word = self.link.next_event(timeout=PATIENCE)
+        word = self.link.next_event(timeout=HANG)
         if not isinstance(word, kind):
             pytest.fail(f"{self.config.node} heard {word}, not {kind.__name__}")
         return word
@@ -57,7 +58,7 @@ class Party:
 
         A new leader that has not heard the join yet says it once more.
         """
-        while isinstance(word := self.link.next_event(timeout=PATIENCE), Interrupted):
+        while isinstance(word := self.link.next_event(timeout=HANG), Interrupted):
             self.join()
         if not isinstance(word, kind):
             pytest.fail(f"{self.config.node} heard {word}, not {kind.__name__}")
@@ -130,6 +131,14 @@ class Run:
         # The leader waits until the others have gone.
         for party in sorted(self.parties, key=lambda party: party.link.leads):
             party.link.stop(timeout=1)
+
+
+def endpoint(run: Run) -> dict[str, Any]:
+    """The address that the leader has published."""
+    published = run.run_dir.endpoint(run.config.incarnation)
+    assert published is not None
+    found: dict[str, Any] = json.loads(published)
+    return found
 
 
 def form(parties: Sequence[Party]) -> list[Assignment]:

@@ -9,9 +9,13 @@ from pathlib import Path
 from slurm_elastic.rendezvous.records.etcd import EtcdConfig, EtcdServer
 from slurm_elastic.rendezvous.records.etcd.auth_setup import enable_authentication
 from slurm_elastic.rendezvous.records.etcd.certificates import create_authority
+from slurm_elastic.rendezvous.records.etcd.config import EtcdTimes
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdServerError
 from slurm_elastic.rendezvous.records.etcd.machine import free_port
 from slurm_elastic.rendezvous.records.etcd.server import ServerTls
+
+PATIENT = EtcdTimes(probe=30.0, outage=30.0)
+"""No member counts as lost because the machine is busy; one that has ended does all the same."""
 
 _ATTEMPTS = 3
 _SECONDS = 120.0

@@ -16,7 +16,7 @@ from slurm_elastic.rendezvous.membership import (
     Publish,
     Reason,
 )
-from tests.unit.rendezvous.scenario import Scenario, only
+from tests.unit.rendezvous.helpers.scenario import Scenario, only
 
 PAIR = ("7.0.1", 2)
 
@@ -39,7 +39,7 @@ def test_a_new_agent_waits_for_one_that_gets_ready() -> None:
     assert not run.wait(10.0)
     assert not run.join("n2")
     (interrupt,) = only(Interrupt, run.wait(0.1))
-    assert (interrupt.reason, interrupt.node) == (Reason.NODE_JOINED, "n1, n2")
+    assert (interrupt.message.reason, interrupt.message.node) == (Reason.NODE_JOINED, "n1, n2")
 
 
 def test_an_agent_that_gets_ready_is_not_waited_for_by_itself() -> None:
@@ -67,7 +67,7 @@ def test_one_that_will_not_come_after_all_ends_the_waiting(end: object) -> None:
     run.wait(5.0)
     run.on(end)  # type: ignore[arg-type]
     (interrupt,) = only(Interrupt, run.wait(0.1))
-    assert interrupt.node == "n1"
+    assert interrupt.message.node == "n1"
 
 
 def test_one_that_hangs_while_it_gets_ready_is_waited_for_no_longer_than_a_last_call() -> None:
@@ -97,7 +97,7 @@ def test_the_agents_of_one_srun_cost_one_further_round() -> None:
     assert not run.wait(10.0)
     run.join("n2", cohort=PAIR)
     (interrupt,) = only(Interrupt, run.wait(0.1))
-    assert interrupt.node == "n1, n2"
+    assert interrupt.message.node == "n1, n2"
 
 
 def test_one_of_a_cohort_that_never_comes_costs_one_last_call_and_no_second() -> None:
@@ -126,7 +126,7 @@ def test_one_of_a_cohort_that_has_gone_again_is_not_waited_for() -> None:
     assert not run.wait(5.0)
     run.join("n3", cohort=("7.0.1", 3))
     (interrupt,) = only(Interrupt, run.wait(0.1))
-    assert interrupt.node == "n1, n3"
+    assert interrupt.message.node == "n1, n3"
 
 
 def test_those_who_joined_a_living_run_are_not_waited_for_when_it_begins_anew() -> None:

@@ -8,34 +8,39 @@ import math
 from collections.abc import Callable
 
 from slurm_elastic.rendezvous.election import machine
-from slurm_elastic.rendezvous.election.attempts import Answer
-from slurm_elastic.rendezvous.election.campaign import Campaign, CampaignConfig, CampaignRecords
-from slurm_elastic.rendezvous.election.leader_location import LeaderLocation, Leadership
-from slurm_elastic.rendezvous.election.machine import (
+from slurm_elastic.rendezvous.election.actions import (
     Action,
-    CampaignRecordsSeen,
     CancelConnect,
     CloseLink,
     Connect,
     Deliver,
-    Election,
-    ElectionConfig,
-    Event,
     Lead,
-    LinkFailed,
-    LinkOpened,
-    LocationSeen,
-    LookForCampaign,
-    LookForLeader,
-    Preparing,
-    Search,
+    ReadCampaignRecords,
+    ReadLeaderLocation,
     Send,
     StopLeading,
     StopWorkers,
-    Tick,
     Warn,
 )
+from slurm_elastic.rendezvous.election.attempts import Answer
+from slurm_elastic.rendezvous.election.campaign import Campaign, CampaignConfig, CampaignRecords
+from slurm_elastic.rendezvous.election.events import (
+    CampaignRecordsRead,
+    Event,
+    LeaderLocationRead,
+    LinkFailed,
+    LinkOpened,
+    Tick,
+)
+from slurm_elastic.rendezvous.election.leader_location import LeaderLocation, Leadership
 from slurm_elastic.rendezvous.election.policy import LeaderLoss
+from slurm_elastic.rendezvous.election.state import (
+    Election,
+    ElectionConfig,
+    Preparing,
+    Search,
+    initial_election,
+)
 from slurm_elastic.rendezvous.leader_events import LeaderEvent
 from slurm_elastic.rendezvous.membership import Settings, replace
 from slurm_elastic.rendezvous.records.api import Situation
@@ -71,7 +76,7 @@ class Play:
         campaign = CampaignConfig("7.0", Settings(1, 8, agent=agent))
         settings: dict[str, object] = {"endpoints": (OWN, ("n3", 9)), "campaign": campaign, **config}
         self.now = 0.0
-        self.state: Election = machine.initial_election(ElectionConfig(agent, **settings), 0.0)  # type: ignore[arg-type]
+        self.state: Election = initial_election(ElectionConfig(agent, **settings), 0.0)  # type: ignore[arg-type]
         if known is not None:
             self.state = replace(self.state, known=known)
         self._locate, self._connect = locate, connect
@@ -82,10 +87,10 @@ class Play:
         self.actions: list[tuple[float, Action]] = []
         self.records: Callable[[], CampaignRecords] = lambda: CampaignRecords(0, Situation(None, None, None), None)
 
-    def lose(self, endpoint: Endpoint, heard_at: float = 0.0) -> None:
+    def lose(self, endpoint: Endpoint, last_message_at: float = 0.0) -> None:
         """The link to the leader there is lost."""
         lost_at = 0.0 if self.state.known.resigned else None
-        self.state = replace(self.state, search=Search(self.now, endpoint, heard_at, lost_at))
+        self.state = replace(self.state, search=Search(self.now, endpoint, last_message_at, lost_at))
 
     def run(self, until: float) -> Play:
         """Play until this moment, or until nothing can happen any more."""
@@ -136,12 +141,12 @@ class Play:
                 self.later(seconds, event)
             case CancelConnect(number):
                 self._cancelled.add(number)
-            case LookForLeader(number):
-                self.later(0.0, LocationSeen(number, self._locate(self.now)))
-            case LookForCampaign(number):
+            case ReadLeaderLocation(number):
+                self.later(0.0, LeaderLocationRead(number, self._locate(self.now)))
+            case ReadCampaignRecords(number):
                 assert isinstance(self.state.campaign, Preparing)
                 self._losses.append(self.state.campaign.loss)
-                self.later(0.0, CampaignRecordsSeen(number, self.records()))
+                self.later(0.0, CampaignRecordsRead(number, self.records()))
             case _:
                 pass
 
@@ -157,7 +162,7 @@ class Play:
 
     @property
     def campaigned_at(self) -> list[float]:
-        return self.times(LookForCampaign)
+        return self.times(ReadCampaignRecords)
 
     @property
     def loss(self) -> LeaderLoss:

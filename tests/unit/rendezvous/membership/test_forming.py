@@ -13,14 +13,15 @@ from slurm_elastic.rendezvous.membership import (
     LeaveReason,
     Leaving,
     Left,
-    NodesSeen,
+    NodesDown,
     Outcome,
     Publish,
     Reason,
     Resend,
     Spare,
+    Waiting,
 )
-from tests.unit.rendezvous.scenario import Scenario, candidate, only
+from tests.unit.rendezvous.helpers.scenario import Scenario, candidate, only
 
 
 def test_the_first_round_starts_with_the_last_node_of_the_allocation() -> None:
@@ -98,17 +99,17 @@ def test_when_all_have_gone_those_who_come_are_the_first_again() -> None:
 def test_a_node_that_slurm_calls_down_is_not_waited_for() -> None:
     run = Scenario(min_nodes=2, expected_nodes=("n0", "n1", "n2"))
     run.join("n0", "n1")
-    assert only(Publish, run.on(NodesSeen(frozenset({"n2"}))))
+    assert only(Publish, run.on(NodesDown(frozenset({"n2"}))))
 
 
 def test_slurm_does_not_overrule_an_agent_that_was_just_heard() -> None:
     run = Scenario(heartbeat_limit=3.0)
     run.join("n0", "n1")
     run.wait(1.0)
-    run.on(NodesSeen(frozenset({"n1"})))
+    run.on(NodesDown(frozenset({"n1"})))
     assert "n1" in run.state.agents
     run.wait(2.0, "n1")
-    run.on(NodesSeen(frozenset({"n1"})))
+    run.on(NodesDown(frozenset({"n1"})))
     assert "n1" not in run.state.agents
 
 
@@ -116,7 +117,7 @@ def test_an_array_starts_with_its_minimum_and_what_is_above_the_maximum_is_spare
     run = Scenario(min_nodes=2, max_nodes=2)
     run.join("n5", "n3")
     assert run.members == ["n3", "n5"]
-    assert only(Spare, run.join("n1")) == [Spare("n1", "n1")]
+    assert only(Spare, run.join("n1")) == [Spare(("n1",), Waiting(), node="n1")]
     assert not run.wait(5.0)
     run.on(Left("n3", LeaveReason.PREEMPTED))
     (published,) = only(Publish, run.join("n5", last_round=0))
@@ -158,8 +159,8 @@ def test_new_nodes_are_gathered_into_one_further_round() -> None:
         run.join(f"n{number}")
         assert not run.wait(0.04)
     (interrupt,) = only(Interrupt, run.wait(0.05))
-    assert interrupt.reason is Reason.NODE_JOINED
-    assert interrupt.node == "n1, n2, n3, n4, n5, n6, n7"
+    assert interrupt.message.reason is Reason.NODE_JOINED
+    assert interrupt.message.node == "n1, n2, n3, n4, n5, n6, n7"
     run.join("n0", last_round=0)
     assert len(run.members) == 8
 
@@ -188,9 +189,9 @@ def test_a_run_that_never_reaches_its_minimum_is_given_up() -> None:
     run.join("n0", "n1")
     assert not run.wait(599.9)
     (finish,) = only(Finish, run.wait(0.2))
-    assert finish.outcome is Outcome.TIMED_OUT
+    assert finish.message.outcome is Outcome.TIMED_OUT
     assert set(finish.agents) == {"n0", "n1"}
-    assert "2 of at least 3" in finish.detail
+    assert "2 of at least 3" in finish.message.detail
 
 
 def test_a_place_that_was_lost_on_the_way_is_given_again() -> None:
@@ -230,6 +231,6 @@ def test_an_agent_that_was_given_up_and_comes_back_is_stopped_and_joins_as_a_new
     run.join("n0", last_round=1)
     assert run.members == ["n0"]
     (interrupt,) = only(Interrupt, run.on(Connected("n1", running=1)))
-    assert (interrupt.agents, interrupt.round) == (("n1",), 1)
+    assert (interrupt.agents, interrupt.message.round) == (("n1",), 1)
     run.join("n1", last_round=1)
     assert only(Interrupt, run.wait(0.1))[0].agents == ("n0",)

@@ -1,4 +1,4 @@
-"""A leader's term told event by event, for tests that read like a story."""
+"""A leader's term told event by event, for tests that read as one line per event."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from slurm_elastic.rendezvous.membership import (
     AgentInfo,
     Decision,
     Event,
-    Heard,
     Held,
-    Hold,
+    Holding,
     Joined,
     Phase,
+    Send,
     Settings,
+    SignsOfLife,
     State,
     Tick,
     WorkerFailed,
@@ -23,7 +24,7 @@ from slurm_elastic.rendezvous.membership import (
     step,
 )
 
-__all__ = ["Scenario", "candidate", "failed", "only"]
+__all__ = ["Scenario", "candidate", "failed", "only", "sent"]
 
 Kind = TypeVar("Kind")
 
@@ -40,6 +41,11 @@ def failed(name: str, round_: int = 0) -> WorkerFailed:
 
 def only(kind: type[Kind], decisions: tuple[Decision, ...]) -> list[Kind]:
     return [decision for decision in decisions if isinstance(decision, kind)]
+
+
+def sent(kind: type, decisions: tuple[Decision, ...]) -> list[Any]:
+    """The decisions that carry a message of this kind."""
+    return [decision for decision in only(Send, decisions) if isinstance(decision.message, kind)]
 
 
 class Scenario:
@@ -62,9 +68,9 @@ class Scenario:
         self.state, decisions = step(self.state, event, self.now)
         if self._answers:
             return decisions
-        for hold in only(Hold, decisions):
+        for hold in sent(Holding, decisions):
             decisions = tuple(decision for decision in decisions if decision is not hold)
-            decisions += self.on(Held(hold.agents[0], hold.round, None))
+            decisions += self.on(Held(hold.agents[0], hold.message.round, None))
         return decisions
 
     def join(
@@ -83,7 +89,7 @@ class Scenario:
         end = self.now + seconds
         while (deadline := next_deadline(self.state)) <= end:
             self.now = max(self.now, deadline)
-            self.on(Heard(tuple((name, self.now) for name in self.state.agents if name not in silent)))
+            self.on(SignsOfLife(tuple((name, self.now) for name in self.state.agents if name not in silent)))
             decisions += self.on(Tick())
             assert next_deadline(self.state) > self.now, "a tick leaves something due"
         self.now = end

@@ -21,7 +21,7 @@ from slurm_elastic.rendezvous.membership import (
     Retire,
     Status,
 )
-from tests.unit.rendezvous.scenario import Scenario, failed, only
+from tests.unit.rendezvous.helpers.scenario import Scenario, failed, only
 
 
 def three(**settings: object) -> Scenario:
@@ -32,9 +32,13 @@ def three(**settings: object) -> Scenario:
 
 def test_a_leave_interrupts_everybody_and_the_round_waits_for_the_farewell() -> None:
     run = three()
-    everybody = ("n0", "n1", "n2")
+    agents = ("n0", "n1", "n2")
     (interrupt,) = only(Interrupt, run.on(Leaving("n1", LeaveReason.PREEMPTED)))
-    assert (interrupt.agents, interrupt.reason, interrupt.detail) == (everybody, Reason.NODE_LEFT, "preempted")
+    assert (interrupt.agents, interrupt.message.reason, interrupt.message.detail) == (
+        agents,
+        Reason.NODE_LEFT,
+        "preempted",
+    )
     run.join("n3")
     run.join("n0", "n2", last_round=0)
     assert run.state.phase is Phase.FORMING, "n1 may still have workers"
@@ -57,7 +61,7 @@ def test_the_run_succeeds_when_every_member_has_finished() -> None:
     run.on(Finished("n0", 0))
     run.on(Finished("n1", 0))
     (finish,) = only(Finish, run.on(Finished("n2", 0)))
-    assert finish.outcome is Outcome.SUCCEEDED
+    assert finish.message.outcome is Outcome.SUCCEEDED
     assert set(finish.agents) == {"n0", "n1", "n2", "n3"}, "the spare is told too"
 
 
@@ -78,7 +82,7 @@ def test_a_member_that_finished_may_go_without_breaking_the_slow_ones() -> None:
     assert run.on(Disconnected("n0")) == ()
     assert not run.wait(60.0, "n0")
     run.on(Finished("n1", 0))
-    assert only(Finish, run.on(Finished("n2", 0)))[0].outcome is Outcome.SUCCEEDED
+    assert only(Finish, run.on(Finished("n2", 0)))[0].message.outcome is Outcome.SUCCEEDED
 
 
 def test_a_member_that_finished_may_be_preempted_or_lost_without_breaking_the_slow_ones() -> None:
@@ -90,13 +94,13 @@ def test_a_member_that_finished_may_be_preempted_or_lost_without_breaking_the_sl
     decisions = run.wait(4.0, "n1")
     assert only(Drop, decisions)[0].agent == "n1"
     assert not only(Interrupt, decisions)
-    assert only(Finish, run.on(Finished("n2", 0)))[0].outcome is Outcome.SUCCEEDED
+    assert only(Finish, run.on(Finished("n2", 0)))[0].message.outcome is Outcome.SUCCEEDED
 
 
 def test_a_farewell_says_that_the_workers_finished() -> None:
     run = Scenario()
     run.join("n0")
-    assert only(Finish, run.on(Left("n0", LeaveReason.FINISHED)))[0].outcome is Outcome.SUCCEEDED
+    assert only(Finish, run.on(Left("n0", LeaveReason.FINISHED)))[0].message.outcome is Outcome.SUCCEEDED
 
 
 def test_a_finished_member_that_is_leaving_is_not_asked_back() -> None:
@@ -142,7 +146,7 @@ def test_whoever_comes_after_the_end_is_told_how_it_ended() -> None:
     run.on(Closed("n0"))
     assert only(Finish, run.join("n5"))[0].agents == ("n5",)
     (finish,) = only(Finish, run.on(Connected("n0", running=0)))
-    assert (finish.agents, finish.outcome) == (("n0",), Outcome.CLOSED)
+    assert (finish.agents, finish.message.outcome) == (("n0",), Outcome.CLOSED)
 
 
 def test_a_run_ends_once() -> None:

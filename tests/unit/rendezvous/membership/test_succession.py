@@ -14,13 +14,13 @@ from slurm_elastic.rendezvous.membership import (
     Finish,
     Gone,
     Held,
-    Hold,
+    Holding,
     Interrupt,
     Joined,
     LeaveReason,
     Leaving,
     Left,
-    NodesSeen,
+    NodesDown,
     OnTie,
     Outcome,
     Phase,
@@ -28,12 +28,13 @@ from slurm_elastic.rendezvous.membership import (
     Publish,
     Reason,
     Resign,
-    StopAt,
-    in_the_way,
+    Resigned,
+    Stopping,
+    blocks_election,
     missing,
 )
 from slurm_elastic.rendezvous.run_events import describe
-from tests.unit.rendezvous.scenario import Scenario, candidate, failed, only
+from tests.unit.rendezvous.helpers.scenario import Scenario, candidate, failed, only, sent
 
 LAST = Base(4, ("n0", "n1", "n2", "n3"), ("n0", "n1", "n2", "n3"), leader="n0")
 
@@ -77,16 +78,16 @@ def test_a_charge_that_the_last_leader_told_its_members_and_nobody_else_still_co
 def test_who_was_no_member_is_in_the_way_of_members_that_are_not_enough() -> None:
     run = successor(agent="n9")
     run.join("n9")
-    assert not in_the_way(run.state), "there is nobody whom it keeps"
+    assert not blocks_election(run.state), "there is nobody whom it keeps"
     run.join("n1", last_round=4)
-    assert in_the_way(run.state)
+    assert blocks_election(run.state)
     run.join("n2", last_round=4)
-    assert in_the_way(run.state), "half of them, without the leader"
+    assert blocks_election(run.state), "half of them, without the leader"
     run.join("n3", last_round=4)
-    assert not in_the_way(run.state)
+    assert not blocks_election(run.state)
     member = successor()
     member.join("n1", last_round=4)
-    assert not in_the_way(member.state)
+    assert not blocks_election(member.state)
 
 
 def test_nothing_is_published_before_the_epoch_is_taken() -> None:
@@ -123,7 +124,7 @@ def test_a_member_that_has_ended_is_not_waited_for() -> None:
 def test_a_member_that_has_found_the_leader_is_waited_for_until_it_has_no_workers() -> None:
     run = successor(gone=frozenset({"n0"}))
     (interrupt,) = only(Interrupt, run.on(Connected("n3", running=4)))
-    assert (interrupt.agents, interrupt.reason, interrupt.node) == (("n3",), Reason.NODE_LOST, "n0")
+    assert (interrupt.agents, interrupt.message.reason, interrupt.message.node) == (("n3",), Reason.NODE_LOST, "n0")
     run.join("n1", "n2", last_round=4)
     run.on(Claimed())
     assert not run.wait(60.0)
@@ -149,15 +150,15 @@ def test_a_minority_waits_for_others_and_gives_up_in_the_end() -> None:
     assert not run.join("n1", last_round=4)
     assert missing(run.state) == ("n0", "n2", "n3")
     (finish,) = only(Finish, run.wait(21.0))
-    assert finish.outcome is Outcome.TIMED_OUT
-    assert finish.detail == "no majority of the last round came within 20 s"
+    assert finish.message.outcome is Outcome.TIMED_OUT
+    assert finish.message.detail == "no majority of the last round came within 20 s"
 
 
 def test_a_minority_goes_on_once_the_others_are_known_to_be_gone() -> None:
     run = successor()
     run.join("n1", last_round=4)
     assert not run.on(Gone(frozenset({"n0"})))
-    assert only(Claim, run.on(NodesSeen(frozenset({"n2", "n3"}))))
+    assert only(Claim, run.on(NodesDown(frozenset({"n2", "n3"}))))
     assert only(Publish, run.on(Claimed()))
 
 
@@ -186,7 +187,7 @@ def test_nobody_goes_on_alone_while_a_whole_round_that_leaves_may_have_workers()
 
 
 @pytest.mark.parametrize(
-    "proof", [Gone(frozenset({"n0"})), NodesSeen(frozenset({"n0"})), Left("n0", LeaveReason.FAILED)]
+    "proof", [Gone(frozenset({"n0"})), NodesDown(frozenset({"n0"})), Left("n0", LeaveReason.FAILED)]
 )
 def test_nobody_goes_on_for_a_silent_member_that_said_it_goes_before_its_end_is_known(proof: Event) -> None:
     run = Scenario(agent="leader", max_nodes=1)
@@ -211,7 +212,7 @@ def test_a_member_that_slurm_took_for_dead_and_that_says_it_goes_may_have_worker
     run = Scenario(agent="leader", max_nodes=1)
     run.join("n0")
     run.wait(4.0, "n0")
-    run.on(NodesSeen(frozenset({"n0"})))
+    run.on(NodesDown(frozenset({"n0"})))
     run.on(Leaving("n0", LeaveReason.PREEMPTED, 1.0))
     assert not only(Publish, run.join("n1"))
     assert only(Publish, run.on(Left("n0", LeaveReason.PREEMPTED)))
@@ -230,7 +231,7 @@ def test_a_silent_member_that_said_it_goes_is_not_missed_by_others_of_its_round(
 def test_a_member_that_comes_counts_whatever_slurm_said() -> None:
     run = successor(agent="n3", gone=frozenset({"n0"}))
     run.join("n3", last_round=4)
-    assert not run.on(NodesSeen(frozenset({"n1"})))
+    assert not run.on(NodesDown(frozenset({"n1"})))
     assert only(Claim, run.join("n1", last_round=4))
 
 
@@ -249,7 +250,7 @@ def test_a_leader_whose_agent_leaves_resigns_when_nobody_has_workers() -> None:
     run.join("n1", last_round=0)
     run.on(Left("n0", LeaveReason.PREEMPTED))
     assert run.state.phase is Phase.FORMING
-    assert only(Resign, run.join("n2", last_round=0)) == [Resign(("n1", "n2"))]
+    assert only(Resign, run.join("n2", last_round=0)) == [Resign(("n1", "n2"), Resigned("n0", ("n0",)), everyone=True)]
     assert not run.wait(5.0)
 
 
@@ -258,7 +259,9 @@ def test_a_leader_that_is_a_spare_ends_the_round_to_resign() -> None:
     run.join("n0", "n1", "n2")
     run.join("n2")
     assert only(Interrupt, run.on(Left("n2", LeaveReason.DRAINED)))
-    assert only(Resign, run.join("n0", "n1", last_round=0)) == [Resign(("n0", "n1"))]
+    assert only(Resign, run.join("n0", "n1", last_round=0)) == [
+        Resign(("n0", "n1"), Resigned("n2", ("n2",)), everyone=True)
+    ]
 
 
 def test_a_leader_that_has_finished_stays_for_the_others() -> None:
@@ -280,7 +283,7 @@ def test_a_leader_without_workers_waits_for_agents_as_long_as_it_takes() -> None
     run.join("n0")
     assert not run.wait(59.0)
     (finish,) = only(Finish, run.wait(2.0))
-    assert finish.outcome is Outcome.TIMED_OUT
+    assert finish.message.outcome is Outcome.TIMED_OUT
 
 
 def test_a_leader_without_workers_has_no_place_and_counts_for_no_minimum() -> None:
@@ -297,18 +300,18 @@ def test_a_leader_without_workers_ends_the_round_to_resign() -> None:
     run = hosted(leave_margin=5.0)
     run.join("n0", "n1")
     (interrupt,) = only(Interrupt, run.on(Leaving("s0", LeaveReason.PREEMPTED, 30.0)))
-    assert (interrupt.agents, interrupt.reason) == (("n0", "n1"), Reason.NODE_LEFT)
+    assert (interrupt.agents, interrupt.message.reason) == (("n0", "n1"), Reason.NODE_LEFT)
     assert not run.on(Leaving("s0", LeaveReason.PREEMPTED, 29.0))
-    assert only(Resign, run.join("n0", "n1", last_round=0)) == [Resign(("n0", "n1"))]
+    assert only(Resign, run.join("n0", "n1", last_round=0)) == [Resign(("n0", "n1"), Resigned("s0"), everyone=True)]
 
 
 def test_workers_stop_in_the_time_that_a_leader_without_workers_has() -> None:
     run = hosted(answers=True, leave_margin=5.0)
     run.join("n0", "n1")
-    assert only(Hold, run.on(Leaving("s0", LeaveReason.PREEMPTED, 30.0)))
+    assert sent(Holding, run.on(Leaving("s0", LeaveReason.PREEMPTED, 30.0)))
     run.on(Held("n0", 0, 7))
-    (stop,) = only(StopAt, run.on(Held("n1", 0, 9)))
-    assert (stop.step, stop.seconds) == (9, 25.0)
+    (stop,) = sent(Stopping, run.on(Held("n1", 0, 9)))
+    assert (stop.message.step, stop.message.seconds) == (9, 25.0)
 
 
 def test_a_failed_worker_is_charged_before_a_leader_without_workers_goes() -> None:
@@ -319,7 +322,7 @@ def test_a_failed_worker_is_charged_before_a_leader_without_workers_goes() -> No
     run.on(Ponged("n0", 1))
     run.on(Ponged("n1", 1))
     (interrupt,) = only(Interrupt, run.wait(0.5))
-    assert (interrupt.reason, run.state.restarts) == (Reason.WORKER_FAILED, 1)
+    assert (interrupt.message.reason, run.state.restarts) == (Reason.WORKER_FAILED, 1)
     assert only(Resign, run.join("n0", "n1", last_round=0))
 
 
@@ -340,5 +343,5 @@ def test_the_end_of_a_round_is_not_written_down_again_for_whoever_knows_of_it_or
 ) -> None:
     run = successor(first_reason=reason)
     (interrupt,) = only(Interrupt, run.on(Connected("n3", 4, over=over)))
-    assert (interrupt.agents, interrupt.round, interrupt.on_record) == (("n3",), 4, on_record)
+    assert (interrupt.agents, interrupt.message.round, interrupt.on_record) == (("n3",), 4, on_record)
     assert (describe(interrupt) is None) is on_record

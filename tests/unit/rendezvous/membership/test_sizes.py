@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_elastic.rendezvous.membership import Interrupt, LeaveReason, Left, Publish, Reason, Settings, Spare
-from tests.unit.rendezvous.scenario import Scenario, only
+from tests.unit.rendezvous.helpers.scenario import Scenario, only
 
 PAIRS = range(2, 100, 2)
 
@@ -36,7 +36,7 @@ def test_a_spare_and_a_joiner_make_the_next_valid_number() -> None:
     assert not run.wait(10.0)
     run.join("n3")
     (interrupt,) = only(Interrupt, run.wait(0.1))
-    assert (interrupt.reason, interrupt.node) == (Reason.NODE_JOINED, "n2, n3")
+    assert (interrupt.message.reason, interrupt.message.node) == (Reason.NODE_JOINED, "n2, n3")
     run.join("n0", "n1", last_round=0)
     assert run.members == ["n0", "n1", "n2", "n3"]
 

@@ -9,20 +9,21 @@ from slurm_elastic.rendezvous.membership import (
     Disconnected,
     Drop,
     Gone,
-    Heard,
     Interrupt,
+    Interrupted,
     LeaveReason,
     Leaving,
     Left,
-    NodesSeen,
+    NodesDown,
     Phase,
     Publish,
     Reason,
     Retire,
+    SignsOfLife,
     Tick,
     next_deadline,
 )
-from tests.unit.rendezvous.scenario import Scenario, only
+from tests.unit.rendezvous.helpers.scenario import Scenario, only
 
 
 def test_a_silent_agent_is_lost_after_the_heartbeat_limit() -> None:
@@ -31,7 +32,7 @@ def test_a_silent_agent_is_lost_after_the_heartbeat_limit() -> None:
     assert not run.wait(2.9, "n1")
     decisions = run.wait(0.6, "n1")
     assert only(Drop, decisions)[0].why == "silent"
-    assert only(Interrupt, decisions) == [Interrupt(("n0",), 0, Reason.NODE_LOST, "n1", "silent")]
+    assert only(Interrupt, decisions) == [Interrupt(("n0",), Interrupted(0, Reason.NODE_LOST, "n1", "silent"))]
 
 
 def test_a_leader_wakes_up_more_often_while_somebody_is_silent() -> None:
@@ -76,7 +77,7 @@ def test_ticks_come_however_much_is_going_on() -> None:
     began = run.now
     while "n1" in run.state.agents:
         run.now += 0.01
-        run.on(Heard((("n0", run.now),)))
+        run.on(SignsOfLife((("n0", run.now),)))
         if next_deadline(run.state) <= run.now:
             run.on(Tick())
         assert run.now - began < 4.0
@@ -96,10 +97,10 @@ def test_a_pause_of_the_leader_is_forgiven_to_one_that_was_overdue_before() -> N
     run.join("n0")
     run.wait(2.9, "n0")
     run.now += 0.3
-    run.on(NodesSeen(frozenset()))
+    run.on(NodesDown(frozenset()))
     run.pause(10.0)
     assert not only(Drop, run.on(Tick()))
-    run.on(Heard((("n0", run.now),)))
+    run.on(SignsOfLife((("n0", run.now),)))
     assert not only(Drop, run.wait(1.0))
 
 
@@ -112,7 +113,7 @@ def test_a_short_pause_of_a_leader_that_missed_nobody_is_nobodys_silence() -> No
     # An event of another agent, and then a pause that is too short to be noticed as one.
     for seconds in (0.3, 0.45):
         run.pause(seconds)
-        run.on(Heard((("n0", run.now),)))
+        run.on(SignsOfLife((("n0", run.now),)))
     assert run.on(Tick()) == ()
     assert not run.wait(0.1, "n1")
     assert only(Drop, run.wait(0.3, "n1")), "but it is missed from now on"
@@ -126,6 +127,18 @@ def test_a_pause_of_the_leader_leaves_time_to_connect_again() -> None:
     assert run.on(Tick()) == ()
     assert run.on(Connected("n1", running=0)) == ()
     assert not run.wait(1.0)
+
+
+def test_a_pause_of_the_leader_puts_no_broken_connection_into_the_future() -> None:
+    """0.242 + (13.19 - 0.242) is later than 13.19, as it is rounded."""
+    run = Scenario(min_nodes=2, reconnect_grace=30.0)
+    run.now = 0.242
+    run.join("n0", "n1")
+    run.on(Disconnected("n0"))
+    run.now = 13.19
+    run.on(Disconnected("n1"))
+    assert run.state.broken == {"n0", "n1"}
+    assert run.state.first_broken_at == 13.19
 
 
 def test_a_pause_of_the_leader_does_not_use_up_the_last_call() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_elastic.rendezvous.membership import Reason, build_table
-from tests.unit.rendezvous.scenario import candidate
+from tests.unit.rendezvous.helpers.scenario import candidate
 
 
 def test_agents_are_ranked_in_slurms_order_whatever_order_they_joined_in() -> None:

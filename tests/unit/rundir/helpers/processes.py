@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 RACERS = 16
-NOBODY = 65534
+OTHER_USER = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root to mount and to become another user")
 
 

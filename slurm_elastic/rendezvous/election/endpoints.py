@@ -1,0 +1,86 @@
+"""The endpoints that an agent tries in the election: where a leader may be, and where candidates are. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from slurm_elastic.rendezvous.election.attempts import Answer
+from slurm_elastic.rendezvous.election.policy import RESTORE, Successor
+from slurm_elastic.rendezvous.election.state import Campaigning, Election, Leading
+from slurm_elastic.rendezvous.transport.connect import Endpoint
+
+__all__ = ["agent_at", "of_rivals", "of_search", "succession"]
+
+FIRST_TRIED = 8
+"""Agents that may follow the leader and are tried at once."""
+
+
+def of_search(state: Election, now: float) -> tuple[Endpoint, ...]:
+    """Return the endpoints of the search for a leader, in order.
+
+    An agent that campaigns or leads follows itself.
+    """
+    search = state.search
+    if isinstance(state.campaign, Campaigning | Leading):
+        return state.config.endpoints[:1]
+    location, left, last = state.lookup.location, state.known.left, state.known.endpoint
+    endpoints = [endpoint for endpoint in location.endpoints if endpoint != left]
+    if search.lost is not None and search.lost != left:
+        endpoints.insert(0, search.lost)
+    if search.lost_at is not None or now >= search.began + RESTORE:
+        endpoints += _of_candidates(state, now)
+        if last is not None and last not in (left, *state.config.endpoints):
+            # It may campaign again. Candidates step down for it, so they have to find it then.
+            endpoints.append(last)
+    return tuple(dict.fromkeys(endpoints))
+
+
+def _of_candidates(state: Election, now: float) -> list[Endpoint]:
+    """Return the endpoints of the first agents that may campaign, as many more each second, and of those before them.
+
+    A round on record may have thousands of members, each of which would otherwise try each other.
+    """
+    attempts, leaving = state.search.attempts, state.known.leaving
+    most = FIRST_TRIED * (1 + int(now - state.search.began))
+    endpoints: list[Endpoint] = []
+    for each in state.known.order(state.lookup.location):
+        if each.agent == state.config.agent:
+            continue
+        endpoint = (each.address, each.port)
+        endpoints.append(endpoint)
+        in_vain = attempts.answer(endpoint) in (Answer.ENDED, Answer.SILENT)
+        most -= not in_vain and each.agent not in leaving
+        if most <= 0:
+            break
+    return endpoints
+
+
+def of_rivals(state: Election) -> tuple[Endpoint, ...]:
+    """Return the endpoints of a possible leader, and of the candidates that precede this one."""
+    known, location, own = state.known, state.lookup.location, state.config.agent
+    order = known.order(location)
+    names = [each.agent for each in order]
+    ahead = order[: names.index(own)] if own in names else order
+    endpoints = [*location.endpoints, *((each.address, each.port) for each in ahead)]
+    if known.endpoint is not None:
+        # The last leader is no successor of its own. It may have come back too late to lead, and campaign as well.
+        endpoints.append(known.endpoint)
+    others = (known.left, *state.config.endpoints)
+    return tuple(dict.fromkeys(endpoint for endpoint in endpoints if endpoint not in others))
+
+
+def succession(state: Election) -> tuple[Sequence[Successor], set[str]]:
+    """Return the order of succession, and the agents that are known to have ended or left for good."""
+    order = [*state.known.order(state.lookup.location)]
+    ended = state.search.attempts.with_answer(Answer.ENDED)
+    return order, {each.agent for each in order if (each.address, each.port) in ended} | state.known.gone
+
+
+def agent_at(state: Election, endpoint: Endpoint, order: Collection[Successor]) -> str:
+    """Return the agent that listens at an endpoint; empty if it is not known.
+
+    A leader that is lost before it gave an assignment here is not the one that gave the last.
+    """
+    if endpoint == state.known.endpoint:
+        return state.known.leader
+    return next((each.agent for each in order if (each.address, each.port) == endpoint), "")

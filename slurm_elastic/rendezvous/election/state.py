@@ -1,0 +1,230 @@
+"""The state of one agent's part in the election. Frozen data only."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, field
+
+from slurm_elastic.rendezvous.election.attempts import Attempts
+from slurm_elastic.rendezvous.election.campaign import CampaignConfig
+from slurm_elastic.rendezvous.election.follower import Follower
+from slurm_elastic.rendezvous.election.leader_location import LeaderLocation, Leadership
+from slurm_elastic.rendezvous.election.policy import LeaderLoss, default_leader_limit
+from slurm_elastic.rendezvous.transport.connect import Endpoint
+
+__all__ = [
+    "Campaigning",
+    "Election",
+    "ElectionConfig",
+    "FOUNDER",
+    "Following",
+    "Leading",
+    "Lookup",
+    "Preparing",
+    "Role",
+    "Search",
+    "initial_election",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionConfig:
+    """The settings of the election, which stay the same while the agent runs. Times in seconds.
+
+    Attributes:
+        agent: Identity of this agent.
+        endpoints: Endpoints on which this agent listens; it connects to itself at the first.
+        can_hold: True if the workers of this agent can name a step to stop at.
+        coming: True if this agent joins soon after it has found the leader.
+        connect_timeout: How long the agent searches for a leader.
+        heartbeat_limit: Silence after which the leader drops an agent, until a leader names the limit in force.
+        leader_limit: Least silence after which the leader is lost.
+        campaign: Settings of a candidate; None for an agent that never leads.
+    """
+
+    agent: str
+    endpoints: tuple[Endpoint, ...] = ()
+    can_hold: bool = False
+    coming: bool = False
+    connect_timeout: float = 600.0
+    heartbeat_limit: float = 3.0
+    leader_limit: float = 4.25
+    campaign: CampaignConfig | None = None
+
+
+class Role(enum.Enum):
+    """The role of an agent in the election."""
+
+    SEARCHING = "searching"
+    FOLLOWING = "following"
+    CAMPAIGNING = "campaigning"
+    LEADING = "leading"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class Following:
+    """The link to the leader.
+
+    Attributes:
+        number: Number of the link.
+        endpoint: The leader's endpoint.
+        last_message_at: When the last message came.
+        allowed: The value that `last_message_at` got when the agent itself had been paused.
+        reconnect: Number of the attempt at a second link, while the leader is silent.
+        reconnect_at: When the next such attempt starts.
+        closed: True if the link has ended while a second one is being opened, for which the leader ends the first.
+    """
+
+    number: int
+    endpoint: Endpoint
+    last_message_at: float
+    allowed: float = -math.inf
+    reconnect: int | None = None
+    reconnect_at: float = -math.inf
+    closed: bool = False
+
+
+@dataclass(frozen=True)
+class Search:
+    """The search for a leader.
+
+    Attributes:
+        began: When the search began.
+        lost: Endpoint of the leader whose link has broken; None for the first search.
+        last_message_at: When the last message of that leader came.
+        lost_at: When it became certain that no leader is at that endpoint; None until then.
+        attempts: Attempts at the endpoints where a leader may be.
+        warned: True after a line has said that no leader is found.
+    """
+
+    began: float
+    lost: Endpoint | None = None
+    last_message_at: float = -math.inf
+    lost_at: float | None = None
+    attempts: Attempts = field(default_factory=Attempts)
+    warned: bool = False
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """The readings of the records about the leader; a file system may be slow, so the search does not wait for them.
+
+    Attributes:
+        location: The result of the last reading.
+        read_at: When that reading began; it has everything that was written before.
+        pending: Number of the reading that is under way.
+        began: When that one began.
+    """
+
+    location: LeaderLocation = field(default_factory=LeaderLocation)
+    read_at: float = -math.inf
+    pending: int | None = None
+    began: float = -math.inf
+
+
+@dataclass(frozen=True)
+class Preparing:
+    """The agent reads the records for a campaign."""
+
+    number: int
+    loss: LeaderLoss
+
+
+@dataclass(frozen=True)
+class Campaigning:
+    """The agent collects joins, and looks for a leader and for candidates that precede it.
+
+    Attributes:
+        number: Number of the campaign.
+        attempts: Attempts at the endpoints of those.
+        blocks_since: When it began to keep members of the last round from other candidates; None while it does not.
+    """
+
+    number: int
+    attempts: Attempts = field(default_factory=Attempts)
+    blocks_since: float | None = None
+
+
+@dataclass(frozen=True)
+class Leading:
+    """The agent leads in a term of its own."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Election:
+    """One agent's part in the election.
+
+    Attributes:
+        config: See :class:`ElectionConfig`.
+        deadline: Latest time for the next Tick; infinite if only events matter.
+        heartbeat_limit: The limit in force, from the last leader; all limits of fencing derive from it.
+        follower: The messages that the agent has sent to leaders and received from them.
+        known: The agent's knowledge of the leader.
+        link: The link to the leader; None while the agent searches.
+        search: The newest search, over while `link` is there.
+        lookup: See :class:`Lookup`.
+        campaign: The agent's own campaign or term; None while it neither campaigns nor leads.
+        campaign_at: When the next campaign may start.
+        waited_for: Terms whose new leaders got the time to publish their endpoint.
+        twins: Endpoints of leaders of this run with another run directory.
+        logged_problem: The last logged reason for which no campaign was possible.
+        numbers: The last number given to an attempt, reading or campaign.
+        over: True once the run has ended for this agent, or the agent ends.
+    """
+
+    config: ElectionConfig
+    follower: Follower
+    search: Search
+    heartbeat_limit: float
+    deadline: float = -math.inf
+    known: Leadership = field(default_factory=Leadership)
+    link: Following | None = None
+    lookup: Lookup = field(default_factory=Lookup)
+    campaign: Preparing | Campaigning | Leading | None = None
+    campaign_at: float = -math.inf
+    waited_for: frozenset[int] = frozenset()
+    twins: frozenset[Endpoint] = frozenset()
+    logged_problem: str = ""
+    numbers: int = 0
+    over: bool = False
+
+    @property
+    def leader_limit(self) -> float:
+        """Seconds of silence after which the leader is lost."""
+        return max(self.config.leader_limit, default_leader_limit(self.heartbeat_limit))
+
+    @property
+    def role(self) -> Role:
+        """The role of the agent in the election."""
+        if self.over:
+            return Role.STOPPED
+        if isinstance(self.campaign, Leading):
+            return Role.LEADING
+        if isinstance(self.campaign, Campaigning):
+            return Role.CAMPAIGNING
+        return Role.SEARCHING if self.link is None else Role.FOLLOWING
+
+
+FOUNDER = 0
+"""Number of the campaign of an agent that has claimed the first term of the run before it begins to search."""
+
+
+def initial_election(config: ElectionConfig, now: float, *, founder: bool = False) -> Election:
+    """Return the state of an agent that has just started; it acts with its first Tick.
+
+    Args:
+        config: Settings of the agent.
+        now: The agent's monotonic time.
+        founder: True if it leads already, in the first term of the run.
+    """
+    return Election(
+        config,
+        Follower(config.agent, coming=config.coming),
+        Search(now),
+        config.heartbeat_limit,
+        campaign=Leading(FOUNDER) if founder else None,
+    )
