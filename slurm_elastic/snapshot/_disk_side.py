@@ -6,19 +6,23 @@ Imports of a worker cost time at each start, so this imports what it needs when 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
+from slurm_elastic import typed_json
 from slurm_elastic.snapshot.hand_over import Directory
-from slurm_elastic.snapshot.lineage import SnapshotId
+from slurm_elastic.snapshot.lineage import Holder, SnapshotId
 
 if TYPE_CHECKING:
-    from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId, Start
-    from slurm_elastic.snapshot.checkpoints import Checkpoints
+    from slurm_elastic.snapshot.checkpoints import Checkpoints, Stored
     from slurm_elastic.snapshot.memory import Slot
 
 __all__ = ["DiskSide", "Started"]
+
+_T = TypeVar("_T")
 
 _STORE_TIMEOUT = 300.0
 """Seconds that ranks wait for the choice of rank 0, as torch waits for a process group."""
@@ -26,15 +30,23 @@ _STORE_TIMEOUT = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The start of this group in the directory of checkpoints.
+    """The start of this group in the directory of checkpoints, and the checkpoint that it starts from, if any."""
+
+    stored: Stored | None = None
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """The choice of rank 0, for the other ranks.
 
     Attributes:
-        directory: For the process that writes; None on other ranks than 0.
-        state: The state of the checkpoint that the group starts from; None if it starts from none.
+        checkpoint: The start and the step of the checkpoint that the group starts from; None if from none.
+        directory: Of rank 0.
+        error: Why the directory cannot be used; empty if it can.
     """
 
+    checkpoint: tuple[int, int] | None = None
     directory: Directory | None = None
-    state: dict[str, Any] | None = None
+    error: str = ""
 
 
 class DiskSide:
@@ -44,6 +56,8 @@ class DiskSide:
         self._configured: tuple[str, float, int] | None = None
         self.started: Started | None = None
         """The start of this group; None before `load`."""
+        self.has_parts = False
+        """True if the state that `load` has seen has parts."""
 
     @property
     def is_configured(self) -> bool:
@@ -69,45 +83,82 @@ class DiskSide:
         if self._configured is not None and self.started is None:
             raise RuntimeError("snapshot.save comes before snapshot.load: after snapshot.to_disk call load first")
 
-    def start(self, memory: SnapshotId | None, below: int | None) -> Started:
+    def start(
+        self,
+        memory: SnapshotId | None,
+        below: int | None,
+        lost: SnapshotId | None,
+        name_directory: Callable[[Directory], Holder | None],
+        *,
+        has_parts: bool,
+    ) -> None:
         """Record the start of this group; rank 0 does, and chooses for all.
 
         Args:
             memory: The snapshot in memory that the group starts from; None to start from disk.
             below: Only checkpoints of earlier steps are used; None for all.
+            lost: See :class:`~.lineage.Origin`; for state with parts.
+            name_directory: Has snapshots written; returns the process that finds steps for all agents.
+            has_parts: True if the other nodes write parts of snapshots.
 
         Raises:
             RuntimeError: The choice of rank 0 cannot be had, or the directory cannot be used.
         """
         from pathlib import Path
 
-        from slurm_elastic.snapshot.checkpoints import CheckpointError, Checkpoints
+        from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId
+        from slurm_elastic.snapshot.checkpoints import Checkpoints
 
         assert self._configured is not None
-        path, every, keep = self._configured
+        path, _, _ = self._configured
         checkpoints = Checkpoints(Path(path))
-        is_first = os.environ.get("RANK", "0") == "0"
-        directory, chosen = None, None
+        choice = Choice()
+        tells = memory is None or has_parts
+
+        def begin() -> None:
+            nonlocal choice
+            if os.environ.get("RANK", "0") == "0":
+                try:
+                    choice = self._record(checkpoints, memory, below, lost, has_parts)
+                    assert choice.directory is not None
+                    collector = name_directory(choice.directory)
+                    choice = Choice(choice.checkpoint, replace(choice.directory, collector=collector))
+                except Exception as error:
+                    choice = Choice(error=str(error))
+                    raise
+                finally:
+                    if tells:
+                        _tell(choice)
+            elif tells:
+                choice = _read_choice()
+                if has_parts and choice.directory is not None and os.environ.get("LOCAL_RANK", "0") == "0":
+                    name_directory(replace(choice.directory, path=path, first=False, checkpoint=""))
+
+        self.read(begin)
+        self.has_parts = has_parts
+        chosen = None if choice.checkpoint is None else CheckpointId(*choice.checkpoint)
+        self.started = Started(None if chosen is None else self.read(lambda: checkpoints.read(chosen)))
+
+    def read(self, read: Callable[[], _T]) -> _T:
+        """Return what a function reads from the directory.
+
+        Raises:
+            RuntimeError: It cannot be read.
+        """
+        from slurm_elastic.snapshot.checkpoints import CheckpointError
+
         try:
-            if is_first:
-                start, chosen = self._record(checkpoints, memory, below)
-                origin = start.line[-1].start if memory is not None and start.line else None
-                directory = Directory(path, every, keep, start.number, origin)
-            elif memory is None:
-                chosen = _read_choice()
-            state = None if chosen is None else checkpoints.read(chosen)
+            return read()
         except (CheckpointError, OSError) as error:
             raise RuntimeError(f"the checkpoint that this round starts from cannot be had: {error}") from None
-        self.started = Started(directory, state)
-        return self.started
 
-    def write(self, directory: Directory, slots: Sequence[Slot], round_: int) -> None:
+    def write(self, directory: Directory, slots: Sequence[Slot], parts: Sequence[Slot], round_: int) -> None:
         """Write what this process holds until it ends."""
         import atexit
 
-        from slurm_elastic.snapshot.disk import DiskWriter, Target
+        from slurm_elastic.snapshot.disk import DiskWriter, HeldSlots, Target
 
-        writer, owner = DiskWriter(slots), os.getpid()
+        writer, owner = DiskWriter(lambda: HeldSlots(slots, parts)), os.getpid()
         writer.aim(Target(directory.path, directory.every, directory.keep, directory.start, round_))
 
         def end() -> None:
@@ -117,41 +168,40 @@ class DiskSide:
         atexit.register(end)
 
     def _record(
-        self, checkpoints: Checkpoints, memory: SnapshotId | None, below: int | None
-    ) -> tuple[Start, CheckpointId | None]:
+        self,
+        checkpoints: Checkpoints,
+        memory: SnapshotId | None,
+        below: int | None,
+        lost: SnapshotId | None,
+        has_parts: bool,
+    ) -> Choice:
         # Not the trainer API: the agent waits at a planned stop for workers that have imported it.
         from slurm_elastic.control import is_superseded
 
+        assert self._configured is not None
+        path, every, keep = self._configured
         run, round_ = os.environ.get("SLURM_ELASTIC_RUN_ID", ""), int(os.environ.get("SLURM_ELASTIC_ROUND", "0"))
-        try:
-            start, chosen = checkpoints.start(run, round_, memory, below, lambda: not is_superseded(os.environ))
-        except Exception as error:
-            if memory is None:
-                _tell_choice({"error": str(error)})
-            raise
-        if memory is None:
-            _tell_choice({} if chosen is None else {"start": chosen.start, "step": chosen.step})
-        return start, chosen
+        # Without parts no rank asks for the choice of rank 0 if there is a snapshot in memory.
+        lost = lost if has_parts else None
+        start, chosen = checkpoints.start(run, round_, memory, below, lambda: not is_superseded(os.environ), lost)
+        origin = start.line[-1].start if memory is not None and chosen is None and start.line else None
+        name = "" if chosen is None else checkpoints.path_of(chosen).name
+        directory = Directory(path, every, keep, start.number, origin, name, has_parts=has_parts)
+        return Choice(None if chosen is None else (chosen.start, chosen.step), directory)
 
 
-def _tell_choice(choice: dict[str, Any]) -> None:
-    import json
-
+def _tell(choice: Choice) -> None:
     if _has_others():
         store, key = _store()
-        store.set(key, json.dumps(choice))
+        store.set(key, msgspec.json.encode(choice).decode())
 
 
-def _read_choice() -> CheckpointId | None:
-    import json
-
-    from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId
-
+def _read_choice() -> Choice:
     store, key = _store()
-    choice = json.loads(store.get(key))
-    if "error" in choice:
-        raise RuntimeError(f"rank 0 cannot use the directory of checkpoints: {choice['error']}")
-    return CheckpointId(choice["start"], choice["step"]) if choice else None
+    choice = typed_json.decode(store.get(key), Choice)
+    if choice.error:
+        raise RuntimeError(f"rank 0 cannot use the directory of checkpoints: {choice.error}")
+    return choice
 
 
 def _has_others() -> bool:

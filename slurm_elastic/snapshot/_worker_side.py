@@ -6,18 +6,36 @@ import hashlib
 import logging
 import operator
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from slurm_elastic.snapshot._disk_side import DiskSide
-from slurm_elastic.snapshot.hand_over import VARIABLE, HandOverError, Request, ask, name_directory
-from slurm_elastic.snapshot.lineage import SLOTS, Copy, SnapshotId, slot_to_write
-from slurm_elastic.snapshot.memory import Slot, require_memory
-from slurm_elastic.snapshot.slots import HEADER
-from slurm_elastic.snapshot.state import Table, TensorPlace, describe, flatten, table_of, unflatten
+from slurm_elastic.snapshot._slot_writer import SlotWriter
+from slurm_elastic.snapshot.hand_over import VARIABLE, Answer, Directory, HandOverError, Request, ask, name_directory
+from slurm_elastic.snapshot.lineage import SLOTS, Copy, Holder, SnapshotId
+from slurm_elastic.snapshot.memory import OutOfMemoryError, Reserve, Slot, free_memory
+from slurm_elastic.snapshot.sharding import Layout, Piece, Planner
+from slurm_elastic.snapshot.slots import HEADER, Contents
+from slurm_elastic.snapshot.state import (
+    PER_RANK,
+    Flat,
+    StateError,
+    Table,
+    describe,
+    flatten,
+    read_description,
+    read_layout,
+    rebuild,
+    table_of,
+    tensor_in,
+    write_layout,
+)
 
 if TYPE_CHECKING:
     import torch
+
+    from slurm_elastic.snapshot.checkpoints import Stored
 
 __all__ = ["load", "save", "to_disk"]
 
@@ -33,60 +51,175 @@ class WorkerMemory:
         round_: The round of this worker.
         writes: True if this worker writes snapshots for its node.
         below: Only checkpoints of earlier steps are used, if the round starts from disk; None for all.
+        lost: See :class:`~.lineage.Origin`.
+        path: Of the socket of the agent; None without an agent.
+        part_slots: Without an agent, the slots for the part of this process; None if nothing reads them.
     """
 
     def __init__(
-        self, slots: list[Slot], start: int | None, round_: int, *, writes: bool, below: int | None = None
+        self,
+        slots: list[Slot],
+        start: int | None,
+        round_: int,
+        *,
+        writes: bool,
+        below: int | None = None,
+        lost: SnapshotId | None = None,
+        path: str | None = None,
+        part_slots: list[Slot] | None = None,
     ) -> None:
-        self.slots, self._start, self._round, self._writes = slots, start, round_, writes
-        self.below = below
+        self.slots, self._start, self._round, self._writes, self._path = slots, start, round_, writes, path
+        self.below, self.lost = below, lost
+        self._writer = SlotWriter(slots)
+        self._own_writer = None if part_slots is None else SlotWriter(part_slots)
         self._saved: int | None = None
+        self._reserved = False
         self._refused = False
-        self._table: tuple[tuple[Any, ...], Table] | None = None
-        self._views: dict[int, tuple[int, Table, list[torch.Tensor | None]]] = {}
+        self._tables: dict[str, tuple[tuple[Any, ...], Table]] = {}
+        self._layout: tuple[tuple[object, ...], Planner, bytes] | None = None
 
     def origin(self) -> SnapshotId | None:
         """Return the snapshot that the round starts from; None if it starts from none, or if that is gone."""
         contents = self.slots[self._start].contents() if self._start is not None else None
         return None if contents is None else contents.copy.id
 
-    def load(self) -> dict[str, Any] | None:
-        """Return the state of the snapshot that the round starts from; None if it starts from none."""
+    def load(self, present: Callable[[], Mapping[str, Any]], *, own: bool) -> dict[str, Any] | None:
+        """Return the state of the snapshot that the round starts from; None if it starts from none.
+
+        Args:
+            present: Returns the present state, for sharded tensors.
+            own: True to return what the ranks had of their own, too, as a list.
+        """
         if self._start is None:
             return None
         slot = self.slots[self._start]
         contents = slot.contents()
         found = None
         if contents is not None and contents.copy.id.round != self._round:
-            body = slot.memory()[HEADER : contents.size]
-            found = unflatten(bytes(body[contents.tensors :]), body[: contents.tensors])
+            found = self._read(contents, slot, present, own)
         if found is None or slot.contents() != contents:
             # The worker that writes for this node has saved so often since the start that it needed this slot.
             raise RuntimeError("snapshot.load comes too late: call it on all ranks before the first snapshot.save")
         return found
 
-    def save(self, step: int, state: Mapping[str, Any], *, check_finite: bool) -> None:
+    def _read(
+        self, contents: Contents, slot: Slot, present: Callable[[], Mapping[str, Any]], own: bool
+    ) -> dict[str, Any] | None:
+        body = slot.memory()[HEADER : contents.size]
+        description = bytes(body[contents.tensors :])
+        tree, views = read_description(description, body[: contents.tensors])
+        layout = read_layout(description)
+        parts = _Parts(self._path, self._round, contents.copy, layout)
+        found = _restored(tree, views, layout, parts, present, own=own)
+        return found if parts.are_unchanged() else None
+
+    def save(
+        self, step: int, state: Mapping[str, Any], per_rank: Mapping[str, Any] | None, *, check_finite: bool
+    ) -> None:
         """Copy a state into the slot that is needed least; the second snapshot of a step is none."""
         if self._saved is not None and step < self._saved:
             raise ValueError(f"snapshot of step {step} after that of step {self._saved}: count steps over all epochs")
-        tree, tensors = flatten(state)
+        flat = flatten(state)
+        own = None if per_rank is None else _own_state(per_rank)
         repeated, self._saved = step == self._saved, step
-        if repeated or not self._writes or (check_finite and self._is_refused(step, tensors)):
+        has_part = bool(flat.sharded) or own is not None
+        if has_part and _disk.is_configured and not _disk.has_parts:
+            raise StateError(
+                "snapshot.save has sharded tensors (DTensor) or per_rank, and snapshot.load had none: pass the same"
+                " state to both, so that all nodes write their parts to disk"
+            )
+        if has_part and self._path is None and self._own_writer is None:
+            if flat.sharded and _disk.is_configured:
+                raise StateError(
+                    "sharded tensors (DTensor) of several ranks get to disk only by the agents of slurm-elastic; under"
+                    " torchrun write them by torch.distributed.checkpoint"
+                )
+            # Without an agent nothing outlives this process.
+            has_part = False
+        if repeated or not (self._writes or has_part):
             return
-        table = self._table_of(tensors)
-        description = describe(tree, table)
-        # Plain values change their length.
-        require_memory(HEADER + table.size + 2 * len(description), self.slots)
-        held = [slot.contents() for slot in self.slots]
-        busy = [index for index, slot in enumerate(self.slots) if slot.busy]
-        index = slot_to_write([None if each is None else each.copy.id for each in held], busy)
-        digest = hashlib.blake2b(description, digest_size=8).hexdigest()
-        self.slots[index].fill(
-            Copy(SnapshotId(self._round, step), digest),
-            table.size,
+        tensors = flat.tensors if self._writes else []
+        part = self._part_of(flat, own) if has_part else None
+        checked = tensors if part is None else [*tensors, *part.tensors]
+        if check_finite and self._is_refused(step, checked):
+            return
+        snapshot = SnapshotId(self._round, step)
+        table = self._table_of("state", tensors)
+        layout = b"null" if self._layout is None or part is None else self._layout[2]
+        description = describe(flat.tree, table, layout) if self._writes else b""
+        if self._writes and not self._reserved:
+            size = 0 if part is None else _size(self._table_of("part", part.tensors), part.description)
+            own_size = 0 if part is None or own is None else size - part.shards
+            self._check_memory(_size(table, description), size, own_size)
+            self._reserved = True
+        if part is not None:
+            self._write_part(snapshot, part)
+        if self._writes:
+            digest = hashlib.blake2b(description, digest_size=8).hexdigest()
+            self._writer.write(Copy(snapshot, digest, 0 if part is None else part.of), description, table, tensors)
+
+    def _check_memory(self, whole: int, part: int, own: int) -> None:
+        """Check that the node has the memory for snapshots of this size, of all its workers and of copies."""
+        answered = Answer(held=sum(slot.size for slot in self.slots))
+        if self._path is not None:
+            # What other workers have taken meanwhile is not free any more.
+            try:
+                answered, descriptors = ask(self._path, Request(self._round))
+            except HandOverError as error:
+                raise RuntimeError(f"the agent has no memory for snapshots: {error}") from None
+            for descriptor in descriptors:
+                os.close(descriptor)
+        workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+        reserve = Reserve(whole, part, workers, answered.replicates, nodes, own)
+        free, fewest = free_memory(), answered.fewest_nodes
+        reserve.require(answered.held, free)
+        if fewest < nodes and _rank() == 0:
+            try:
+                reserve.with_nodes(fewest).require(answered.held, free)
+            except OutOfMemoryError as error:
+                logger.warning(
+                    "a round with only %d of the nodes, which --nnodes allows, would fail: %s", fewest, error
+                )
+
+    def _part_of(self, flat: Flat, own: Flat | None) -> _Part:
+        """Return what this rank has besides the state of all ranks."""
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+        shards: list[torch.Tensor] = []
+        key: tuple[object, ...] = ()
+        if flat.sharded:
+            from slurm_elastic.snapshot._sharded import key_of, layout_of, locals_of
+
+            shards, key = locals_of(flat.sharded), key_of(flat.sharded)
+        key = own is not None, key
+        if self._layout is None or self._layout[0] != key:
+            layout = Layout(world, own is not None, (), ())
+            if flat.sharded:
+                layout = layout_of(flat.sharded, _rank(), world, own=own is not None)
+            self._layout = key, Planner(layout), write_layout(layout)
+        planner = self._layout[1]
+        own = own or flatten({})
+        description = describe(own.tree, self._table_of("own", own.tensors))
+        return _Part(
+            planner.part_numbers[_rank()],
+            planner.parts,
             description,
-            lambda body: self._copy(index, table, tensors),
+            [*shards, *own.tensors],
+            planner.shards(_rank())[1] if shards else 0,
         )
+
+    def _write_part(self, snapshot: SnapshotId, part: _Part) -> None:
+        if self._own_writer is None:
+            assert self._path is not None
+            local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+            try:
+                _, descriptors = ask(self._path, Request(self._round, writes=local_rank))
+            except HandOverError as error:
+                raise RuntimeError(f"the agent has no memory for what rank {_rank()} saves: {error}") from None
+            self._own_writer = SlotWriter([Slot(descriptor) for descriptor in descriptors])
+        table = self._table_of("part", part.tensors)
+        copy = Copy.of_part(snapshot, part.number, part.of)
+        self._own_writer.write(copy, part.description, table, part.tensors, part.shards)
 
     def _is_refused(self, step: int, tensors: list[torch.Tensor]) -> bool:
         finite = all(bool(tensor.isfinite().all()) for tensor in tensors)
@@ -95,55 +228,163 @@ class WorkerMemory:
             logger.warning("no snapshot of step %d: the state has NaN or infinity", step)
         return not finite
 
-    def _table_of(self, tensors: list[torch.Tensor]) -> Table:
+    def _table_of(self, what: str, tensors: list[torch.Tensor]) -> Table:
         key = tuple((tensor.dtype, tensor.shape) for tensor in tensors)
-        if self._table is None or self._table[0] != key:
-            self._table = key, table_of(tensors)
-        return self._table[1]
-
-    def _copy(self, index: int, table: Table, tensors: list[torch.Tensor]) -> None:
-        if not tensors:
-            return
-        import torch
-
-        slot = self.slots[index]
-        memory = slot.memory()
-        generation, of, views = self._views.get(index, (0, None, []))
-        if generation != slot.generation or of is not table:
-            views = [_view(memory, place) for place in table.places]
-            self._views[index] = slot.generation, table, views
-        with torch.no_grad():
-            for view, tensor in zip(views, tensors, strict=True):
-                if view is not None:
-                    view.copy_(tensor)
+        known = self._tables.get(what)
+        if known is None or known[0] != key:
+            known = self._tables[what] = key, table_of(tensors)
+        return known[1]
 
     def close(self) -> None:
         """Let go of the memory."""
-        self._views.clear()
-        for slot in self.slots:
-            slot.close()
+        self._writer.close()
+        if self._own_writer is not None:
+            self._own_writer.close()
 
 
-def _view(memory: memoryview, place: TensorPlace) -> torch.Tensor | None:
-    import torch
+class _Part(NamedTuple):
+    """The shards and the own state of a rank.
 
-    if not place.size:
-        return None
-    raw = torch.frombuffer(memory, dtype=torch.uint8, count=place.size, offset=HEADER + place.offset)
-    return raw.view(getattr(torch, place.dtype)).view(place.shape)
+    Attributes:
+        number: Of the part.
+        of: Number of parts.
+        description: Of the state of its own.
+        tensors: Its shards, and then those of the state of its own.
+        shards: Bytes of the shards.
+    """
+
+    number: int
+    of: int
+    description: bytes
+    tensors: list[torch.Tensor]
+    shards: int
 
 
-def save(step: int, /, *, check_finite: bool = False, **state: Any) -> None:
+class _Parts:
+    """The parts of the origin, from the agent.
+
+    Args:
+        path: Of the socket of the agent; None without an agent.
+        round_: The round of this worker.
+        origin: The state of all ranks.
+        layout: Of the snapshot; None if it has no parts.
+    """
+
+    def __init__(self, path: str | None, round_: int, origin: Copy, layout: Layout | None) -> None:
+        self._path, self._round, self._origin, self._layout = path, round_, origin, layout
+        self._read: dict[tuple[int, bool], tuple[Slot, Contents]] = {}
+
+    def shard(self, index: int, piece: Piece) -> torch.Tensor:
+        """Return the shard of a sharded tensor to which these elements belong, in the memory of the agent."""
+        assert self._layout is not None
+        slot, contents = self._get(piece.part, own=False)
+        shards = slot.memory()[HEADER : HEADER + contents.shards]
+        return tensor_in(shards, self._layout.tensors[index].dtype, piece.shard.size, piece.offset)
+
+    def own(self, rank: int) -> dict[str, Any]:
+        """Return what a rank had of its own."""
+        slot, contents = self._get(rank, own=True)
+        body = slot.memory()[HEADER + contents.shards : contents.size]
+        size = contents.tensors - contents.shards
+        tree, views = read_description(bytes(body[size:]), body[:size])
+        found: dict[str, Any] = rebuild(tree, [view.clone() for view in views])[PER_RANK]
+        return found
+
+    def are_unchanged(self) -> bool:
+        """Return True if no worker has written into what was read, so that it is what it was taken for."""
+        return all(slot.contents() == contents for slot, contents in self._read.values())
+
+    def _get(self, part: int, *, own: bool) -> tuple[Slot, Contents]:
+        known = self._read.get((part, own)) or self._read.get((part, False))
+        if known is None:
+            assert self._path is not None
+            try:
+                _, descriptors = ask(self._path, Request(self._round, part=part, own=own))
+            except HandOverError as error:
+                raise _cannot_be_had(self._round, error) from None
+            slot = Slot(descriptors[0])
+            contents = slot.contents()
+            copy = Copy.of_part(self._origin.id, part, self._origin.parts)
+            if contents is None or contents.copy != copy:
+                raise RuntimeError("snapshot.load comes too late: call it on all ranks before the first snapshot.save")
+            known = self._read[part, own] = slot, contents
+        return known
+
+
+class _PartsOfState(Protocol):
+    """The parts of a state, in memory or on disk."""
+
+    def shard(self, index: int, piece: Piece, /) -> torch.Tensor: ...
+
+    def own(self, rank: int, /) -> dict[str, Any]: ...
+
+
+def _restored(
+    tree: Mapping[str, Any],
+    tensors: Sequence[torch.Tensor],
+    layout: Layout | None,
+    parts: _PartsOfState,
+    present: Callable[[], Mapping[str, Any]],
+    *,
+    own: bool,
+) -> dict[str, Any]:
+    """Return a state, with sharded tensors divided as those of the present state.
+
+    Args:
+        tree: The state, with indices in the places of tensors.
+        tensors: Its tensors, which stay as they are.
+        layout: Of its sharded tensors; None if it has no parts.
+        parts: Its parts.
+        present: Returns the present state.
+        own: True to return what the ranks had of their own, too, as a list.
+    """
+    if "torch.distributed.tensor" in sys.modules or (layout is not None and layout.tensors):
+        from slurm_elastic.snapshot._sharded import restore
+
+        planner = None if layout is None else Planner(layout)
+        loaded, sharded = restore(tree, tensors, planner, present(), _rank(), parts.shard)
+    else:
+        loaded, sharded = [tensor.clone() for tensor in tensors], []
+    found = rebuild(tree, loaded, sharded)
+    if own and layout is not None and layout.own:
+        found[PER_RANK] = [parts.own(rank) for rank in range(layout.world)]
+    return found
+
+
+def _size(table: Table, description: bytes) -> int:
+    # Plain values change their length.
+    return HEADER + table.size + 2 * len(description)
+
+
+def _own_state(per_rank: Mapping[str, Any]) -> Flat:
+    found = flatten({PER_RANK: dict(per_rank)})
+    if found.sharded:
+        raise StateError("per_rank has a DTensor: pass sharded state beside it, as part of the state of all ranks")
+    return found
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _cannot_be_had(round_: int, error: HandOverError) -> RuntimeError:
+    # Without it this rank would start from another state than the others.
+    return RuntimeError(f"the snapshot that round {round_} starts from cannot be had: {error}")
+
+
+def save(step: int, /, *, check_finite: bool = False, per_rank: Mapping[str, Any] | None = None, **state: Any) -> None:
     """Take a snapshot of the training state; returns when it is copied.
 
     Call it on all ranks after the same step; with `trainer.should_stop`, before that. State that every rank has is
-    held once per node: the worker of local rank 0 copies.
+    held once per node: the worker of local rank 0 copies. Of sharded tensors (DTensor) each rank copies its shards.
 
     Args:
         step: The script's own count of steps, over all epochs. A second call with the same step does nothing.
         check_finite: True to take no snapshot of a state whose tensors have NaN or infinity; the first is logged.
+        per_rank: State of this rank's own, by name: plain values. All ranks pass it, or none does.
         **state: What has to come back, by name: objects with `state_dict` and `load_state_dict`, or plain values:
-            numbers, strings, bytes, tensors, and dicts, lists and tuples of them. All ranks have the same.
+            numbers, strings, bytes, tensors, and dicts, lists and tuples of them. All ranks have the same, but for
+            their shards.
 
     Raises:
         TypeError: The step is no whole number, or the state has something that a snapshot cannot hold.
@@ -154,8 +395,7 @@ def save(step: int, /, *, check_finite: bool = False, **state: Any) -> None:
     memory = _memory()
     _disk.require_start()
     if memory is not None:
-        found = {name: value.state_dict() if _is_stateful(value) else value for name, value in state.items()}
-        memory.save(step, found, check_finite=check_finite)
+        memory.save(step, _state_of(state), per_rank, check_finite=check_finite)
 
 
 def to_disk(path: str | os.PathLike[str], *, every: float = 600.0, keep: int = 2) -> None:
@@ -184,7 +424,10 @@ def load(**state: Any) -> Any:
     the newest checkpoint on disk. Rank 0 chooses it, and the other ranks get its choice through the store of the round.
 
     Args:
-        **state: As in `save`, with the same names.
+        **state: As in `save`, with the same names. Sharded tensors are divided as those of the present state, at any
+            number of ranks. With `per_rank`, a value for a fresh start such as an empty list, `load` returns what each
+            rank of the snapshot had saved there, as a list of dicts by rank: the new group has ranks of its own, maybe
+            more or fewer, and the script decides which one takes what. A checkpoint on disk does not have it.
 
     Returns:
         The plain values: the value itself if there is one, a tuple in the order of the arguments if there are more,
@@ -192,48 +435,78 @@ def load(**state: Any) -> Any:
 
     Raises:
         KeyError: The snapshot has no state of a name.
+        StateError: A tensor of the snapshot is divided in a way that the present state does not show.
         RuntimeError: The snapshot or checkpoint that the round starts from cannot be had.
     """
-    memory = _memory()
-    found = memory.load() if memory is not None else None
+    memory, own = _memory(), PER_RANK in state
+    found = memory.load(lambda: _state_of(state), own=own) if memory is not None else None
+    is_in_memory = found is not None
     if _disk.is_configured:
-        found = _start_on_disk(memory, found)
+        stored = _start_on_disk(memory, is_in_memory, own or _has_sharded(state))
+        if stored is not None:
+            is_in_memory = False
+            layout, present = stored.layout, lambda: _state_of(state)
+            found = _disk.read(lambda: _restored(stored.tree, stored.tensors, layout, stored, present, own=own))
     plain = []
     for name, value in state.items():
-        if found is not None and name not in found:
+        if found is not None and name not in found and not (name == PER_RANK and not is_in_memory):
             raise KeyError(f"the snapshot has no state {name!r}, only {', '.join(found)}; save and load the same names")
         if _is_stateful(value):
             if found is not None:
                 value.load_state_dict(found[name])
         else:
-            plain.append(value if found is None else found[name])
+            plain.append(value if found is None else found.get(name, value))
     if len(plain) > 1:
         return tuple(plain)
     return plain[0] if plain else None
+
+
+def _state_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.state_dict() if _is_stateful(value) else value for name, value in state.items()}
 
 
 def _is_stateful(value: Any) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
-def _start_on_disk(memory: WorkerMemory | None, found: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Record the start of this group in the directory of checkpoints, and return the state that it starts from."""
+def _has_sharded(state: Mapping[str, Any]) -> bool:
+    # A process that has sharded tensors has imported their module.
+    return "torch.distributed.tensor" in sys.modules and bool(flatten(_state_of(state)).sharded)
+
+
+def _start_on_disk(memory: WorkerMemory | None, is_in_memory: bool, has_parts: bool) -> Stored | None:
+    """Record the start of this group in the directory of checkpoints, and return the state there that it starts from.
+
+    Args:
+        memory: Of the agent.
+        is_in_memory: True if the group starts from a snapshot in memory.
+        has_parts: True if ranks have more than the state of all ranks.
+    """
+    if _disk.started is None:
+        origin = None if memory is None or not is_in_memory else memory.origin()
+        below, lost = (None, None) if memory is None else (memory.below, memory.lost)
+        _disk.start(origin, below, lost, _name_directory, has_parts=has_parts)
+    assert _disk.started is not None
+    return _disk.started.stored
+
+
+def _name_directory(directory: Directory) -> Holder | None:
+    """Have an agent write, or this process if it has none."""
     global _attached
-    if _disk.started is not None:
-        return _disk.started.state if found is None else found
-    origin = None if found is None or memory is None else memory.origin()
-    started = _disk.start(origin, None if memory is None else memory.below)
     path = os.environ.get(VARIABLE)
-    if started.directory is not None and path:
+    if path:
         try:
-            name_directory(path, Request(_round(), started.directory))
+            return name_directory(path, Request(_round(), directory))
         except HandOverError as error:
             raise RuntimeError(f"no checkpoint can be written: {error}") from None
-    elif started.directory is not None:
+    if directory.first:
         # Without an agent this process holds what it writes.
-        _attached = memory = memory or WorkerMemory([Slot.make() for _ in range(SLOTS)], None, _round(), writes=True)
-        _disk.write(started.directory, memory.slots, _round())
-    return started.state if found is None else found
+        slots = [Slot.make() for _ in range(SLOTS)]
+        alone = os.environ.get("WORLD_SIZE", "1") == "1"
+        parts = [Slot.make() for _ in range(SLOTS)] if directory.has_parts and alone else None
+        _attached = WorkerMemory(slots, None, _round(), writes=True, part_slots=parts)
+        _disk.write(directory, slots, parts or [], _round())
+    return None
 
 
 _attached: WorkerMemory | None = None
@@ -261,11 +534,11 @@ def _ask(path: str) -> WorkerMemory:
     try:
         answered, descriptors = ask(path, Request(round_))
     except HandOverError as error:
-        # Without it this rank would start from another state than the others.
-        raise RuntimeError(f"the snapshot that round {round_} starts from cannot be had: {error}") from None
+        raise _cannot_be_had(round_, error) from None
     writes = os.environ.get("LOCAL_RANK", "0") == "0"
     slots = [Slot(descriptor) for descriptor in descriptors]
-    return WorkerMemory(slots, answered.slot, round_, writes=writes, below=answered.below)
+    found = answered.below, answered.lost
+    return WorkerMemory(slots, answered.slot, round_, writes=writes, below=found[0], lost=found[1], path=path)
 
 
 def _forget() -> None:

@@ -7,21 +7,30 @@ import logging
 import os
 import socket
 import threading
+import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_elastic.rendezvous.transport.messages import INVENTORY_LIMIT
 from slurm_elastic.snapshot import lineage
+from slurm_elastic.snapshot._child_process import Fork
 from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId
-from slurm_elastic.snapshot.disk import DiskWriter, Target
-from slurm_elastic.snapshot.hand_over import VARIABLE, Answer, Directory, HandOverError, answer, read_request
-from slurm_elastic.snapshot.lineage import SLOTS, Copy, Holder, Inventory, Origin
+from slurm_elastic.snapshot.disk import DiskWriter, HeldSlots, Target
+from slurm_elastic.snapshot.hand_over import VARIABLE, Answer, Directory, HandOverError, Request, answer, read_request
+from slurm_elastic.snapshot.lineage import SLOTS, Copy, Holder, Origin, Protection
 from slurm_elastic.snapshot.memory import OutOfMemoryError, Slot
+from slurm_elastic.snapshot.replicator import Ended, Members, ReplicatorProcess, Settings, Slots, Wanted
+from slurm_elastic.snapshot.slots import HEADER
 from slurm_elastic.snapshot.transfer import Sender, TransferError, accepted, receive
 
-__all__ = ["AgentMemory"]
+__all__ = ["AgentMemory", "Group"]
 
 logger = logging.getLogger("slurm_elastic")
+
+_SETTLE = 30.0
+"""Seconds at most for the copies of the newest parts when the workers have ended; others that fall silent end it."""
 
 
 class AgentMemory:
@@ -34,45 +43,86 @@ class AgentMemory:
         agent: Identity of this agent.
         node: Of this agent.
         address: At which other agents reach this one.
+        replicates: True to have copies of parts on another node.
+        silence: See :class:`.replicator.Settings`.
+        fewest_nodes: Number of nodes that a round has at least.
+        fork: See :class:`.WriterProcess`.
 
     Raises:
         OSError: The memory or the socket cannot be made.
     """
 
-    def __init__(self, directory: Path, secret: bytes, run: str, agent: str, node: str, address: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        secret: bytes,
+        run: str,
+        agent: str,
+        node: str,
+        address: str,
+        *,
+        replicates: bool = False,
+        silence: float = 1.0,
+        fewest_nodes: int = 1,
+        fork: Fork | None = None,
+    ) -> None:
+        self._fewest_nodes = fewest_nodes
         self._secret, self._run, self._agent, self._node, self._address = secret, run, agent, node, address
         self._slots = [Slot.make() for _ in range(SLOTS)]
+        self._parts: dict[int, list[Slot]] = {}
+        """Slots for the parts of each local rank."""
+        self._replicas: dict[int, list[Slot]] = {}
+        """Slots for copies of the parts of each local rank of another agent."""
+        self._replicates = replicates
+        self._settings = Settings(secret, run, agent, node, address, silence)
+        self._replicator: ReplicatorProcess | None = None
+        """Copies parts to other nodes; without that it finds the steps that agents write to disk, if they do."""
+        self._lock = threading.Lock()
         self._sender: Sender | None = None
         self._path = directory / "snapshot"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(self._path))
         self._listener.listen(128)
         self._round = _Round(-1)
-        self._disk = DiskWriter(self._slots)
+        self._disk = DiskWriter(self._held_slots, self._ask_for_step, fork)
+        if replicates:
+            self._replicator = self._make_replicator()
         threading.Thread(target=self._serve, name="slurm-elastic-snapshot-workers", daemon=True).start()
 
-    def inventory(self) -> str:
-        """Return what this agent holds; it has no workers now. Empty if nothing."""
+    def inventory(self, is_leaving: Callable[[], bool] = lambda: False, *, members_leave: bool = False) -> str:
+        """Return what this agent holds; it has no workers now. Empty if nothing.
+
+        Args:
+            is_leaving: Returns True if the agent is to leave, and so does not wait for copies.
+            members_leave: True if the workers have stopped at a step because agents leave as announced.
+        """
+        until = time.monotonic() + _SETTLE
+        self._settle(until, is_leaving, leaving=False)
+        if members_leave and self._round.reports and not self._replicates:
+            # The parts of those who leave are on disk alone.
+            self._disk.flush(until, is_leaving)
         self._end_round()
-        copies = tuple(sorted(self._held(), key=lambda copy: copy.id))
-        if not copies:
+        copies = [contents.copy for slot in self._all_slots() if (contents := slot.contents()) is not None]
+        if not copies and not self._replicates:
             return ""
         if self._sender is None:
             try:
-                self._sender = Sender(self._secret, self._run, self._slots)
+                self._sender = Sender(self._secret, self._run, self._all_slots, self._port_of_replicator)
             except OSError as error:
                 logger.warning("%s cannot send snapshots to other nodes: %s", self._node, error)
         # With port 0 this node alone can use what it holds.
         port = self._sender.port if self._sender is not None else 0
-        return lineage.write(Inventory(copies, Holder(self._address, port), self._node))
+        holder = Holder(self._address, port)
+        return lineage.take_inventory(copies, holder, self._node, INVENTORY_LIMIT, replicates=self._replicates)
 
-    def begin(self, round_: int, text: str, *, first: bool) -> dict[str, str]:
+    def begin(self, round_: int, text: str, *, first: bool, group: Group | None = None) -> dict[str, str]:
         """Prepare the memory for the workers of a round.
 
         Args:
             round_: Its number.
             text: Its origin.
             first: True for the agent of rank 0, which logs what all agents do.
+            group: The place of this agent among those of the round; None to copy no parts to other nodes.
 
         Returns:
             Variables for the environment of the workers.
@@ -81,11 +131,18 @@ class AgentMemory:
         origin = lineage.read_origin(text)
         if first:
             _log(round_, origin)
-        held = [slot.contents() for slot in self._slots]
-        plan = lineage.prepare([None if each is None else each.copy for each in held], origin)
+        plan = lineage.prepare(_held(self._slots), origin)
         for slot in plan.clear:
             self._slots[slot].clear()
+        for slots in (*self._parts.values(), *self._replicas.values()):
+            for slot in lineage.off_line(_held(slots), origin):
+                slots[slot].clear()
         current = self._round = _Round(round_, plan.slot, origin)
+        current.group = group
+        # Nothing is to be taken yet: what the round starts from is the newest that is safe.
+        protection = Protection(None if origin.copy is None else origin.copy.id)
+        for slots in (self._slots, *self._parts.values()):
+            slots[0].protection = protection if self._replicates else Protection()
         self._disk.aim(None)
         if plan.fetch and plan.slot is not None:
             # The memory of what was there is given back before that of the other is taken.
@@ -105,15 +162,31 @@ class AgentMemory:
             current.ready.set()
         return {VARIABLE: str(self._path)}
 
-    def close(self, until: float | None = None, told_to_go: Callable[[], bool] = lambda: False) -> None:
+    def held(self) -> tuple[int, int | None]:
+        """Return the bytes of all slots, and the newest step of which other nodes have copies; from any thread."""
+        safe = None if self._replicator is None or not self._replicates else self._replicator.safe
+        size = 0
+        # The agent may be closing.
+        with contextlib.suppress(OSError):
+            with self._lock:
+                borrowed = [each.slot for each in self._round.borrowed.values() if each.slot is not None]
+            size = sum(slot.size - HEADER for slot in (*self._all_slots(), *borrowed))
+        return size, None if safe is None else safe.step
+
+    def close(self, until: float | None = None, is_leaving: Callable[[], bool] = lambda: False) -> None:
         """Write the newest snapshot to disk if this agent does that, and let go of the memory. No workers run.
 
         Args:
             until: See :meth:`.DiskWriter.close`.
-            told_to_go: See there.
+            is_leaving: See there.
         """
+        if until is not None:
+            # Others go on without this agent.
+            self._settle(until, lambda: False, leaving=True)
         self._end_round()
-        self._disk.close(until, told_to_go)
+        self._disk.close(until, is_leaving)
+        if self._replicator is not None:
+            self._replicator.close()
         if self._sender is not None:
             self._sender.close()
         with contextlib.suppress(OSError):
@@ -121,11 +194,67 @@ class AgentMemory:
         self._listener.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)  # noqa: PTH108 (as the rest of this package, which workers import)
-        for slot in self._slots:
+        for slot in self._all_slots():
             slot.close()
 
-    def _held(self) -> list[Copy]:
-        return [contents.copy for slot in self._slots if (contents := slot.contents()) is not None]
+    def _all_slots(self) -> tuple[Slot, ...]:
+        with self._lock:
+            parts = (*self._parts.values(), *self._replicas.values())
+            return (*self._slots, *(slot for slots in parts for slot in slots))
+
+    def _add_replicas(self, local_rank: int, slots: list[Slot]) -> None:
+        with self._lock:
+            self._replicas[local_rank] = slots
+
+    def _held_slots(self) -> HeldSlots:
+        with self._lock:
+            parts = [slot for slots in self._parts.values() for slot in slots]
+            return HeldSlots(tuple(self._slots), parts, [slot for slots in self._replicas.values() for slot in slots])
+
+    def _make_replicator(self) -> ReplicatorProcess:
+        return ReplicatorProcess(self._settings, self._add_replicas, self._disk.agree)
+
+    def _ask_for_step(self) -> None:
+        if self._replicator is not None:
+            with contextlib.suppress(OSError):
+                self._replicator.order(Wanted())
+
+    def _port_of_replicator(self) -> int:
+        if self._replicator is None or not self._replicates:
+            raise OSError("no parts are copied to other nodes")
+        return self._replicator.port()
+
+    def _settle(self, until: float, is_leaving: Callable[[], bool], *, leaving: bool) -> None:
+        """Wait until the newest parts are where they are needed: the agent may leave, and others may."""
+        current = self._round
+        if self._replicator is None or not current.reports or current.settled:
+            return
+        current.settled = True
+        with contextlib.suppress(OSError):
+            self._replicator.order(Ended())
+            if self._replicates:
+                self._replicator.settle(current.number, leaving=leaving, until=until, is_leaving=is_leaving)
+
+    def _replicate(self, current: _Round, local_rank: int, slots: Sequence[Slot]) -> None:
+        """Have the parts of a local rank copied to another node, or reported, from now on."""
+        copy = current.origin.copy if self._replicates else None
+        collector = current.origin.collector if self._replicates else current.collector
+        if self._replicator is None or current.group is None or collector is None:
+            return
+        group = current.group
+        try:
+            with self._lock:
+                first, current.reports = not current.reports, True
+            if first:
+                origin = None if copy is None else copy.id
+                order = Members(
+                    current.number, group.rank, group.nodes, group.workers, collector, origin, self._replicates
+                )
+                self._replicator.order(order)
+                self._replicator.order(Slots(None), self._slots)
+            self._replicator.order(Slots(local_rank), slots)
+        except OSError as error:
+            logger.warning("%s copies no snapshots to another node: %s", self._node, error)
 
     def _end_round(self) -> None:
         """Cancel a transfer that is under way; it may go on for a moment, in memory that is not ours any more."""
@@ -135,27 +264,71 @@ class AgentMemory:
             self._slots[current.slot] = current.replacement
         current.replacement = None
         current.ready.set()
+        with self._lock:
+            current.borrowed.clear()
 
     def _fetch(self, current: _Round, origin: Origin, slot: Slot) -> None:
         assert origin.copy is not None
-        # Agents that come together ask different ones first.
-        turn = zlib.crc32(self._agent.encode()) % max(1, len(origin.holders))
-        holders = (*origin.holders[turn:], *origin.holders[:turn])
         try:
-            receive(
-                origin.copy,
-                slot,
-                tuple(self._slots),
-                holders,
-                self._secret,
-                self._run,
-                self._agent,
-                current.cancelled.is_set,
-            )
+            self._receive(current, origin.copy, slot, tuple(self._slots), origin.holders)
         except (TransferError, OutOfMemoryError) as error:
             current.fail(f"{self._node} cannot get it: {error}")
         finally:
             current.ready.set()
+
+    def _receive(
+        self,
+        current: _Round,
+        copy: Copy,
+        slot: Slot,
+        slots: tuple[Slot, ...],
+        holders: tuple[Holder, ...],
+        own: bool = False,
+    ) -> None:
+        # Agents that come together ask different ones first.
+        turn = zlib.crc32(self._agent.encode()) % max(1, len(holders))
+        holders = (*holders[turn:], *holders[:turn])
+        cancelled = current.cancelled.is_set
+        receive(copy, slot, slots, holders, self._secret, self._run, self._agent, cancelled, own=own)
+
+    def _slots_of_rank(self, local_rank: int) -> list[Slot]:
+        """Return the slots for the parts of a local rank; made when it asks for the first time."""
+        with self._lock:
+            if local_rank not in self._parts:
+                self._parts[local_rank] = [Slot.make() for _ in range(SLOTS)]
+            return self._parts[local_rank]
+
+    def _part(self, current: _Round, part: int, own: bool) -> Slot:
+        """Return memory with a part of the origin; waits until it is there.
+
+        Raises:
+            HandOverError: It cannot be had.
+        """
+        origin = current.origin
+        if origin.copy is None or not 0 <= part < origin.copy.parts:
+            raise HandOverError(f"the snapshot that round {current.number} starts from has no part {part}")
+        copy = Copy.of_part(origin.copy.id, part, origin.copy.parts)
+        for slot in self._all_slots():
+            if (contents := slot.contents()) is not None and contents.copy == copy:
+                return slot
+        with self._lock:
+            borrowed = current.borrowed.get((part, own))
+            first = borrowed is None
+            if borrowed is None:
+                borrowed = current.borrowed[part, own] = _Borrowed()
+        if first:
+            try:
+                slot = Slot.make()
+                self._receive(current, copy, slot, (slot,), origin.holders_of(part), own)
+                borrowed.slot = slot
+            except (TransferError, OutOfMemoryError, OSError) as error:
+                borrowed.error = f"{self._node} cannot get part {part} of it: {error}"
+            finally:
+                borrowed.ready.set()
+        borrowed.ready.wait()
+        if borrowed.slot is None:
+            raise HandOverError(borrowed.error)
+        return borrowed.slot
 
     def _serve(self) -> None:
         for connection in accepted(self._listener):
@@ -170,15 +343,99 @@ class AgentMemory:
                 answer(connection, Answer(error=f"round {request.round} is over"), [])
                 return
             if request.directory is not None:
+                if request.directory.checkpoint:
+                    logger.info(
+                        "the workers of round %d start from the checkpoint %s of %s",
+                        *(request.round, request.directory.checkpoint, request.directory.path),
+                    )
                 self._disk.aim(_target(request.directory, current))
-                answer(connection, Answer(), [])
+                answer(connection, Answer(collector=self._find_steps(request.directory, current)), [])
                 return
             current.ready.wait()
             if current.cancelled.is_set():
                 answer(connection, Answer(error=f"round {request.round} is over"), [])
                 return
-            descriptors = [slot.descriptor for slot in self._slots]
-            answer(connection, Answer(current.slot, current.error, current.origin.below), descriptors)
+            try:
+                slots = self._wanted(request, current)
+            except (HandOverError, OSError) as error:
+                answer(connection, Answer(error=str(error)), [])
+                return
+            descriptors = [slot.descriptor for slot in slots]
+            held, _ = self.held()
+            origin = current.origin
+            answered = Answer(
+                current.slot,
+                current.error,
+                origin.below,
+                origin.lost,
+                held=held,
+                replicates=self._replicates,
+                fewest_nodes=self._fewest_nodes,
+            )
+            answer(connection, answered, descriptors)
+
+    def _find_steps(self, directory: Directory, current: _Round) -> Holder | None:
+        """Have steps found that all agents keep for the disk; returns the process that finds them if it is ours."""
+        group = current.group
+        if self._replicates or not directory.has_parts or group is None or group.nodes == 1:
+            return None
+        self._replicator = self._replicator or self._make_replicator()
+        collector = directory.collector
+        if directory.first:
+            try:
+                collector = Holder(self._address, self._replicator.port())
+            except OSError as error:
+                # Training goes on, and memory holds the snapshots.
+                logger.warning("shards get to disk only when the workers end: %s", error)
+        current.collector = collector
+        with self._lock:
+            known = dict(current.writers)
+        for local_rank, slots in known.items():
+            self._replicate(current, local_rank, slots)
+        return collector
+
+    def _wanted(self, request: Request, current: _Round) -> Sequence[Slot]:
+        if request.part is not None:
+            return [self._part(current, request.part, request.own)]
+        if request.writes is not None:
+            # Its first snapshot: what was fetched for the start of the round is loaded.
+            slots = self._slots_of_rank(request.writes)
+            with self._lock:
+                current.borrowed.clear()
+                current.writers[request.writes] = slots
+            self._replicate(current, request.writes, slots)
+            return slots
+        return self._slots
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The place of an agent among those of a round.
+
+    Attributes:
+        rank: Of the agent.
+        nodes: Number of agents.
+        workers: Number of its workers.
+    """
+
+    rank: int
+    nodes: int
+    workers: int
+
+
+class _Borrowed:
+    """A part of the origin in memory that lasts until the workers have loaded it.
+
+    Attributes:
+        slot: With the part; None if it cannot be had.
+        error: Why not.
+        ready: Set when one of them is known.
+    """
+
+    def __init__(self) -> None:
+        self.slot: Slot | None = None
+        self.error = ""
+        self.ready = threading.Event()
 
 
 class _Round:
@@ -194,6 +451,12 @@ class _Round:
         ready: Set when the slot has its snapshot, or will not have it.
         cancelled: Set when the round is over.
         error: Why the slot does not have it.
+        borrowed: Parts of the origin that other agents hold, by number, and whether without shards.
+        group: The place of the agent among those of the round; None if it copies no parts to other nodes.
+        collector: The process that finds steps for the disk, if no parts are copied to other nodes.
+        writers: The slots of the local ranks that write parts.
+        reports: True if the other process of this agent copies parts to another node, or reports them.
+        settled: True if that process knows that the workers have ended.
     """
 
     def __init__(self, number: int, slot: int | None = None, origin: Origin | None = None) -> None:
@@ -202,6 +465,11 @@ class _Round:
         self.replacement: Slot | None = None
         self.ready, self.cancelled = threading.Event(), threading.Event()
         self.error = ""
+        self.borrowed: dict[tuple[int, bool], _Borrowed] = {}
+        self.group: Group | None = None
+        self.collector: Holder | None = None
+        self.writers: dict[int, Sequence[Slot]] = {}
+        self.reports = self.settled = False
 
     def fail(self, why: str) -> None:
         """Have the workers fail, unless the round is over: another state than that of the others is not theirs."""
@@ -211,12 +479,27 @@ class _Round:
         self.ready.set()
 
 
+def _held(slots: Sequence[Slot]) -> list[Copy | None]:
+    return [None if (contents := slot.contents()) is None else contents.copy for slot in slots]
+
+
 def _target(directory: Directory, current: _Round) -> Target:
     copy = current.origin.copy
     origin = None
     if copy is not None and directory.origin is not None:
         origin = copy.id, CheckpointId(directory.origin, copy.id.step)
-    return Target(directory.path, directory.every, directory.keep, directory.start, current.number, origin)
+    group = current.group or Group(0, 1, 1)
+    return Target(
+        directory.path,
+        directory.every,
+        directory.keep,
+        directory.start,
+        current.number,
+        origin,
+        directory.first,
+        group.nodes,
+        group.workers,
+    )
 
 
 def _log(round_: int, origin: Origin) -> None:
@@ -225,5 +508,7 @@ def _log(round_: int, origin: Origin) -> None:
     if origin.copy is not None:
         step, taken = origin.copy.id.step, origin.copy.id.round
         logger.info(
-            "the workers of round %d start from the snapshot of step %d, taken in round %d", round_, step, taken
+            "the workers of round %d start from the snapshot of step %d, taken in round %d%s",
+            *(round_, step, taken),
+            f", unless one up to step {origin.lost.step} is on disk" if origin.lost is not None else "",
         )

@@ -11,14 +11,18 @@ So what a group that was cut off publishes later replaces nothing, whatever its 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from slurm_elastic import typed_json
+from slurm_elastic.snapshot.lineage import SnapshotId
+
 __all__ = [
     "CheckpointId",
     "Start",
+    "checkpoint_between",
     "choose_checkpoint",
     "deletable",
     "line_from_checkpoint",
@@ -81,6 +85,29 @@ def choose_checkpoint(
     return max(usable, default=None)
 
 
+def checkpoint_between(
+    starts: Sequence[Start], run: str, held: SnapshotId, lost: SnapshotId, present: Iterable[CheckpointId]
+) -> CheckpointId | None:
+    """Return the newest checkpoint that is newer than one snapshot and not newer than another; None if there is none.
+
+    Args:
+        starts: The newest start in the directory, and those on its line, newest first.
+        run: Id of the run.
+        held: A snapshot in memory.
+        lost: A newer one, parts of which are lost.
+        present: The checkpoints in the directory. Those that the newest start does not come from do not count.
+    """
+    rounds = {start.number: start.round for start in starts if start.run == run}
+    usable = (
+        checkpoint
+        for checkpoint in present
+        if checkpoint.start in rounds
+        and starts[0].has(checkpoint)
+        and held < SnapshotId(rounds[checkpoint.start], checkpoint.step) <= lost
+    )
+    return max(usable, default=None)
+
+
 def line_from_checkpoint(newest: Start | None, chosen: CheckpointId | None) -> tuple[CheckpointId, ...]:
     """Return the line of a group that starts from a checkpoint, or from nothing.
 
@@ -139,7 +166,7 @@ def read_start(content: bytes, number: int) -> Start:
     Raises:
         ValueError: It is not the record of this start.
     """
-    start = msgspec.json.decode(content, type=Start)
+    start = typed_json.decode(content, Start)
     if start.number != number:
         raise ValueError(f"it is the record of start {start.number}")
     return start

@@ -1,6 +1,6 @@
 """Writes snapshots to disk as checkpoints, in a process of its own: no heartbeat waits for it.
 
-While workers train it writes with the lowest priority, but not the last checkpoint before its agent has to go.
+While workers train it writes with a low priority, but not the last checkpoint before its agent has to go.
 
 The process gets an order with the descriptor of a slot, reads the slot where it is, and answers. It ends when the
 process that started it has ended. If that happens while it writes, it finishes this checkpoint first.
@@ -11,38 +11,54 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
+import pickle
 import socket
-import subprocess
-import sys
 import threading
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
+from slurm_elastic import typed_json
+from slurm_elastic.rundir import list_names, publish_file
+from slurm_elastic.snapshot._child_process import Child, Fork, ignore_signals, start_child
 from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId
-from slurm_elastic.snapshot.checkpoints import Checkpoints, SupersededError, describe_files
+from slurm_elastic.snapshot.checkpoints import (
+    DESCRIPTION,
+    Checkpoints,
+    StoredPart,
+    SupersededError,
+    describe_files,
+    directory_size,
+    part_file,
+    part_record,
+)
 from slurm_elastic.snapshot.memory import Slot
+from slurm_elastic.snapshot.sharding import Layout, Planner, Region
 from slurm_elastic.snapshot.slots import HEADER, Contents
-from slurm_elastic.snapshot.state import read_description, rebuild
+from slurm_elastic.snapshot.state import PER_RANK, read_description, read_layout, rebuild, tensor_in
 from slurm_elastic.text import printable
 
-__all__ = ["Order", "Outcome", "WriterProcess"]
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.checkpoint.metadata import Metadata
+
+__all__ = ["Order", "Outcome", "Task", "WriterProcess"]
 
 _LIMIT = 1 << 16
-_LOWEST = 19
-"""Of a thread for the CPU, setpriority(2); the priority of its reads and writes follows from it (ioprio_set(2))."""
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-"""Slurm sends these to all processes of a job step, those that write included."""
-_PACKAGE_ROOT = Path(__file__).parents[2]
-_PROGRAM = (
-    f"import sys; sys.path[:] = [{str(_PACKAGE_ROOT)!r}, *filter(None, sys.path)]; "
-    "from slurm_elastic.snapshot.checkpoint_writer import main; main(int(sys.argv[1]))"
-)
-"""Without the working directory in the path: a script there may have the name of a module that torch imports."""
+_LOW = 10
+"""Nice value of the thread that writes, setpriority(2); the priority of its reads and writes follows (ioprio_set(2)).
+With 19 it gets 1.5 % of a busy core: four busy processes on two cores kept a checkpoint from the disk for a minute.
+"""
 _EXTRA = "slurm_elastic.tensors"
 """Name in the checkpoint for tensors that have none, such as those in tuples."""
+
+
+Task = Literal["state", "part", "complete", "look", "discard"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +70,9 @@ class Order:
         start: Number of the start that took the snapshot.
         step: Of the snapshot.
         keep: Number of checkpoints that stay.
+        writer: Number of the start of the group that writes.
+        task: To write the state of all ranks, or a part; to give the checkpoint its name if it is complete; to look
+            whether another agent has; or to delete what was written of it.
         urgent: True if the agent ends when this is written.
     """
 
@@ -61,6 +80,8 @@ class Order:
     start: int
     step: int
     keep: int
+    writer: int
+    task: Task
     urgent: bool = False
 
 
@@ -69,52 +90,54 @@ class Outcome:
     """The outcome of an order.
 
     Attributes:
-        written: True if the checkpoint is on disk.
+        written: True if that is on disk, or if another agent writes the part.
+        size: Bytes on disk of a checkpoint that is not complete.
         superseded: Another group has taken over the directory, as one line; empty if not.
         error: Why the checkpoint cannot be written; empty if it was, or if a worker has overwritten the slot meanwhile.
     """
 
     written: bool = False
+    size: int = 0
     superseded: str = ""
     error: str = ""
 
 
 class WriterProcess:
-    """The process that writes; started by the first order. For one thread."""
+    """The process that writes; started by the first order. For one thread.
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+    Args:
+        fork: Starts it at once if it can; else, and with None, it imports torch for some seconds.
+    """
+
+    def __init__(self, fork: Fork | None = None) -> None:
+        self._fork = fork
+        self._process: Child | None = None
         self._socket: socket.socket | None = None
+        self._killed = False
 
     def start(self) -> None:
-        """Start the process, which imports torch for some seconds.
+        """Start the process.
 
         Raises:
             OSError: It cannot be started.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-c", _PROGRAM, str(theirs.fileno())]
-        # Blocked until the process ignores them. Threads have masks of their own, and children inherit them.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
-                )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self._socket = ours
+        forked = None if self._fork is None else self._fork(__name__, lambda: self._killed)
+        self._process, self._socket = forked or start_child(__name__)
 
-    def write(self, order: Order, slot: Slot) -> Outcome:
-        """Write the snapshot in a slot; waits until that is done."""
+    def carry_out(self, order: Order, *slots: Slot) -> Outcome:
+        """Carry out an order; waits until that is done.
+
+        Args:
+            order: The order.
+            *slots: With the state of all ranks, and with the part; none to complete or discard.
+        """
+        if self._killed:
+            return Outcome(error="the process that writes was killed")
         try:
             if self._socket is None:
                 self.start()
             assert self._socket is not None
-            socket.send_fds(self._socket, [json.dumps(asdict(order)).encode()], [slot.descriptor])
+            socket.send_fds(self._socket, [json.dumps(asdict(order)).encode()], [slot.descriptor for slot in slots])
             answer = self._socket.recv(_LIMIT)
         except OSError as error:
             answer, why = b"", str(error)
@@ -126,7 +149,8 @@ class WriterProcess:
         return Outcome(**json.loads(answer))
 
     def kill(self) -> None:
-        """Kill the process; for other threads, too."""
+        """Kill the process, which is not started again; for other threads, too."""
+        self._killed = True
         if self._process is not None:
             self._process.kill()
 
@@ -143,9 +167,7 @@ class WriterProcess:
 
 def main(descriptor: int) -> None:
     """Carry out orders until the other side ends."""
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    ignore_signals()
     with socket.socket(fileno=descriptor) as orders:
         import torch
 
@@ -154,24 +176,25 @@ def main(descriptor: int) -> None:
 
         torch.set_num_threads(1)
         while True:
-            content, descriptors, _, _ = socket.recv_fds(orders, _LIMIT, 1)
+            content, descriptors, _, _ = socket.recv_fds(orders, _LIMIT, 2)
             if not content:
                 return
-            slot, order = Slot(descriptors[0]), Order(**json.loads(content))
-            outcome = _carry_out(order, slot) if order.urgent else _with_low_priority(order, slot)
-            slot.close()
+            slots, order = [Slot(descriptor) for descriptor in descriptors], Order(**json.loads(content))
+            outcome = _carry_out(order, slots) if order.urgent else _with_low_priority(order, slots)
+            for slot in slots:
+                slot.close()
             with contextlib.suppress(BrokenPipeError):
                 orders.send(json.dumps(asdict(outcome)).encode())
 
 
-def _with_low_priority(order: Order, slot: Slot) -> Outcome:
+def _with_low_priority(order: Order, slots: Sequence[Slot]) -> Outcome:
     """Work in a thread of its own: a process without privileges cannot take its own priority back."""
     outcomes: list[Outcome] = []
 
     def run() -> None:
         # Linux has a priority for each thread, and threads inherit it (sched(7)).
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
-        outcomes.append(_carry_out(order, slot))
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW)
+        outcomes.append(_carry_out(order, slots))
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -179,23 +202,42 @@ def _with_low_priority(order: Order, slot: Slot) -> Outcome:
     return outcomes[0]
 
 
-def _carry_out(order: Order, slot: Slot) -> Outcome:
-    contents = slot.contents()
-    if contents is None or contents.copy.id.step != order.step:
+def _carry_out(order: Order, slots: Sequence[Slot]) -> Outcome:
+    checkpoints, checkpoint = Checkpoints(Path(order.directory)), CheckpointId(order.start, order.step)
+    before = [slot.contents() for slot in slots]
+    found = [contents for contents in before if contents is not None and contents.copy.id.step == order.step]
+    if len(found) < len(slots):
         return Outcome()
+
+    def unchanged() -> bool:
+        return [slot.contents() for slot in slots] == before
+
     try:
-        written = Checkpoints(Path(order.directory)).publish(
-            CheckpointId(order.start, order.step),
-            lambda directory: _write(directory, slot, contents),
-            lambda: slot.contents() == contents,
-            order.keep,
-        )
+        match order.task:
+            case "state" | "part" if checkpoints.path_of(checkpoint).exists():
+                return Outcome(written=True)
+            case "state":
+                directory = checkpoints.unfinished(checkpoint, order.writer)
+                return Outcome(written=_write_state(directory, slots[0], found[0], unchanged))
+            case "part":
+                directory = checkpoints.unfinished(checkpoint, order.writer)
+                return Outcome(written=_write_part(directory, slots, found, unchanged))
+            case "complete":
+                sizes = [0]
+                finish = partial(_finish, sizes=sizes)
+                return Outcome(checkpoints.publish(checkpoint, order.writer, finish, order.keep), sum(sizes))
+            case "look":
+                size = checkpoints.unfinished_size(checkpoint, order.writer)
+                written = checkpoint in checkpoints.present()
+                return Outcome(written, size or 0, error="" if written or size is not None else "it was given up")
+            case "discard":
+                checkpoints.discard(checkpoint, order.writer)
+        return Outcome(written=True)
     except SupersededError as error:
         return Outcome(superseded=str(error))
     except BaseException as error:
         # A slot that is overwritten meanwhile may hold anything.
-        return Outcome(error=_one_line(error) if slot.contents() == contents else "")
-    return Outcome(written=written)
+        return Outcome(error=_one_line(error) if unchanged() else "")
 
 
 def _one_line(error: BaseException) -> str:
@@ -205,37 +247,180 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {printable(error)}"
 
 
-def _write(directory: Path, slot: Slot, contents: Contents) -> bytes:
+_metadata: dict[Path, Metadata] = {}
+"""What torch has written about the state of all ranks, of the checkpoint that is not complete yet. It is kept here
+because nothing that others may have written is unpickled."""
+
+
+def _read_state(slot: Slot, contents: Contents) -> tuple[Any, list[torch.Tensor], Layout | None]:
+    body = slot.memory()[HEADER : contents.size]
+    description = bytes(body[contents.tensors :])
+    return *read_description(description, body[: contents.tensors]), read_layout(description)
+
+
+def _write_state(directory: Path, slot: Slot, contents: Contents, unchanged: Callable[[], bool]) -> bool:
+    from torch import empty
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    body = slot.memory()[HEADER : contents.size]
-    tree, tensors = read_description(bytes(body[contents.tensors :]), body[: contents.tensors])
-    state = rebuild(tree, tensors)
+    tree, tensors, layout = _read_state(slot, contents)
+    # What takes the places of sharded tensors gets their names from torch.
+    sharded = [empty(0) for _ in (layout.tensors if layout is not None else ())]
+    state = rebuild(tree, tensors, sharded)
     # torch stores a tuple as a whole: tensors in one have no place of their own there, so they get one more.
-    paths = _paths(tree, len(tensors))
+    paths, sharded_paths = _paths(tree, "x", len(tensors)), _paths(tree, "s", len(sharded))
     extra = {str(index): tensors[index] for index, path in enumerate(paths) if path is None}
+    extra |= {f"s{index}": sharded[index] for index, path in enumerate(sharded_paths) if path is None}
     with warnings.catch_warnings():
         # That this is a single process is what is meant.
         warnings.simplefilter("ignore")
         saved: Any = save(
             {**state, _EXTRA: extra} if extra else state, storage_writer=FileSystemWriter(directory), no_dist=True
         )
+    if not unchanged():
+        return False
     names = {tuple(map(str, path)): name for name, path in saved.planner_data.items()}
     places = {index.fqn: place for index, place in saved.storage_data.items()}
     found = [places[names[path or (_EXTRA, str(index))]] for index, path in enumerate(paths)]
-    return describe_files(tree, [(place.relative_path, place.offset, place.length) for place in found])
+    _metadata.clear()
+    _metadata[directory] = saved
+    written = [(place.relative_path, place.offset, place.length) for place in found]
+    publish_file(directory / DESCRIPTION, describe_files(tree, written, layout))
+    return True
 
 
-def _paths(tree: Any, count: int) -> list[tuple[str, ...] | None]:
-    """Return the path of each tensor in the state; None for one in a tuple, or under a key that is no plain value."""
+def _write_part(
+    directory: Path, slots: Sequence[Slot], found: Sequence[Contents], unchanged: Callable[[], bool]
+) -> bool:
+    import torch
+
+    _, _, layout = _read_state(slots[0], found[0])
+    number, of = found[1].copy.part, found[1].copy.parts
+    planner = None if layout is None else Planner(layout)
+    if number is None or layout is None or planner is None or planner.parts != of:
+        raise ValueError("the part does not fit the layout")
+    body = slots[1].memory()[HEADER : found[1].size]
+    path = directory / part_file(number)
+    try:
+        file = path.open("xb")
+    except FileExistsError:
+        # Another agent writes it.
+        return True
+
+    def put(value: Any) -> tuple[int, int]:
+        begin = file.tell()
+        torch.save(value, file)
+        return begin, file.tell() - begin
+
+    try:
+        with file:
+            shards: list[tuple[int, int] | None] = []
+            places, _ = planner.shards(planner.part_numbers.index(number))
+            for tensor, place in zip(layout.tensors, places, strict=True):
+                if place is None or not place[1].count:
+                    shards.append(None)
+                else:
+                    memory = body[: found[1].shards]
+                    shards.append(put(tensor_in(memory, tensor.dtype, place[1].size, place[0])))
+            own = None
+            if layout.own:
+                size = found[1].tensors - found[1].shards
+                body = body[found[1].shards :]
+                own = put(rebuild(*read_description(bytes(body[size:]), body[:size]))[PER_RANK])
+            file.flush()
+            os.fsync(file.fileno())
+        if not unchanged():
+            raise ValueError("overwritten meanwhile")
+        publish_file(directory / part_record(number), msgspec.json.encode(StoredPart(tuple(shards), own)))
+    except BaseException:
+        # Another attempt may write it.
+        path.unlink(missing_ok=True)
+        raise
+    return True
+
+
+def _finish(directory: Path, sizes: list[int]) -> bool:
+    """Add the parts to what torch has written; False if one is missing. `sizes` gets the sizes of files then."""
+    names = set(list_names(directory))
+    if DESCRIPTION not in names:
+        return False
+    description = json.loads((directory / DESCRIPTION).read_bytes())
+    layout = typed_json.convert(description["layout"], Layout | None)
+    if layout is None:
+        return True
+    planner = Planner(layout)
+    if any(part_record(number) not in names for number in range(planner.parts)):
+        sizes.append(directory_size(directory))
+        return False
+    metadata = _metadata[directory]
+    records = [(directory / part_record(number)).read_bytes() for number in range(planner.parts)]
+    parts = [typed_json.decode(record, StoredPart) for record in records]
+    paths = _paths(description["state"], "s", len(layout.tensors))
+    _add_parts(metadata, planner, parts, [path or (_EXTRA, f"s{index}") for index, path in enumerate(paths)])
+    temporary = directory / ".metadata.parts"
+    with temporary.open("wb") as file:
+        pickle.dump(metadata, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(directory / ".metadata")
+    return True
+
+
+def _add_parts(
+    metadata: Metadata, planner: Planner, parts: Sequence[StoredPart], paths: Sequence[tuple[str, ...]]
+) -> None:
+    """Add sharded tensors, and the own state of ranks as a dict, as torch.distributed.checkpoint describes them.
+
+    Args:
+        metadata: Of the checkpoint.
+        planner: Of its layout.
+        parts: Of the checkpoint, by number.
+        paths: Of the sharded tensors in the state, by index.
+    """
+    import torch
+    from torch.distributed.checkpoint import metadata as described
+
+    # Part of the files' format: it is what torch's own reader finds in the metadata (torch 2.12 to 2.15).
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    names = {tuple(map(str, path)): name for name, path in metadata.planner_data.items()}
+    for index, (tensor, path) in enumerate(zip(planner.layout.tensors, paths, strict=True)):
+        name, chunks = names[path], []
+        metadata.storage_data.pop(described.MetadataIndex(name, (0,)), None)
+        whole = Region((0,) * len(tensor.shape), tensor.shape)
+        for piece in planner.pieces(index, whole):
+            place = parts[piece.part].shards[index]
+            assert place is not None
+            start, size = torch.Size(piece.shard.start), torch.Size(piece.shard.size)
+            chunks.append(described.ChunkStorageMetadata(start, size))
+            metadata.storage_data[described.MetadataIndex(name, start)] = _StorageInfo(part_file(piece.part), *place)
+        properties = described.TensorProperties(getattr(torch, tensor.dtype))
+        metadata.state_dict_metadata[name] = described.TensorStorageMetadata(
+            properties, torch.Size(tensor.shape), chunks
+        )
+    for rank, part in enumerate(parts):
+        if part.own is not None:
+            name = f"{PER_RANK}.{rank}"
+            metadata.state_dict_metadata[name] = described.BytesStorageMetadata()
+            metadata.planner_data[name] = PER_RANK, str(rank)
+            metadata.storage_data[described.MetadataIndex(name)] = _StorageInfo(part_file(rank), *part.own)
+
+
+def _paths(tree: Any, wanted: str, count: int) -> list[tuple[str, ...] | None]:
+    """Return the path of each tensor in the state; None for one in a tuple, or under a key that is no plain value.
+
+    Args:
+        tree: The state, with indices in the places of tensors.
+        wanted: The kind of these tensors in the tree.
+        count: Their number.
+    """
     found: list[tuple[str, ...] | None] = [None] * count
 
     def walk(node: Any, path: tuple[str, ...] | None) -> None:
         if not isinstance(node, dict):
             return
         ((kind, content),) = node.items()
-        if kind == "x":
+        if kind == wanted:
             found[content] = path
         elif kind == "d":
             for key, each in content:

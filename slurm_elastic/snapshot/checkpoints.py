@@ -5,10 +5,13 @@
     start-000008.json                       one per group of workers that started: see checkpoint_lineage.py
     start-000008.step-000000000120/         a checkpoint in the format of torch.distributed.checkpoint, with
         snapshot.json                       its description as in memory, and the place of each tensor in the files
-    .start-000008.step-000000000120.<id>/   a checkpoint that is being written
+        part-000003.distcp                  the shards and the own state of one rank
+        part-000003.json                    their places in that file
+    .start-000008.step-000000000120.000009/ a checkpoint that the agents of start 9 write
 
-A checkpoint is complete when it has its name. torch.distributed.checkpoint reads it without slurm_elastic; `read` here
-unpickles nothing but tensors, by torch's loader for weights.
+The agents of a group write the parts that they hold, each part one agent, by an exclusive creation. A checkpoint is
+complete when it has its name. torch.distributed.checkpoint reads it without slurm_elastic; `read` here unpickles
+nothing but tensors and the state of a rank's own, by torch's loader for weights.
 """
 
 from __future__ import annotations
@@ -22,12 +25,16 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slurm_elastic.rundir import claim_file, list_names, publish_file, read_file
+import msgspec
+
+from slurm_elastic import typed_json
+from slurm_elastic.rundir import claim_file, list_names, read_file
 from slurm_elastic.snapshot.checkpoint_lineage import (
     CheckpointId,
     Start,
+    checkpoint_between,
     choose_checkpoint,
     deletable,
     line_from_checkpoint,
@@ -36,15 +43,30 @@ from slurm_elastic.snapshot.checkpoint_lineage import (
     write_start,
 )
 from slurm_elastic.snapshot.lineage import SnapshotId
-from slurm_elastic.snapshot.state import rebuild
+from slurm_elastic.snapshot.sharding import Layout, Piece
 
-__all__ = ["CheckpointError", "Checkpoints", "SupersededError", "describe_files"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "DESCRIPTION",
+    "CheckpointError",
+    "Checkpoints",
+    "Stored",
+    "StoredPart",
+    "SupersededError",
+    "describe_files",
+    "part_file",
+    "part_record",
+]
 
 _START = re.compile(r"start-(\d{6,})\.json")
 _CHECKPOINT = re.compile(r"start-(\d{6,})\.step-(\d{12,})")
 _UNFINISHED = re.compile(r"\.start-(\d{6,})\.step-(\d{12,})\.\w+")
-_DESCRIPTION = "snapshot.json"
-_VERSION = 1
+DESCRIPTION = "snapshot.json"
+"""Name of the description, which is written when the state of all ranks is complete."""
+_VERSIONS = (1, 2)
+"""The first one has no parts."""
 _PAUSE = 0.1
 
 
@@ -75,6 +97,7 @@ class Checkpoints:
         memory: SnapshotId | None,
         below: int | None,
         is_current: Callable[[], bool] = lambda: True,
+        lost: SnapshotId | None = None,
     ) -> tuple[Start, CheckpointId | None]:
         """Record that a group of workers starts; makes the directory if it is missing.
 
@@ -84,6 +107,7 @@ class Checkpoints:
             memory: The snapshot in memory that the group starts from; None to start from the newest checkpoint.
             below: See :func:`~.choose_checkpoint`.
             is_current: Returns False once a newer group of the run may train.
+            lost: A newer snapshot than that in memory: the group starts from a checkpoint between them if there is one.
 
         Returns:
             The start, and the checkpoint that the group starts from; None for the state in memory, or for nothing.
@@ -100,7 +124,12 @@ class Checkpoints:
                 chosen = choose_checkpoint(newest, self.present(), below)
                 line = line_from_checkpoint(newest, chosen)
             else:
-                chosen, line = None, line_from_memory(self._on_line(newest), run, memory.round, memory.step)
+                starts = [*self._on_line(newest)]
+                chosen, line = None, line_from_memory(starts, run, memory.round, memory.step)
+                if lost is not None:
+                    chosen = checkpoint_between(starts, run, memory, lost, self.present())
+                if chosen is not None:
+                    line = line_from_checkpoint(newest, chosen)
             start = Start(1 if newest is None else newest.number + 1, line, run, round_)
             if not is_current():
                 raise SupersededError("a newer round has started")
@@ -160,80 +189,84 @@ class Checkpoints:
         """Return the directory of a checkpoint."""
         return self.path / _name(checkpoint)
 
-    def publish(
-        self, checkpoint: CheckpointId, write: Callable[[Path], bytes], is_unchanged: Callable[[], bool], keep: int
-    ) -> bool:
-        """Write a checkpoint, give it its name, and delete those that are not needed any more.
+    def unfinished(self, checkpoint: CheckpointId, writer: int) -> Path:
+        """Return the directory in which agents write a checkpoint; it is made if it is missing.
 
         Args:
             checkpoint: To write.
-            write: Writes the files into a directory, and returns the description.
-            is_unchanged: Asked when all is written: False if the state has changed meanwhile.
+            writer: Number of the start of the group that writes, in the directory.
+
+        Raises:
+            SupersededError: The newest start in the directory does not have this checkpoint on its line.
+            CheckpointError, OSError: It cannot be made.
+        """
+        self.require_line(checkpoint)
+        path = self._unfinished(checkpoint, writer)
+        path.mkdir(exist_ok=True)
+        return path
+
+    def publish(self, checkpoint: CheckpointId, writer: int, finish: Callable[[Path], bool], keep: int) -> bool:
+        """Give a checkpoint its name if it is complete, and delete those that are not needed any more.
+
+        Args:
+            checkpoint: To publish.
+            writer: See :meth:`unfinished`.
+            finish: Finishes what was written in a directory; returns False if it is not complete.
             keep: Number of checkpoints that stay.
 
         Returns:
-            False if the state has changed meanwhile: nothing is published.
+            False if the checkpoint is not complete.
 
         Raises:
             SupersededError: The newest start in the directory does not have this checkpoint on its line.
             CheckpointError, OSError: It cannot be written.
         """
-        self._require_line(checkpoint)
-        final = self.path_of(checkpoint)
-        if final.exists():
-            return True
-        part = self.path / f".{final.name}.{os.urandom(8).hex()}"
-        try:
-            part.mkdir()
-            publish_file(part / _DESCRIPTION, write(part))
-            if not is_unchanged():
+        newest = self.require_line(checkpoint)
+        final, part = self.path_of(checkpoint), self._unfinished(checkpoint, writer)
+        if not final.exists():
+            if not finish(part):
                 return False
-            newest = self._require_line(checkpoint)
+            newest = self.require_line(checkpoint)
             try:
                 part.rename(final)
             except OSError:
-                # A directory that has files is not replaced, rename(2): another agent has written the same checkpoint.
+                # A directory that has files is not replaced, rename(2): another group has written the same checkpoint.
                 if not final.exists():
                     raise
             _sync(self.path)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)
         for old in deletable(newest, self.present(), keep):
             self._delete(old)
-        self._delete_unfinished(newest)
+        self._delete_unfinished(newest, checkpoint)
         return True
 
-    def read(self, checkpoint: CheckpointId) -> dict[str, Any]:
-        """Return the state of a checkpoint.
+    def unfinished_size(self, checkpoint: CheckpointId, writer: int) -> int | None:
+        """Return the bytes that agents have written of a checkpoint; None if they have completed it or given it up."""
+        part = self._unfinished(checkpoint, writer)
+        return directory_size(part) if part.name in list_names(self.path) else None
+
+    def discard(self, checkpoint: CheckpointId, writer: int) -> None:
+        """Delete what was written of a checkpoint that is not completed."""
+        shutil.rmtree(self._unfinished(checkpoint, writer), ignore_errors=True)
+
+    def _unfinished(self, checkpoint: CheckpointId, writer: int) -> Path:
+        return self.path / f".{_name(checkpoint)}.{writer:06d}"
+
+    def read(self, checkpoint: CheckpointId) -> Stored:
+        """Return the state of a checkpoint; shards, and what ranks had of their own, are read when they are asked for.
 
         Raises:
             CheckpointError: It cannot be read, or is of another version of slurm_elastic.
         """
-        import torch
+        return Stored(self.path_of(checkpoint))
 
-        path = self.path_of(checkpoint)
-        try:
-            content = json.loads((path / _DESCRIPTION).read_bytes())
-            if content["version"] != _VERSION:
-                raise CheckpointError(
-                    f"{path} has version {content['version']} of {_DESCRIPTION}, not {_VERSION}; load it with"
-                    " torch.distributed.checkpoint, or with the release of slurm_elastic that wrote it"
-                )
-            tensors = []
-            for file, offset, length in content["tensors"]:
-                if os.path.basename(file) != file:  # noqa: PTH119 (a name, not a path)
-                    raise ValueError(f"{file} is no name of a file")
-                with (path / file).open("rb") as opened:
-                    opened.seek(offset)
-                    loaded = torch.load(io.BytesIO(opened.read(length)), map_location="cpu", weights_only=True)
-                tensors.append(loaded)
-            return rebuild(content["state"], tensors)
-        except CheckpointError:
-            raise
-        except Exception as error:
-            raise CheckpointError(f"{path} cannot be read: {error or type(error).__name__}; remove it") from error
+    def require_line(self, checkpoint: CheckpointId) -> Start:
+        """Return the newest start, which has this checkpoint on its line.
 
-    def _require_line(self, checkpoint: CheckpointId) -> Start:
+        Raises:
+            SupersededError: It does not.
+            CheckpointError, OSError: The directory cannot be read.
+        """
         newest = self.newest_start()
         if newest is None:
             raise SupersededError(f"{self.path} has no record of start {checkpoint.start} any more")
@@ -251,12 +284,15 @@ class Checkpoints:
             path.rename(part)
         shutil.rmtree(part, ignore_errors=True)
 
-    def _delete_unfinished(self, newest: Start) -> None:
-        """Delete what writers that were killed have left. The group before the newest may be writing still."""
+    def _delete_unfinished(self, newest: Start, written: CheckpointId) -> None:
+        """Delete what has not been completed. The group before the newest may be writing still."""
         before = newest.line[-1].start if newest.line else newest.number
         for name in list_names(self.path):
             found = _UNFINISHED.fullmatch(name)
-            if found and int(found[1]) < before:
+            if found is None:
+                continue
+            unfinished = CheckpointId(int(found[1]), int(found[2]))
+            if unfinished.start < before or (unfinished.start == written.start and unfinished < written):
                 shutil.rmtree(self.path / name, ignore_errors=True)
         for name in list_names(self.path):
             found = _START.fullmatch(name)
@@ -265,14 +301,117 @@ class Checkpoints:
                 (self.path / name).unlink(missing_ok=True)
 
 
-def describe_files(state: Any, tensors: list[tuple[str, int, int]]) -> bytes:
+class Stored:
+    """The state of a checkpoint.
+
+    Args:
+        path: Of the checkpoint.
+
+    Raises:
+        CheckpointError: It cannot be read, or is of another version of slurm_elastic.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with self._reading():
+            content = json.loads((path / DESCRIPTION).read_bytes())
+            if content["version"] not in _VERSIONS:
+                raise CheckpointError(
+                    f"{path} has version {content['version']} of {DESCRIPTION}, not {_VERSIONS[-1]}; load it with"
+                    " torch.distributed.checkpoint, or with the release of slurm_elastic that wrote it"
+                )
+            self.tree: dict[str, Any] = content["state"]
+            """The state, with indices in the places of tensors."""
+            self.layout = typed_json.convert(content.get("layout"), Layout | None)
+            """Of its sharded tensors; None if it has none, and ranks had no state of their own."""
+            self.tensors: list[torch.Tensor] = [self._load(*place) for place in content["tensors"]]
+        self._parts: dict[int, StoredPart] = {}
+
+    def shard(self, index: int, piece: Piece) -> torch.Tensor:
+        """Return the shard of a sharded tensor to which these elements belong."""
+        with self._reading():
+            place = self._part(piece.part).shards[index]
+            if place is None:
+                raise ValueError(f"part {piece.part} has no elements of tensor {index}")
+            shard: torch.Tensor = self._load(part_file(piece.part), *place)
+            return shard
+
+    def own(self, rank: int) -> dict[str, Any]:
+        """Return what a rank had of its own."""
+        with self._reading():
+            place = self._part(rank).own
+            if place is None:
+                raise ValueError(f"part {rank} has no state of the rank's own")
+            found: dict[str, Any] = self._load(part_file(rank), *place)
+            return found
+
+    def _part(self, number: int) -> StoredPart:
+        if number not in self._parts:
+            content = (self._path / part_record(number)).read_bytes()
+            self._parts[number] = typed_json.decode(content, StoredPart)
+        return self._parts[number]
+
+    def _load(self, file: str, offset: int, length: int) -> Any:
+        import torch
+
+        if os.path.basename(file) != file:  # noqa: PTH119 (a name, not a path)
+            raise ValueError(f"{file} is no name of a file")
+        with (self._path / file).open("rb") as opened:
+            opened.seek(offset)
+            return torch.load(io.BytesIO(opened.read(length)), map_location="cpu", weights_only=True)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except Exception as error:
+            why = error or type(error).__name__
+            raise CheckpointError(f"{self._path} cannot be read: {why}; remove it") from error
+
+
+class StoredPart(msgspec.Struct, frozen=True):
+    """The record of a part of a checkpoint: offset and length in its file.
+
+    Attributes:
+        shards: Of the shard of each sharded tensor; None where the part has no elements.
+        own: Of the state of the rank's own; None if ranks have none.
+    """
+
+    shards: tuple[tuple[int, int] | None, ...]
+    own: tuple[int, int] | None = None
+
+
+def directory_size(directory: Path) -> int:
+    """Return the bytes of all files in a directory."""
+    size = 0
+    for name in list_names(directory):
+        with contextlib.suppress(FileNotFoundError):
+            size += (directory / name).stat().st_size
+    return size
+
+
+def describe_files(state: Any, tensors: list[tuple[str, int, int]], layout: Layout | None) -> bytes:
     """Return the description of a checkpoint.
 
     Args:
         state: As in the description of a snapshot.
         tensors: File, offset and length in bytes of each tensor.
+        layout: Of its sharded tensors; None if it has no parts.
     """
-    return json.dumps({"version": _VERSION, "state": state, "tensors": tensors}).encode()
+    described = {"version": _VERSIONS[-1], "state": state, "tensors": tensors, "layout": msgspec.to_builtins(layout)}
+    return json.dumps(described).encode()
+
+
+def part_file(number: int) -> str:
+    """Return the name of the file of a part."""
+    return f"part-{number:06d}.distcp"
+
+
+def part_record(number: int) -> str:
+    """Return the name of the record of a part, which is written when its file is complete."""
+    return f"part-{number:06d}.json"
 
 
 def _name(checkpoint: CheckpointId) -> str:

@@ -1,6 +1,6 @@
 """The socket at which a worker gets the memory of its agent: one request and one answer, with descriptors (unix(7)).
 
-At the same socket the worker of rank 0 names the directory in which the agent writes checkpoints.
+At the same socket a worker names the directory in which the agent writes checkpoints.
 
 The socket is in a directory that only this user can enter, and both sides check the user of the other one. A worker
 asks when it uses snapshots for the first time, whatever started it; no other process inherits a descriptor.
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from slurm_elastic.snapshot.lineage import SLOTS
+from slurm_elastic import typed_json
+from slurm_elastic.snapshot.lineage import SLOTS, Holder, SnapshotId
 
 __all__ = [
     "VARIABLE",
@@ -51,6 +52,10 @@ class Directory:
         start: Number of the round's start in the directory.
         origin: Number of the start in the directory that took the snapshot in memory which the round started from;
             None if there is none.
+        checkpoint: Name of the checkpoint that the round starts from; empty for none.
+        first: True on the node of rank 0, whose agent writes the state of all ranks and completes checkpoints.
+        has_parts: True if agents write parts of snapshots, too.
+        collector: The process that finds the step which all agents write, if nothing is copied to other nodes.
     """
 
     path: str
@@ -58,6 +63,10 @@ class Directory:
     keep: int
     start: int
     origin: int | None = None
+    checkpoint: str = ""
+    first: bool = True
+    has_parts: bool = False
+    collector: Holder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +75,17 @@ class Request:
 
     Attributes:
         round: The round that it belongs to.
-        directory: In which the agent writes checkpoints from now on; None to get the memory.
+        directory: In which the agent writes checkpoints from now on; None to get memory.
+        writes: Local rank that asks for the slots for its own parts; None for the slots for the state of all ranks.
+        part: Number of the part of the origin that it asks for; None for slots.
+        own: True to get that part without its shards, if that is faster.
     """
 
     round: int
     directory: Directory | None = None
+    writes: int | None = None
+    part: int | None = None
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,32 +96,45 @@ class Answer:
         slot: Index of the slot from which the workers of the round start; None if from none.
         error: Why the worker gets no memory; empty if it does.
         below: Only checkpoints of earlier steps are used, if the round starts from disk; None for all.
+        lost: See :class:`~.lineage.Origin`.
+        collector: See `Directory`.
+        held: Bytes that the agent holds for snapshots.
+        replicates: True if it holds copies of the parts of another node.
+        fewest_nodes: Number of nodes that a round has at least.
     """
 
     slot: int | None = None
     error: str = ""
     below: int | None = None
+    lost: SnapshotId | None = None
+    collector: Holder | None = None
+    held: int = 0
+    replicates: bool = False
+    fewest_nodes: int = 1
 
 
 def ask(path: str, request: Request) -> tuple[Answer, list[int]]:
-    """Ask the agent for its memory; waits until the snapshot of the round's origin is there.
+    """Ask the agent for memory; waits until what was saved of the round's origin is there.
 
     Returns:
-        The answer, and descriptors of the slots, not inheritable.
+        The answer, and descriptors, not inheritable: of the slots, or of one slot with a part.
 
     Raises:
         HandOverError: The agent has ended, is another user's, or refuses.
     """
     answered, descriptors = _exchange(path, request)
-    if answered.error or len(descriptors) != SLOTS:
+    if answered.error or len(descriptors) != (SLOTS if request.part is None else 1):
         for descriptor in descriptors:
             os.close(descriptor)
         raise HandOverError(answered.error or "the agent has no memory for snapshots")
     return answered, descriptors
 
 
-def name_directory(path: str, request: Request) -> None:
+def name_directory(path: str, request: Request) -> Holder | None:
     """Tell the agent in which directory it writes checkpoints.
+
+    Returns:
+        From the agent of rank 0, the process that finds the step which all agents write; None if there is no need.
 
     Raises:
         HandOverError: The agent has ended, is another user's, or refuses.
@@ -114,6 +142,7 @@ def name_directory(path: str, request: Request) -> None:
     answered, _ = _exchange(path, request)
     if answered.error:
         raise HandOverError(answered.error)
+    return answered.collector
 
 
 def _exchange(path: str, request: Request) -> tuple[Answer, list[int]]:
@@ -127,7 +156,7 @@ def _exchange(path: str, request: Request) -> tuple[Answer, list[int]]:
             raise HandOverError(f"{path} does not answer: {error.strerror or error}") from None
     if not content:
         raise HandOverError("the agent has ended")
-    return msgspec.json.decode(content, type=Answer), descriptors
+    return typed_json.decode(content, Answer), descriptors
 
 
 def read_request(connection: socket.socket) -> Request:
@@ -145,7 +174,7 @@ def read_request(connection: socket.socket) -> Request:
         if not received or len(content) > _LIMIT:
             raise HandOverError("no request")
     try:
-        return msgspec.json.decode(content, type=Request)
+        return typed_json.decode(content, Request)
     except msgspec.MsgspecError as error:
         raise HandOverError(f"no request: {error}") from None
 

@@ -12,33 +12,44 @@ A snapshot is named by the round in which it was taken and the step. Two rules k
   the next round. A snapshot of an earlier round is on the line if its step is not later.
 
 State that all ranks have needs one committed copy. Copies of one snapshot whose digests differ are of ranks whose
-plain values differ; no such snapshot is chosen.
+plain values differ; no such snapshot is chosen. What ranks have besides, their own state and shards, are the parts of a
+snapshot, by number. A snapshot covers its layout if the agents together hold each of its parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
+from slurm_elastic import typed_json
+
 __all__ = [
+    "REPLICA_SLOTS",
     "SLOTS",
     "Copy",
+    "HeldParts",
     "Holder",
     "Inventory",
     "Origin",
     "Preparation",
+    "Protection",
     "SnapshotId",
+    "Source",
     "choose",
+    "off_line",
     "prepare",
     "read_origin",
     "slot_to_write",
+    "take_inventory",
     "write",
 ]
 
 SLOTS = 3
 """Snapshots that an agent holds: the newest two stay committed while a worker writes the third."""
+REPLICA_SLOTS = 2
+"""Copies of one rank's parts from another node: the newest that is safe, and the one that comes."""
 
 _HOLDERS = 8
 """Agents that an origin names as sources of its snapshot."""
@@ -60,15 +71,24 @@ _NOTHING = SnapshotId(-1, 0)
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A committed snapshot in the memory of an agent.
+    """A committed snapshot in the memory of an agent, or one part of it.
 
     Attributes:
         id: Of the snapshot.
-        digest: Of its layout and plain values.
+        digest: Of its layout and plain values; zeros for a part.
+        parts: Number of parts that the snapshot has besides the state of all ranks.
+        part: Number of the part; None for the state of all ranks.
     """
 
     id: SnapshotId
     digest: str
+    parts: int = 0
+    part: int | None = None
+
+    @classmethod
+    def of_part(cls, snapshot: SnapshotId, part: int, parts: int) -> Copy:
+        """Return the copy of a part."""
+        return cls(snapshot, "0" * 16, parts, part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +100,33 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldParts:
+    """The parts of one snapshot that an agent holds, as first and last numbers of ranges."""
+
+    id: SnapshotId
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Inventory:
-    """The snapshots that an agent holds, and where other agents get them."""
+    """The snapshots that an agent holds, the parts of snapshots, and where other agents get them.
+
+    `replicates` is true if it has copies of parts on another node.
+    """
 
     copies: tuple[Copy, ...]
     holder: Holder
     node: str = ""
+    parts: tuple[HeldParts, ...] = ()
+    replicates: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An agent that holds parts of an origin, as first and last numbers of ranges."""
+
+    holder: Holder
+    ranges: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +140,10 @@ class Origin:
         note: Why a newer snapshot was not chosen; empty if there was none.
         below: The step of a state from which workers failed, if the round starts from disk because of that: no
             checkpoint of that step or later is used. None if not.
+        sources: Agents that hold the parts of the snapshot.
+        lost: A newer snapshot, parts of which no agent that is left holds: if it is on disk, or one between, the round
+            starts from that. None if there is none.
+        collector: The agent that finds the next step to become safe; None if parts are not copied to other nodes.
     """
 
     copy: Copy | None = None
@@ -106,6 +151,13 @@ class Origin:
     line: tuple[SnapshotId, ...] = ()
     note: str = ""
     below: int | None = None
+    sources: tuple[Source, ...] = ()
+    collector: Holder | None = None
+    lost: SnapshotId | None = None
+
+    def holders_of(self, part: int) -> tuple[Holder, ...]:
+        """Return the agents that hold a part of the snapshot."""
+        return tuple(source.holder for source in self.sources if _contains(source.ranges, part))
 
     def has(self, snapshot: SnapshotId) -> bool:
         """Return True if the snapshot is on the line."""
@@ -141,44 +193,57 @@ def choose(last_round: int | None, before: str, inventories: Sequence[str], fail
     Returns:
         The origin; empty if the round starts from no snapshot and there is nothing to say about that.
     """
-    line = read_origin(before)
-    if last_round is None or (line.copy is None and not any(inventories)):
-        return ""
-    copies: dict[SnapshotId, dict[str, list[Inventory]]] = {}
-    for inventory in read_inventories(inventories):
+    present = read_inventories(inventories)
+    collector = next(
+        (inventory.holder for inventory in present if inventory.replicates and inventory.holder.port), None
+    )
+    found = replace(_chosen(last_round, read_origin(before), present, failed), collector=collector)
+    return "" if found == Origin() else write(found)
+
+
+def _chosen(last_round: int | None, line: Origin, present: Sequence[Inventory], failed: bool) -> Origin:
+    if last_round is None or (line.copy is None and not present):
+        return Origin()
+    copies: dict[SnapshotId, dict[Copy, list[Inventory]]] = {}
+    for inventory in present:
         for copy in inventory.copies:
             # An agent that was away may hold the origin with other plain values than those that the round started from.
             same = line.copy is None or copy.id != line.copy.id or copy == line.copy
             if same and (copy.id.round == last_round or line.has(copy.id)):
-                copies.setdefault(copy.id, {}).setdefault(copy.digest, []).append(inventory)
-    note = ""
+                copies.setdefault(copy.id, {}).setdefault(copy, []).append(inventory)
+    note, uncovered, lost = "", "", None
     again = failed and line.copy is not None and all(snapshot.round != last_round for snapshot in copies)
     for snapshot in sorted(copies, reverse=True):
         if again and line.copy is not None and snapshot >= line.copy.id:
             started = f"step {snapshot.step} of round {snapshot.round}"
             note = f"workers that started from {started} failed before the next snapshot"
             continue
-        by_digest = copies[snapshot]
-        if len(by_digest) > 1:
-            note = note or _differs(snapshot, by_digest)
+        by_copy = copies[snapshot]
+        if len(by_copy) > 1:
+            note = note or _differs(snapshot, by_copy)
             continue
-        ((digest, found),) = by_digest.items()
+        ((copy, found),) = by_copy.items()
+        sources = _sources(snapshot, present) if copy.parts else ()
+        if missing := _missing(copy.parts, sources):
+            # The newest step is often not complete on all ranks, and the one before is.
+            uncovered = uncovered or _uncovered(copy, missing, any(each.replicates for each in present))
+            lost = lost or snapshot
+            continue
         kept = tuple(last for last in line.line if last.round < snapshot.round)
-        return write(
-            Origin(
-                Copy(snapshot, digest),
-                tuple(inventory.holder for inventory in found[:_HOLDERS]),
-                (*kept, snapshot)[-_LINE:],
-                note,
-            )
-        )
+        holders = tuple(inventory.holder for inventory in found[:_HOLDERS])
+        if copy.parts and line.copy is not None and snapshot.round != last_round and not again:
+            # Nothing is left of what the round took or started from, which may have been on disk.
+            newer = (each for each in (lost, line.lost, line.copy.id) if each is not None and each > snapshot)
+            lost = max(newer, default=None)
+        return Origin(copy, holders, (*kept, snapshot)[-_LINE:], note, sources=sources, lost=lost)
+    note = note or uncovered
     if line.copy is not None:
         note = (
             note
             or f"no agent that is left holds a snapshot since step {line.copy.id.step} of round {line.copy.id.round}"
         )
     below = line.copy.id.step if again and line.copy is not None else None
-    return write(Origin(note=f"{note}; it starts from disk", below=below)) if note else ""
+    return Origin(note=f"{note}; it starts from disk", below=below) if note else Origin()
 
 
 def prepare(held: Sequence[Copy | None], origin: Origin) -> Preparation:
@@ -203,14 +268,82 @@ def prepare(held: Sequence[Copy | None], origin: Origin) -> Preparation:
     return Preparation(clear, slot_to_write(kept), fetch=True)
 
 
-def slot_to_write(held: Sequence[SnapshotId | None], busy: Collection[int] = ()) -> int:
+def off_line(held: Sequence[Copy | None], origin: Origin) -> tuple[int, ...]:
+    """Return the slots for parts whose snapshots do not belong to the line of a round."""
+    return tuple(slot for slot, copy in enumerate(held) if copy is not None and not origin.has(copy.id))
+
+
+def take_inventory(copies: Iterable[Copy], holder: Holder, node: str, limit: int, *, replicates: bool = False) -> str:
+    """Return the inventory of an agent as text; empty if it holds nothing and has no copies on other nodes.
+
+    Args:
+        copies: What it holds.
+        holder: Where other agents get it.
+        node: Of the agent.
+        limit: Characters at most: the oldest snapshots are left out where there are more.
+        replicates: True if it has copies of parts on another node.
+    """
+    whole: list[Copy] = []
+    parts: dict[SnapshotId, set[int]] = {}
+    for copy in copies:
+        if copy.part is None:
+            whole.append(copy)
+        else:
+            parts.setdefault(copy.id, set()).add(copy.part)
+    snapshots = sorted({copy.id for copy in whole} | parts.keys())
+    while snapshots or replicates:
+        inventory = Inventory(
+            tuple(sorted((copy for copy in whole if copy.id in snapshots), key=lambda copy: copy.id)),
+            holder,
+            node,
+            tuple(HeldParts(each, _ranges(parts[each])) for each in snapshots if each in parts),
+            replicates,
+        )
+        if len(text := write(inventory)) <= limit or not snapshots:
+            return text
+        snapshots.pop(0)
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """The snapshots that are not overwritten while parts of snapshots are copied to other nodes.
+
+    Attributes:
+        safe: The newest snapshot that is safe: other nodes hold copies of all its parts. None if there is none.
+        take: The first snapshot from this one on is the next to become safe; None if none is wanted yet.
+    """
+
+    safe: SnapshotId | None = None
+    take: SnapshotId | None = None
+
+    def kept(self, held: Iterable[SnapshotId | None]) -> SnapshotId | None:
+        """Return the snapshot that is the next to become safe; None if it is not there yet."""
+        take = self.take
+        if take is None:
+            return None
+        return min((each for each in held if each is not None and each >= take), default=None)
+
+
+_UNPROTECTED = Protection()
+
+
+def slot_to_write(
+    held: Sequence[SnapshotId | None], busy: Collection[int] = (), protection: Protection = _UNPROTECTED
+) -> int | None:
     """Return the slot for the next snapshot: one without a committed snapshot, else the one with the oldest.
 
     Args:
         held: The committed snapshot of each slot, all on one line; None for a slot without one.
         busy: Slots that are being written to disk. With one of three the newest snapshot is still not overwritten.
+        protection: Of snapshots that become safe. It leaves one slot of three for the newest snapshots.
+
+    Returns:
+        The slot; None if none may be overwritten.
     """
-    return min((slot for slot in range(len(held)) if slot not in busy), key=lambda slot: held[slot] or _NOTHING)
+    kept = {each for each in (protection.safe, protection.kept(held)) if each is not None}
+    free = [slot for slot in range(len(held)) if slot not in busy and held[slot] not in kept]
+    return min(free, key=lambda slot: held[slot] or _NOTHING, default=None)
 
 
 def write(value: Origin | Inventory) -> str:
@@ -223,7 +356,7 @@ def read_origin(text: str) -> Origin:
     if not text:
         return Origin()
     try:
-        return msgspec.json.decode(text, type=Origin)
+        return typed_json.decode(text, Origin)
     except msgspec.MsgspecError:
         # Of a later version of this package: then nothing in memory is known to be on the line.
         return Origin()
@@ -235,12 +368,52 @@ def read_inventories(inventories: Iterable[str]) -> list[Inventory]:
     for text in inventories:
         if text:
             try:
-                found.append(msgspec.json.decode(text, type=Inventory))
+                found.append(typed_json.decode(text, Inventory))
             except msgspec.MsgspecError:
                 continue
     return found
 
 
-def _differs(snapshot: SnapshotId, by_digest: dict[str, list[Inventory]]) -> str:
-    first, second, *_ = (found[0].node for found in by_digest.values())
+def _ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    found: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if found and found[-1][1] == number - 1:
+            found[-1] = found[-1][0], number
+        else:
+            found.append((number, number))
+    return tuple(found)
+
+
+def _contains(ranges: Iterable[tuple[int, int]], number: int) -> bool:
+    return any(first <= number <= last for first, last in ranges)
+
+
+def _sources(snapshot: SnapshotId, inventories: Iterable[Inventory]) -> tuple[Source, ...]:
+    return tuple(
+        Source(inventory.holder, held.ranges)
+        for inventory in inventories
+        for held in inventory.parts
+        if held.id == snapshot
+    )
+
+
+def _missing(parts: int, sources: Iterable[Source]) -> tuple[tuple[int, int], ...]:
+    held: set[int] = set()
+    for source in sources:
+        for first, last in source.ranges:
+            held.update(range(max(first, 0), min(last, parts - 1) + 1))
+    return _ranges(set(range(parts)) - held)
+
+
+def _uncovered(copy: Copy, missing: Iterable[tuple[int, int]], replicated: bool) -> str:
+    numbers = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in missing)
+    return (
+        f"no agent that is left holds part {numbers} of the {copy.parts} parts of step {copy.id.step} of round"
+        f" {copy.id.round}: the state of a rank's own, and shards, are lost with "
+        + ("their node and that of its copies" if replicated else "their node without --snapshot-replicas 1")
+    )
+
+
+def _differs(snapshot: SnapshotId, by_copy: dict[Copy, list[Inventory]]) -> str:
+    first, second, *_ = (found[0].node for found in by_copy.values())
     return f"step {snapshot.step} of round {snapshot.round} is not the same on {first} and {second}"

@@ -12,14 +12,15 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurm_elastic.snapshot import slots
-from slurm_elastic.snapshot.lineage import Copy
+from slurm_elastic.snapshot import lineage, slots
+from slurm_elastic.snapshot.lineage import Copy, Protection
 from slurm_elastic.snapshot.slots import HEADER, Contents
 from slurm_elastic.text import size_text
 
-__all__ = ["OutOfMemoryError", "Slot", "free_memory", "require_memory"]
+__all__ = ["OutOfMemoryError", "Reserve", "Slot", "free_memory", "require_memory"]
 
 _PAGE = 4096
 
@@ -91,6 +92,15 @@ class Slot:
     def busy(self, busy: bool) -> None:
         slots.set_busy(self.memory()[:HEADER].cast("q"), busy)
 
+    @property
+    def protection(self) -> Protection:
+        """The snapshots that workers do not overwrite; said in the first of the slots that one writes in turn."""
+        return slots.protection(self.memory()[:HEADER].cast("q"))
+
+    @protection.setter
+    def protection(self, protection: Protection) -> None:
+        slots.set_protection(self.memory()[:HEADER].cast("q"), protection)
+
     def grow(self, size: int) -> None:
         """Make the file at least so large; its pages are there afterwards.
 
@@ -101,7 +111,14 @@ class Slot:
         if size > self.size:
             os.posix_fallocate(self.descriptor, 0, size)
 
-    def fill(self, copy: Copy, tensors: int, description: bytes | int, write: Callable[[memoryview], object]) -> None:
+    def fill(
+        self,
+        copy: Copy,
+        tensors: int,
+        description: bytes | int,
+        write: Callable[[memoryview], object],
+        shards: int = 0,
+    ) -> None:
         """Write a snapshot, into a file that is large enough.
 
         Args:
@@ -109,9 +126,10 @@ class Slot:
             tensors: Bytes of its tensors.
             description: Its description; or the size of one that `write` writes, too.
             write: Writes the tensors into their memory.
+            shards: Bytes of the shards among the tensors of a part.
         """
         size = description if isinstance(description, int) else len(description)
-        written = Contents(copy, tensors, size)
+        written = Contents(copy, tensors, size, shards)
         memory = self.memory()
         body = memory[HEADER : written.size]
 
@@ -128,6 +146,78 @@ class Slot:
         self._map = None
 
 
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """The memory that a node needs for snapshots, as it is at the first one; sizes in bytes.
+
+    Attributes:
+        whole: Of the state that all ranks have.
+        part: Of what one rank alone has; 0 for nothing.
+        workers: Number of workers of the node.
+        replicates: True if the node holds copies of the parts of another one.
+        nodes: Number of nodes of the round.
+        own: Of a rank's own state in `part`.
+    """
+
+    whole: int
+    part: int = 0
+    workers: int = 1
+    replicates: bool = False
+    nodes: int = 1
+    own: int = 0
+
+    def require(self, held: int, free: int) -> None:
+        """Check that the memory is there.
+
+        Args:
+            held: Bytes that the agent holds for snapshots already.
+            free: Bytes that it can still get.
+
+        Raises:
+            OutOfMemoryError: It is not.
+        """
+        needs = [(lineage.SLOTS, 1, self.whole, "of the state that all ranks have")]
+        if self.part:
+            needs.append((lineage.SLOTS, self.workers, self.part, "of what each rank alone has"))
+            if self.replicates:
+                needs.append((lineage.REPLICA_SLOTS, self.workers, self.part, "of copies from another node"))
+            others = (self.nodes - 1) * self.workers
+            if others and self.part > self.own:
+                needs.append((1, self._borrowed(others), self.part, "of shards that workers start from"))
+            if others and self.own:
+                needs.append((1, others, self.own, "of the other ranks' own state, which workers start from"))
+        total = sum(count * workers * size for count, workers, size, _ in needs)
+        missing = total - held
+        if missing <= free:
+            return
+        parts = " + ".join(
+            f"{count} x {f'{workers} x ' if workers > 1 else ''}{size_text(size)}{f' {of}' if self.part else ''}"
+            for count, workers, size, of in needs
+        )
+        raise OutOfMemoryError(_lacking(f"{parts} = {size_text(total)}", missing, free))
+
+    def with_nodes(self, nodes: int) -> Reserve:
+        """Return the memory that a node needs if so many nodes, fewer than now, share the same state."""
+        part = self.own + -(-(self.part - self.own) * self.nodes // nodes)
+        return replace(self, part=part, nodes=nodes, replicates=self.replicates and nodes > 1)
+
+    def _borrowed(self, others: int) -> int:
+        """Return the number of parts with shards that the node may need from others when a node was lost.
+
+        The others then have the shards of one node more among them. Workers need a part as a whole for any piece of
+        it, so the node may need one more than that.
+        """
+        return min(others, -(-self.workers * self.nodes // (self.nodes - 1)) + 1)
+
+
+def _lacking(needs: str, missing: int, free: int) -> str:
+    return (
+        f"snapshots need {needs} of memory on this node,"
+        f" {size_text(missing)} more than they have, and {size_text(free)} are free;"
+        " ask for more by --mem, or do not call snapshot.save"
+    )
+
+
 def require_memory(size: int, slots_of_node: Sequence[Slot]) -> None:
     """Make room in all slots for snapshots of this size, in bytes.
 
@@ -139,11 +229,7 @@ def require_memory(size: int, slots_of_node: Sequence[Slot]) -> None:
         return
     free = free_memory()
     count = len(slots_of_node)
-    text = (
-        f"snapshots need {count} x {size_text(size)} = {size_text(count * size)} of memory on this node,"
-        f" {size_text(missing)} more than they have, and {size_text(free)} are free;"
-        " ask for more by --mem, or do not call snapshot.save"
-    )
+    text = _lacking(f"{count} x {size_text(size)} = {size_text(count * size)}", missing, free)
     if missing > free:
         raise OutOfMemoryError(text)
     try:

@@ -1,9 +1,11 @@
-"""The header of a slot: the snapshot that its memory holds, and whether that is complete.
+"""The header of a slot: the snapshot, or part of one, that its memory holds, and whether that is complete.
 
-A slot is a file in memory (memfd_create(2)) of the agent. The worker of local rank 0 writes it, and all workers of the
-node read it in a later round::
+A slot is a file in memory (memfd_create(2)) of the agent. The worker of local rank 0 writes those for the state that
+all ranks have, each worker those for its own part, and all workers of the node read them in a later round::
 
     header: one page of 8-byte fields | tensors | description, as JSON
+
+The tensors of a part begin with the rank's shards of sharded tensors.
 
 The agent reads a header when the worker that wrote it has ended; while workers run, only to write the slot to disk, and
 then once more afterwards. A worker that is killed has carried out its
@@ -17,18 +19,35 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from slurm_elastic.snapshot.lineage import Copy, SnapshotId
+from slurm_elastic.snapshot.lineage import Copy, Protection, SnapshotId
 
-__all__ = ["HEADER", "Contents", "Fields", "clear", "contents", "fill", "is_busy", "round_up", "set_busy"]
+__all__ = [
+    "FIELDS",
+    "HEADER",
+    "Contents",
+    "Fields",
+    "clear",
+    "contents",
+    "fill",
+    "is_busy",
+    "protection",
+    "round_up",
+    "set_busy",
+    "set_protection",
+]
 
 HEADER = 4096
 """Bytes before the tensors."""
 ALIGNMENT = 64
 """Each tensor begins at a multiple of this."""
 
-_MAGIC, _COMMITTED, _ROUND, _STEP, _TENSORS, _DESCRIPTION, _DIGEST, _BUSY = range(8)
-_MAGIC_VALUE = int.from_bytes(b"slurm_s1", "little", signed=True)
+FIELDS = 16
+"""Number of fields in use."""
+_MAGIC, _COMMITTED, _ROUND, _STEP, _TENSORS, _DESCRIPTION, _DIGEST, _BUSY, _PART, _PARTS, _SHARDS = range(11)
+_SAFE_STEP, _SAFE_ROUND, _TAKE_STEP, _TAKE_ROUND, _PROTECTS = range(11, FIELDS)
+_MAGIC_VALUE = int.from_bytes(b"slurm_s2", "little", signed=True)
 """The last character is the version of the layout."""
+_MOST_PARTS = 1 << 20
 
 
 class Fields(Protocol):
@@ -47,11 +66,13 @@ class Contents:
         copy: The snapshot.
         tensors: Bytes of all tensors, which follow the header.
         description: Bytes of the description, which follows the tensors.
+        shards: Bytes of the shards, with which the tensors of a part begin.
     """
 
     copy: Copy
     tensors: int
     description: int
+    shards: int = 0
 
     @property
     def size(self) -> int:
@@ -77,6 +98,8 @@ def fill(fields: Fields, written: Contents, copy: Callable[[], object]) -> None:
     fields[_MAGIC] = _MAGIC_VALUE
     fields[_ROUND], fields[_STEP] = written.copy.id.round, written.copy.id.step
     fields[_TENSORS], fields[_DESCRIPTION] = written.tensors, written.description
+    fields[_PART] = -1 if written.copy.part is None else written.copy.part
+    fields[_PARTS], fields[_SHARDS] = written.copy.parts, written.shards
     fields[_DIGEST] = int.from_bytes(bytes.fromhex(written.copy.digest), "little", signed=True)
     fields[_COMMITTED] = 1
 
@@ -90,9 +113,13 @@ def contents(fields: Fields, size: int) -> Contents | None:
     """
     if fields[_MAGIC] != _MAGIC_VALUE or fields[_COMMITTED] != 1:
         return None
-    copy = Copy(SnapshotId(fields[_ROUND], fields[_STEP]), fields[_DIGEST].to_bytes(8, "little", signed=True).hex())
-    found = Contents(copy, fields[_TENSORS], fields[_DESCRIPTION])
-    if found.tensors < 0 or found.description < 0 or found.size > size:
+    digest = fields[_DIGEST].to_bytes(8, "little", signed=True).hex()
+    part = None if fields[_PART] == -1 else fields[_PART]
+    copy = Copy(SnapshotId(fields[_ROUND], fields[_STEP]), digest, fields[_PARTS], part)
+    found = Contents(copy, fields[_TENSORS], fields[_DESCRIPTION], fields[_SHARDS])
+    if found.tensors < 0 or found.description < 0 or found.size > size or not 0 <= found.shards <= found.tensors:
+        return None
+    if not 0 <= copy.parts <= _MOST_PARTS or not (part is None or 0 <= part < copy.parts):
         return None
     return found
 
@@ -108,6 +135,26 @@ def set_busy(fields: Fields, busy: bool) -> None:
 def is_busy(fields: Fields) -> bool:
     """Return True if a process reads the slot that would have to begin again if it was overwritten."""
     return fields[_BUSY] == 1
+
+
+def set_protection(fields: Fields, protection: Protection) -> None:
+    """Say which snapshots workers do not overwrite, in the first slot of those that a worker writes in turn.
+
+    What is safe is said first: a worker that sees the step to take next knows what became safe before.
+    """
+    safe, take = protection.safe, protection.take
+    fields[_SAFE_STEP], fields[_SAFE_ROUND] = (0, -1) if safe is None else (safe.step, safe.round)
+    fields[_TAKE_STEP], fields[_TAKE_ROUND] = (0, -1) if take is None else (take.step, take.round)
+    fields[_PROTECTS] = 1
+
+
+def protection(fields: Fields) -> Protection:
+    """Return which snapshots are not overwritten."""
+    if fields[_PROTECTS] != 1:
+        return Protection()
+    take = SnapshotId(fields[_TAKE_ROUND], fields[_TAKE_STEP])
+    safe = SnapshotId(fields[_SAFE_ROUND], fields[_SAFE_STEP])
+    return Protection(None if safe.round < 0 else safe, None if take.round < 0 else take)
 
 
 def round_up(offset: int) -> int:

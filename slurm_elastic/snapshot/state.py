@@ -1,8 +1,8 @@
 """Training state as tensors and a description, and back. The description is JSON; nothing is unpickled.
 
 Containers in the description are objects with one key: ``d`` for a dict as a list of keys and values, ``l`` for a list,
-``t`` for a tuple, ``x`` for the index of a tensor, ``b`` for bytes. None, booleans, whole numbers, floats and strings
-stand for themselves.
+``t`` for a tuple, ``x`` for the index of a tensor, ``s`` for that of a sharded tensor, ``b`` for bytes. None, booleans,
+whole numbers, floats and strings stand for themselves.
 """
 
 from __future__ import annotations
@@ -13,25 +13,36 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
+from slurm_elastic import typed_json
+from slurm_elastic.snapshot.sharding import Layout
 from slurm_elastic.snapshot.slots import round_up
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.tensor import DTensor
 
 __all__ = [
+    "PER_RANK",
+    "Flat",
     "StateError",
     "Table",
     "TensorPlace",
     "describe",
     "flatten",
     "read_description",
+    "read_layout",
     "rebuild",
     "table_of",
-    "unflatten",
+    "tensor_in",
+    "write_layout",
 ]
 
+PER_RANK = "per_rank"
+"""Name of what ranks have of their own, in `save` and `load`, and on disk."""
 _SCALARS = (bool, int, float, str, type(None))
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -72,18 +83,32 @@ class Table:
     text: str
 
 
-def flatten(state: Mapping[str, Any]) -> tuple[Any, list[torch.Tensor]]:
-    """Return the state with an index in the place of each tensor, and the tensors.
+class Flat(NamedTuple):
+    """A state with an index in the place of each tensor, its tensors, and its sharded tensors."""
+
+    tree: Any
+    tensors: list[torch.Tensor]
+    sharded: list[DTensor]
+
+
+def flatten(state: Mapping[str, Any]) -> Flat:
+    """Take a state apart.
 
     Raises:
         StateError: The state has something that a snapshot cannot hold.
     """
     # A process that has tensors has imported torch.
     loaded = sys.modules.get("torch")
+    # A process that has DTensors has imported their module.
+    distributed = sys.modules.get("torch.distributed.tensor")
     tensors: list[torch.Tensor] = []
+    sharded: list[DTensor] = []
 
     def node(value: Any, path: tuple[object, ...]) -> Any:
         if loaded is not None and isinstance(value, loaded.Tensor):
+            if distributed is not None and isinstance(value, distributed.DTensor):
+                sharded.append(value)
+                return {"s": len(sharded) - 1}
             _check_tensor(value, path)
             tensors.append(value)
             return {"x": len(tensors) - 1}
@@ -102,7 +127,8 @@ def flatten(state: Mapping[str, Any]) -> tuple[Any, list[torch.Tensor]]:
             " and dicts, lists and tuples of them"
         )
 
-    return {name: node(value, (name,)) for name, value in state.items()}, tensors
+    tree = {name: node(value, (name,)) for name, value in state.items()}
+    return Flat(tree, tensors, sharded)
 
 
 def _shown(path: tuple[object, ...]) -> str:
@@ -112,13 +138,6 @@ def _shown(path: tuple[object, ...]) -> str:
 def _check_tensor(tensor: torch.Tensor, path: tuple[object, ...]) -> None:
     import torch
 
-    # A process that has DTensors has imported their module.
-    distributed = sys.modules.get("torch.distributed.tensor")
-    if distributed is not None and isinstance(tensor, distributed.DTensor):
-        raise StateError(
-            f"{_shown(path)} is a DTensor; a snapshot holds state that every rank has as a whole: save sharded state by"
-            " torch.distributed.checkpoint"
-        )
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise StateError(f"{_shown(path)} is a {tensor.layout} tensor; a snapshot holds dense tensors: use to_dense()")
 
@@ -134,23 +153,9 @@ def table_of(tensors: Sequence[torch.Tensor]) -> Table:
     return Table(tuple(places), offset, text)
 
 
-def describe(tree: Any, table: Table) -> bytes:
-    """Return the description of a state."""
-    return b'{"tensors":%s,"state":%s}' % (table.text.encode(), _encode(tree).encode())
-
-
-def unflatten(description: bytes, tensors: memoryview) -> dict[str, Any]:
-    """Return the state of a slot, in memory of its own.
-
-    Args:
-        description: Of the state.
-        tensors: The memory of the tensors.
-
-    Raises:
-        ValueError: The description does not fit the memory.
-    """
-    tree, views = read_description(description, tensors)
-    return rebuild(tree, [view.clone() for view in views])
+def describe(tree: Any, table: Table, layout: bytes = b"null") -> bytes:
+    """Return the description of a state; `layout` is that of its sharded tensors, as JSON."""
+    return b'{"tensors":%s,"state":%s,"layout":%s}' % (table.text.encode(), _encode(tree).encode(), layout)
 
 
 def read_description(description: bytes, tensors: memoryview) -> tuple[Any, list[torch.Tensor]]:
@@ -164,31 +169,58 @@ def read_description(description: bytes, tensors: memoryview) -> tuple[Any, list
         ValueError: The description does not fit the memory.
     """
     content = json.loads(description)
-    views = []
-    if content["tensors"]:
-        import torch
-    for name, shape, offset in content["tensors"]:
-        dtype = getattr(torch, name)
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"{name} is no type of tensors")
-        count = math.prod(shape)
-        size = count * dtype.itemsize
-        if not 0 <= offset <= offset + size <= len(tensors):
-            raise ValueError(f"a tensor of {size} bytes at {offset} in {len(tensors)} bytes")
-        if size:
-            view = torch.frombuffer(tensors, dtype=dtype, count=count, offset=offset).view(shape)
-        else:
-            view = torch.empty(shape, dtype=dtype)
-        views.append(view)
+    views = [tensor_in(tensors, name, shape, offset) for name, shape, offset in content["tensors"]]
     return content["state"], views
 
 
-def rebuild(tree: Any, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+def write_layout(layout: Layout) -> bytes:
+    """Return a layout as JSON, for a description."""
+    return msgspec.json.encode(layout)
+
+
+def read_layout(description: bytes) -> Layout | None:
+    """Return the layout in a description; None if all ranks have the whole state.
+
+    Raises:
+        ValueError: There is none that can be read.
+    """
+    # Not by msgspec: JSON here has NaN.
+    return typed_json.convert(json.loads(description)["layout"], Layout | None)
+
+
+def tensor_in(memory: memoryview, name: str, shape: Sequence[int], offset: int) -> torch.Tensor:
+    """Return the tensor at an offset in bytes, in this memory.
+
+    Args:
+        memory: Of tensors.
+        name: Of its type, such as ``float32``.
+        shape: Its shape; it is contiguous.
+        offset: In bytes.
+
+    Raises:
+        ValueError: The memory does not have it.
+    """
+    import torch
+
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name} is no type of tensors")
+    count = math.prod(shape)
+    size = count * dtype.itemsize
+    if not 0 <= offset <= offset + size <= len(memory):
+        raise ValueError(f"a tensor of {size} bytes at {offset} in {len(memory)} bytes")
+    if not size:
+        return torch.empty(tuple(shape), dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(tuple(shape))
+
+
+def rebuild(tree: Any, tensors: Sequence[torch.Tensor], sharded: Sequence[torch.Tensor] = ()) -> dict[str, Any]:
     """Return a state from one that has an index in the place of each tensor.
 
     Args:
         tree: The state, as `flatten` returns it.
         tensors: By index.
+        sharded: What takes the places of sharded tensors, by index.
     """
 
     def value(node: Any) -> Any:
@@ -197,6 +229,8 @@ def rebuild(tree: Any, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
         ((kind, content),) = node.items()
         if kind == "x":
             return tensors[content]
+        if kind == "s":
+            return sharded[content]
         if kind == "d":
             return {value(key): value(each) for key, each in content}
         if kind == "b":

@@ -1,7 +1,8 @@
 """A snapshot from one agent to another: authenticated by the session that agents and leader use, length-checked.
 
-After the handshake: the receiver asks for a snapshot, the sender answers with its size, the receiver says that it is
-ready, the sender sends that many bytes and then their digest. Only the digest is authenticated by the session: bytes
+After the handshake: the receiver asks for a snapshot or a part of one, the sender answers with its size, the receiver
+says that it is ready, the sender sends that many bytes and then their digest. Of a part the receiver may leave the
+shards out. Only the digest is authenticated by the session: bytes
 that were changed on the way do not match it, and are never committed. They are not encrypted.
 """
 
@@ -22,13 +23,14 @@ from slurm_elastic.snapshot.lineage import Copy, Holder
 from slurm_elastic.snapshot.memory import Slot, require_memory
 from slurm_elastic.snapshot.slots import HEADER
 
-__all__ = ["Sender", "TransferError", "accepted", "receive"]
+__all__ = ["CHUNK", "Channel", "Sender", "TransferError", "accepted", "find_replicator", "receive", "session_name"]
 
 logger = logging.getLogger("slurm_elastic")
 
 _TIMEOUT = 10.0
 """Seconds without a byte after which the other side is given up."""
-_CHUNK = 1 << 22
+CHUNK = 1 << 22
+"""Bytes that are sent, or received at most, at a time."""
 _AT_ONCE = 64
 """Receivers that are served together; more are sent away and come again."""
 _STRANGERS = 64
@@ -45,11 +47,14 @@ class Sender:
     Args:
         secret: Of the run.
         run: Name of the incarnation.
-        slots: Of this agent, which may replace one.
+        slots: Returns the slots of this agent.
+        replicator: Returns the port of the process that copies parts to other nodes; raises OSError if it has none.
     """
 
-    def __init__(self, secret: bytes, run: str, slots: Sequence[Slot]) -> None:
-        self._secret, self._run, self._slots = secret, run, slots
+    def __init__(
+        self, secret: bytes, run: str, slots: Callable[[], Sequence[Slot]], replicator: Callable[[], int]
+    ) -> None:
+        self._secret, self._run, self._slots, self._replicator = secret, run, slots, replicator
         self._places = threading.Semaphore(_AT_ONCE)
         self._strangers: dict[socket.socket, None] = {}
         dual = socket.has_dualstack_ipv6()
@@ -80,8 +85,8 @@ class Sender:
         try:
             with connection:
                 try:
-                    session = Session(Role.LEADER, self._secret, _name(self._run), port=self.port)
-                    channel = _Channel(connection, session)
+                    session = Session(Role.LEADER, self._secret, session_name(self._run), port=self.port)
+                    channel = Channel(connection, session)
                 finally:
                     self._strangers.pop(connection, None)
                 if self._places.acquire(blocking=False):
@@ -92,17 +97,24 @@ class Sender:
         except (OSError, SessionError, TransferError) as error:
             logger.debug("a snapshot is not sent: %s", error)
 
-    def _send(self, channel: _Channel) -> None:
+    def _send(self, channel: Channel) -> None:
         wanted = channel.next()
-        for slot in tuple(self._slots):
+        if wanted.get("replicator") is True:
+            channel.say({"port": self._replicator()})
+            return
+        own = wanted.pop("own", False) is True
+        for slot in self._slots():
             contents = slot.contents()
             if contents is None or _named(contents.copy) != wanted:
                 continue
-            channel.say({"tensors": contents.tensors, "description": contents.description})
+            shards = 0 if own else contents.shards
+            skipped = contents.shards - shards
+            sizes = {"tensors": contents.tensors - skipped, "description": contents.description, "shards": shards}
+            channel.say(sizes)
             channel.next()
-            body, digest = slot.memory()[HEADER : contents.size], hashlib.blake2b()
-            for start in range(0, len(body), _CHUNK):
-                chunk = body[start : start + _CHUNK]
+            body, digest = slot.memory()[HEADER + skipped : contents.size], hashlib.blake2b()
+            for start in range(0, len(body), CHUNK):
+                chunk = body[start : start + CHUNK]
                 digest.update(chunk)
                 channel.socket.sendall(chunk)
             # A worker that overwrites the slot clears the header first. Then the receiver has to look elsewhere.
@@ -122,6 +134,28 @@ def accepted(listener: socket.socket) -> Iterator[socket.socket]:
         yield connection
 
 
+def find_replicator(holder: Holder, secret: bytes, run: str, agent: str) -> Holder:
+    """Ask an agent for its process that copies parts to other nodes.
+
+    Args:
+        holder: The agent.
+        secret: Of the run.
+        run: Name of the incarnation.
+        agent: Identity of this agent.
+
+    Raises:
+        OSError, SessionError, TransferError: It does not say.
+    """
+    with socket.create_connection((holder.address, holder.port), timeout=_TIMEOUT) as connection:
+        session = Session(Role.AGENT, secret, session_name(run), agent=agent, port=holder.port)
+        channel = Channel(connection, session)
+        channel.say({"replicator": True})
+        port = channel.next().get("port")
+    if type(port) is not int:
+        raise TransferError("an answer without a port")
+    return Holder(holder.address, port)
+
+
 def receive(
     copy: Copy,
     slot: Slot,
@@ -132,8 +166,10 @@ def receive(
     agent: str,
     cancelled: Callable[[], bool],
     timeout: float = 60.0,
+    *,
+    own: bool = False,
 ) -> None:
-    """Get a snapshot from one of the agents that hold it.
+    """Get a snapshot, or a part of one, from one of the agents that hold it.
 
     Args:
         copy: The snapshot.
@@ -145,6 +181,7 @@ def receive(
         agent: Identity of this agent.
         cancelled: Asked all the time: True if the snapshot is not wanted any more.
         timeout: Seconds after which no holder is asked again.
+        own: True to get a part without its shards.
 
     Raises:
         TransferError: No holder sends it.
@@ -156,8 +193,8 @@ def receive(
         for holder in holders:
             try:
                 with socket.create_connection((holder.address, holder.port), timeout=_TIMEOUT) as connection:
-                    session = Session(Role.AGENT, secret, _name(run), agent=agent, port=holder.port)
-                    _receive(_Channel(connection, session), copy, slot, slots, cancelled)
+                    session = Session(Role.AGENT, secret, session_name(run), agent=agent, port=holder.port)
+                    _receive(Channel(connection, session), copy, slot, slots, cancelled, own)
                     return
             except (OSError, SessionError, TransferError) as error:
                 why = f"{holder.address}: {error or type(error).__name__}"
@@ -169,11 +206,19 @@ def receive(
     raise TransferError("not wanted any more" if cancelled() else why)
 
 
-def _receive(channel: _Channel, copy: Copy, slot: Slot, slots: Sequence[Slot], cancelled: Callable[[], bool]) -> None:
-    channel.say(_named(copy))
-    sizes = channel.next()
-    tensors, description = sizes.get("tensors"), sizes.get("description")
-    if type(tensors) is not int or type(description) is not int or min(tensors, description) < 0:
+def _receive(
+    channel: Channel,
+    copy: Copy,
+    slot: Slot,
+    slots: Sequence[Slot],
+    cancelled: Callable[[], bool],
+    own: bool = False,
+) -> None:
+    channel.say({**_named(copy), "own": own})
+    answered = channel.next()
+    sizes = (answered.get(name) for name in ("tensors", "description", "shards"))
+    tensors, description, shards = (size if type(size) is int else -1 for size in sizes)
+    if min(tensors, description, shards) < 0 or (own and shards):
         raise TransferError("an answer without sizes")
     require_memory(HEADER + tensors + 2 * description, slots)
 
@@ -182,7 +227,7 @@ def _receive(channel: _Channel, copy: Copy, slot: Slot, slots: Sequence[Slot], c
         digest = hashlib.blake2b()
         at = 0
         while at < len(body):
-            count = channel.socket.recv_into(body[at : at + _CHUNK])
+            count = channel.socket.recv_into(body[at : at + CHUNK])
             if not count or cancelled():
                 raise TransferError("it ends in the middle")
             digest.update(body[at : at + count])
@@ -190,10 +235,10 @@ def _receive(channel: _Channel, copy: Copy, slot: Slot, slots: Sequence[Slot], c
         if channel.next().get("digest") != digest.hexdigest():
             raise TransferError("a wrong digest")
 
-    slot.fill(copy, tensors, description, write)
+    slot.fill(copy, tensors, description, write, shards)
 
 
-class _Channel:
+class Channel:
     """A connection whose handshake is done by blocking calls, and its messages."""
 
     def __init__(self, connection: socket.socket, session: Session) -> None:
@@ -226,10 +271,10 @@ class _Channel:
             self.socket.sendall(answer)
 
 
-def _name(run: str) -> str:
+def session_name(run: str) -> str:
     """Return a name for sessions that carry snapshots: no proof of one is good for a session with the leader."""
     return f"{run} snapshot"
 
 
 def _named(copy: Copy) -> dict[str, Any]:
-    return {"round": copy.id.round, "step": copy.id.step, "digest": copy.digest}
+    return {"round": copy.id.round, "step": copy.id.step, "digest": copy.digest, "part": copy.part}

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from slurm_elastic import snapshot
-from slurm_elastic.snapshot.agent_side import AgentMemory
+from slurm_elastic.snapshot.agent_side import AgentMemory, Group
 from slurm_elastic.snapshot.lineage import choose
 
 _fork = multiprocessing.get_context("fork")
@@ -21,32 +23,64 @@ _fork = multiprocessing.get_context("fork")
 class Agents:
     """Agents of one run, whose rounds the test publishes."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, *, replicates: bool = False, silence: float = 1.0) -> None:
+        self._directory, self._replicates, self._silence = directory, replicates, silence
         self._by_name: dict[str, AgentMemory] = {}
         self.round: int | None = None
         self.origin = ""
 
     def add(self, name: str, secret: bytes = b"s" * 32) -> AgentMemory:
         (self._directory / name).mkdir()
-        made = AgentMemory(self._directory / name, secret, "7.0", name, name, "127.0.0.1")
+        made = AgentMemory(
+            self._directory / name,
+            secret,
+            "7.0",
+            name,
+            name,
+            "127.0.0.1",
+            replicates=self._replicates,
+            silence=self._silence,
+        )
         self._by_name[name] = made
         return made
 
-    def next_round(self, agents: Sequence[AgentMemory]) -> list[dict[str, str]]:
-        """Return the variables of the workers on each agent."""
-        self.origin = choose(self.round, self.origin, [agent.inventory() for agent in agents])
+    def next_round(
+        self, agents: Sequence[AgentMemory], workers: Sequence[int] = (), *, members_leave: bool = False
+    ) -> list[dict[str, str]]:
+        """Return the variables of the workers on each agent; `workers` is their number on each, 1 if not given."""
+        with ThreadPoolExecutor() as pool:
+            # They wait for each other.
+            inventories = list(pool.map(lambda agent: agent.inventory(members_leave=members_leave), agents))
+        self.origin = choose(self.round, self.origin, inventories)
         self.round = 0 if self.round is None else self.round + 1
-        variables = [agent.begin(self.round, self.origin, first=index == 0) for index, agent in enumerate(agents)]
+        variables = []
+        for rank, agent in enumerate(agents):
+            group = Group(rank, len(agents), workers[rank] if workers else 1)
+            variables.append(agent.begin(self.round, self.origin, first=rank == 0, group=group))
         return [{**each, "SLURM_ELASTIC_ROUND": str(self.round), "LOCAL_RANK": "0"} for each in variables]
+
+    def lose(self, name: str) -> None:
+        """The node is lost with all that its agent holds."""
+        self._by_name.pop(name).close(time.monotonic())
+
+    def leave(self, name: str, seconds: float) -> None:
+        """The agent goes within `seconds`."""
+        self._by_name.pop(name).close(time.monotonic() + seconds)
+
+    def all(self) -> list[AgentMemory]:
+        """Return the agents that are left."""
+        return list(self._by_name.values())
 
     def close(self) -> None:
         for agent in self._by_name.values():
             agent.close()
 
 
-def in_worker(variables: dict[str, str], work: Any) -> Any:
-    """Return what a worker with this environment returns; it is forked, and its memory is gone with it."""
+def start_worker(variables: dict[str, str], work: Any) -> Callable[[], Any]:
+    """Start a worker with this environment; the answer waits for it, and returns what it returns.
+
+    It is forked, and its memory is gone with it. For the main thread, so that no lock of another one is forked, too.
+    """
     receiving, sending = _fork.Pipe(duplex=False)
 
     def main() -> None:
@@ -57,12 +91,32 @@ def in_worker(variables: dict[str, str], work: Any) -> Any:
     process = _fork.Process(target=main)
     process.start()
     sending.close()
-    with contextlib.suppress(EOFError):
-        result = receiving.recv()
+
+    def result() -> Any:
+        returned = None
+        with contextlib.suppress(EOFError):
+            returned = receiving.recv()
         process.join()
-        return result
-    process.join()
-    return None
+        return returned
+
+    return result
+
+
+def meet(directory: Path, step: int, is_over: Callable[[], bool] = lambda: False) -> None:
+    """Wait until all ranks have come to this step, as in a collective: else one may be further and further ahead."""
+    rank, world = os.environ["RANK"], int(os.environ["WORLD_SIZE"])
+    own = directory / f"at.{rank}"
+    part = own.with_name(f".{own.name}")
+    part.write_text(str(step))
+    part.rename(own)
+    others = [directory / f"at.{other}" for other in range(world)]
+    while not is_over() and any(not path.exists() or int(path.read_text()) < step for path in others):
+        time.sleep(0.001)
+
+
+def in_worker(variables: dict[str, str], work: Any) -> Any:
+    """Return what a worker with this environment returns."""
+    return start_worker(variables, work)()
 
 
 def saves(*steps: int, size: int = 1000) -> Any:

@@ -42,8 +42,9 @@ def names(directory: Path) -> list[str]:
 
 
 def test_an_agent_that_ends_leaves_its_newest_snapshot_for_later_runs_and_for_torch(
-    agents: Agents, tmp_path: Path
+    agents: Agents, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "slurm_elastic")
     directory = tmp_path / "made" / "checkpoints"
     one = agents.add("one")
     assert in_worker(agents.next_round([one])[0], trains(directory, 1, 2, 3)) == (0, 0.0)
@@ -59,8 +60,11 @@ def test_an_agent_that_ends_leaves_its_newest_snapshot_for_later_runs_and_for_to
     later = Agents(tmp_path)
     two = later.add("two")
     assert in_worker(later.next_round([two])[0], trains(directory, 4)) == (3, 3.0)
+    name = "start-000001.step-000000000003"
+    assert f"the workers of round 0 start from the checkpoint {name} of {directory}" in caplog.messages
     # Memory goes first, and what it holds is on the line.
     assert in_worker(later.next_round([two])[0], trains(directory)) == (4, 4.0)
+    assert sum("from the checkpoint" in message for message in caplog.messages) == 1
     # That is written at once.
     eventually(lambda: len(names(directory)) == 2, lambda: str(names(directory)))
     later.close()
@@ -96,7 +100,7 @@ def test_checkpoints_are_taken_beside_the_training_and_old_ones_go(agents: Agent
     for name in there:
         found = Checkpoints(directory).read(CheckpointId(1, int(name[-12:])))
         # Never a mixture of steps, though workers overwrite slots all the time.
-        assert set(found["weight"].tolist()) == {float(name[-12:])}
+        assert set(found.tensors[0].tolist()) == {float(name[-12:])}
 
 
 def test_a_group_that_was_cut_off_replaces_nothing(agents: Agents, tmp_path: Path) -> None:
@@ -110,7 +114,7 @@ def test_a_group_that_was_cut_off_replaces_nothing(agents: Agents, tmp_path: Pat
     start, _ = checkpoints.start("7", 1, None, None)
     assert start.line == ()
     with pytest.raises(SupersededError, match=r"start 2 has taken over .*, from a state without step 2"):
-        checkpoints.publish(CheckpointId(1, 2), lambda path: b"{}", lambda: True, 2)
+        checkpoints.publish(CheckpointId(1, 2), 1, lambda path: True, 2)
     one.inventory()
     one.close()
     assert names(directory) == []
@@ -160,7 +164,7 @@ def test_a_checkpoint_that_cannot_be_read_ends_the_worker(agents: Agents, tmp_pa
     path = checkpoints.path_of(CheckpointId(1, 5))
     path.mkdir()
     for content, message in [
-        (b'{"version":2}', "has version 2 of snapshot.json, not 1; load it with torch.distributed.checkpoint"),
+        (b'{"version":3}', "has version 3 of snapshot.json, not 2; load it with torch.distributed.checkpoint"),
         (b"{", "cannot be read: "),
         (b'{"version":1,"state":{},"tensors":[["../secret",0,1]]}', "../secret is no name of a file"),
     ]:
@@ -201,7 +205,8 @@ from slurm_elastic import snapshot
 snapshot.to_disk("checkpoints", keep=1)
 for _ in range(2):  # The second one changes nothing.
     weight, step = snapshot.load(weight=torch.zeros(2), step=0)
-print("rank", os.environ.get("RANK"), "starts at", step, weight.tolist(), flush=True)
+# In one write: both ranks share the output.
+os.write(1, f"rank {os.environ.get('RANK')} starts at {step} {weight.tolist()}\\n".encode())
 for step in range(step + 1, step + 4):
     snapshot.save(step, weight=torch.full((2,), float(step)), step=step)
 """

@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ import torch
 
 from slurm_elastic import snapshot
 from slurm_elastic.rendezvous.transport.session import Role, Session
+from slurm_elastic.snapshot import _worker_side, transfer
 from slurm_elastic.snapshot import memory as memory_module
-from slurm_elastic.snapshot import transfer
+from slurm_elastic.snapshot.agent_side import AgentMemory, Group
 from slurm_elastic.snapshot.hand_over import VARIABLE, Request, ask
 from slurm_elastic.snapshot.lineage import Copy, SnapshotId, choose, read_inventories, read_origin
-from slurm_elastic.snapshot.memory import OutOfMemoryError, Slot, free_memory, require_memory
+from slurm_elastic.snapshot.memory import OutOfMemoryError, Reserve, Slot, free_memory, require_memory
 from tests.local.snapshot.memories import Agents, in_worker, loads, saves
 from tests.local.waiting import eventually
 
@@ -283,7 +285,7 @@ def test_a_snapshot_that_changes_on_its_way_is_not_committed(agents: Agents) -> 
         # The proofs cover the port of the holder: the one between can pass on bytes, and change them.
         session = Session(Role.AGENT, b"s" * 32, "7.0 snapshot", agent="two", port=origin.holders[0].port)
         with socket.create_connection(listener.getsockname()) as connection:
-            channel = transfer._Channel(connection, session)
+            channel = transfer.Channel(connection, session)
             with pytest.raises(transfer.TransferError, match="a wrong digest"):
                 transfer._receive(channel, origin.copy, slot, [slot], lambda: False)
     assert slot.contents() is None
@@ -317,6 +319,104 @@ def test_memory_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         " free; ask for more by --mem, or do not call snapshot.save"
     )
     assert [slot.size for slot in slots] == [1 << 20] * 3
+
+
+def test_the_memory_of_a_node_is_one_sum() -> None:
+    parts = Reserve(2 << 30, 1 << 30, 4, replicates=True)
+    parts.require(0, 26 << 30)
+    parts.require(20 << 30, 6 << 30)
+    with pytest.raises(OutOfMemoryError) as raised:
+        parts.require(2 << 30, 20 << 30)
+    assert str(raised.value) == (
+        "snapshots need 3 x 2 GiB of the state that all ranks have + 3 x 4 x 1 GiB of what each rank alone has"
+        " + 2 x 4 x 1 GiB of copies from another node = 26 GiB of memory on this node, 24 GiB more than they have, and"
+        " 20 GiB are free; ask for more by --mem, or do not call snapshot.save"
+    )
+    with pytest.raises(OutOfMemoryError, match="snapshots need 3 x 2 GiB = 6 GiB of memory on this node"):
+        Reserve(2 << 30).require(0, 1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "workers", "borrowed"),
+    [
+        # All parts of the other node.
+        (2, 1, 1),
+        (2, 8, 8),
+        # A third more than a node has, and those of which a worker needs a piece.
+        (4, 1, 3),
+        (4, 6, 9),
+        (100, 8, 10),
+    ],
+)
+def test_shards_that_workers_start_from_after_a_loss_are_in_the_sum(nodes: int, workers: int, borrowed: int) -> None:
+    sizes = Reserve(1 << 30, 1 << 20, workers, replicates=True, nodes=nodes)
+    without = replace(sizes, nodes=1)
+    needs = (3 << 30) + 5 * workers * (1 << 20)
+    without.require(0, needs)
+    sizes.require(0, needs + borrowed * (1 << 20))
+    with pytest.raises(OutOfMemoryError, match=r"\+ 1 x .*1 MiB of shards that workers start from = "):
+        sizes.require(0, needs + borrowed * (1 << 20) - 1)
+    # All of it may be there already.
+    sizes.require(needs + borrowed * (1 << 20), 0)
+    # Each rank reads what all ranks had of their own.
+    others = (nodes - 1) * workers
+    replace(sizes, own=1 << 20).require(0, needs + others * (1 << 20))
+    with pytest.raises(OutOfMemoryError, match="of the other ranks' own state, which workers start from = "):
+        replace(sizes, own=1 << 20).require(0, needs + others * (1 << 20) - 1)
+    replace(sizes, own=1 << 10).require(0, needs + borrowed * (1 << 20) + others * (1 << 10))
+
+
+def test_fewer_nodes_have_larger_shards_each() -> None:
+    four = Reserve(1 << 30, (3 << 20) + 5, 2, replicates=True, nodes=4, own=5)
+    assert four.with_nodes(3) == replace(four, part=(4 << 20) + 5, nodes=3)
+    assert four.with_nodes(1) == Reserve(1 << 30, (12 << 20) + 5, 2, own=5)
+    assert Reserve(1 << 30, nodes=4).with_nodes(1) == Reserve(1 << 30)
+
+
+def test_a_line_says_that_the_memory_would_not_do_for_the_fewest_nodes(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    one = AgentMemory(tmp_path / "one", b"s" * 32, "7.0", "one", "one", "127.0.0.1", fewest_nodes=2)
+
+    def work() -> list[str]:
+        lines: list[str] = []
+        _worker_side.logger.warning = lambda text, *words: lines.append(text % words)  # type: ignore[method-assign]
+        for nodes, free in ((4, 10 << 20), (2, 12 << 20), (4, 12 << 20)):
+            os.environ["GROUP_WORLD_SIZE"] = str(nodes)
+            _worker_side.free_memory = lambda free=free: free  # type: ignore[attr-defined]
+            memory = _worker_side._memory()
+            assert memory is not None
+            memory._check_memory(whole=1 << 20, part=1 << 20, own=0)
+        return lines
+
+    variables = one.begin(0, "", first=True, group=Group(0, 4, 1))
+    (line,) = in_worker({**variables, "SLURM_ELASTIC_ROUND": "0", "LOCAL_RANK": "0", "RANK": "0"}, work)
+    one.close()
+    assert line.startswith(
+        "a round with only 2 of the nodes, which --nnodes allows, would fail: snapshots need 3 x 1 MiB"
+    )
+    assert " + 3 x 2 MiB of what each rank alone has + 1 x 2 MiB of shards that workers start from = 11 MiB" in line
+
+
+def test_a_worker_checks_the_memory_of_its_node_before_the_first_copy(agents: Agents) -> None:
+    one = agents.add("one")
+    (variables,) = agents.next_round([one])
+
+    def work() -> str:
+        _worker_side.free_memory = lambda: 8 << 20  # type: ignore[attr-defined]
+        try:
+            snapshot.save(1, weights=torch.zeros(1 << 18), per_rank={"own": torch.zeros(1 << 18)})
+        except OutOfMemoryError as error:
+            return str(error)
+        return ""
+
+    text = in_worker({**variables, "LOCAL_WORLD_SIZE": "2"}, work)
+    assert " = 9.0" in text
+    assert "3 x 2 x 1" in text
+    assert one.held() == (0, None)
+    # With memory for it, a later round does not count it twice.
+    assert in_worker(variables, saves(1))
+    assert one.inventory()
+    assert one.held()[0] > 0
 
 
 def test_the_limits_of_all_control_groups_count(tmp_path: Path) -> None:

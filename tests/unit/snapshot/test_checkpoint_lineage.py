@@ -7,6 +7,7 @@ import pytest
 from slurm_elastic.snapshot.checkpoint_lineage import (
     CheckpointId,
     Start,
+    checkpoint_between,
     choose_checkpoint,
     deletable,
     line_from_checkpoint,
@@ -14,6 +15,7 @@ from slurm_elastic.snapshot.checkpoint_lineage import (
     read_start,
     write_start,
 )
+from slurm_elastic.snapshot.lineage import SnapshotId
 
 
 def ids(*pairs: tuple[int, int]) -> tuple[CheckpointId, ...]:
@@ -50,6 +52,21 @@ def test_a_snapshot_in_memory_belongs_to_the_start_of_its_round() -> None:
     assert line_from_memory(starts, "7", 3, 95) == ids((5, 40), (7, 95))
     assert line_from_memory(starts, "7", 2, 95) == ()
     assert line_from_memory([], "7", 2, 95) == ()
+
+
+def test_the_newest_checkpoint_between_what_memory_holds_and_what_it_has_lost_is_on_the_line() -> None:
+    starts = [NEWEST, Start(7, ids((5, 40)), "7", 3), Start(5, (), "6", 3)]
+    present = ids((5, 40), (7, 95), (7, 150), (8, 130))
+    held, lost = SnapshotId(3, 90), SnapshotId(4, 130)
+    assert checkpoint_between(starts, "7", held, lost, present) == CheckpointId(8, 130)
+    # That one was not written yet, or is newer: workers may have failed from it.
+    assert checkpoint_between(starts, "7", held, lost, present[:3]) == CheckpointId(7, 95)
+    assert checkpoint_between(starts, "7", held, SnapshotId(4, 129), present) == CheckpointId(7, 95)
+    # Taken after what the newest start came from, not newer than memory, of another run.
+    assert checkpoint_between(starts, "7", held, lost, present[2:3]) is None
+    assert checkpoint_between(starts, "7", lost, lost, present) is None
+    assert checkpoint_between(starts, "6", held, lost, present) is None
+    assert checkpoint_between([], "7", held, lost, present) is None
 
 
 def test_a_line_stays_short() -> None:

@@ -6,15 +6,19 @@ import pytest
 
 from slurm_elastic.snapshot.lineage import (
     Copy,
+    HeldParts,
     Holder,
     Inventory,
     Origin,
     Preparation,
     SnapshotId,
     choose,
+    off_line,
     prepare,
+    read_inventories,
     read_origin,
     slot_to_write,
+    take_inventory,
     write,
 )
 
@@ -166,3 +170,82 @@ def test_a_slot_that_is_being_written_to_disk_is_not_overwritten() -> None:
     one, two, three = SnapshotId(1, 9), SnapshotId(2, 5), SnapshotId(2, 6)
     assert slot_to_write([one, two, three], busy=[0]) == 1
     assert slot_to_write([two, None, one], busy=[1]) == 2
+
+
+def parted(node: str, parts: int, *held: int, snapshots: tuple[tuple[int, int], ...] = ((0, 6),)) -> str:
+    """An agent with the state of all ranks of snapshots, and parts of them."""
+    ids = [SnapshotId(*each) for each in snapshots]
+    copies = [Copy(each, "00", parts) for each in ids]
+    copies += [Copy.of_part(each, part, parts) for each in ids for part in held]
+    return take_inventory(copies, Holder(node, 7000), node, 4096)
+
+
+def test_a_snapshot_is_chosen_if_the_agents_together_hold_all_its_parts() -> None:
+    found = read_origin(choose(0, "", [parted("a", 4, 0, 1), parted("b", 4, 3), parted("spare", 4, 2, 3)]))
+    assert found.copy == Copy(SnapshotId(0, 6), "00", 4)
+    assert found.holders_of(3) == (Holder("b", 7000), Holder("spare", 7000))
+    assert found.holders_of(0) == (Holder("a", 7000),)
+    assert found.holders_of(4) == ()
+
+
+def test_a_snapshot_of_which_a_part_is_lost_is_not_chosen() -> None:
+    lost = choose(0, "", [parted("a", 6, 0, 1), parted("b", 6, 3)])
+    assert read_origin(lost) == Origin(
+        note="no agent that is left holds part 2, 4 to 5 of the 6 parts of step 6 of round 0: the state of a rank's"
+        " own, and shards, are lost with their node without --snapshot-replicas 1; it starts from disk"
+    )
+    # The step before is whole: a rank was killed while it saved the newest.
+    both = ((0, 5), (0, 6))
+    found = read_origin(choose(0, "", [parted("a", 2, 0, snapshots=both), parted("b", 2, 1, snapshots=((0, 5),))]))
+    assert found.copy == Copy(SnapshotId(0, 5), "00", 2)
+    assert found.note == ""
+    # Parts of another snapshot are no parts of this one.
+    assert chosen(0, "", parted("a", 2, 0), parted("b", 2, 1, snapshots=((0, 7),))) is None
+    # An agent that holds parts alone has not the state of all ranks.
+    assert chosen(0, "", take_inventory([Copy.of_part(SnapshotId(0, 6), 0, 1)], Holder("a", 1), "a", 4096)) is None
+
+
+def test_an_agent_that_pretends_to_hold_everything_costs_no_time() -> None:
+    huge = write(Inventory((), Holder("c", 1), "c", (HeldParts(SnapshotId(0, 6), ((-(1 << 60), 1 << 60),)),)))
+    assert chosen(0, "", parted("a", 4, 0), huge) == (0, 6)
+
+
+def test_an_inventory_leaves_out_the_oldest_where_it_is_too_long() -> None:
+    copies = [Copy(SnapshotId(0, step), "00", 400) for step in (1, 2)]
+    copies += [Copy.of_part(SnapshotId(0, step), part, 400) for step in (1, 2) for part in range(0, 400, 2)]
+    whole = take_inventory(copies, Holder("a", 1), "a", 100_000)
+    (short,) = read_inventories([take_inventory(copies, Holder("a", 1), "a", len(whole) - 1)])
+    assert [copy.id.step for copy in short.copies] == [held.id.step for held in short.parts] == [2]
+    assert take_inventory(copies, Holder("a", 1), "a", 100) == ""
+
+
+def test_an_older_snapshot_is_chosen_if_parts_of_the_newest_are_lost_and_that_one_is_named_for_the_disk() -> None:
+    first = choose(0, "", [parted("n1", 1, 0, snapshots=((0, 6),))])
+    assert read_origin(first).lost is None
+    # In round 1 a second node has come and gone: it had one of two parts of step 7.
+    held = parted("n1", 1, 0, snapshots=((0, 6),)), parted("n1", 2, 0, snapshots=((1, 7),))
+    origin = read_origin(choose(1, first, held))
+    assert origin.copy is not None
+    assert (origin.copy.id, origin.lost) == (SnapshotId(0, 6), SnapshotId(1, 7))
+    # The next round has no snapshot of its own, and may have started from disk.
+    again = read_origin(choose(2, write(origin), held[:1]))
+    assert (again.copy, again.lost) == (origin.copy, SnapshotId(1, 7))
+    # Then what it started from goes with its nodes, and an agent that was cut off comes back.
+    cut_off = parted("n1", 1, 0, snapshots=((0, 5),))
+    assert read_origin(choose(2, write(origin), [cut_off])).lost == SnapshotId(1, 7)
+    assert read_origin(choose(1, first, [cut_off])).lost == SnapshotId(0, 6)
+    # Plain state has no parts, and no rank looks for a checkpoint.
+    assert read_origin(choose(1, first, [parted("n1", 0, snapshots=((0, 5),))])).lost is None
+    # It has one.
+    later = parted("n1", 1, 0, snapshots=((0, 6), (2, 8)))
+    assert read_origin(choose(2, write(origin), [later])).lost is None
+    # Its workers failed from that state.
+    older = parted("n1", 1, 0, snapshots=((0, 5), (0, 6)))
+    assert read_origin(choose(2, write(origin), [older], failed=True)).lost is None
+
+
+def test_parts_that_are_off_the_line_are_dropped() -> None:
+    line = read_origin(origin((1, 9), (2, 20)))
+    held = [Copy.of_part(SnapshotId(*each), 1, 4) for each in ((1, 9), (1, 10), (2, 20))]
+    assert off_line([*held, None], line) == (1,)
+    assert off_line(held, Origin()) == (0, 1, 2)

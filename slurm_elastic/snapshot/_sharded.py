@@ -1,0 +1,214 @@
+"""Sharded tensors (DTensor) of a worker: how they are divided, and what of a snapshot takes their places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from slurm_elastic.snapshot.sharding import Layout, Mesh, Piece, Planner, Region, Sharded, region_of
+from slurm_elastic.snapshot.state import StateError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.placement_types import Placement
+
+__all__ = ["key_of", "layout_of", "locals_of", "restore"]
+
+
+def key_of(sharded: Sequence[DTensor]) -> tuple[object, ...]:
+    """Return what the layout of these tensors depends on."""
+    return tuple((tensor.dtype, tensor.shape, tensor.device_mesh, tensor.placements) for tensor in sharded)
+
+
+def layout_of(sharded: Sequence[DTensor], rank: int, world: int, *, own: bool) -> Layout:
+    """Return the layout of these tensors.
+
+    Args:
+        sharded: The tensors.
+        rank: Of this process.
+        world: Number of ranks.
+        own: True if ranks have state of their own besides.
+
+    Raises:
+        StateError: They are divided in a way that a snapshot does not have.
+    """
+    meshes: dict[Mesh, int] = {}
+    tensors = []
+    for tensor in sharded:
+        mesh, described = _described(tensor)
+        described = _with_mesh(described, meshes.setdefault(mesh, len(meshes)))
+        region = region_of(described, mesh, rank)
+        if region is not None and region.size != tuple(tensor.to_local().shape):
+            raise StateError(
+                f"a DTensor of shape {tuple(tensor.shape)} with {tuple(tensor.to_local().shape)} on rank {rank}: a"
+                " snapshot holds tensors that are divided as by torch.chunk; save others by"
+                " torch.distributed.checkpoint"
+            )
+        tensors.append(described)
+    return Layout(world, own, tuple(meshes), tuple(tensors))
+
+
+def locals_of(sharded: Sequence[DTensor]) -> list[torch.Tensor]:
+    """Return what this rank has of these tensors, without those whose mesh does not have this rank."""
+    with torch.no_grad():
+        return [tensor.to_local() for tensor in sharded if tensor.device_mesh.get_coordinate() is not None]
+
+
+def _described(tensor: DTensor) -> tuple[Mesh, Sharded]:
+    mesh = tensor.device_mesh
+    ranks = Mesh(tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist()))
+    name = str(tensor.dtype).removeprefix("torch.")
+    dimensions = tuple(map(_dimension, tensor.placements))
+    return ranks, Sharded(name, tensor.dtype.itemsize, tuple(tensor.shape), 0, dimensions)
+
+
+def _with_mesh(tensor: Sharded, mesh: int) -> Sharded:
+    return Sharded(tensor.dtype, tensor.item, tensor.shape, mesh, tensor.dimensions)
+
+
+def _dimension(placement: Placement) -> int | None:
+    if type(placement) is Shard:
+        return placement.dim
+    if type(placement) is Replicate:
+        return None
+    raise StateError(
+        f"a DTensor with placement {placement}: a snapshot holds those with Shard and Replicate; save others by"
+        " torch.distributed.checkpoint"
+    )
+
+
+class _Division(NamedTuple):
+    """The way in which a tensor is divided now."""
+
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+    device: torch.device
+
+
+def restore(
+    tree: Mapping[str, Any],
+    views: Sequence[torch.Tensor],
+    planner: Planner | None,
+    present: Mapping[str, Any],
+    rank: int,
+    shard: Callable[[int, Piece], torch.Tensor],
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the tensors and the sharded tensors of a snapshot, divided as those of the present state.
+
+    A sharded tensor that the present state does not have yet, such as an optimizer's before its first step, is divided
+    as present tensors are that were divided like it.
+
+    Args:
+        tree: The state of the snapshot with indices in the places of tensors.
+        views: Its tensors, which stay as they are.
+        planner: Of the layout of its sharded tensors; None if it has none.
+        present: The present state.
+        rank: Of this process.
+        shard: Returns the shard of a sharded tensor, by its index, to which a piece belongs.
+
+    Raises:
+        StateError: A tensor is divided in a way that is not known.
+        ValueError: A part does not fit the layout.
+    """
+    found: dict[tuple[str, int], torch.Tensor] = {}
+    _find(tree, present, found)
+    tensors: list[torch.Tensor] = []
+    for index, view in enumerate(views):
+        target = found.get(("x", index))
+        if isinstance(target, DTensor) and target.shape == view.shape:
+            region = _wanted(target, rank)
+            local = view[region.within(Region((0,) * view.dim(), tuple(view.shape)))].clone()
+            tensors.append(_divided(local, tuple(view.shape), _division(target)))
+        else:
+            tensors.append(view.clone())
+    if planner is None:
+        return tensors, []
+    layout = planner.layout
+    divisions: dict[tuple[object, ...], _Division] = {}
+    for (kind, index), target in found.items():
+        if kind == "s" and isinstance(target, DTensor):
+            saved = layout.tensors[index]
+            divisions.setdefault((saved.mesh, saved.dimensions), _division(target))
+    sharded: list[torch.Tensor] = []
+    for index, saved in enumerate(layout.tensors):
+        target = found.get(("s", index))
+        division = _division(target) if isinstance(target, DTensor) else None
+        if target is None:
+            division = divisions.get((saved.mesh, saved.dimensions))
+            if division is None and divisions:
+                raise StateError(
+                    f"a tensor of shape {saved.shape} of the snapshot has no place in the present state, and no other"
+                    " tensor was divided like it: load all that was saved together by one call of snapshot.load"
+                )
+        whole = Region((0,) * len(saved.shape), saved.shape)
+        region = whole if division is None else _region(saved, division, rank)
+        local = _assembled(index, planner.pieces(index, region), saved, region, shard)
+        sharded.append(local if division is None else _divided(local, saved.shape, division))
+    return tensors, sharded
+
+
+def _find(tree: Any, present: Any, found: dict[tuple[str, int], torch.Tensor]) -> None:
+    """Find the present tensor in the place of each one of the tree; whole dicts at the top have plain names."""
+
+    def walk(node: Any, value: Any) -> None:
+        if not isinstance(node, dict):
+            return
+        ((kind, content),) = node.items()
+        if kind in "xs":
+            if isinstance(value, torch.Tensor):
+                found[kind, content] = value
+        elif kind == "d" and isinstance(value, Mapping):
+            for key, each in content:
+                if not isinstance(key, dict) and key in value:
+                    walk(each, value[key])
+        elif kind in "lt" and isinstance(value, (list, tuple)):
+            for each, beside in zip(content, value, strict=False):
+                walk(each, beside)
+
+    for name, node in tree.items():
+        walk(node, present.get(name))
+
+
+def _division(tensor: DTensor) -> _Division:
+    return _Division(tensor.device_mesh, tuple(tensor.placements), tensor.to_local().device)
+
+
+def _wanted(target: DTensor, rank: int) -> Region:
+    mesh, described = _described(target)
+    region = region_of(described, mesh, rank)
+    return region if region is not None else Region((0,) * len(described.shape), (0,) * len(described.shape))
+
+
+def _region(saved: Sharded, division: _Division, rank: int) -> Region:
+    mesh = division.mesh.mesh
+    ranks = Mesh(tuple(mesh.shape), tuple(mesh.flatten().tolist()))
+    tensor = Sharded(saved.dtype, saved.item, saved.shape, 0, tuple(map(_dimension, division.placements)))
+    region = region_of(tensor, ranks, rank)
+    return region if region is not None else Region((0,) * len(saved.shape), (0,) * len(saved.shape))
+
+
+def _assembled(
+    index: int, pieces: Iterable[Piece], saved: Sharded, region: Region, shard: Callable[[int, Piece], torch.Tensor]
+) -> torch.Tensor:
+    local = torch.empty(region.size, dtype=getattr(torch, saved.dtype))
+    for piece in pieces:
+        local[piece.region.within(region)] = shard(index, piece)[piece.region.within(piece.shard)]
+    return local
+
+
+def _divided(local: torch.Tensor, shape: tuple[int, ...], division: _Division) -> DTensor:
+    stride, strides = 1, []
+    for size in reversed(shape):
+        strides.append(stride)
+        stride *= max(size, 1)
+    return DTensor.from_local(
+        local.to(division.device),
+        division.mesh,
+        division.placements,
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=tuple(reversed(strides)),
+    )

@@ -1,0 +1,158 @@
+"""Decides which step becomes safe next: other nodes have copies of all its parts. Pure.
+
+Every agent of a round reports how far its workers and its copies are to one agent, the collector, and gets the answer
+of :func:`next_goal`: a step to take, ahead of all workers. Each worker keeps its first snapshot from that step on.
+Workers that were further on already keep a later one; then the agents' steps differ, and the collector names another
+step. When all agents have copied the same step, it is safe, and its predecessor may be overwritten.
+
+What is safe decides what is overwritten, and nothing else: the next round starts from what agents hold.
+
+Agents that write snapshots to disk agree on a step in the same way, also where nothing is copied to other nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from slurm_elastic.snapshot.lineage import Copy, Holder, Protection, SnapshotId
+from slurm_elastic.text import size_text
+
+__all__ = ["Goal", "Report", "kept_step", "link_problem", "newest_of", "next_goal", "partner", "slot_for_replica"]
+
+
+_SLOW = 10.0
+"""Seconds for a copy after which a person is told."""
+_FURTHEST = 1 << 12
+"""Steps ahead at most: a step that is not taken for long keeps a slot for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """The step that the agents of a round make safe.
+
+    Attributes:
+        take: The first snapshot from this step on is kept and copied; None before all have one.
+        safe: The newest step of the round that is safe; None if none is.
+        ahead: Steps by which `take` is ahead of what is known of workers. It grows when workers were further on than
+            that, because their steps are short, and shrinks when they were not.
+        disk: The newest step that all agents write to disk; None before the first. It was safe when it was named.
+    """
+
+    take: int | None = None
+    safe: int | None = None
+    ahead: int = 1
+    disk: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The state of an agent's snapshots.
+
+    Attributes:
+        node: Of the agent.
+        holder: Where it takes copies from other agents.
+        newest: The newest step that all its workers have copied; None before the first.
+        take: The step to take that it knows of.
+        kept: The step that its workers keep for that; None if one of them has not come to it.
+        differs: True if its workers keep different steps.
+        copied: The step of which another node has copies of all its parts; None if of none. Where nothing is copied to
+            other nodes, the step that is kept.
+        wanted: True if the next step that becomes safe has to be written to disk.
+    """
+
+    node: str
+    holder: Holder
+    newest: int | None = None
+    take: int | None = None
+    kept: int | None = None
+    differs: bool = False
+    copied: int | None = None
+    wanted: bool = False
+
+
+def next_goal(goal: Goal, reports: Mapping[int, Report], nodes: int, *, replicates: bool = True) -> Goal:
+    """Return the goal that follows.
+
+    Args:
+        goal: The present one.
+        reports: Of the agents, by their rank in the round.
+        nodes: Number of agents in the round.
+        replicates: False if nothing is copied to other nodes: then a step is only named if one has to be written to
+            disk.
+    """
+    wanted = any(report.wanted for report in reports.values())
+    newest = [report.newest for report in reports.values() if report.newest is not None]
+    if len(newest) < nodes:
+        return goal
+    if goal.take is None:
+        return replace(goal, take=max(newest) + goal.ahead) if replicates or wanted else goal
+    kept = [report.kept for report in reports.values() if report.take == goal.take and report.kept is not None]
+    if len(kept) < nodes:
+        return goal
+    if len(set(kept)) > 1 or any(report.differs for report in reports.values()):
+        ahead = min(2 * goal.ahead, _FURTHEST)
+        return replace(goal, take=max(*newest, *kept) + ahead, ahead=ahead)
+    if all(report.copied == kept[0] for report in reports.values()):
+        ahead = goal.ahead - goal.ahead // 4
+        take = max(*newest, kept[0]) + ahead if replicates else None
+        return Goal(take, kept[0], ahead, kept[0] if wanted else goal.disk)
+    return goal
+
+
+def kept_step(protection: Protection, held: Iterable[Sequence[SnapshotId | None]]) -> tuple[int | None, bool]:
+    """Return the step that the workers of a node keep, None if one has not come to it; and whether they differ.
+
+    Args:
+        protection: That they know of.
+        held: The committed snapshots of each worker.
+    """
+    kept = [protection.kept(each) for each in held]
+    steps = [each.step for each in kept if each is not None]
+    if not steps or len(steps) < len(kept):
+        return None, False
+    return max(steps), len(set(steps)) > 1
+
+
+def partner(rank: int, reports: Mapping[int, Report]) -> Report | None:
+    """Return the agent that holds the copies of another one: the next one on another node; None if there is none."""
+    own = reports[rank].node
+    following = sorted(reports, key=lambda other: (other <= rank, other))
+    return next((reports[other] for other in following if reports[other].node != own), None)
+
+
+def link_problem(node: str, seconds: float, size: int, error: str = "") -> str:
+    """Return in one line that copies take long or do not arrive; empty if all is well.
+
+    Args:
+        node: That takes the copies.
+        seconds: That one copy has taken, or since when none arrives.
+        size: Bytes of that copy.
+        error: Why it does not arrive; empty if it has.
+    """
+    if seconds < _SLOW:
+        return ""
+    cost = "fewer snapshots are safe, and a lost node costs the steps since the last of them"
+    if error:
+        return f"no copy of a snapshot has come to {node} for {seconds:.0f} s ({error}): {cost}"
+    return f"a copy of {size_text(size)} to {node} takes {seconds:.0f} s: {cost}"
+
+
+def newest_of(*snapshots: SnapshotId | None) -> SnapshotId | None:
+    """Return the newest of these; None if there is none."""
+    return max((each for each in snapshots if each is not None), default=None)
+
+
+def slot_for_replica(held: Sequence[Copy | None], safe: SnapshotId | None) -> int:
+    """Return the slot for a copy from another node: never that of the newest safe snapshot.
+
+    Args:
+        held: What the slots hold, at least two.
+        safe: The newest snapshot that is safe, as the sender or the receiver knows; None if none is.
+    """
+    free = [slot for slot, each in enumerate(held) if each is None or each.id != safe]
+    return min(free, key=lambda slot: _age(held[slot]))
+
+
+def _age(copy: Copy | None) -> tuple[int, int]:
+    return (-1, 0) if copy is None else (copy.id.round, copy.id.step)

@@ -1,0 +1,217 @@
+"""Computes where in a snapshot the elements of sharded tensors are, and which of them another world needs. Pure.
+
+A layout says, for all sharded tensors of a snapshot, how they are divided: by dimensions, along those of a mesh of
+ranks, as torch.chunk divides. So each process computes by itself where each element is. The shards of a rank lie one
+after the other in its part, in the order of the layout. Ranks that hold the same shards write the same part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from slurm_elastic.snapshot.slots import round_up
+
+__all__ = ["Layout", "Mesh", "Piece", "Planner", "Region", "Sharded", "region_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """A mesh of ranks.
+
+    Attributes:
+        shape: Of the mesh.
+        ranks: In the order of its flattened positions.
+    """
+
+    shape: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    def position(self, rank: int) -> tuple[int, ...] | None:
+        """Return the position of a rank; None if it is not in the mesh."""
+        if rank not in self.ranks:
+            return None
+        index, found = self.ranks.index(rank), []
+        for size in reversed(self.shape):
+            index, at = divmod(index, size)
+            found.append(at)
+        return tuple(reversed(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """A tensor that is divided among ranks.
+
+    Attributes:
+        dtype: Name of its type, such as ``float32``.
+        item: Bytes of an element.
+        shape: Of the whole tensor.
+        mesh: Index of the mesh in the layout.
+        dimensions: For each dimension of the mesh, the dimension of the tensor that is divided along it; None where the
+            ranks have the same.
+    """
+
+    dtype: str
+    item: int
+    shape: tuple[int, ...]
+    mesh: int
+    dimensions: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A box of elements of a tensor: where it begins, and its size, for each dimension."""
+
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of its elements."""
+        return math.prod(self.size)
+
+    def overlap(self, other: Region) -> Region | None:
+        """Return what both contain; None if that is nothing."""
+        start = tuple(map(max, self.start, other.start))
+        ends = [min(a + b, c + d) for a, b, c, d in zip(self.start, self.size, other.start, other.size, strict=True)]
+        size = tuple(end - at for end, at in zip(ends, start, strict=True))
+        return Region(start, size) if all(each > 0 for each in size) else None
+
+    def within(self, other: Region) -> tuple[slice, ...]:
+        """Return the indices of this region in one that contains it."""
+        return tuple(
+            slice(at - base, at - base + size)
+            for at, base, size in zip(self.start, other.start, self.size, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements that a part has of a wanted region.
+
+    Attributes:
+        part: Number of the part.
+        offset: Bytes in the part before the shard that they belong to.
+        shard: The region of that shard.
+        region: The elements.
+    """
+
+    part: int
+    offset: int
+    shard: Region
+    region: Region
+
+
+def region_of(tensor: Sharded, mesh: Mesh, rank: int) -> Region | None:
+    """Return what a rank has of a tensor, maybe no elements; None if the rank is not in its mesh."""
+    position = mesh.position(rank)
+    if position is None:
+        return None
+    start, size = [0] * len(tensor.shape), list(tensor.shape)
+    for at, ranks, dimension in zip(position, mesh.shape, tensor.dimensions, strict=True):
+        if dimension is not None:
+            # As torch.chunk: all have the same, rounded up, as long as there is something left.
+            most, whole = -(-size[dimension] // ranks), size[dimension]
+            begin = min(whole, most * at)
+            start[dimension] += begin
+            size[dimension] = min(whole, begin + most) - begin
+    return Region(tuple(start), tuple(size))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The division of all sharded tensors of a snapshot.
+
+    Attributes:
+        world: Number of ranks.
+        own: True if ranks have state of their own besides.
+        meshes: Of the tensors.
+        tensors: By index.
+    """
+
+    world: int
+    own: bool
+    meshes: tuple[Mesh, ...]
+    tensors: tuple[Sharded, ...]
+
+
+class Planner:
+    """The places of all shards in the parts of a layout; computed once."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.part_numbers = _part_numbers(layout)
+        """The number of the part that each rank writes."""
+        self._shards: dict[int, tuple[list[tuple[int, Region] | None], int]] = {}
+
+    @property
+    def parts(self) -> int:
+        """Number of different parts."""
+        return max(self.part_numbers, default=-1) + 1
+
+    def shards(self, rank: int) -> tuple[list[tuple[int, Region] | None], int]:
+        """Return the offset in its part and the region of what a rank has of each tensor, and the bytes of all."""
+        if rank not in self._shards:
+            found: list[tuple[int, Region] | None] = []
+            offset = 0
+            for tensor in self.layout.tensors:
+                region = region_of(tensor, self.layout.meshes[tensor.mesh], rank)
+                found.append(None if region is None else (offset, region))
+                offset = round_up(offset + (0 if region is None else region.count * tensor.item))
+            self._shards[rank] = found, offset
+        return self._shards[rank]
+
+    def pieces(self, index: int, wanted: Region) -> Iterator[Piece]:
+        """Yield what makes up a region of a tensor, each element once.
+
+        Args:
+            index: Of the tensor.
+            wanted: The region.
+        """
+        tensor = self.layout.tensors[index]
+        mesh = self.layout.meshes[tensor.mesh]
+        for position in _positions(mesh, tensor):
+            rank = mesh.ranks[_flat(position, mesh.shape)]
+            found = self.shards(rank)[0][index]
+            assert found is not None
+            offset, shard = found
+            overlap = shard.overlap(wanted)
+            if overlap is not None:
+                yield Piece(self.part_numbers[rank], offset, shard, overlap)
+
+
+def _part_numbers(layout: Layout) -> tuple[int, ...]:
+    if layout.own:
+        return tuple(range(layout.world))
+    kinds = list(dict.fromkeys((tensor.mesh, tensor.dimensions) for tensor in layout.tensors))
+    numbers: dict[tuple[object, ...], int] = {}
+    found = []
+    for rank in range(layout.world):
+        held = tuple(_divided(layout.meshes[mesh], dimensions, rank) for mesh, dimensions in kinds)
+        found.append(numbers.setdefault(held, len(numbers)))
+    return tuple(found)
+
+
+def _divided(mesh: Mesh, dimensions: Sequence[int | None], rank: int) -> tuple[int, ...] | None:
+    position = mesh.position(rank)
+    if position is None:
+        return None
+    return tuple(at for at, dimension in zip(position, dimensions, strict=True) if dimension is not None)
+
+
+def _positions(mesh: Mesh, tensor: Sharded) -> Iterator[tuple[int, ...]]:
+    """Yield one position of the mesh for each different shard."""
+    ranges = [
+        range(ranks) if dimension is not None else range(1)
+        for ranks, dimension in zip(mesh.shape, tensor.dimensions, strict=True)
+    ]
+    return product(*ranges)
+
+
+def _flat(position: Sequence[int], shape: Sequence[int]) -> int:
+    index = 0
+    for at, size in zip(position, shape, strict=True):
+        index = index * size + at
+    return index

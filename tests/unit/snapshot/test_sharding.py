@@ -1,0 +1,83 @@
+"""Where the elements of sharded tensors are."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+
+from slurm_elastic.snapshot.sharding import Layout, Mesh, Planner, Region, Sharded, region_of
+
+SHAPES = [(), (1,), (7,), (8, 3), (5, 4, 2), (0, 3)]
+MESHES = [Mesh((4,), (0, 1, 2, 3)), Mesh((2, 3), (5, 4, 3, 2, 1, 0)), Mesh((2, 2), (0, 2, 4, 6))]
+
+
+def sharded(shape: tuple[int, ...], mesh: Mesh) -> list[Sharded]:
+    choices = [None, *range(len(shape))]
+    return [Sharded("float32", 4, shape, 0, each) for each in itertools.product(choices, repeat=len(mesh.shape))]
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_ranks_have_what_torch_gives_them(shape: tuple[int, ...], mesh: Mesh) -> None:
+    for tensor in sharded(shape, mesh):
+        placements = [Replicate() if each is None else Shard(each) for each in tensor.dimensions]
+        for rank in mesh.ranks:
+            position = mesh.position(rank)
+            assert position is not None
+            size, start = _compute_local_shape_and_global_offset(shape, mesh.shape, list(position), placements)
+            region = region_of(tensor, mesh, rank)
+            assert region is not None
+            assert region.size == size
+            if region.count:
+                assert region.start == start
+        assert region_of(tensor, mesh, 99) is None
+
+
+@pytest.mark.parametrize("old", MESHES)
+@pytest.mark.parametrize("new", MESHES)
+@pytest.mark.parametrize("own", [True, False])
+def test_another_world_finds_each_element_once(old: Mesh, new: Mesh, own: bool) -> None:
+    for shape in SHAPES:
+        whole = torch.arange(math.prod(shape), dtype=torch.float32).view(shape)
+        for tensor in sharded(shape, old):
+            planner = Planner(
+                Layout(7, own, (old,), (Sharded("float32", 4, (3,), 0, (None,) * len(old.shape)), tensor))
+            )
+            for wanted in sharded(shape, new)[:: 3 if len(shape) > 2 else 1]:
+                for rank in new.ranks:
+                    region = region_of(wanted, new, rank)
+                    assert region is not None
+                    assert torch.equal(assembled(planner, region, whole), part_of(whole, region))
+
+
+def assembled(planner: Planner, region: Region, whole: torch.Tensor) -> torch.Tensor:
+    found = torch.full(region.size, -1.0)
+    for piece in planner.pieces(1, region):
+        ranks = [rank for rank, number in enumerate(planner.part_numbers) if number == piece.part]
+        # Each rank that writes this part has the same there.
+        assert {(piece.offset, piece.shard)} == {planner.shards(rank)[0][1] for rank in ranks}
+        assert bool((found[piece.region.within(region)] == -1.0).all())
+        found[piece.region.within(region)] = part_of(whole, piece.shard)[piece.region.within(piece.shard)]
+    return found
+
+
+def part_of(whole: torch.Tensor, region: Region) -> torch.Tensor:
+    return whole[region.within(Region((0,) * whole.dim(), tuple(whole.shape)))]
+
+
+def test_ranks_that_hold_the_same_write_the_same_part() -> None:
+    mesh = Mesh((2, 2), (0, 1, 2, 3))
+    # Shards within a node, the same on both nodes.
+    hybrid = Sharded("float32", 4, (8,), 0, (None, 0))
+    assert Planner(Layout(4, False, (mesh,), (hybrid,))).part_numbers == (0, 1, 0, 1)
+    assert Planner(Layout(4, True, (mesh,), (hybrid,))).part_numbers == (0, 1, 2, 3)
+    both = (hybrid, Sharded("float32", 4, (8,), 0, (0, 0)))
+    assert Planner(Layout(4, False, (mesh,), both)).part_numbers == (0, 1, 2, 3)
+    # A rank outside of the mesh has a part without shards.
+    assert Planner(Layout(5, False, (mesh,), (hybrid,))).part_numbers == (0, 1, 0, 1, 2)
+    assert Planner(Layout(5, False, (mesh,), (hybrid,))).parts == 3
