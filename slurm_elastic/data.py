@@ -134,7 +134,7 @@ class ElasticSampler(Sampler[list[int]]):
             self.epoch, self.consumed = epoch, 0
 
     def epochs(self, number: int) -> Iterator[int]:
-        """Yield the present epoch and those after it, up to so many in all, and move to each."""
+        """Yield the present epoch and those after it, while they are less than `number`, and move to each."""
         while self.epoch < number:
             yield self.epoch
             self.next_epoch()

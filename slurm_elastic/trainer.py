@@ -27,8 +27,11 @@ from typing import TYPE_CHECKING, NamedTuple, SupportsFloat
 from slurm_elastic.control import Stop, StopReason, WorkerControl, attach, is_superseded, shield, unshield
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from contextlib import AbstractContextManager
+    from typing import TypeVar
+
+    _Batch = TypeVar("_Batch")
 
 __all__ = [
     "StartInfo",
@@ -38,6 +41,7 @@ __all__ = [
     "checkpointed",
     "expires",
     "is_managed",
+    "loading",
     "may_publish",
     "record_samples",
     "report",
@@ -98,7 +102,7 @@ def should_stop(step: int | None = None) -> Stop | None:
 def record_samples(epoch: int, samples: Iterable[int]) -> None:
     """Tell a rehearsal which samples this rank has trained on since its last step; otherwise this does nothing.
 
-    `slurm_elastic.data.ElasticSampler` calls this by itself.
+    `slurm_elastic.data.ElasticSampler` calls this function; a script that uses it need not.
 
     Args:
         epoch: The script's own count of epochs.
@@ -140,6 +144,18 @@ def report(step: int, *, loss: SupportsFloat) -> None:
         # torch warns of float() where gradients are recorded.
         item = getattr(loss, "item", None)
         control.report(step, float(loss if item is None else item()))
+
+
+def loading(batches: Iterable[_Batch]) -> Iterator[_Batch]:
+    """Iterate over input, and have the time that it takes count as waiting for input; otherwise this does nothing.
+
+    The time in torch's DataLoader counts without this function.
+
+    Args:
+        batches: The input; iterated over once.
+    """
+    # The sampler looks for the frame of this function: it is on the stack only while the input is being made.
+    yield from batches
 
 
 def report_checkpoint(step: int) -> None:
@@ -224,6 +240,8 @@ def _look() -> WorkerControl | None:
     if not _looked:
         _looked = True
         _control = attach(os.environ, shield)
+        if _control is not None:
+            _control.measure()
     return _control
 
 

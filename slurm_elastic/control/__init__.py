@@ -15,16 +15,19 @@ from slurm_elastic.control._signal_shield import shield, unshield
 from slurm_elastic.control._worker_side import RECORDING, Stop, StopReason, WorkerControl, attach
 
 if TYPE_CHECKING:
-    from slurm_elastic.control._agent_side import Agreement, RoundControl, WorkerProgress
+    from slurm_elastic.control._agent_side import Agreement, RoundControl, TimeUse, WorkerProgress
     from slurm_elastic.control._membarrier import has_membarrier
+    from slurm_elastic.control._time_use import start_sampling
 else:
     __getattr__ = lazy(
         __name__,
         {
             "Agreement": "_agent_side",
             "RoundControl": "_agent_side",
+            "TimeUse": "_agent_side",
             "WorkerProgress": "_agent_side",
             "has_membarrier": "_membarrier",
+            "start_sampling": "_time_use",
         },
     )
 
@@ -34,11 +37,13 @@ __all__ = [
     "RoundControl",
     "Stop",
     "StopReason",
+    "TimeUse",
     "WorkerControl",
     "WorkerProgress",
     "attach",
     "has_membarrier",
     "is_superseded",
     "shield",
+    "start_sampling",
     "unshield",
 ]

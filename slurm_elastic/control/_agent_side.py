@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import tempfile
@@ -11,37 +12,83 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_elastic.control._flight_recorder import Collective
 from slurm_elastic.control._membarrier import full_barrier
 from slurm_elastic.control._shared_page import (
     ATTACHED,
     BOUNDARY,
     BOUNDARY_TIME,
     CHECKPOINT,
+    COLLECTIVES,
+    COLLECTIVES_FIELDS,
     DEADLINE,
+    DUMP,
+    DUMPED,
     FENCED,
     FIRST_STEP,
     FIRST_TIME,
+    FIRST_USES,
     HOLD,
+    IN_COLLECTIVE,
+    IN_COLLECTIVE_TIME,
     LOSS,
     LOSS_STEP,
     NONE,
+    PLACE,
     REGISTERED,
+    SAMPLED,
     SHIELDED,
     STEP,
     STOP,
     STOPPED,
+    USES,
     Fields,
     bits_float,
     new_page,
+    read_text,
     write_text,
 )
 from slurm_elastic.control._worker_side import VARIABLE
 from slurm_elastic.errors import UsageError
 from slurm_elastic.ownership import require_own
 
-__all__ = ["Agreement", "RoundControl", "WorkerProgress"]
+__all__ = ["Agreement", "RoundControl", "TimeUse", "WorkerProgress"]
 
 logger = logging.getLogger("slurm_elastic")
+
+_SAMPLE_LIMIT_NS = 10_000_000_000
+"""An older sample says nothing of where the main thread is now; a worker that was killed is asked about sooner."""
+
+_DUMP_INTERVAL = 10.0
+"""Seconds between two dumps of a worker, at least."""
+_DUMP_POLL = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class TimeUse:
+    """Seconds that the main thread of a worker has spent on something else than the script's own work.
+
+    Attributes:
+        waiting: In collectives, waiting for other ranks or the network; None if that is unknown, as on GPUs.
+        loading: Waiting for input.
+        saving: Writing checkpoints.
+        restoring: Reading checkpoints.
+    """
+
+    waiting: float | None = None
+    loading: float = 0.0
+    saving: float = 0.0
+    restoring: float = 0.0
+
+    def since(self, before: TimeUse) -> TimeUse:
+        """Return the time after an earlier moment."""
+        known = self.waiting is not None and before.waiting is not None
+        return TimeUse(
+            max(0.0, (self.waiting or 0.0) - (before.waiting or 0.0)) if known else None,
+            max(0.0, self.loading - before.loading),
+            max(0.0, self.saving - before.saving),
+            max(0.0, self.restoring - before.restoring),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +107,13 @@ class WorkerProgress:
         first_step: The step that the script reported by that call, in its own count; None if it reported none.
         loss: The loss that the script reported last; None before.
         loss_step: The step of that loss; None before.
+        before_first: Use of the time before the first call of should_stop in this round, so far; None if it is not
+            measured.
+        since_first: Use of the time since then; None before, and if it is not measured.
+        in_collective: True if its main thread is in a collective; None if that is unknown.
+        place: The line of the script at which its main thread stays; empty if it moves, or that is unknown.
+        collectives: The last collective that it has begun in each process group, if its main thread stays where it is;
+            empty if that is unknown.
     """
 
     local_rank: int
@@ -73,6 +127,11 @@ class WorkerProgress:
     first_step: int | None = None
     loss: float | None = None
     loss_step: int | None = None
+    before_first: TimeUse | None = None
+    since_first: TimeUse | None = None
+    in_collective: bool | None = None
+    place: str = ""
+    collectives: tuple[Collective, ...] = ()
 
 
 class Agreement:
@@ -103,6 +162,7 @@ class Agreement:
         self._pages, self._barrier_of = tuple(pages), barrier
         self._earliest: int | None = None
         self._stop: int | None = None
+        self._asked_at: float | None = None
 
     def hold(self) -> int | None:
         """Make the workers wait at their next boundary. Takes microseconds, at most about 10 ms.
@@ -176,6 +236,38 @@ class Agreement:
         now = time.monotonic_ns()
         return tuple(_progress(rank, page, now) for rank, page in enumerate(self._pages))
 
+    def ask_for_dumps(self) -> None:
+        """Let the workers write their collectives and stacks beside their logs; any thread may call this.
+
+        A call within 10 s of another one does nothing: a worker that hangs is found by its node, then by the leader.
+        """
+        now = time.monotonic()
+        if self._asked_at is None or now - self._asked_at > _DUMP_INTERVAL:
+            self._asked_at = now
+            for page in self._pages:
+                page[DUMP] += 1
+
+    @property
+    def writes_dumps(self) -> bool:
+        """True if a worker of this node writes dumps when it is asked for them."""
+        return any(page[SAMPLED] for page in self._pages)
+
+    def await_dumps(self, timeout: float) -> bool:
+        """Wait until all workers that take samples have written the dumps that they were asked for.
+
+        Args:
+            timeout: Seconds to wait at most: a worker may keep Python's lock, or have ended.
+
+        Returns:
+            False if one has not.
+        """
+        end = time.monotonic() + timeout
+        while not all(page[DUMPED] >= page[DUMP] for page in self._pages if page[SAMPLED]):
+            if time.monotonic() >= end:
+                return False
+            time.sleep(_DUMP_POLL)
+        return True
+
     def _barrier(self) -> None:
         self._barrier_of(all(page[REGISTERED] for page in self._pages))
 
@@ -195,9 +287,9 @@ class RoundControl(Agreement):
         self._paths: list[Path] = []
         pages: list[Fields] = []
         try:
-            # The last logout of the user may have emptied /dev/shm (RemoveIPC, logind.conf(5)).
+            # logind may have emptied /dev/shm at the last logout of the user (RemoveIPC, logind.conf(5)).
             directory.mkdir(mode=0o700, exist_ok=True)
-            # Then anybody may have made another one.
+            # Another user may have made a directory of that name since.
             require_own(directory)
             for local_rank in range(local_world_size):
                 descriptor, path = tempfile.mkstemp(prefix=f"{round:04d}.{local_rank}.", dir=directory)
@@ -234,6 +326,8 @@ def _progress(local_rank: int, page: Fields, now: int) -> WorkerProgress:
     boundary, step, checkpoint, at = page[BOUNDARY], page[STEP], page[CHECKPOINT], page[BOUNDARY_TIME]
     first_at, first_step = page[FIRST_TIME], page[FIRST_STEP]
     loss_step = page[LOSS_STEP]
+    measured = _time_use(page, USES) if page[SAMPLED] else None
+    first = _time_use(page, FIRST_USES) if measured is not None and first_at else None
     return WorkerProgress(
         local_rank=local_rank,
         attached=bool(page[ATTACHED]),
@@ -246,4 +340,30 @@ def _progress(local_rank: int, page: Fields, now: int) -> WorkerProgress:
         first_step=first_step if first_at and first_step != NONE else None,
         loss=None if loss_step == NONE else bits_float(page[LOSS]),
         loss_step=None if loss_step == NONE else loss_step,
+        before_first=measured if first is None else first,
+        since_first=None if measured is None or first is None else measured.since(first),
+        in_collective=_in_collective(page, now),
+        place=read_text(page, PLACE),
+        collectives=_collectives(page),
     )
+
+
+def _collectives(page: Fields) -> tuple[Collective, ...]:
+    try:
+        # The worker may be writing: then this is no JSON.
+        found = json.loads(read_text(page, COLLECTIVES, COLLECTIVES_FIELDS) or "[]")
+        return tuple((str(group), int(number), str(name)) for group, number, name in found)
+    except (ValueError, TypeError, RecursionError):
+        return ()
+
+
+def _in_collective(page: Fields, now: int) -> bool | None:
+    if not page[IN_COLLECTIVE_TIME] or page[IN_COLLECTIVE] == NONE:
+        return None
+    # Without samples the main thread keeps Python's lock, which all collectives release.
+    return page[IN_COLLECTIVE] == 1 and now - page[IN_COLLECTIVE_TIME] < _SAMPLE_LIMIT_NS
+
+
+def _time_use(page: Fields, fields: Sequence[int]) -> TimeUse:
+    waiting, *others = (page[field] for field in fields)
+    return TimeUse(None if waiting == NONE else waiting / 1e9, *(nanoseconds / 1e9 for nanoseconds in others))

@@ -19,20 +19,32 @@ __all__ = [
     "BOUNDARY",
     "BOUNDARY_TIME",
     "CHECKPOINT",
+    "COLLECTIVES",
+    "COLLECTIVES_FIELDS",
     "DEADLINE",
+    "DUMP",
+    "DUMPED",
     "FENCED",
     "FIRST_STEP",
     "FIRST_TIME",
+    "FIRST_USES",
+    "IN_COLLECTIVE",
+    "IN_COLLECTIVE_TIME",
     "HOLD",
+    "LAST_DUMP",
     "LOSS",
     "LOSS_STEP",
     "NONE",
+    "PLACE",
     "REASON",
     "REGISTERED",
+    "SAMPLED",
+    "SAMPLER",
     "SHIELDED",
     "STEP",
     "STOP",
     "STOPPED",
+    "USES",
     "Fields",
     "PageError",
     "bits_float",
@@ -60,9 +72,11 @@ DEADLINE = 4
 """The time at which the worker is killed, in nanoseconds of the node's monotonic clock; NONE for no such time."""
 FENCED = 5
 """1: another group of workers may be training; the worker publishes nothing."""
+DUMP = 6
+"""Number of dumps that the agent has asked for, see `_flight_recorder`."""
 REASON = 8
 """The reason of the stop: text, in this field and the seven that follow."""
-_REASON_FIELDS = 8
+_TEXT_FIELDS = 8
 
 # Written by the worker.
 ATTACHED = 16
@@ -89,6 +103,31 @@ LOSS = 26
 """The loss that the script reported last: the bits of a double, see `float_bits`."""
 LOSS_STEP = 27
 """The step of that loss; NONE before."""
+
+# Written by the worker's sampler, see `_time_use`; nanoseconds since its first sample.
+SAMPLED = 32
+"""When the fields below were written last; 0 if nothing is measured."""
+USES = (33, 34, 35, 36)
+"""Time that the worker has waited in collectives (NONE if that is unknown), for input, saved and read checkpoints."""
+FIRST_USES = (37, 38, 39, 40)
+"""The same at the first boundary, written by the worker."""
+IN_COLLECTIVE = 41
+"""1 if the main thread was in a collective at the last sample, 0 if not; NONE if that is unknown."""
+IN_COLLECTIVE_TIME = 42
+"""The time of that sample, in nanoseconds of the node's monotonic clock; 0 before the first."""
+DUMPED = 43
+"""The value of DUMP when the last dump was written, or `LAST_DUMP`."""
+LAST_DUMP = 2**62
+"""The worker ends, and has written its last dump."""
+SAMPLER = 44
+"""Id of the process whose thread writes these fields: the worker, or the program that a wrapper script has started."""
+PLACE = 48
+"""The line of the script at which the main thread was in all of the last samples: text, in this field and the seven
+that follow; empty if it was at different ones."""
+COLLECTIVES = 56
+"""The last collective of each process group while the main thread stays where it is: JSON, in this field and those that
+follow; empty if it is unknown."""
+COLLECTIVES_FIELDS = 64
 
 
 class PageError(Exception):
@@ -149,16 +188,16 @@ def map_page(path: str) -> Fields:
     return fields
 
 
-def write_text(fields: Fields, text: str) -> None:
-    """Write the reason, cut to 64 bytes."""
-    content = text.encode()[: 8 * _REASON_FIELDS].ljust(8 * _REASON_FIELDS, b"\0")
-    for index in range(_REASON_FIELDS):
-        fields[REASON + index] = int.from_bytes(content[8 * index : 8 * index + 8], sys.byteorder, signed=True)
+def write_text(fields: Fields, text: str, first: int = REASON, count: int = _TEXT_FIELDS) -> None:
+    """Write a text into `count` fields, cut to eight bytes per field."""
+    content = text.encode(errors="replace")[: 8 * count].ljust(8 * count, b"\0")
+    for index in range(count):
+        fields[first + index] = int.from_bytes(content[8 * index : 8 * index + 8], sys.byteorder, signed=True)
 
 
-def read_text(fields: Fields) -> str:
-    """Read the reason."""
-    numbers = (fields[REASON + index] for index in range(_REASON_FIELDS))
+def read_text(fields: Fields, first: int = REASON, count: int = _TEXT_FIELDS) -> str:
+    """Return the text in `count` fields."""
+    numbers = (fields[first + index] for index in range(count))
     content = b"".join(number.to_bytes(8, sys.byteorder, signed=True) for number in numbers)
     return content.rstrip(b"\0").decode(errors="ignore")
 

@@ -17,6 +17,7 @@ from slurm_elastic.control._shared_page import (
     FENCED,
     FIRST_STEP,
     FIRST_TIME,
+    FIRST_USES,
     HOLD,
     LOSS,
     LOSS_STEP,
@@ -26,6 +27,7 @@ from slurm_elastic.control._shared_page import (
     STEP,
     STOP,
     STOPPED,
+    USES,
     Fields,
     PageError,
     float_bits,
@@ -169,8 +171,16 @@ class WorkerControl:
         fields[STOPPED] = boundary
         return self._stop
 
+    def measure(self) -> None:
+        """Have the time of the calling thread measured from now on, see `_time_use`."""
+        from slurm_elastic.control._time_use import start
+
+        start(self._fields)
+
     def _note_first(self) -> None:
         self._fields[FIRST_STEP] = self._fields[STEP]
+        for field, use in zip(FIRST_USES, USES, strict=True):
+            self._fields[field] = self._fields[use]
         self._fields[FIRST_TIME] = self._fields[BOUNDARY_TIME]
 
     def _raise_shield(self) -> None:

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.local.control.workers import HANG, ROOT, Workers, workers
+from tests.local.control.helpers.workers import HANG, ROOT, Workers, workers
 from tests.local.waiting import eventually, process_state
 
 
@@ -106,7 +106,7 @@ def test_training_that_ends_before_the_stop_step(tmp_path: Path) -> None:
 
 def test_wrapper_that_starts_the_script(tmp_path: Path) -> None:
     script = "import os, subprocess, sys; sys.exit(subprocess.call([sys.executable, *sys.argv[1:]]))"
-    command = (sys.executable, "-c", script, str(ROOT / "tests/local/control/stepping.py"), "1000000000")
+    command = (sys.executable, "-c", script, str(ROOT / "tests/local/control/scripts/stepping.py"), "1000000000")
     with workers(tmp_path, nodes=1, local=1, command=command) as group:
         group.ready()
         group.stop_at(group.hold())

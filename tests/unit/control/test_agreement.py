@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.control import RoundControl, Stop, WorkerControl, attach
+from slurm_elastic.control._shared_page import BOUNDARY, Fields, map_page
+from slurm_elastic.control._worker_side import VARIABLE
 
 
 def pair(directory: Path) -> tuple[RoundControl, WorkerControl]:
@@ -15,6 +17,11 @@ def pair(directory: Path) -> tuple[RoundControl, WorkerControl]:
     worker = attach(control.environment(0))
     assert worker is not None
     return control, worker
+
+
+def page_of(control: RoundControl) -> Fields:
+    """The page of the only worker, which nothing has attached to."""
+    return map_page(control.environment(0)[VARIABLE])
 
 
 def test_nothing_is_pending(tmp_path: Path) -> None:
@@ -91,8 +98,7 @@ def test_deadline_moves_and_may_be_missing(tmp_path: Path) -> None:
 
 def test_worker_waits_until_it_is_told(tmp_path: Path) -> None:
     control = RoundControl(tmp_path, 0, 1)
-    attached = attach(control.environment(0))
-    assert attached is not None
+    fields = page_of(control)
     pauses = []
 
     def pause(seconds: float) -> None:
@@ -100,7 +106,7 @@ def test_worker_waits_until_it_is_told(tmp_path: Path) -> None:
         if len(pauses) == 3:
             control.stop_at(2, "preempted")
 
-    worker = WorkerControl(attached._fields, pause)
+    worker = WorkerControl(fields, pause)
     assert control.hold() == 1
     assert worker.ask() is None
     assert len(pauses) == 3
@@ -109,9 +115,8 @@ def test_worker_waits_until_it_is_told(tmp_path: Path) -> None:
 
 def test_agreement_that_is_given_up(tmp_path: Path) -> None:
     control = RoundControl(tmp_path, 0, 1)
-    attached = attach(control.environment(0))
-    assert attached is not None
-    worker = WorkerControl(attached._fields, lambda _: control.release())
+    fields = page_of(control)
+    worker = WorkerControl(fields, lambda _: control.release())
     assert control.hold() == 1
     assert worker.ask() is None
     assert worker.ask() is None
@@ -124,10 +129,12 @@ def test_agreement_that_is_given_up(tmp_path: Path) -> None:
 
 
 def test_asking_again_gives_the_same_answer(tmp_path: Path) -> None:
-    control, worker = pair(tmp_path)
+    control = RoundControl(tmp_path, 0, 1)
+    fields = page_of(control)
+    worker = WorkerControl(fields)
     worker.ask()
     assert control.hold() == 2
-    worker._fields[18] = 2  # as a worker that waits there
+    fields[BOUNDARY] = 2  # as a worker that waits there
     assert control.hold() == 2
     control.stop_at(5, "drained")
     assert control.hold() == 5
@@ -148,13 +155,12 @@ def test_steps_that_cannot_be_kept(tmp_path: Path) -> None:
 
 def test_call_that_a_signal_handler_breaks_off_does_not_count(tmp_path: Path) -> None:
     control = RoundControl(tmp_path, 0, 1)
-    attached = attach(control.environment(0))
-    assert attached is not None
+    fields = page_of(control)
 
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    worker = WorkerControl(attached._fields, interrupt)
+    worker = WorkerControl(fields, interrupt)
     control.hold()
     with pytest.raises(KeyboardInterrupt):
         worker.ask()

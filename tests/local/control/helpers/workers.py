@@ -16,8 +16,8 @@ from slurm_elastic.control import RoundControl
 
 __all__ = ["HANG", "ROOT", "Hub", "Workers"]
 
-ROOT = Path(__file__).parents[3]
-SCRIPT = Path(__file__).with_name("stepping.py")
+ROOT = Path(__file__).parents[4]
+SCRIPT = Path(__file__).parents[1] / "scripts" / "stepping.py"
 HANG = 60.0
 """Seconds after which a test gives up."""
 
