@@ -1,6 +1,7 @@
-"""Failures of workers: their causes, whether one is the last one again, and nodes with strikes. Pure."""
+"""Failures of workers: their causes, whether one is the last one again, nodes with strikes, and loops. Pure."""
 
 from slurm_elastic.failures.attribution import Attribution, attribute, explanation, named, without_prefixes
+from slurm_elastic.failures.loops import Loop, find_loops
 from slurm_elastic.failures.registry import BY_KERNEL, BY_WATCHDOG, REGISTRY, Cause, Domain, Outlook, mistakes
 from slurm_elastic.failures.repetition import BEFORE_FIRST_STEP, fingerprint, position
 from slurm_elastic.failures.strikes import EXPIRY, Strike, exclusion, nodes_to_exclude, strikes
@@ -14,11 +15,13 @@ __all__ = [
     "Attribution",
     "Cause",
     "Domain",
+    "Loop",
     "Outlook",
     "Strike",
     "attribute",
     "exclusion",
     "explanation",
+    "find_loops",
     "fingerprint",
     "mistakes",
     "named",

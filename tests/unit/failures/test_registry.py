@@ -19,8 +19,10 @@ from slurm_elastic.failures import (
     attribute,
     explanation,
     mistakes,
+    named,
 )
-from tests.local.agent.faults import FAULTS
+from tests import planted_faults
+from tests.local.agent.scripts.faults import FAULTS
 
 PAGE = Path(__file__).parents[3] / "docs" / "failures.md"
 PEER = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4711"
@@ -126,7 +128,22 @@ def test_the_page_has_every_row() -> None:
         (row.name, row.title or "as its message says", row.domain.words, words.get(row.outlook, "?"))
         for row in REGISTRY
     ]
-    assert re.findall(r"^\| `(\w+)` \|", faults, flags=re.MULTILINE) == [cause for cause, _ in FAULTS]
+    # `python -m tests.planted_faults` prints it.
+    assert [line for line in faults.splitlines() if line.startswith("|")] == planted_faults.table()
+
+
+def test_each_planted_fault_has_a_test_and_those_of_rounds_are_planted() -> None:
+    tests = PAGE.parents[1] / "tests"
+    for each in planted_faults.FAULTS:
+        file, _, function = each.test.partition("::")
+        text = (tests / file).read_text()
+        assert re.search(rf"^def {function}\(", text, flags=re.MULTILINE), each.test
+        # It compares the row's action with what the run has done.
+        assert each.test == planted_faults.EACH_ROUND or f'"{each.fault}"' in text, each.fault
+        assert each.cause in ("", "unknown") or named(each.cause) is not None
+    of_rounds = [each.cause for each in planted_faults.FAULTS if each.test == planted_faults.EACH_ROUND]
+    assert of_rounds == [cause for cause, _ in FAULTS]
+    assert len(planted_faults.FAULTS) >= 25
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,18 @@ NODES = ("n1", "n2", "n3", "n4")
             [Strike("n2", 7.0, 1)],
         ),
         ({"event": "worker_hung", "node": "n2", "rank": 3}, [Strike("n2", 7.0, 1)]),
+        ({"event": "worker_hung", "node": "n2", "rank": 3, "in_collective": None}, [Strike("n2", 7.0, 1)]),
+        ({"event": "worker_hung", "node": "n2", "rank": 3, "in_collective": False}, [Strike("n2", 7.0, 1)]),
+        ({"event": "worker_hung", "node": "n2", "rank": 3, "in_collective": True}, []),
+        ({"event": "round_ended", "nodes": ["n1"], "stragglers": [{"rank": 3, "node": "n2"}]}, [Strike("n2", 7.0, 1)]),
+        (
+            {"event": "run_ended", "nodes": ["n1"], "stragglers": [{"node": "n2"}, {"node": "n2"}, {"node": "n3"}]},
+            [Strike("n2", 7.0, 1), Strike("n3", 7.0, 1)],
+        ),
+        ({"event": "round_ended", "nodes": ["n1"], "stragglers": [7, {"node": 3}, {}]}, []),
+        ({"event": "rank_slow", "node": "n1", "nodes": ["n2"], "rank": 3}, [Strike("n2", 7.0, 1)]),
+        ({"event": "rank_slow", "node": "n1", "nodes": ["n1"], "rank": 0}, []),
+        ({"event": "rank_fast", "node": "n1", "nodes": ["n2"], "rank": 3}, []),
         ({"event": "round_ended", "nodes": ["n2"], "domain": "node", "outlook": "again"}, []),
         ({"event": "round_ended", "nodes": ["n2"], "domain": "user_code", "outlook": "not_again"}, []),
         ({"event": "round_ended", "nodes": ["n2"], "reason": "node_lost"}, []),
@@ -31,6 +43,40 @@ NODES = ("n1", "n2", "n3", "n4")
 )
 def test_what_speaks_against_a_node(event: dict[str, Any], found: list[Strike]) -> None:
     assert strikes([(7.0, event)]) == tuple(found)
+
+
+def test_the_node_that_the_others_have_waited_for_gets_the_strike() -> None:
+    hung = [(1.0, {"event": "worker_hung", "node": node, "round": 4, "in_collective": None}) for node in ("n1", "n3")]
+    ended = (2.0, {"event": "round_ended", "round": 4, "nodes": ["n1"], "stragglers": [{"rank": 1, "node": "n2"}]})
+    other = (3.0, {"event": "worker_hung", "node": "n4", "round": 5, "in_collective": False})
+    assert strikes([*hung, ended, other]) == (Strike("n2", 2.0, 1), Strike("n4", 3.0, 1))
+
+
+@pytest.mark.parametrize(
+    ("formed", "nodes", "found"),
+    [
+        (50.0, ["n1", "n3"], (Strike("n2", 100.0, 2),)),
+        # It was there, the round is older than its search or later than its end, or there was none: no leader lived.
+        (50.0, ["n1", "n2"], ()),
+        (39.0, ["n1", "n3"], ()),
+        (101.0, ["n1", "n3"], ()),
+        (None, [], ()),
+    ],
+)
+def test_a_node_that_reaches_no_leader_while_the_others_have_one(
+    formed: float | None, nodes: list[str], found: tuple[Strike, ...]
+) -> None:
+    ended = (100.0, {"event": "agent_ended", "node": "n2", "exit_code": 75, "no_leader_for": 60})
+    rounds = [] if formed is None else [(formed, {"event": "round_formed", "nodes": nodes})]
+    assert strikes([*rounds, ended]) == found
+    assert strikes([*rounds, (100.0, {"event": "agent_ended", "node": "n2"})]) == ()
+
+
+def test_the_end_of_a_run_explains_its_newest_round() -> None:
+    hung = {"event": "worker_hung", "node": "n1", "round": 4}
+    ended = {"event": "run_ended", "nodes": ["n1"], "stragglers": [{"rank": 1, "node": "n2"}]}
+    earlier = {"event": "worker_hung", "node": "n3", "round": 3}
+    assert strikes([(1.0, earlier), (2.0, hung), (3.0, ended)]) == (Strike("n3", 1.0, 1), Strike("n2", 3.0, 1))
 
 
 @pytest.mark.parametrize(
