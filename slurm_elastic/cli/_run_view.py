@@ -128,7 +128,7 @@ def present_status(
         run_dir: Directory of the run.
         queue: Jobs of this user.
         live: True to have the leader ask all agents; False to see only whether it can be reached.
-        records: Of the run, if they have been read just now.
+        records: Of the run, if they were read before; they are read again if agents answer of a later round.
     """
     given, records = records, records or read_records(RunContents(run_dir), run_dir.run_id)
     answers: bool | None = None
@@ -137,7 +137,7 @@ def present_status(
     if records.done is None:
         answers = _leader_answers(records)
         answer, problems = _ask_all(run_dir) if live and answers else (None, ())
-        if answer is not None and given is None:
+        if answer is not None and (given is None or answer.round > given.newest_round):
             # Agents may take seconds for their answers, in which another round follows, or the run ends.
             records = read_records(RunContents(run_dir), run_dir.run_id)
     if records.done is not None:

@@ -49,12 +49,12 @@ class ServingCommand(Command):
         from slurm_elastic.agent.signals import record_signals
 
         notices = record_signals()
-        from slurm_elastic.agent.console_log import tell
+        from slurm_elastic.agent.console_log import configure_logging
         from slurm_elastic.agent.nonblocking_output import make_output_nonblocking
 
         node = os.environ.get("SLURMD_NODENAME", "localhost")
         make_output_nonblocking()
-        tell(node)
+        configure_logging(node)
         return self.serve(options, notices, node)
 
     def parser(self) -> argparse.ArgumentParser:

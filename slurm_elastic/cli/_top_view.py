@@ -23,7 +23,7 @@ from slurm_elastic.text import printable
 
 __all__ = ["TopView"]
 
-_COLUMNS = ("NODE", "STATE", "ROUND", "RANKS", "STEP", "S/STEP", "STEP TIMES", "SAVED", "JOB", "SINCE")
+_COLUMNS = ("NODE", "STATE", "ROUND", "RANKS", "STEP", "S/STEP", "STEP TIMES", "SCORE", "SAVED", "JOB", "SINCE")
 _SPARK = 10
 _COLOURS = {
     RunState.RUNNING: "green",
@@ -155,7 +155,7 @@ class TopView(App[None]):
         now = time.time()
         self._status, self._trends = status, advance(self._trends, status, now)
         self._facts.update("\n".join(_facts(status, now)))
-        rows = {agent.agent: _row(agent, self._trends.agents.get(agent.agent), now) for agent in status.agents}
+        rows = {agent.agent: _row(agent, self._trends.agents.get(agent.agent), status, now) for agent in status.agents}
         if list(rows) != list(self._rows):
             self._fill_table(rows)
         else:
@@ -247,6 +247,8 @@ def _facts(status: RunStatus, now: float) -> Iterable[str]:
     elif status.state in (RunState.RUNNING, RunState.WAITING):
         facts.append("[yellow]no live answer: from the run directory[/]")
     yield "  ".join(facts)
+    for slow in status.slow[:3]:
+        yield f"[yellow]slow[/] {escape(printable(slow.text))}"
     for notice in status.notices[:3]:
         seconds = "" if notice.seconds is None else f", {notice.seconds:.0f} s left"
         who = escape(notice.node or f"job {notice.job}")
@@ -259,10 +261,11 @@ def _facts(status: RunStatus, now: float) -> Iterable[str]:
         yield f"[red]root cause[/] {escape(printable(status.root_cause.text.strip().rpartition(chr(10))[2], 150))}"
 
 
-def _row(agent: AgentView, times: StepTimes | None, now: float) -> tuple[str, ...]:
+def _row(agent: AgentView, times: StepTimes | None, status: RunStatus, now: float) -> tuple[str, ...]:
     workers = agent.live.workers if agent.live is not None else ()
     ranks = range(agent.rank, agent.rank + agent.workers) if agent.rank is not None else ()
     seconds = times.seconds if times is not None else ()
+    relative = [each.relative_score for each in status.scores if each.rank in ranks and each.relative_score is not None]
     return (
         escape(agent.node),
         agent.state,
@@ -271,6 +274,7 @@ def _row(agent: AgentView, times: StepTimes | None, now: float) -> tuple[str, ..
         _least(worker.step for worker in workers),
         f"{seconds[-1]:.3g}" if seconds else "",
         sparkline(seconds, _SPARK).ljust(_SPARK),
+        f"{min(relative):.2f}" if relative else "",
         _least(worker.checkpoint for worker in workers),
         escape(agent.job),
         ago(now - agent.since) if agent.since else "",

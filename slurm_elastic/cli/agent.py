@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import logging
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from slurm_elastic.agent.node_check import NodeCheck
     from slurm_elastic.agent.settings import AgentSettings
 
-__all__ = ["Agent", "go_on", "require_version"]
+__all__ = ["Agent", "run_after_import", "require_version"]
 
 
 class Agent(Command):
@@ -38,7 +39,7 @@ class Agent(Command):
         from slurm_elastic.agent.signals import RECORDED
         from slurm_elastic.rendezvous.secret_env import PRIVATE
 
-        start = _WarmStart(arguments, {name: value for name, value in os.environ.items() if name not in PRIVATE})
+        start = _ForkServerStart(arguments, {name: value for name, value in os.environ.items() if name not in PRIVATE})
         if not start.warm or start.program is None:
             return
         self._obstacle = obstacle(start.program)
@@ -49,7 +50,7 @@ class Agent(Command):
                 start.environment,
                 workers=start.workers,
                 imports=start.imports,
-                go_on=f"{__name__}:{go_on.__name__}",
+                agent_main=f"{__name__}:{run_after_import.__name__}",
                 arguments=arguments,
                 signals=RECORDED,
             )
@@ -62,18 +63,24 @@ class Agent(Command):
 
     def run(self, arguments: Sequence[str]) -> int:
         """Resolve the command line and Slurm's environment, and run the agent."""
+        from slurm_elastic.agent.process_end import run_last
+
         require_version(os.environ)
+        # Exit functions run in the order opposite to that of their registration: before those of torch.
+        atexit.register(run_last)
         return _run(arguments, None, self._obstacle)
 
 
-def go_on(arguments: Sequence[str], warm: ForkServer | None, mask: Sequence[int], obstacle: str | None) -> int:
+def run_after_import(
+    arguments: Sequence[str], fork_server: ForkServer | None, mask: Sequence[int], obstacle: str | None
+) -> int:
     """Run the agent in a process that `Agent.execute` has made, after the import of torch.
 
     Args:
         arguments: The words that follow ``agent`` on the command line.
-        warm: The fork server of the workers; None to start one.
+        fork_server: The fork server of the workers; None to start one.
         mask: The signals that were blocked when this process started.
-        obstacle: Why `warm` is None, as from `forkserver.joint.obstacle`.
+        obstacle: Why `fork_server` is None, as from `forkserver.joint.obstacle`.
 
     Returns:
         The exit code of the process.
@@ -82,19 +89,19 @@ def go_on(arguments: Sequence[str], warm: ForkServer | None, mask: Sequence[int]
 
     record_signals()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return with_one_line_errors(lambda: _run(arguments, warm, obstacle))
+    return with_one_line_errors(lambda: _run(arguments, fork_server, obstacle))
 
 
-def _run(arguments: Sequence[str], warm: ForkServer | None, obstacle: str | None) -> int:
+def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str | None) -> int:
     from slurm_elastic.agent.signals import record_signals
 
-    # First of all: until then a signal from Slurm has its default action and ends the process.
+    # Before all imports: until then a signal of Slurm has its default action and ends the process.
     record_signals()
-    from slurm_elastic.agent.console_log import tell
+    from slurm_elastic.agent.console_log import configure_logging
     from slurm_elastic.agent.nonblocking_output import make_output_nonblocking
 
     make_output_nonblocking()
-    tell(os.environ.get("SLURMD_NODENAME", "localhost"))
+    configure_logging(os.environ.get("SLURMD_NODENAME", "localhost"))
     if obstacle and os.environ.get("SLURM_NODEID", "0") == "0":
         logging.getLogger("slurm_elastic").info(
             "every node imports torch twice, for its agent and for its workers, and starts seconds later: %s", obstacle
@@ -103,18 +110,18 @@ def _run(arguments: Sequence[str], warm: ForkServer | None, obstacle: str | None
 
     private = take_private(os.environ)
     # The fork server imports torch while the agent does its own imports.
-    warm = warm or _WarmStart(arguments, os.environ).process()
+    fork_server = fork_server or _ForkServerStart(arguments, os.environ).start()
     try:
         check, on_bad_node = _node_check(arguments)
     except UsageError:
-        warm.close()
+        fork_server.close()
         raise
     from slurm_elastic.descriptors import raise_limit, require
 
-    # Workers are children of the process that was started before, and keep the limit that this one was given.
+    # The fork server was started before, so its workers keep the original limit.
     raise_limit()
     try:
-        with _quick_imports():
+        with _fast_imports():
             # These import torch.
             from slurm_elastic.agent.torch_hooks import require_torch
 
@@ -124,16 +131,16 @@ def _run(arguments: Sequence[str], warm: ForkServer | None, obstacle: str | None
             from slurm_elastic.agent.single_instance import claim
             from slurm_elastic.cli.agent_parser import agent_parser
         if not can_fork:
-            warm.close()
+            fork_server.close()
         settings = resolve(agent_parser().parse_args(arguments), {**os.environ, **private})
-        # Any agent may have to lead, and a run that lost its leader should not find out that none can.
+        # Any agent may become the leader, which has a descriptor for each agent.
         require(max(len(settings.expected_nodes), settings.launch_config.min_nodes))
         settings.run_dir.open()
         with claim(settings.run_dir.secret(), settings.node, settings.job):
-            _require_sound(check, settings, on_bad_node)
-            return int(launch(settings, warm if can_fork else None))
+            _require_checked_node(check, settings, on_bad_node)
+            return int(launch(settings, fork_server if can_fork else None))
     finally:
-        warm.close()
+        fork_server.close()
 
 
 def _node_check(arguments: Sequence[str]) -> tuple[NodeCheck, str]:
@@ -146,7 +153,7 @@ def _node_check(arguments: Sequence[str]) -> tuple[NodeCheck, str]:
     return check, found.value("on_bad_node") or ""
 
 
-def _require_sound(check: NodeCheck, settings: AgentSettings, on_bad_node: str) -> None:
+def _require_checked_node(check: NodeCheck, settings: AgentSettings, on_bad_node: str) -> None:
     """Wait for the check of this node.
 
     Raises:
@@ -169,7 +176,7 @@ def _require_sound(check: NodeCheck, settings: AgentSettings, on_bad_node: str) 
 
 
 BATCH_VERSION = "SLURM_ELASTIC_BATCH_VERSION"
-"""What ``slurm-elastic --version`` printed in the batch script, if the agents may run in an image."""
+"""The output of ``slurm-elastic --version`` in the batch script, if the agents may run in an image."""
 
 
 def require_version(environ: MutableMapping[str, str]) -> None:
@@ -189,8 +196,8 @@ def require_version(environ: MutableMapping[str, str]) -> None:
         )
 
 
-class _WarmStart:
-    """Settings with which the fork server starts, before torch's parser is there."""
+class _ForkServerStart:
+    """The settings of the fork server, from a scan of the command line before torch is imported."""
 
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
         from slurm_elastic.agent.forkserver.worker_command import Program, worker_environment
@@ -198,7 +205,7 @@ class _WarmStart:
 
         found = scan(arguments, environ)
         self.program = Program.from_command_line(arguments)
-        # Without a script the agent prints a help text or an error, and starts no workers.
+        # Without a script the agent prints help or an error, and starts no workers.
         self.warm = found.value("start") in (None, "warm") and found.script is not None
         self.preload = found.names("preload")
         learns = found.value("learn_imports") != "off"
@@ -206,7 +213,7 @@ class _WarmStart:
         self.workers = _local_world_size(found.value("nproc_per_node"), environ)
         self.environment = worker_environment(environ, self.workers)
 
-    def process(self) -> ForkServer:
+    def start(self) -> ForkServer:
         """Start the fork server."""
         from slurm_elastic.agent.forkserver import ForkServer
 
@@ -228,7 +235,7 @@ def _local_world_size(text: str | None, environ: Mapping[str, str]) -> int:
 
     job = SlurmJob.from_environment(environ)
     gpus = job.gpus_on_node if job else 0
-    # torch resolves auto, cpu and gpu; here it matters only whether there is more than one worker.
+    # torch resolves auto, cpu and gpu; the fork server needs to know only whether there are several workers.
     return gpus or (1 if text is None else os.cpu_count() or 1)
 
 
@@ -236,12 +243,12 @@ _POOL = "OPENBLAS_NUM_THREADS"
 
 
 @contextlib.contextmanager
-def _quick_imports() -> Iterator[None]:
-    """Make imports quick that the workers wait for.
+def _fast_imports() -> Iterator[None]:
+    """Speed up the agent's imports, which the workers wait for, during a with block.
 
-    The garbage collector is off: what imports make stays, and searching it again and again takes a tenth of their time.
-    numpy's OpenBLAS starts no thread pool: its threads would spin for a while on the cores on which the fork server
-    imports torch, and an agent computes nothing.
+    The garbage collector is off: modules stay, and searching them again and again takes a tenth of the time. numpy's
+    OpenBLAS starts no thread pool: its threads would spin on the cores on which the fork server imports torch, and an
+    agent computes nothing.
     """
     gc.disable()
     given = _POOL in os.environ

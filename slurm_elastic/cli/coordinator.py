@@ -67,7 +67,7 @@ class Coordinator(ServingCommand):
 
     def serve(self, options: argparse.Namespace, notices: Notices, node: str) -> int:
         """Lead until the run is over or a signal comes."""
-        from slurm_elastic.agent.coordinator import host
+        from slurm_elastic.agent.coordinator import coordinate
 
         settings = _settings(options, os.environ)
 
@@ -79,7 +79,7 @@ class Coordinator(ServingCommand):
             print(f"submitted job {job}; its run is {settings.run_dir.run_id}", flush=True)
             return job
 
-        return int(host(settings, notices, submit_run if options.submit else None))
+        return int(coordinate(settings, notices, submit_run if options.submit else None))
 
 
 def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> CoordinatorSettings:

@@ -113,6 +113,7 @@ def _gather(options: argparse.Namespace, sbatch: dict[str, str | None]) -> SiteF
     from slurm_elastic.doctor.facts import NodeFacts, SiteFacts
     from slurm_elastic.doctor.gather import (
         etcd_facts,
+        last_stop,
         node_facts,
         require_possible,
         run_dir_facts,
@@ -151,6 +152,7 @@ def _gather(options: argparse.Namespace, sbatch: dict[str, str | None]) -> SiteF
         partition=job.partition or partition,
         qos=job.qos or qos,
         checkpoint=checkpoint,
+        last_stop=last_stop(base) if checkpoint is None else None,
         expected=job.nodes,
         results=results or (),
         job=job.id,

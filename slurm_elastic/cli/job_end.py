@@ -7,16 +7,20 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 
 from slurm_elastic._version import __version__
 from slurm_elastic.agent.option_table import Scan, scan
 from slurm_elastic.agent.option_values import base_directory, requeue_policy
 from slurm_elastic.agent.requeue import requeue_job
+from slurm_elastic.agent.run_history import read_history
 from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
+from slurm_elastic.failures import find_loops
 from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import Controller, Shape, SlurmJob
+from slurm_elastic.text import printable
 
 __all__ = ["JobEnd"]
 
@@ -72,6 +76,10 @@ def _job_end(status: int, arguments: Sequence[str]) -> int:
     failure = run_dir.failure(incarnation(run_dir.run_id, job.restart_count if job is not None and not shared else 0))
     if failure is not None and status == ExitCode.FAILED:
         _repeat_root_cause(failure)
+    if status != ExitCode.FINISHED:
+        with contextlib.suppress(SlurmElasticError):
+            for loop in find_loops(read_history(run_dir), time.time()):
+                _print(f"{printable(loop.text)}; {printable(loop.advice)}")
     if job is not None and status != ExitCode.FINISHED:
         # The requeue makes Slurm end this script, too; its exit code is that of the agents. SIGTERM comes first, and
         # the nodes that the job excludes can be set only after the requeue.
@@ -101,11 +109,12 @@ def _repeat_root_cause(failure: bytes) -> None:
     """Print the root cause again: srun has reported the exit codes of all its tasks after the leader printed it."""
     import msgspec
 
+    from slurm_elastic import typed_json
     from slurm_elastic.agent.root_cause import root_cause
     from slurm_elastic.rendezvous.membership import WorkerFailure
 
     with contextlib.suppress(msgspec.MsgspecError):
-        print(f"root cause: {root_cause(msgspec.json.decode(failure, type=WorkerFailure))}", file=sys.stderr)
+        print(f"root cause: {root_cause(typed_json.decode(failure, WorkerFailure))}", file=sys.stderr)
 
 
 def _run(arguments: Sequence[str]) -> tuple[RunDir, SlurmJob | None, Scan]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -64,6 +65,8 @@ class Rehearse(ViewCommand):
         """Rehearse, and show what was found."""
         options = self.parser().parse_args(arguments)
         wishes = _options(options)
+        if options.report:
+            _require_directory(options.report)
         from slurm_elastic.rehearsal.runner import rehearse
 
         with _signals_as_ctrl_c():
@@ -127,6 +130,13 @@ def _number(option: str, text: str, *, whole: bool = False) -> float:
     if not 0 < value < float("inf"):
         raise UsageError(f"{option} {text!r} is no number above 0; give one")
     return value
+
+
+def _require_directory(name: str) -> None:
+    """Refuse a page that could not be written, before minutes of rehearsal."""
+    directory = Path(name).absolute().parent
+    if not directory.is_dir() or not os.access(directory, os.W_OK) or Path(name).is_dir():
+        raise UsageError(f"--report {name}: no file can be written there; name a file in a directory that exists")
 
 
 def _write_page(name: str, found: Rehearsal) -> None:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
+import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_elastic.cli._command import Parser
 from slurm_elastic.cli._run_view import Queue, ViewCommand, add_run, open_run, present_status, problems_to_stderr
 from slurm_elastic.errors import UsageError
+from slurm_elastic.observe.otlp import log_requests
 from slurm_elastic.observe.page import html_comparison, html_page
-from slurm_elastic.observe.records import read_records
+from slurm_elastic.observe.records import RunRecords, read_records
 from slurm_elastic.observe.report import Report as RunReport
 from slurm_elastic.observe.report import chrome_trace, report, report_json
 from slurm_elastic.rundir import RunContents
+from slurm_elastic.text import printable
 
 __all__ = ["Report"]
 
@@ -24,10 +28,13 @@ _EXAMPLES = """\
   slurm-elastic report 1234                     write report-1234.html, which needs no network to open
   slurm-elastic report 1234 --json              the same for programs, on stdout
   slurm-elastic report 1234 --trace run.json    a trace that Perfetto opens (ui.perfetto.dev)
+  slurm-elastic report 1234 --otlp http://collector:4318         its events as logs of OpenTelemetry
   slurm-elastic report 1234 1240 1251           the runs side by side, in report-1234-1240-1251.html
 """
 _NAMED = 4
 """Runs that the name of a page names."""
+_RECEIVER = 30.0
+"""Seconds for an answer of a receiver of events."""
 
 
 class Report(ViewCommand):
@@ -44,6 +51,9 @@ class Report(ViewCommand):
         parser.add_argument("--output", metavar="FILE", help="the page (default: report-<runs>.html)")
         parser.add_argument("--json", action="store_true", help="JSON on stdout, with the schema in docs/events.md")
         parser.add_argument("--trace", metavar="FILE", help="a trace in Chrome's format")
+        parser.add_argument(
+            "--otlp", metavar="URL", help="send the events as logs to this receiver of OpenTelemetry, by OTLP/HTTP"
+        )
 
     def show(self, arguments: Sequence[str]) -> int:
         """Write what is asked for."""
@@ -52,32 +62,78 @@ class Report(ViewCommand):
             raise UsageError("--json writes to stdout, --output a page; give one of them")
         if options.trace and options.more:
             raise UsageError("--trace is of one run; name one")
+        if options.otlp and not options.otlp.startswith(("http://", "https://")):
+            raise UsageError(f"--otlp {options.otlp!r} is no URL; give one, such as http://collector:4318")
         queue = Queue()
         names = dict.fromkeys((options.run_id, *options.more))
-        found = [_report(argparse.Namespace(run_id=name, run_dir=options.run_dir), queue) for name in names]
+        read = [_read(argparse.Namespace(run_id=name, run_dir=options.run_dir), queue) for name in names]
+        found = [each for _, each in read]
+        if options.otlp:
+            for records, _ in read:
+                _send(options.otlp, records)
         if options.trace:
             _write(options.trace, json.dumps(chrome_trace(found[0])))
         if options.json:
             told = [report_json(each) for each in found]
             print(json.dumps(told if options.more else told[0], indent=1))
-        elif options.output or not options.trace:
+        elif options.output or not (options.trace or options.otlp):
             runs = "-".join(each.status.run for each in found[:_NAMED])
             name = options.output or f"report-{runs}{'-and-more' if len(found) > _NAMED else ''}.html"
             _write(name, html_page(found[0]) if len(found) == 1 else html_comparison(found))
         return 0
 
 
-def _report(options: argparse.Namespace, queue: Queue) -> RunReport:
+def _read(options: argparse.Namespace, queue: Queue) -> tuple[RunRecords, RunReport]:
     run_dir = open_run(options, queue)
     status = present_status(run_dir, queue)
-    found = report(read_records(RunContents(run_dir), run_dir.run_id), status, time.time())
+    records = read_records(RunContents(run_dir), run_dir.run_id)
+    found = report(records, status, time.time())
     problems_to_stderr(status.problems)
     if not found.segments:
         raise UsageError(
             f"run {run_dir.run_id} has no records of progress: its agents have not started, or are of an earlier "
             "release; slurm-elastic status shows what is known"
         )
-    return found
+    return records, found
+
+
+def _send(url: str, records: RunRecords) -> None:
+    import http.client
+    import urllib.request
+
+    headers = {"Content-Type": "application/json", **_headers(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))}
+    mend = "--otlp takes the base URL of an OTLP/HTTP receiver that takes JSON, such as http://collector:4318"
+    count = 0
+    for content in log_requests(records):
+        try:
+            body = json.dumps(content).encode()
+            request = urllib.request.Request(f"{url.rstrip('/')}/v1/logs", data=body, headers=headers)
+            with urllib.request.urlopen(request, timeout=_RECEIVER) as answer:
+                said = answer.read(4096)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise UsageError(f"{url} has not taken the events: {error}; {mend}") from None
+        refused = _refused(said)
+        if refused:
+            raise UsageError(f"{url} has refused some of the events: {refused}; see the log of the receiver")
+        count += len(content["resourceLogs"][0]["scopeLogs"][0]["logRecords"])
+    print(f"slurm-elastic: sent {count} events of run {records.run_id}", file=sys.stderr)
+
+
+def _headers(text: str) -> dict[str, str]:
+    """Return the headers in OTEL_EXPORTER_OTLP_HEADERS, ``name=value,...`` with values as in a URL."""
+    pairs = (each.partition("=") for each in text.split(",") if "=" in each)
+    return {name.strip(): urllib.parse.unquote(value.strip()) for name, _, value in pairs}
+
+
+def _refused(answer: bytes) -> str:
+    """Return why a receiver has not taken all records; empty if it has."""
+    try:
+        partial = json.loads(answer)["partialSuccess"]
+        count, why = int(partial["rejectedLogRecords"]), partial.get("errorMessage", "")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        # All were taken: the field is there only if not.
+        return ""
+    return f"{count} of them, {printable(str(why))}" if count else ""
 
 
 def _write(name: str, text: str) -> None:

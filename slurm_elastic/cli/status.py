@@ -22,9 +22,10 @@ from slurm_elastic.cli._run_view import (
     table,
 )
 from slurm_elastic.failures import explanation
+from slurm_elastic.observe.pace import SlowRankView
 from slurm_elastic.observe.status import AgentView, RunStatus, StatusExit, status_json
 from slurm_elastic.slurm import compress
-from slurm_elastic.text import printable
+from slurm_elastic.text import printable, size_text
 
 if TYPE_CHECKING:
     from slurm_elastic.observe.live import LiveWorker
@@ -83,11 +84,15 @@ def _show(status: RunStatus, terminal: Terminal, now: float, each_worker: bool) 
     if status.agents:
         write()
         steps = ("STEP", "STEPS/S", "SAVED") if status.live is not None else ()
-        for line in table([("NODES", "STATE", "ROUND", "RANKS", *steps, "JOB", "SINCE"), *_nodes(status, now)]):
+        snapshots = ("SNAPSHOTS",) if _has_snapshots(status) else ()
+        titles = ("NODES", "STATE", "ROUND", "RANKS", *steps, *snapshots, "JOB", "SINCE")
+        for line in table([titles, *_nodes(status, now)]):
             write(f"  {line}")
     if each_worker:
         write()
-        for line in table([("RANK", "NODE", "PID", "DOES", "STEP", "STEPS/S", "SAVED"), *_workers(status.agents)]):
+        for line in table(
+            [("RANK", "NODE", "PID", "DOES", "STEP", "STEPS/S", "SAVED", "BUSY", "SCORE"), *_workers(status)]
+        ):
             write(f"  {line}")
     cause = status.root_cause
     if cause is not None:
@@ -119,11 +124,18 @@ def _facts(status: RunStatus, now: float) -> Iterable[tuple[str, str]]:
         yield "loss", f"{status.loss:g} at step {status.loss_step}"
     if status.checkpoint is not None:
         yield "checkpoint", f"step {status.checkpoint}"
+    safe = [agent.live.safe_step for agent in status.agents if agent.live is not None]
+    if (newest := max((step for step in safe if step is not None), default=None)) is not None:
+        yield "snapshots", f"step {newest} is safe on other nodes"
     left = "" if status.restarts_left is None else f", {status.restarts_left} left"
     yield "restarts", f"{status.restarts} charged{left}"
     if status.leader:
         answer = {None: "", True: "", False: " (does not answer)"}[status.leader_answers]
         yield "leader", f"{status.leader}{answer}"
+    for slow in status.slow:
+        yield "slow", f"rank {slow.rank} on {slow.node} since {clock(slow.since, now)}: {_slow(slow, status)}"
+    for loop in status.loops:
+        yield "loop", f"{printable(loop.text)}; {printable(loop.advice)}"
     live = status.live
     if live is not None:
         silent = f"; no answer from {live.silent}" if live.silent else ""
@@ -168,17 +180,43 @@ def _nodes(status: RunStatus, now: float) -> Iterable[tuple[str, ...]]:
                 if status.live is not None
                 else ()
             ),
+            *((_sizes(members),) if _has_snapshots(status) else ()),
             job,
             ago(now - min(since)) if since else "",
         )
 
 
-def _workers(agents: Sequence[AgentView]) -> Iterable[tuple[str, ...]]:
+def _has_snapshots(status: RunStatus) -> bool:
+    return any(agent.live is not None and agent.live.snapshot_bytes for agent in status.agents)
+
+
+def _sizes(agents: Iterable[AgentView]) -> str:
+    """Return the memory that each of these agents holds for snapshots, from the least to the most."""
+    sizes = sorted(agent.live.snapshot_bytes for agent in agents if agent.live is not None)
+    texts = dict.fromkeys(size_text(size) for size in (sizes[0], sizes[-1])) if sizes else ()
+    return " to ".join(texts)
+
+
+def _workers(status: RunStatus) -> Iterable[tuple[str, ...]]:
     """Yield a row for each worker that has been answered for, in the order of ranks."""
-    found = [(worker, agent.node) for agent in agents if agent.live is not None for worker in agent.live.workers]
+    found = [(worker, agent.node) for agent in status.agents if agent.live is not None for worker in agent.live.workers]
+    scores = {each.rank: each for each in status.scores}
     for worker, node in sorted(found, key=lambda each: each[0].rank):
-        numbers = (worker.step, worker.steps_per_second, worker.checkpoint)
+        score = scores.get(worker.rank)
+        compared = (None, None) if score is None else (score.busy_seconds, score.relative_score)
+        numbers = (worker.step, worker.steps_per_second, worker.checkpoint, *compared)
         yield str(worker.rank), node, _number(worker.pid), _does(worker), *(_number(each) for each in numbers)
+
+
+def _slow(slow: SlowRankView, status: RunStatus) -> str:
+    """Return the score of a slow rank, now if it is known."""
+    score = next((each for each in status.scores if each.rank == slow.rank), None)
+    if score is None or score.relative_score is None:
+        return "" if slow.relative_score is None else f"score {slow.relative_score:.2f}"
+    return (
+        f"score {score.relative_score:.2f}, {_number(score.busy_seconds)} s per step outside of collectives, "
+        f"{_number(score.loading_seconds)} s of that for input"
+    )
 
 
 def _does(worker: LiveWorker) -> str:

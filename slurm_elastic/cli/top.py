@@ -94,7 +94,11 @@ class RunSource:
             self._records = read_records(RunContents(self._run_dir), self.run_id)
             self._read_at = time.monotonic()
             self._reading = self._read_at - begin
-        return present_status(self._run_dir, self._queue, live=True, records=self._records)
+        found = present_status(self._run_dir, self._queue, live=True, records=self._records)
+        if found.round is not None and found.round > self._records.newest_round:
+            # They were read again for this look.
+            self._records = None
+        return found
 
     def log(self, round_number: int, rank: int) -> list[str]:
         """Return the last lines of what a worker has printed: of stderr first, then of stdout."""

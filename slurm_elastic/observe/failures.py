@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_elastic.agent.root_cause import last_words
+from slurm_elastic.agent.root_cause import last_output
 from slurm_elastic.failures import attribute, explanation, named
 from slurm_elastic.observe.records import Event, RunRecords
 from slurm_elastic.rundir import RunContents
@@ -95,7 +95,7 @@ def read_failures(contents: RunContents, records: RunRecords) -> list[RoundFailu
         files = {(node, rank): path for node, rank, path in contents.error_files(number)}
         for node, rank in sorted({*logs, *files}, key=lambda worker: worker[1]):
             log, file = str(logs.get((node, rank), "")), str(files.get((node, rank), ""))
-            text = last_words(file, log)
+            text = last_output(file, log)
             if file or _TRACEBACK in text:
                 errors.append(WorkerError(number, node, rank, text, log or file))
     return round_failures(records, errors)

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from slurm_elastic.control import TimeUse
 from slurm_elastic.observe.records import Event, RunRecords, Worker
 from slurm_elastic.rendezvous.identity import AgentIdentity
 
@@ -21,7 +22,15 @@ class Bucket(enum.Enum):
     """The uses of node time, by the names of ml-goodput where it has one."""
 
     PRODUCTIVE = "productive"
-    """Steps that counted."""
+    """Steps that counted, but for the following four."""
+    COLLECTIVES = "collectives"
+    """In steps that counted: waiting in collectives for other ranks or the network."""
+    DATA_LOADING = "data_loading"
+    """Waiting for input."""
+    CHECKPOINT_SAVE = "checkpoint_save"
+    """Writing checkpoints."""
+    CHECKPOINT_RESTORE = "checkpoint_restore"
+    """Reading checkpoints, most of it before the first step of a round."""
     WASTED = "wasted_progress"
     """Steps that were taken again after a restart."""
     INITIALIZATION = "initialization"
@@ -33,7 +42,7 @@ class Bucket(enum.Enum):
     UNREPORTED = "unreported"
     """Workers ran whose script does not use the trainer API."""
     SHUTDOWN = "shutdown"
-    """From the last step of an agent to its end."""
+    """From the last step of an agent, or from its leave if it had no workers then, to the end of its process."""
     QUEUE = "queue"
     """The job waited in Slurm's queue between two starts; the time of the nodes that it got then."""
 
@@ -64,9 +73,14 @@ class RoundProgress:
         reports: True if its script uses the trainer API.
         first_step, last_step: Its first and last step in the script's own count; None if the script gives none.
         calls: Calls of should_stop.
+        complete: False if all of its agents were lost: it may have taken more steps than the last report says.
         redone: How many of its steps later rounds have taken again; None if that is unknown.
+        unsaved: How many of its steps the newest checkpoint lacked when the workers were told to stop; None if they
+            were not told to, or if that is unknown.
         first: Seconds from the start of the workers to the first step.
         seconds: Seconds from the first step to the last.
+        before_first: Mean use of the time of its workers before the first step; None if it is not measured.
+        shares: The same as shares of the time from the first step to the last.
     """
 
     number: int
@@ -74,16 +88,28 @@ class RoundProgress:
     first_step: int | None = None
     last_step: int | None = None
     calls: int = 0
+    complete: bool = True
     redone: int | None = None
+    unsaved: int | None = None
     first: float | None = None
     seconds: float | None = None
+    before_first: TimeUse | None = None
+    shares: TimeUse | None = None
 
     @property
     def wasted_share(self) -> float:
         """The share of its steps that were taken again."""
-        if not self.redone or self.first_step is None or self.last_step is None:
+        return self._share(self.redone)
+
+    @property
+    def unsaved_share(self) -> float:
+        """The share of its steps that the newest checkpoint lacked when the workers were told to stop."""
+        return self._share(self.unsaved)
+
+    def _share(self, steps: int | None) -> float:
+        if not steps or self.first_step is None or self.last_step is None:
             return 0.0
-        return min(1.0, self.redone / (self.last_step - self.first_step + 1))
+        return min(1.0, steps / (self.last_step - self.first_step + 1))
 
     @property
     def steps_per_second(self) -> float | None:
@@ -97,12 +123,16 @@ class Goodput:
 
     Attributes:
         seconds: By bucket; every bucket is there.
-        redone_steps: Number of steps that were taken again; None if that is unknown.
+        redone_steps: Number of steps that were taken again, without those that followed the last report of a round
+            that is not complete; None if that is unknown.
+        without_planned_stops: What would have been without planned stops, with the newest checkpoint at each change:
+            steps taken again, and node time in seconds that would have gone to them. None if that is unknown.
         missing: One line for each number that is unknown, with the reason.
     """
 
     seconds: Mapping[Bucket, float] = field(default_factory=dict)
     redone_steps: int | None = None
+    without_planned_stops: tuple[int, float] | None = None
     missing: tuple[str, ...] = ()
 
     @property
@@ -115,13 +145,26 @@ class Goodput:
         """The share of the node time that was spent on steps that counted; None if scripts report no steps."""
         if self.seconds.get(Bucket.UNREPORTED) and not self.seconds.get(Bucket.PRODUCTIVE):
             return None
-        return self.seconds.get(Bucket.PRODUCTIVE, 0.0) / self.node_seconds if self.node_seconds else None
+        return self._counted() / self.node_seconds if self.node_seconds else None
+
+    @property
+    def share_without_planned_stops(self) -> float | None:
+        """The same without planned stops, each change going on from the newest checkpoint; None if unknown."""
+        if self.without_planned_stops is None or self.share is None:
+            return None
+        _, lost = self.without_planned_stops
+        return max(0.0, self._counted() - lost) / self.node_seconds
+
+    def _counted(self) -> float:
+        return self.seconds.get(Bucket.PRODUCTIVE, 0.0) + self.seconds.get(Bucket.COLLECTIVES, 0.0)
 
 
 def round_progress(records: RunRecords) -> dict[int, RoundProgress]:
     """Return the steps of each round, as its agents have recorded them."""
     found: dict[int, RoundProgress] = {}
-    for number, workers in _workers(records.progress).items():
+    workers_of = _workers(records.progress)
+    ended = {event.round for event in records.progress if event.kind == "workers_ended"}
+    for number, workers in workers_of.items():
         known = [worker for worker in workers if worker.reports and worker.steps]
         if not known:
             found[number] = RoundProgress(number, reports=any(worker.reports for worker in workers))
@@ -138,10 +181,17 @@ def round_progress(records: RunRecords) -> dict[int, RoundProgress]:
             first_step=furthest.first_step,
             last_step=furthest.step,
             calls=furthest.steps,
+            complete=number in ended or number == max(workers_of),
             first=statistics.median(firsts) if firsts else None,
             seconds=seconds,
+            before_first=_mean([worker.before_first for worker in known]),
+            shares=_mean([_shares(worker) for worker in known]),
         )
-    return {number: replace(each, redone=_redone(each, found.values())) for number, each in found.items()}
+    unsaved = _unsaved(records, found)
+    return {
+        number: replace(each, redone=_redone(each, found.values()), unsaved=unsaved.get(number))
+        for number, each in found.items()
+    }
 
 
 def segments(records: RunRecords, now: float) -> tuple[Segment, ...]:
@@ -166,22 +216,53 @@ def goodput(found: Iterable[Segment], steps: Mapping[int, RoundProgress]) -> Goo
         steps: The steps of all rounds.
     """
     seconds = dict.fromkeys(Bucket, 0.0)
-    rounds = set()
+    counted: dict[int, float] = {}
     for segment in found:
         seconds[segment.bucket] += segment.seconds
         if segment.round is not None:
-            rounds.add(segment.round)
-    mine = [steps[number] for number in sorted(rounds & steps.keys())]
+            steps_of_it = segment.seconds if segment.bucket in (Bucket.PRODUCTIVE, Bucket.COLLECTIVES) else 0.0
+            counted[segment.round] = counted.get(segment.round, 0.0) + steps_of_it
+    mine = [steps[number] for number in sorted(counted.keys() & steps.keys())]
     redone = [each.redone for each in mine if each.redone is not None]
-    return Goodput(seconds, sum(redone) if redone else None, tuple(_missing(mine)))
+    taken_again = sum(redone) if redone else None
+    return Goodput(seconds, taken_again, _without_planned_stops(mine, counted, taken_again), tuple(_missing(mine)))
+
+
+def _without_planned_stops(
+    rounds: Sequence[RoundProgress], counted: Mapping[int, float], redone: int | None
+) -> tuple[int, float] | None:
+    """Return the steps that would have been taken again, and the node time that would have gone to them in addition."""
+    if redone is None:
+        return None
+    lost = sum(each.unsaved_share * counted[each.number] for each in rounds)
+    return redone + sum(each.unsaved or 0 for each in rounds), lost
 
 
 def _missing(rounds: Sequence[RoundProgress]) -> Iterator[str]:
     if any(not each.reports for each in rounds):
-        yield "steps: scripts that do not use slurm_elastic.trainer report none; their time is in the bucket unreported"
+        yield (
+            "steps, checkpoints, data loading, collectives: scripts that do not use slurm_elastic.trainer report none; "
+            "their time is in the bucket unreported"
+        )
     if any(each.reports and each.calls and each.last_step is None for each in rounds):
         yield "wasted progress: scripts call should_stop without a step, so steps that were taken again are unknown"
-    yield "data loading, checkpoint save and restore: not measured apart, but part of the other buckets"
+    stepping = [each for each in rounds if each.calls]
+    incomplete = [str(each.number) for each in stepping if not each.complete]
+    if incomplete:
+        yield (
+            f"some of the steps that were taken again: all agents of {_numbered(incomplete)} were lost, and their last "
+            "report is older"
+        )
+    unmeasured = [str(each.number) for each in stepping if each.shares is None]
+    if unmeasured:
+        yield (
+            f"data loading, checkpoint save and restore, collectives: not measured in {_numbered(unmeasured)}, and "
+            "part of the other buckets; workers have an older slurm_elastic, SLURM_ELASTIC_TIME_USE=off, or a kernel "
+            "without schedstat, or all agents were lost"
+        )
+    unknown = [str(each.number) for each in stepping if each.shares is not None and each.shares.waiting is None]
+    if unknown:
+        yield f"collectives: unknown on GPUs, in {_numbered(unknown)}; part of the steps that counted"
     yield "queue before the first start of a job: only Slurm's accounting knows it"
 
 
@@ -193,6 +274,37 @@ def _workers(progress: Sequence[Event]) -> dict[int, list[Worker]]:
     return found
 
 
+def _numbered(rounds: Sequence[str]) -> str:
+    shown = ", ".join(rounds[:8]) + (", ..." if len(rounds) > 8 else "")
+    return f"round{'s' if len(rounds) > 1 else ''} {shown}"
+
+
+def _mean(uses: Sequence[TimeUse | None]) -> TimeUse | None:
+    """Return the mean of what is known; its `waiting` is None unless all know it."""
+    known = [use for use in uses if use is not None]
+    if not known:
+        return None
+    waiting = [use.waiting for use in known if use.waiting is not None]
+    return TimeUse(
+        statistics.fmean(waiting) if len(waiting) == len(known) else None,
+        statistics.fmean(use.loading for use in known),
+        statistics.fmean(use.saving for use in known),
+        statistics.fmean(use.restoring for use in known),
+    )
+
+
+def _shares(worker: Worker) -> TimeUse | None:
+    """Return the use of the time from the first step of a worker to its last, as shares of it."""
+    use, seconds = worker.since_first, (worker.last or 0.0) - (worker.first or 0.0)
+    if use is None or seconds <= 0:
+        return None
+    parts = (use.waiting or 0.0, use.loading, use.saving, use.restoring)
+    # What comes after the last step counts, too, such as the last checkpoint.
+    whole = max(seconds, sum(parts))
+    waiting, *others = (part / whole for part in parts)
+    return TimeUse(None if use.waiting is None else waiting, *others)
+
+
 def _redone(round_: RoundProgress, rounds: Iterable[RoundProgress]) -> int | None:
     """Return how many steps of a round later rounds have taken again."""
     if round_.first_step is None or round_.last_step is None:
@@ -200,6 +312,25 @@ def _redone(round_: RoundProgress, rounds: Iterable[RoundProgress]) -> int | Non
     later = [each.first_step for each in rounds if each.number > round_.number and each.first_step is not None]
     begun = min(later, default=round_.last_step + 1)
     return max(0, round_.last_step - max(begun, round_.first_step) + 1)
+
+
+def _unsaved(records: RunRecords, rounds: Mapping[int, RoundProgress]) -> dict[int, int]:
+    """Return the steps that were not saved yet, of each round that ended as planned and was not the last one."""
+    told: dict[int, int | None] = {}
+    for event in records.progress:
+        if event.kind == "progress" and event.round is not None and event.workers:
+            told[event.round] = event.workers[0].checkpoint
+    found = {}
+    for event in records.events:
+        number = event.round
+        if event.kind == "round_ended" and event.whole("step") and number is not None and number in rounds:
+            first, last = rounds[number].first_step, rounds[number].last_step
+            is_last = all(each.number <= number or not each.calls for each in rounds.values())
+            if first is not None and last is not None and not is_last:
+                # Before the first checkpoint of a round there is only that with which it began.
+                newest = told.get(number)
+                found[number] = last - max(first - 1 if newest is None else newest, first - 1)
+    return found
 
 
 def _by_agent(progress: Sequence[Event]) -> dict[str, list[Event]]:
@@ -210,30 +341,39 @@ def _by_agent(progress: Sequence[Event]) -> dict[str, list[Event]]:
     return found
 
 
+_GONE = frozenset({"node_lost", "node_left", "leader_changed"})
+"""Events that name the nodes whose agents are gone; a leader that was lost has no other one."""
+
+
 def _end(own: Sequence[Event], records: RunRecords, now: float) -> float:
     """Return when an agent ended: by its own record, when it was lost, or when the run was over."""
     last = own[-1]
     if last.kind == "agent_ended":
         return last.time
     for event in records.events:
-        if event.time >= last.time and event.kind in ("node_lost", "node_left") and last.node in event.nodes:
+        if event.time >= last.time and event.kind in _GONE and last.node in event.nodes:
             return event.time
     identity = AgentIdentity.parse(last.agent)
     later = [
-        event.time
+        begun
         for event in records.progress
-        if event.kind == "agent_started" and event.time > last.time and _is_next_start(identity, event.agent)
+        if event.kind == "agent_started" and _is_next_start(identity, event.agent)
+        for begun in [event.time - (event.number("seconds") or 0.0)]
+        if begun > last.time
     ]
-    if later:
-        # Slurm has started its job again; when the agent was killed is unknown.
-        same = [event.time for event in (*records.progress, *records.events) if last.time <= event.time < min(later)]
-        return max(same, default=last.time)
     over = records.done is not None or any(
         event.kind == "run_ended" and event.time >= last.time for event in records.events
     )
-    if over:
-        return max((event.time for event in (*records.progress, *records.events)), default=last.time)
-    return max(now, last.time)
+    if not later and not over:
+        return max(now, last.time)
+    if last.kind == "agent_started" and not any(
+        event.kind == "node_spare" and event.time >= last.time and last.node in event.nodes for event in records.events
+    ):
+        # It was killed before the leader knew of it.
+        return last.time
+    # When it was killed is unknown.
+    same = [event.time for event in (*records.progress, *records.events) if last.time <= event.time]
+    return max((time for time in same if not later or time < min(later)), default=last.time)
 
 
 def _is_next_start(identity: AgentIdentity | None, agent: str) -> bool:
@@ -277,7 +417,8 @@ def _agent_segments(
         )
         over = ended.time if ended is not None else end
         progress = steps.get(number, RoundProgress(-1)) if number is not None else RoundProgress(-1)
-        mine = next((worker for worker in ended.workers if worker.reports), None) if ended is not None else None
+        workers = [worker for worker in ended.workers if worker.reports] if ended is not None else []
+        mine = workers[0] if workers else None
         begun = (mine.first if mine is not None else None) or progress.first
         if not progress.reports:
             yield from until(over, Bucket.UNREPORTED, number)
@@ -285,19 +426,45 @@ def _agent_segments(
             # No step was taken.
             yield from until(over, Bucket.RECOVERY if trained else Bucket.INITIALIZATION, number)
         else:
-            yield from until(started.time + begun, Bucket.RECOVERY if trained else Bucket.INITIALIZATION, number)
+            first_step = started.time + begun
+            before = _mean([worker.before_first for worker in workers]) or progress.before_first or TimeUse()
+            start = Bucket.RECOVERY if trained else Bucket.INITIALIZATION
+            for bucket, seconds in _start_parts(start, max(0.0, first_step - at), before):
+                yield from until(at + seconds, bucket, number)
             last = started.time + mine.last if mine is not None and mine.last is not None else over
-            steps_begin = at
-            yield from until(last - (last - steps_begin) * progress.wasted_share, Bucket.PRODUCTIVE, number)
-            yield from until(last, Bucket.WASTED, number)
+            shares = _mean([_shares(worker) for worker in workers]) or progress.shares or TimeUse()
+            steps_seconds = max(0.0, min(last, end) - at)
+            for bucket, share in _step_parts(progress.wasted_share, shares):
+                yield from until(at + share * steps_seconds, bucket, number)
         trained = True
-    if starts:
-        spares_last = [time for time in spare if time >= at]
-        if spares_last:
-            yield from waiting(end)
-        yield from until(end, Bucket.SHUTDOWN)
-    else:
-        yield from waiting(end)
+    if not starts or any(time >= at for time in spare):
+        yield from waiting(next((event.time for event in own if event.kind == "agent_ended"), end))
+    yield from until(end, Bucket.SHUTDOWN)
+
+
+def _start_parts(rest: Bucket, seconds: float, use: TimeUse) -> Iterator[tuple[Bucket, float]]:
+    """Cut the seconds from the start of workers to their first step."""
+    parts = ((Bucket.CHECKPOINT_RESTORE, use.restoring), (Bucket.DATA_LOADING, use.loading))
+    known = sum(part for _, part in parts)
+    scale = min(1.0, seconds / known) if known else 0.0
+    yield rest, max(0.0, seconds - known)
+    for bucket, part in parts:
+        yield bucket, part * scale
+
+
+def _step_parts(wasted: float, shares: TimeUse) -> Iterator[tuple[Bucket, float]]:
+    """Cut the time from the first step to the last, as shares of it. Where in it each part was is unknown."""
+    parts = (
+        (Bucket.COLLECTIVES, shares.waiting or 0.0),
+        (Bucket.DATA_LOADING, shares.loading),
+        (Bucket.CHECKPOINT_SAVE, shares.saving),
+        (Bucket.CHECKPOINT_RESTORE, shares.restoring),
+    )
+    counted = 1 - wasted
+    yield Bucket.PRODUCTIVE, counted * max(0.0, 1 - sum(share for _, share in parts))
+    for bucket, share in parts:
+        yield bucket, counted * share
+    yield Bucket.WASTED, wasted
 
 
 def _queue(found: Sequence[Segment]) -> Iterator[Segment]:

@@ -8,7 +8,9 @@ from typing import Literal
 
 import msgspec
 
+from slurm_elastic import typed_json
 from slurm_elastic.rendezvous.status_requests import StatusAnswer
+from slurm_elastic.slow_ranks import Pace
 
 __all__ = ["LiveAgent", "LiveLeave", "LiveRun", "LiveWorker", "live_run"]
 
@@ -29,6 +31,8 @@ class LiveWorker:
         step_seconds: Seconds since the last call of should_stop.
         steps_per_second: In this round so far.
         loss, loss_step: The loss that the script has reported last, and its step; one that is not finite is text.
+        pace_seconds, busy_seconds, loading_seconds, waiting_seconds, best_busy_seconds, paces: Its pace, see
+            :class:`slurm_elastic.slow_ranks.Pace`.
     """
 
     rank: int
@@ -42,6 +46,20 @@ class LiveWorker:
     steps_per_second: float | None = None
     loss: float | Literal["nan", "inf", "-inf"] | None = None
     loss_step: int | None = None
+    pace_seconds: float | None = None
+    busy_seconds: float | None = None
+    loading_seconds: float | None = None
+    waiting_seconds: float | None = None
+    best_busy_seconds: float | None = None
+    paces: int = 0
+
+    @property
+    def pace(self) -> Pace | None:
+        """Its pace; None if it is unknown."""
+        if self.pace_seconds is None or self.busy_seconds is None or self.best_busy_seconds is None:
+            return None
+        loading, waiting = self.loading_seconds or 0.0, self.waiting_seconds or 0.0
+        return Pace(self.pace_seconds, self.busy_seconds, loading, waiting, self.best_busy_seconds, self.paces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +83,8 @@ class LiveAgent:
         round: Its round, or its last one; None before the first.
         leave: The departure that it has announced; None for none.
         hangs: Workers that its watchdog has found hanging.
+        snapshot_bytes: Memory that it holds for snapshots.
+        safe_step: The newest step of which other nodes have copies; None if there is none.
         workers: Its workers.
         workers_left_out: Workers for which its report had no room.
     """
@@ -76,6 +96,8 @@ class LiveAgent:
     round: int | None = None
     leave: LiveLeave | None = None
     hangs: int = 0
+    snapshot_bytes: int = 0
+    safe_step: int | None = None
     workers: tuple[LiveWorker, ...] = ()
     workers_left_out: int = 0
 
@@ -108,6 +130,11 @@ class LiveRun:
     agents: Mapping[str, LiveAgent] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
+    @property
+    def round(self) -> int:
+        """The newest round of an agent; -1 before the first."""
+        return max((agent.round for agent in self.agents.values() if agent.round is not None), default=-1)
+
 
 def live_run(answer: StatusAnswer, reports: Mapping[str, str], seconds: float) -> LiveRun:
     """Read what the leader and the agents have said.
@@ -121,7 +148,7 @@ def live_run(answer: StatusAnswer, reports: Mapping[str, str], seconds: float) -
     problems = []
     for name, text in reports.items():
         try:
-            agents[name] = _decoder.decode(text)
+            agents[name] = typed_json.decode(text, LiveAgent)
         except (msgspec.DecodeError, RecursionError) as error:
             problems.append(f"the report of {name} cannot be read: {error}")
     if any(agent.schema > _SCHEMA for agent in agents.values()):
@@ -139,6 +166,3 @@ def live_run(answer: StatusAnswer, reports: Mapping[str, str], seconds: float) -
         agents=agents,
         problems=tuple(problems),
     )
-
-
-_decoder = msgspec.json.Decoder(LiveAgent)

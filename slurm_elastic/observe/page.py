@@ -25,6 +25,10 @@ _MOST_ROUNDS = 500
 
 _NAMES = {
     Bucket.PRODUCTIVE: "steps that counted",
+    Bucket.COLLECTIVES: "of these: waiting in collectives",
+    Bucket.DATA_LOADING: "data loading",
+    Bucket.CHECKPOINT_SAVE: "checkpoint save",
+    Bucket.CHECKPOINT_RESTORE: "checkpoint restore",
     Bucket.WASTED: "steps taken again",
     Bucket.INITIALIZATION: "initialization",
     Bucket.RECOVERY: "infrastructure recovery",
@@ -37,11 +41,13 @@ _NAMES = {
 _STYLE = """
 :root { color-scheme: light dark; --fg: #1b1f24; --bg: #ffffff; --dim: #57606a; --line: #d0d7de; --card: #f6f8fa;
   --productive: #2da44e; --wasted_progress: #cf222e; --initialization: #0969da; --infrastructure_recovery: #bf8700;
-  --spare: #8c959f; --unreported: #6e40c9; --shutdown: #afb8c1; --queue: #e85aad; }
+  --spare: #8c959f; --unreported: #6e40c9; --shutdown: #afb8c1; --queue: #e85aad;
+  --collectives: #8ddb8c; --data_loading: #1b7c83; --checkpoint_save: #0a3069; --checkpoint_restore: #79c0ff; }
 @media (prefers-color-scheme: dark) { :root { --fg: #e6edf3; --bg: #0d1117; --dim: #9198a1; --line: #30363d;
   --card: #161b22; --productive: #3fb950; --wasted_progress: #f85149; --initialization: #58a6ff;
   --infrastructure_recovery: #d29922; --spare: #6e7681; --unreported: #a371f7; --shutdown: #484f58;
-  --queue: #f778ba; } }
+  --queue: #f778ba; --collectives: #1a7f37; --data_loading: #39c5cf; --checkpoint_save: #1f6feb;
+  --checkpoint_restore: #a5d6ff; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1rem; max-width: 70rem; color: var(--fg); background: var(--bg);
   font: 16px/1.5 system-ui, sans-serif; }
@@ -80,6 +86,7 @@ def html_page(given: Report, findings: Sequence[Finding] = ()) -> str:
         _curve(given, "World size", _world_sizes(given.rounds), stepped=True),
         _curve(given, "Steps per second", given.samples, stepped=False),
         _rounds(given.rounds),
+        _slow(given.rounds),
         _failure(given),
         _notes(given),
     )
@@ -136,12 +143,12 @@ def _timeline_of(given: Report) -> Iterator[str]:
 
 def _facts(given: Report) -> Iterator[tuple[str, str]]:
     """Yield the name and the value of each fact that is compared."""
-    status, share, redone = given.status, given.total.share, given.total.redone_steps
+    status, redone = given.status, given.total.redone_steps
     speeds = sorted(value for _, value in given.samples)
     yield "state", status.state.value
     yield "began", _date(given.start)
     yield "lasted", _duration(given.end - given.start)
-    yield "goodput", "unknown" if share is None else f"{100 * share:.1f} %"
+    yield "goodput", _share(given.total.share)
     yield "node time", _duration(given.total.node_seconds)
     yield "rounds", str(len(given.rounds))
     yield "nodes at most", str(max((len(each.nodes) for each in given.rounds), default=0))
@@ -149,6 +156,7 @@ def _facts(given: Report) -> Iterator[tuple[str, str]]:
     yield "last step", "unknown" if status.step is None else str(status.step)
     yield "steps per second, median", f"{speeds[len(speeds) // 2]:.3g}" if speeds else "unknown"
     yield "steps taken again", "unknown" if redone is None else str(redone)
+    yield "goodput without planned stops", _share(given.total.share_without_planned_stops)
     yield "restarts charged", str(status.restarts)
 
 
@@ -192,6 +200,11 @@ def _goodput(given: Report) -> Iterator[str]:
     for each in starts.values():
         yield f'<th class="n">{_duration(each.node_seconds)}</th>'
     yield "</tr></table></div>"
+    if given.total.without_planned_stops is not None:
+        steps, _ = given.total.without_planned_stops
+        yield "<p>Without planned stops, with a restart from the newest checkpoint at each change of the nodes, "
+        yield f"{steps} steps would have been taken again ({given.total.redone_steps} were), and goodput would have "
+        yield f"been {_share(given.total.share_without_planned_stops)} (it was {_share(given.total.share)}).</p>"
 
 
 def _bar(given: Goodput) -> Iterator[str]:
@@ -288,8 +301,24 @@ def _rounds(rounds: Sequence[RoundReport]) -> Iterator[str]:
         yield f'<td class="n" title="{nodes}">{len(each.nodes)}</td><td class="n">{each.world_size}</td>'
         yield f'<td class="n">{steps if progress.reports else "unknown"}</td>'
         yield f'<td class="n">{"" if speed is None else f"{speed:.3g}"}</td>'
-        yield f'<td class="n">{"" if progress.redone is None else progress.redone}</td>'
+        least = "" if progress.complete else "at least "
+        yield f'<td class="n">{"" if progress.redone is None else f"{least}{progress.redone}"}</td>'
         yield f'<td class="cause">{escape(printable(each.cause or each.reason.replace("_", " ")))}</td></tr>'
+    yield "</table></div>"
+
+
+def _slow(rounds: Sequence[RoundReport]) -> Iterator[str]:
+    if not any(each.slow for each in rounds):
+        return
+    yield '<h2>Slow ranks</h2><div class="wide"><table><tr><th>round</th><th>rank</th><th>node</th><th>named</th>'
+    yield '<th>until</th><th class="n">score</th><th></th></tr>'
+    for each in rounds[-_MOST_ROUNDS:]:
+        for slow in each.slow:
+            until = "the end of the round" if slow.until is None else _date(slow.until)
+            score = "" if slow.relative_score is None else f"{slow.relative_score:.2f}"
+            yield f"<tr><td>{each.number}</td><td>{slow.rank}</td><td>{escape(printable(slow.node))}</td>"
+            yield f'<td>{_date(slow.since)}</td><td>{until}</td><td class="n">{score}</td>'
+            yield f'<td class="cause">{escape(printable(slow.text))}</td></tr>'
     yield "</table></div>"
 
 
@@ -312,6 +341,10 @@ def _notes(given: Report) -> Iterator[str]:
 def _x(time: float, given: Report) -> float:
     span = (given.end - given.start) or 1.0
     return _LEFT + (_WIDTH - _LEFT) * min(1.0, max(0.0, (time - given.start) / span))
+
+
+def _share(share: float | None) -> str:
+    return "unknown" if share is None else f"{100 * share:.1f} %"
 
 
 def _date(seconds: float) -> str:

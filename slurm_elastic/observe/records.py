@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurm_elastic.control import TimeUse
 from slurm_elastic.rundir import RunContents, RunFile
 
 __all__ = ["SCHEMA", "Event", "Round", "RunRecords", "Worker", "parse_time", "read_records", "run_records"]
@@ -87,6 +88,8 @@ class Worker:
     loss_step: int | None = None
     first: float | None = None
     last: float | None = None
+    before_first: TimeUse | None = None
+    since_first: TimeUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,11 @@ class RunRecords:
     requeues: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     endpoints: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+
+    @property
+    def newest_round(self) -> int:
+        """The number of the newest round; -1 before the first."""
+        return self.rounds[-1].number if self.rounds else -1
 
 
 def read_records(contents: RunContents, run_id: str) -> RunRecords:
@@ -319,7 +327,16 @@ def _worker(record: Mapping[str, Any]) -> Worker:
         loss_step=_whole(record.get("loss_step")),
         first=_number(record.get("first")),
         last=_number(record.get("last")),
+        before_first=_use(record.get("before_first")),
+        since_first=_use(record.get("since_first")),
     )
+
+
+def _use(value: object) -> TimeUse | None:
+    if not isinstance(value, dict):
+        return None
+    loading, saving, restoring = (_number(value.get(name)) or 0.0 for name in ("loading", "saving", "restoring"))
+    return TimeUse(_number(value.get("waiting")), loading, saving, restoring)
 
 
 def _list(value: object) -> list[Any]:

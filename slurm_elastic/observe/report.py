@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.observe.goodput import Goodput, RoundProgress, Segment, goodput, round_progress, segments
-from slurm_elastic.observe.records import Event, RunRecords
+from slurm_elastic.observe.pace import SlowRankView, slow_by_round
+from slurm_elastic.observe.records import Event, RunRecords, Worker
 from slurm_elastic.observe.status import RunState, RunStatus
 from slurm_elastic.rendezvous.identity import AgentIdentity
 from slurm_elastic.slurm.hostlist import natural_key
 
-__all__ = ["Report", "RoundReport", "chrome_trace", "report", "report_json"]
+__all__ = ["RankSpan", "Report", "RoundReport", "chrome_trace", "report", "report_json"]
 
-REPORT_SCHEMA = 1
+REPORT_SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class RoundReport:
         nodes: Its nodes.
         world_size: Number of workers.
         progress: Its steps.
+        slow: The ranks that were slow.
     """
 
     number: int
@@ -39,6 +42,29 @@ class RoundReport:
     nodes: tuple[str, ...]
     world_size: int
     progress: RoundProgress
+    slow: tuple[SlowRankView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RankSpan:
+    """The time in which a rank did one thing.
+
+    Attributes:
+        node, agent: Its node, and the agent there.
+        rank, round: The rank, in this round.
+        start, end: Seconds since 1970.
+        name: What it did.
+        worker: What it has reported; None if its agent was lost.
+    """
+
+    node: str
+    agent: str
+    rank: int
+    round: int
+    start: float
+    end: float
+    name: str
+    worker: Worker | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +76,7 @@ class Report:
         start, end: Its first and last moment, in seconds since 1970.
         rounds: Its rounds.
         segments: The time of its agents and of the queue.
+        ranks: The time of its ranks.
         total: Node time by bucket.
         starts: The same for each restart count.
         events: Its events.
@@ -61,6 +88,7 @@ class Report:
     end: float
     rounds: tuple[RoundReport, ...]
     segments: tuple[Segment, ...]
+    ranks: tuple[RankSpan, ...]
     total: Goodput
     starts: Mapping[int, Goodput]
     events: tuple[Event, ...]
@@ -89,6 +117,7 @@ def report(records: RunRecords, status: RunStatus, now: float) -> Report:
         end=max((segment.end for segment in found), default=until),
         rounds=_rounds(records, steps, until),
         segments=found,
+        ranks=tuple(_rank_spans(records.progress, found)),
         total=goodput(found, steps),
         starts={number: goodput(own, steps) for number, own in sorted(by_start.items())},
         events=records.events,
@@ -118,8 +147,10 @@ def report_json(given: Report) -> dict[str, Any]:
                 "first_step": each.progress.first_step,
                 "last_step": each.progress.last_step,
                 "calls": each.progress.calls,
+                "complete": each.progress.complete,
                 "redone_steps": each.progress.redone,
                 "steps_per_second": each.progress.steps_per_second,
+                "slow_ranks": [asdict(slow) for slow in each.slow],
             }
             for each in given.rounds
         ],
@@ -139,7 +170,7 @@ def report_json(given: Report) -> dict[str, Any]:
 
 
 def chrome_trace(given: Report) -> dict[str, Any]:
-    """Return a report in the Trace Event Format: a process for each node, a thread for each of its agents.
+    """Return a report in the Trace Event Format: a process for each node, a thread for each of its agents and ranks.
 
     Perfetto and chrome://tracing open it. Times are microseconds since the start of the run.
     """
@@ -154,6 +185,7 @@ def chrome_trace(given: Report) -> dict[str, Any]:
     named = set()
     for segment in given.segments:
         place = {"pid": pids[segment.node], "tid": tids[segment.agent]}
+        begin = _micros(segment.start - given.start)
         if segment.agent not in named:
             named.add(segment.agent)
             events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": segment.agent}})
@@ -163,12 +195,14 @@ def chrome_trace(given: Report) -> dict[str, Any]:
                 "ph": "X",
                 "name": f"{segment.bucket.value}{round_}",
                 "cat": segment.bucket.value,
-                "ts": _micros(segment.start - given.start),
-                "dur": _micros(segment.seconds),
+                "ts": begin,
+                # Both ends are rounded: slices of a thread that overlap are errors to Perfetto.
+                "dur": _micros(segment.end - given.start) - begin,
                 **place,
                 "args": {"round": segment.round},
             }
         )
+    events += _rank_events(given, pids, len(tids) + 1)
     for event in given.events:
         pid = pids.get(event.node, 0)
         at = max(0.0, event.time - given.start)
@@ -186,6 +220,26 @@ def chrome_trace(given: Report) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"run": given.status.run}}
 
 
+def _rank_events(given: Report, pids: Mapping[str, int], first_thread: int) -> Iterator[dict[str, Any]]:
+    named = set()
+    for span in given.ranks:
+        place = {"pid": pids[span.node], "tid": first_thread + span.rank}
+        if (span.node, span.rank) not in named:
+            named.add((span.node, span.rank))
+            yield {"ph": "M", "name": "thread_name", **place, "args": {"name": f"rank {span.rank}"}}
+        begin, worker = _micros(span.start - given.start), span.worker
+        told = {} if worker is None else {"loss": json_number(worker.loss), "checkpoint": worker.checkpoint}
+        yield {
+            "ph": "X",
+            "name": f"{span.name}, round {span.round}",
+            "cat": "rank",
+            "ts": begin,
+            "dur": _micros(span.end - given.start) - begin,
+            **place,
+            "args": {"round": span.round, **told},
+        }
+
+
 def _micros(seconds: float) -> int:
     return max(0, round(seconds * 1e6))
 
@@ -196,6 +250,10 @@ def _goodput_json(given: Goodput) -> dict[str, Any]:
         "share": given.share,
         "seconds": {bucket.value: seconds for bucket, seconds in given.seconds.items()},
         "redone_steps": given.redone_steps,
+        "without_planned_stops": {
+            "redone_steps": None if given.without_planned_stops is None else given.without_planned_stops[0],
+            "share": given.share_without_planned_stops,
+        },
         "missing": list(given.missing),
     }
 
@@ -207,6 +265,7 @@ def _rounds(records: RunRecords, steps: Mapping[int, RoundProgress], until: floa
     for event in records.progress:
         if event.kind == "workers_ended" and event.round is not None:
             ends[event.round] = max(ends.get(event.round, 0.0), event.time)
+    slow = slow_by_round(records.events)
     found = []
     for index, round_ in enumerate(records.rounds):
         number = round_.number
@@ -220,10 +279,53 @@ def _rounds(records: RunRecords, steps: Mapping[int, RoundProgress], until: floa
         progress = steps.get(number, RoundProgress(number))
         found.append(
             RoundReport(
-                number, start, max(start, over), round_.reason, cause, round_.nodes, round_.world_size, progress
+                number,
+                start,
+                max(start, over),
+                round_.reason,
+                cause,
+                round_.nodes,
+                round_.world_size,
+                progress,
+                slow.get(number, ()),
             )
         )
     return tuple(found)
+
+
+def _rank_spans(progress: Sequence[Event], found: Sequence[Segment]) -> Iterator[RankSpan]:
+    """Yield what each rank did in each round: until its first step, from then to its last step, and afterwards."""
+    lives: dict[str, float] = {}
+    for segment in found:
+        lives[segment.agent] = max(segment.end, lives.get(segment.agent, segment.end))
+    ends = {(event.agent, event.round): event for event in progress if event.kind == "workers_ended"}
+    for event in progress:
+        first, count = event.whole("rank"), event.whole("local_world_size")
+        if event.kind != "workers_started" or event.round is None or first is None or count is None:
+            continue
+        ended = ends.get((event.agent, event.round))
+        over = ended.time if ended is not None else lives.get(event.agent, event.time)
+        workers = {each.rank: each for each in ended.workers} if ended is not None else {}
+        for rank in range(first, first + count):
+            worker, at = workers.get(rank), event.time
+            for until, name in _rank_parts(worker, event.time, over):
+                if until > at:
+                    yield RankSpan(event.node, event.agent, rank, event.round, at, until, name, worker)
+                    at = until
+
+
+def _rank_parts(worker: Worker | None, begun: float, over: float) -> Iterator[tuple[float, str]]:
+    """Yield what a rank did, each with its end."""
+    if worker is None or worker.first is None or worker.last is None:
+        yield over, "workers run"
+        return
+    known = worker.first_step is not None and worker.step is not None
+    yield min(begun + worker.first, over), "start"
+    yield (
+        min(begun + worker.last, over),
+        f"steps {worker.first_step} to {worker.step}" if known else f"{worker.steps} steps",
+    )
+    yield over, "end"
 
 
 def _samples(progress: Sequence[Event]) -> tuple[tuple[float, float], ...]:

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from slurm_elastic.agent.event_log import json_number
+from slurm_elastic.failures import Loop, find_loops
+from slurm_elastic.observe.pace import RankScore, SlowRankView, rank_scores, slow_ranks
 from slurm_elastic.observe.records import Event, Round, RunRecords, Worker, parse_time
 from slurm_elastic.rendezvous.identity import AgentIdentity
 from slurm_elastic.slurm import QueuedJob
@@ -186,6 +188,9 @@ class RunStatus:
     notices: tuple[NoticeView, ...] = ()
     jobs: tuple[JobInQueue, ...] | None = None
     root_cause: RootCause | None = None
+    slow: tuple[SlowRankView, ...] = ()
+    scores: tuple[RankScore, ...] = ()
+    loops: tuple[Loop, ...] = ()
     events: tuple[Event, ...] = ()
     updated: float | None = None
     problems: tuple[str, ...] = ()
@@ -249,6 +254,9 @@ def run_status(
         notices=_notices(records, agents, now) if state in _GOES_ON else (),
         jobs=queued,
         root_cause=cause,
+        slow=slow_ranks(records.events, newest.number) if newest and state is RunState.RUNNING else (),
+        scores=() if live is None or newest is None else rank_scores(live.agents, newest.number),
+        loops=_loops(records, now) if state in _GOES_ON else (),
         events=records.events[-_NEWEST_EVENTS:],
         updated=max((each[-1].time for each in (records.events, records.progress) if each), default=None),
         problems=(*records.problems, *problems, *(live.problems if live is not None else ())),
@@ -436,6 +444,10 @@ def _in_queue(jobs: Iterable[QueuedJob], ids: frozenset[str]) -> tuple[JobInQueu
         for job in jobs
         if job.job_id in ids or job.array_job_id in ids
     )
+
+
+def _loops(records: RunRecords, now: float) -> tuple[Loop, ...]:
+    return find_loops([(each.time, each.fields) for each in (*records.events, *records.progress)], now)
 
 
 def _notices(records: RunRecords, agents: Sequence[AgentView], now: float) -> tuple[NoticeView, ...]:

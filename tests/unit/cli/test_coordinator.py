@@ -38,7 +38,7 @@ def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     # This process keeps its own signals and its own log.
     monkeypatch.setattr("slurm_elastic.agent.signals.record_signals", Notices)
-    monkeypatch.setattr("slurm_elastic.agent.console_log.tell", lambda node: None)
+    monkeypatch.setattr("slurm_elastic.agent.console_log.configure_logging", lambda node: None)
 
 
 @pytest.mark.parametrize(

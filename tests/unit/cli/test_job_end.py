@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime
 import json
 import os
 from pathlib import Path
@@ -107,3 +108,16 @@ def test_an_image_without_the_package_is_one_line(
     RunDir.for_run(tmp_path, "7").open()
     assert main(["job-end", str(status), "train.py"]) == status
     assert line not in capsys.readouterr().err
+
+
+def test_loops_are_said_and_change_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = RunDir.for_run(tmp_path, "9").open()
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat()
+    for event in 4 * [{"event": "leader_changed", "nodes": ["n\x1b[2J"]}]:
+        run_dir.append_event("n1", json.dumps({"time": now, **event}))
+    arguments = f"--run-dir={tmp_path} --run-id=9 train.py"
+    assert main(["job-end", "1", *arguments.split()]) == 1
+    assert capsys.readouterr().err == (
+        "slurm-elastic job-end: the leader has changed 4 times in an hour; lost on n?[2J; choose a node that is not "
+        "overloaded by --leader-node, or let slurm-elastic coordinator lead elsewhere\n"
+    )

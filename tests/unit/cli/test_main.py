@@ -204,10 +204,10 @@ print(sorted({"slurm_elastic.cli.agent", "slurm_elastic.cli.submit"} & sys.modul
 def test_imports_of_the_agent_start_no_pool_of_threads_and_leave_the_environment_alone(given: str | None) -> None:
     program = """
 import os
-from slurm_elastic.cli.agent import _quick_imports
+from slurm_elastic.cli.agent import _fast_imports
 
 before = dict(os.environ)
-with _quick_imports():
+with _fast_imports():
     import numpy
 print(os.environ == before, len(os.listdir("/proc/self/task")))
 """

@@ -21,11 +21,15 @@ from slurm_elastic.cli import main
         ("--mishaps kill --scenario s train.py", "--scenario and --mishaps both say what happens; give one of them"),
         (
             "--nodes 1 --mishaps kill train.py",
-            "'at step 500000 kill node 0' takes the last node; give --nodes 2 or more, or let one join before",
+            "'at step 1 kill node 0' takes the last node; give --nodes 2 or more, or let one join before",
         ),
         (
             "--scenario nowhere train.py",
             "--scenario nowhere cannot be read: [Errno 2] No such file or directory: 'nowhere'; name a text file",
+        ),
+        (
+            "--report nowhere/page.html train.py",
+            "--report nowhere/page.html: no file can be written there; name a file in a directory that exists",
         ),
         ("--keep . train.py", "--keep .: File exists; name a directory that does not exist"),
     ],

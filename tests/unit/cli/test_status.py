@@ -11,11 +11,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from slurm_elastic.cli import main
+from slurm_elastic.cli.status import _facts, _nodes
+from slurm_elastic.observe.live import LiveAgent
+from slurm_elastic.observe.status import AgentView, LiveAnswer, RunState, RunStatus
 from tests.unit.observe.runs import WrittenRun
 
 A, B = "n1/7.0/100", "n2/7.0/200"
@@ -251,3 +255,21 @@ def test_a_run_of_a_thousand_nodes_is_read_within_two_seconds(base: Path, capsys
     assert any(line.split()[:4] == ["n[1-1024]", "training", "0", "0-2047"] for line in lines)
     assert len(lines) < 20
     assert taken < 2.0
+
+
+def test_memory_for_snapshots_and_the_safe_step() -> None:
+    def agent(node: str, size: int, safe: int | None) -> AgentView:
+        live = LiveAgent("training", round=0, snapshot_bytes=size, safe_step=safe)
+        return AgentView(node, "7", f"{node}/7.0/1", "training", 0.0, 0, live=live)
+
+    answer = LiveAnswer("n1/7.0/1", "running", 1.0, 1, 3, 3, 3, "", 0.1)
+    status = RunStatus("7", "/run", RunState.RUNNING, live=answer)
+    agents = (agent("n1", 3 << 30, 117), agent("n2", 3 << 29, 118), agent("n3", 3 << 29, None))
+    status = replace(status, agents=agents)
+    assert ("snapshots", "step 118 is safe on other nodes") in list(_facts(status, 1.0))
+    ((*_, size, job, _),) = _nodes(status, 1.0)
+    assert (size, job) == ("1.5 GiB to 3 GiB", "7")
+    # Without snapshots there is no column.
+    plain = replace(status, agents=(agent("n1", 0, None),))
+    assert len(next(iter(_nodes(plain, 1.0)))) == len(next(iter(_nodes(status, 1.0)))) - 1
+    assert not any(name == "snapshots" for name, _ in _facts(plain, 1.0))

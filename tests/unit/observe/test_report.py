@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def test_rounds_have_their_causes_and_their_steps(told: WrittenRun) -> None:
     assert found["goodput"]["node_seconds"] == pytest.approx(23 + 11)
     assert sum(found["goodput"]["seconds"].values()) == pytest.approx(found["goodput"]["node_seconds"])
     assert found["goodput"]["share"] == pytest.approx(26 / 34)
+    assert found["goodput"]["without_planned_stops"] == {"redone_steps": 20, "share": found["goodput"]["share"]}
     assert list(found["starts"]) == ["0"]
 
 
@@ -61,6 +63,10 @@ def test_the_samples_are_between_records(told: WrittenRun) -> None:
 
 
 def test_the_trace_follows_the_trace_event_format(told: WrittenRun) -> None:
+    """Google, Trace Event Format, "JSON Object Format" and "Event Descriptions".
+
+    Perfetto's own trace processor is a program that its Python package downloads.
+    """
     trace = json.loads(json.dumps(chrome_trace(made(told))))
     assert trace["displayTimeUnit"] in ("ms", "ns")
     for event in trace["traceEvents"]:
@@ -80,9 +86,45 @@ def test_the_trace_follows_the_trace_event_format(told: WrittenRun) -> None:
             case other:
                 pytest.fail(f"phase {other}")
     complete = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    assert sum(event["dur"] for event in complete) == 34_000_000
+    assert sum(event["dur"] for event in complete if event["cat"] != "rank") == 34_000_000
+    threads = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in trace["traceEvents"]
+        if event["name"] == "thread_name"
+    }
+    assert sorted(threads.values()) == [A, B, "rank 0", "rank 1", "rank 2", "rank 3"]
+    of_rank_1 = [each for each in complete if threads[each["pid"], each["tid"]] == "rank 1"]
+    # From the start of its workers to their end, and again; the first step came at once.
+    assert [(each["name"], each["ts"] // 100_000, each["dur"] // 100_000) for each in of_rank_1] == [
+        ("steps 1 to 100, round 0", 10, 100),
+        ("end, round 0", 110, 10),
+        ("steps 81 to 180, round 1", 130, 100),
+    ]
+    # Of the lost agent nothing is known but its end.
+    assert [
+        (each["name"], each["dur"] // 100_000) for each in complete if threads[each["pid"], each["tid"]] == "rank 3"
+    ] == [("workers run, round 0", 100)]
     names = {event["pid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
     assert names == {1: "n1", 2: "n2"}
+
+
+def test_slices_of_a_thread_do_not_overlap_whatever_fractions_their_times_have(told: WrittenRun) -> None:
+    found = made(told)
+
+    def third(at: float) -> float:
+        return found.start + (at - found.start) / 3
+
+    segments = [replace(each, start=third(each.start), end=third(each.end)) for each in found.segments]
+    ranks = [replace(each, start=third(each.start), end=third(each.end)) for each in found.ranks if not each.round]
+    trace = chrome_trace(replace(found, segments=tuple(segments), ranks=tuple(ranks)))["traceEvents"]
+    threads: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for event in trace:
+        if event["ph"] == "X":
+            threads.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    assert len(threads) == 2 + 4
+    for slices in threads.values():
+        slices.sort()
+        assert [end for _, end in slices[:-1]] == [begin for begin, _ in slices[1:]]
 
 
 class _Page(HTMLParser):
@@ -118,6 +160,24 @@ def test_the_page_is_whole_needs_no_network_and_quotes_what_others_wrote(told: W
     assert "@import" not in text
     assert "&lt;b&gt;&amp; its connection broke" in text
     assert "76.5 %" in text
+    assert "20 steps would have been taken again (20 were)" in text
+
+
+def test_slow_ranks_are_named_by_round(told: WrittenRun) -> None:
+    assert "Slow ranks" not in html_page(made(told))
+    slow = {"round": 0, "rank": 3, "nodes": ["n2"], "relative_score": 0.4}
+    told.event(5, "n1", "rank_slow", "rank 3 on n2 is slow <i>", **slow)
+    told.event(7, "n1", "rank_fast", "rank 3 on n2 is slow no more", **slow)
+    told.event(9, "n1", "rank_slow", "rank 3 on n2 is slow again", **slow)
+    first, second = report_json(made(told))["rounds"]
+    assert [(each["rank"], each["node"], each["relative_score"]) for each in first["slow_ranks"]] == [
+        (3, "n2", 0.4)
+    ] * 2
+    assert [each["until"] for each in first["slow_ranks"]] == [START + 7, None]
+    assert second["slow_ranks"] == []
+    page = html_page(made(told))
+    assert "rank 3 on n2 is slow &lt;i&gt;" in page
+    assert page.count("the end of the round") == 1
 
 
 def test_a_page_of_a_run_that_has_just_begun(run: WrittenRun) -> None:
@@ -162,7 +222,7 @@ def test_the_command(told: WrittenRun, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert main(["report", "7"]) == 0
     assert Path("report-7.html").read_text().startswith("<!DOCTYPE html>")
     assert main(["report", "7", "--json", "--trace", "t.json"]) == 0
-    assert json.loads(capsys.readouterr().out)["schema"] == 1
+    assert json.loads(capsys.readouterr().out)["schema"] == 2
     assert json.loads(Path("t.json").read_text())["traceEvents"]
     Path("report-7.html").unlink()
     assert main(["report", "7", "--trace", "t.json"]) == 0

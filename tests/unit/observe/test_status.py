@@ -217,3 +217,15 @@ def test_a_notice_on_record_gives_way_to_what_its_agent_says(run: WrittenRun) ->
     assert [each.text for each in status(run, 30, queued()).notices] == ["preempted"]
     (notice,) = run_status(run.records(), START + 30, [queued()], True, answer).notices
     assert (notice.node, notice.seconds) == ("n2", 12.5)
+
+
+def test_loops_are_shown_while_the_run_goes_on(run: WrittenRun) -> None:
+    trains(run)
+    for number in range(1, 5):
+        run.event(100 * number, "n1", "node_lost", nodes=["n2"])
+        run.round(100 * number + 1, number, [A, B, C])
+    (loop,) = status(run, 600, queued(), live=True).loops
+    assert (loop.loop, loop.nodes) == ("node_flapping", ("n2",))
+    assert status_json(status(run, 600, queued(), live=True))["loops"][0]["text"] == loop.text
+    run.run_dir.mark_done({})
+    assert status(run, 600).loops == ()
