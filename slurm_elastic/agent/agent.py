@@ -1,8 +1,8 @@
 """The elastic agent of one node: executes what its life cycle decides.
 
 torch's agent polls ten times a second and restarts only when its own workers fail. This one sleeps until a worker ends,
-the leader says something, a signal comes or a deadline is due; :mod:`slurm_elastic.agent.lifecycle` decides what that
-means.
+the leader sends a message, a signal comes or a deadline is due; :mod:`slurm_elastic.agent.lifecycle` decides what
+follows.
 """
 
 from __future__ import annotations
@@ -21,58 +21,11 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
+from slurm_elastic.agent import lifecycle
 from slurm_elastic.agent.features import Feature, RunningRound
 from slurm_elastic.agent.forkserver import StartInterruptedError
-from slurm_elastic.agent.lifecycle import (
-    Action,
-    AgentOutcome,
-    AnnounceLeave,
-    AnswerHold,
-    CloseRound,
-    DeadlineReached,
-    DescribeFailure,
-    Diagnosed,
-    End,
-    Event,
-    ExpectExits,
-    FailureDescribed,
-    Fence,
-    Held,
-    Hold,
-    Join,
-    Joining,
-    LifecycleConfig,
-    Log,
-    NoteLeaveRequest,
-    ReportFailure,
-    ReportFinished,
-    RequestLeave,
-    RoundClosed,
-    SayLeft,
-    Signalled,
-    SignalWorkers,
-    Started,
-    StartFailed,
-    StartGivenUp,
-    StartWorkers,
-    State,
-    StepAccepted,
-    StepRefused,
-    StopAtStep,
-    StopServingStore,
-    TerminateWorkers,
-    WorkersEnded,
-    WorkersFailed,
-    WorkersResult,
-    WorkersStarted,
-    WorkersSucceeded,
-    WorkerWatch,
-    deadline,
-    step,
-    worker_watch,
-)
 from slurm_elastic.agent.preemption import SignalDiagnosis, concerns_job, leave_reason, requested_cause
-from slurm_elastic.agent.root_cause import last_words
+from slurm_elastic.agent.root_cause import last_output
 from slurm_elastic.agent.scratch_dir import NodeDirectory
 from slurm_elastic.agent.signals import Notices
 from slurm_elastic.agent.torch_agent import TorchAgent
@@ -82,7 +35,7 @@ from slurm_elastic.control import Agreement, RoundControl, WorkerProgress
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.identity import job_of
-from slurm_elastic.rendezvous.membership import Slowest, WorkerFailure, root_of
+from slurm_elastic.rendezvous.membership import Collective, WorkerFailure, WorkerPosition, root_of
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, open_worker_store
@@ -91,6 +44,10 @@ __all__ = ["Agent"]
 
 logger = logging.getLogger("slurm_elastic")
 
+_DUMP_TIMEOUT = 0.15
+"""Seconds for dumps that workers are writing when they are stopped: every wait ends within 0.2 s of a signal."""
+_MOST_POSITIONS = 4
+"""Workers of a node of which the leader is told how far they are: it has to read the answers of all nodes."""
 _CANNOT_RUN = 127
 """The exit code of a shell for a program that cannot be run, such as one whose interpreter is missing."""
 
@@ -100,15 +57,15 @@ class Agent:
 
     Args:
         spec: torch's description of the workers.
-        logs_specs: where their output goes.
-        rendezvous: the identity of this agent, and the run it belongs to.
-        coordination: the connection to the leader, made or being made.
-        notices: the signals that came so far.
-        diagnosis: finds out why they came.
-        starter: starts the processes of a round.
-        features: called in this order.
-        shutdown_timeout: seconds that workers get between SIGTERM and SIGKILL when a round ends as planned.
-        worker_signal: sent to workers when a planned end of their round is announced; None for none.
+        logs_specs: The destinations of the workers' output.
+        rendezvous: The identity of this agent, and the run it belongs to.
+        coordination: The connection to the leader, made or being made.
+        notices: The signals that this process has received.
+        diagnosis: Finds out why Slurm has sent them.
+        starter: Starts the processes of a round.
+        features: The agent's features, called in this order.
+        shutdown_timeout: Seconds between SIGTERM and SIGKILL for workers whose round ends as planned.
+        worker_signal: The signal to workers when a planned end of their round is announced; None for none.
     """
 
     def __init__(
@@ -125,11 +82,11 @@ class Agent:
         shutdown_timeout: int = 30,
         worker_signal: signal.Signals | None = None,
     ) -> None:
-        self.torch = TorchAgent(spec, logs_specs, self._take_part, self._clean_up, shutdown_timeout)
+        self.torch = TorchAgent(spec, logs_specs, self._run_main_loop, self._clean_up, shutdown_timeout)
         self._rendezvous_config, self._coordination, self._starter = rendezvous, coordination, starter
         self._notices, self._diagnosis, self._features = notices, diagnosis, tuple(features)
         self._worker_signal = worker_signal
-        self._config = LifecycleConfig(
+        self._config = lifecycle.LifecycleConfig(
             node=rendezvous.node,
             run_id=rendezvous.run_id,
             leader_host=rendezvous.leader_host,
@@ -137,61 +94,61 @@ class Agent:
             leave_margin=rendezvous.options.leave_margin,
             signals_workers=worker_signal is not None,
         )
-        self._state: State = Joining()
+        self._state: lifecycle.State = lifecycle.Joining()
         self._directory = _control_directory()
         self._control: RoundControl | None = None
         self._agreement = Agreement(())
         self._processes: WorkerProcesses | None = None
-        self._placed: Assignment | None = None
+        self._assignment: Assignment | None = None
         self._ports = FreshPorts(rendezvous.address)
         self._reserved: ReservedPort | None = None
         self._result = RunResult(state=WorkerState.HEALTHY)
-        self._end: End | None = None
+        self._end: lifecycle.End | None = None
         self._last_checkpoint: int | None = None
-        coordination.slowest = self._slowest
+        coordination.positions = self._worker_positions
 
-    def supervise(self) -> AgentOutcome:
+    def supervise(self) -> lifecycle.AgentOutcome:
         """Take part in the run until it ends or this agent leaves."""
         try:
             self.torch.run(self.torch.spec.role)
         except BaseException:
             self.torch.record_end(succeeded=False)
             raise
-        outcome = AgentOutcome(ExitCode.FAILED) if self._end is None else self._end.outcome
-        # torch's agent ends by an exception when a signal comes; that of workers that fail ends well.
+        outcome = lifecycle.AgentOutcome(ExitCode.FAILED) if self._end is None else self._end.outcome
+        # torch's agent raises an exception when a signal comes, and returns when its workers fail.
         self.torch.record_end(succeeded=outcome.exit_code is not ExitCode.LEFT)
         return outcome
 
     def progress(self) -> tuple[WorkerProgress, ...]:
-        """Return how far the workers here are, by local rank; from any thread."""
+        """Return the progress of the workers of this node, by local rank; from any thread."""
         return self._agreement.progress()
 
     @property
-    def last_place(self) -> Assignment | None:
-        """The place in the round that runs here or ran last, None before the first and while the next one forms."""
-        return self._placed
+    def last_assignment(self) -> Assignment | None:
+        """The assignment of the present round; None before the first round and while the next one forms."""
+        return self._assignment
 
     def last_checkpoint(self) -> int | None:
-        """Return the newest checkpoint that a worker here has reported, None if none did; from any thread."""
+        """Return the step of the newest checkpoint that a worker here has reported, or None; from any thread."""
         steps = [worker.checkpoint for worker in self.progress() if worker.checkpoint is not None]
         return max(steps, default=self._last_checkpoint)
 
     # The main loop.
 
-    def _take_part(self) -> RunResult:
+    def _run_main_loop(self) -> RunResult:
         self._show_state()
-        self._happened(Started(signalled=self._notices.first() is not None))
+        self._handle(lifecycle.Started(signalled=self._notices.first() is not None))
         while self._end is None:
-            self._sleep()
-            self._turn()
+            self._wait()
+            self._process_inputs()
         return self._torch_result(self._end)
 
-    def _sleep(self) -> None:
-        watch, due = worker_watch(self._state), deadline(self._state)
+    def _wait(self) -> None:
+        watch, due = lifecycle.worker_watch(self._state), lifecycle.deadline(self._state)
         timeout = None if due is None else max(0.0, due - time.monotonic())
         fds = [self._coordination.fd, self._notices.fd, self._diagnosis.fd]
         fds += [feature.fd for feature in self._features if feature.fd is not None]
-        if watch is WorkerWatch.END:
+        if watch is lifecycle.WorkerWatch.END:
             timeout = 0.0 if self._all_ended() else timeout
             fds += self._processes.running_fds() if self._processes is not None else []
         elif self._processes is not None:
@@ -201,57 +158,57 @@ class Agent:
                 selector.register(fd, selectors.EVENT_READ)
             selector.select(timeout)
 
-    def _turn(self) -> None:
+    def _process_inputs(self) -> None:
         self._notices.drain()
         for feature in self._features:
             feature.loop_turned()
-        # Signals first: under proctrack/linuxproc Slurm signals the workers in the same moment, and their end must
-        # not be mistaken for a failure.
-        self._look_at_signals()
-        word = self._coordination.next_event(timeout=0)
-        if word is not None:
-            self._happened(word)
-        self._look_at_workers()
-        due = deadline(self._state)
+        # Signals first: under proctrack/linuxproc Slurm signals the workers at the same moment, and their end must not
+        # count as a failure.
+        self._check_signals()
+        leader_event = self._coordination.next_event(timeout=0)
+        if leader_event is not None:
+            self._handle(leader_event)
+        self._check_workers()
+        due = lifecycle.deadline(self._state)
         if due is not None and time.monotonic() >= due:
-            self._happened(DeadlineReached())
+            self._handle(lifecycle.DeadlineReached())
 
-    def _look_at_signals(self) -> None:
-        finding = self._diagnosis.look()
+    def _check_signals(self) -> None:
+        finding = self._diagnosis.check()
         if finding is not None:
-            self._happened(Signalled(leave_reason(finding.cause), finding.detail))
-        while (finding := self._diagnosis.news()) is not None:
+            self._handle(lifecycle.Signalled(leave_reason(finding.cause), finding.detail))
+        while (finding := self._diagnosis.next_finding()) is not None:
             for_job = self._diagnosis.asks and concerns_job(finding.cause)
-            self._happened(Diagnosed(leave_reason(finding.cause), finding.seconds, str(finding), for_job))
+            self._handle(lifecycle.Diagnosed(leave_reason(finding.cause), finding.seconds, str(finding), for_job))
 
-    def _look_at_workers(self) -> None:
-        match worker_watch(self._state):
-            case WorkerWatch.RESULT:
+    def _check_workers(self) -> None:
+        match lifecycle.worker_watch(self._state):
+            case lifecycle.WorkerWatch.RESULT:
                 self._result = self.torch.poll_workers(self._processes)
                 if self._result.state is WorkerState.SUCCEEDED:
-                    self._happened(WorkersSucceeded(agreed=any(worker.stopped for worker in self.progress())))
+                    self._handle(lifecycle.WorkersSucceeded(agreed=any(worker.stopped for worker in self.progress())))
                 elif self._result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
-                    self._happened(WorkersFailed())
-            case WorkerWatch.REST:
+                    self._handle(lifecycle.WorkersFailed())
+            case lifecycle.WorkerWatch.EXITS:
                 self._all_ended()
-            case WorkerWatch.END if self._all_ended():
-                self._happened(WorkersEnded())
+            case lifecycle.WorkerWatch.END if self._all_ended():
+                self._handle(lifecycle.WorkersEnded())
 
     def _all_ended(self) -> bool:
         return self._processes is None or self._processes.all_ended()
 
-    def _something_else_came(self) -> bool:
+    def _has_other_input(self) -> bool:
         for feature in self._features:
             feature.loop_turned()
-        words, _, _ = select.select([self._coordination.fd], [], [], 0)
-        return bool(words) or self._notices.first() is not None
+        ready, _, _ = select.select([self._coordination.fd], [], [], 0)
+        return bool(ready) or self._notices.first() is not None
 
-    def _happened(self, event: Event) -> None:
-        """Decide, execute, and go on with the results of what was executed."""
+    def _handle(self, event: lifecycle.Event) -> None:
+        """Let the life cycle decide about an event, execute its actions, and handle their results in the same way."""
         events = deque([event])
         while events:
             before = self._state
-            self._state, actions = step(self._config, before, events.popleft(), time.monotonic())
+            self._state, actions = lifecycle.step(self._config, before, events.popleft(), time.monotonic())
             if self._state is not before:
                 self._show_state()
             for action in actions:
@@ -265,113 +222,118 @@ class Agent:
 
     # Actions.
 
-    def _execute(self, action: Action) -> Event | None:
+    def _execute(self, action: lifecycle.Action) -> lifecycle.Event | None:
         match action:
-            case Join():
-                self._placed = None
+            case lifecycle.Join():
+                self._assignment = None
                 self._reserved = self._ports.reserve()
                 inventory = next((held for feature in self._features if (held := feature.inventory())), "")
                 reserved = self._reserved
                 self._coordination.join(
                     self._rendezvous_config.agent_info(reserved.port, reserved.addresses, inventory)
                 )
-            case StartWorkers(placed):
-                return self._start(placed)
-            case SignalWorkers():
+            case lifecycle.StartWorkers(assignment):
+                return self._start(assignment)
+            case lifecycle.SignalWorkers():
                 if self._processes is not None and self._worker_signal is not None:
                     self._processes.signal(self._worker_signal)
-            case Hold(round_):
-                return Held(round_, self._agreement.hold())
-            case StopAtStep(round_, at, reason, seconds):
+            case lifecycle.Hold(round_):
+                return lifecycle.Held(round_, self._agreement.hold())
+            case lifecycle.StopAtStep(round_, at, reason, seconds):
                 try:
                     self._agreement.stop_at(at, reason, seconds)
                 except ValueError as error:
                     logger.warning("the workers do not stop at step %d of round %d: %s", at, round_, error)
-                    return StepRefused(round_)
-                return StepAccepted(at)
-            case Fence():
+                    return lifecycle.StepRefused(round_)
+                for feature in self._features:
+                    feature.stop_agreed(reason)
+                return lifecycle.StepAccepted(at)
+            case lifecycle.Fence():
                 self._agreement.fence()
-            case ExpectExits():
+            case lifecycle.ExpectExits():
+                self._agreement.await_dumps(_DUMP_TIMEOUT)
                 for feature in self._features:
                     feature.exits_expected()
-            case TerminateWorkers():
+            case lifecycle.TerminateWorkers():
                 if self._processes is not None:
                     self._processes.signal(signal.SIGKILL if self._agreement.shielded() else signal.SIGTERM)
-            case CloseRound():
+            case lifecycle.CloseRound():
                 return self._close_round()
-            case StopServingStore():
+            case lifecycle.StopServingStore():
                 self.torch.serve_store(None)
-            case AnnounceLeave(reason, seconds):
+            case lifecycle.AnnounceLeave(reason, seconds):
                 for feature in self._features:
                     feature.leave_announced(action)
                 self._coordination.leaving(reason, seconds)
-            case AnswerHold(round_, at):
+            case lifecycle.AnswerHold(round_, at):
                 self._coordination.held(round_, at)
-            case SayLeft(reason, stopped):
+            case lifecycle.ReportLeft(reason, stopped):
                 self._coordination.left(reason, stopped=stopped)
-            case ReportFinished():
+            case lifecycle.ReportFinished():
                 self.torch.set_state(self._result.state)
                 logger.debug("the workers of %s have ended well; it waits for the others", self._rendezvous_config.node)
                 self._coordination.finished()
-            case DescribeFailure():
+            case lifecycle.DescribeFailure():
                 self.torch.set_state(self._result.state)
-                return FailureDescribed(self._first_failure(self._result))
-            case ReportFailure(failure):
+                return lifecycle.FailureDescribed(self._first_failure(self._result))
+            case lifecycle.ReportFailure(failure):
                 self._coordination.worker_failed(failure)
-            case RequestLeave(reason, left, detail):
-                self._coordination.request_leave(job_of(self._rendezvous_config.agent), reason, left, detail)
-            case NoteLeaveRequest(request):
-                self._diagnosis.told(None if request.seconds is not None else requested_cause(request.reason))
-            case Log(text):
+            case lifecycle.RequestLeave(reason, seconds, detail):
+                self._coordination.request_leave(job_of(self._rendezvous_config.agent), reason, seconds, detail)
+            case lifecycle.NoteLeaveRequest(request):
+                self._diagnosis.note_answer(None if request.seconds is not None else requested_cause(request.reason))
+            case lifecycle.Log(text):
                 logger.info("%s", text)
-            case End():
+            case lifecycle.End():
                 self._end = action
         return None
 
-    def _start(self, placed: Assignment) -> Event:
+    def _start(self, assignment: Assignment) -> lifecycle.Event:
         assert self._reserved is not None
-        self._placed = placed
-        self.torch.serve_store(open_worker_store(placed, self._reserved))
-        self.torch.describe_round(placed)
+        self._assignment = assignment
+        self.torch.serve_store(open_worker_store(assignment, self._reserved))
+        self.torch.describe_round(assignment)
         environments = {
-            worker.local_rank: worker_environment(self.torch.spec, worker, placed, self._rendezvous_config, os.environ)
+            worker.local_rank: worker_environment(
+                self.torch.spec, worker, assignment, self._rendezvous_config, os.environ
+            )
             for worker in self.torch.workers
         }
         if self._directory is not None:
-            self._agreement = self._control = RoundControl(self._directory.path, placed.round, len(environments))
+            self._agreement = self._control = RoundControl(self._directory.path, assignment.round, len(environments))
         for local_rank, env in environments.items():
             if self._control is not None:
                 env.update(self._control.environment(local_rank))
             self.torch.set_local_rank(env, local_rank)
         for feature in self._features:
-            feature.round_formed(placed, environments)
+            feature.round_formed(assignment, environments)
         try:
-            self._processes = self._starter(self.torch.spec, environments, self._something_else_came)
+            self._processes = self._starter(self.torch.spec, environments, self._has_other_input)
         except StartInterruptedError:
-            return StartGivenUp()
+            return lifecycle.StartInterrupted()
         except OSError as error:
             rendezvous = self._rendezvous_config
-            return StartFailed(
-                WorkerFailure(rendezvous.agent, rendezvous.node, placed.place.base_rank, _CANNOT_RUN, str(error))
+            return lifecycle.StartFailed(
+                WorkerFailure(rendezvous.agent, rendezvous.node, assignment.place.base_rank, _CANNOT_RUN, str(error))
             )
         pids = self._processes.pids()
-        running = RunningRound(placed, pids, environments, self.progress)
+        running = RunningRound(assignment, pids, environments, self.progress, self._agreement)
         self.torch.workers_started(pids)
         for feature in self._features:
             feature.workers_started(running)
-        return WorkersStarted()
+        return lifecycle.WorkersStarted()
 
     def _first_failure(self, result: RunResult) -> WorkerFailure:
-        assert self._placed is not None
+        assert self._assignment is not None
         rendezvous = self._rendezvous_config
         if not result.failures:
             return WorkerFailure(
-                rendezvous.agent, rendezvous.node, self._placed.place.base_rank, 1, "a worker cannot be stopped"
+                rendezvous.agent, rendezvous.node, self._assignment.place.base_rank, 1, "a worker cannot be stopped"
             )
         failures = sorted(result.failures.items(), key=lambda item: item[1].timestamp)
-        return root_of([self._described(rank, failure) for rank, failure in failures])
+        return root_of([self._describe(rank, failure) for rank, failure in failures])
 
-    def _described(self, rank: int, failure: ProcessFailure) -> WorkerFailure:
+    def _describe(self, rank: int, failure: ProcessFailure) -> WorkerFailure:
         rendezvous = self._rendezvous_config
         log = self._processes.stderr_of(failure.local_rank) if self._processes is not None else ""
         described = WorkerFailure(
@@ -379,7 +341,7 @@ class Agent:
             node=rendezvous.node,
             rank=rank,
             exit_code=failure.exitcode,
-            message=last_words(str(failure.error_file), log),
+            message=last_output(str(failure.error_file), log),
             error_file=str(failure.error_file),
             log=log,
         )
@@ -387,25 +349,27 @@ class Agent:
             described = feature.attribute(described, failure.pid)
         return described
 
-    def _close_round(self) -> RoundClosed:
+    def _close_round(self) -> lifecycle.RoundClosed:
         self._last_checkpoint = self.last_checkpoint()
-        left: tuple[int, ...] = ()
+        unended: tuple[int, ...] = ()
         if self._processes is not None:
             self._processes.close(signal.SIGKILL)
-            left = self._processes.left()
+            unended = self._processes.left()
             self._processes = None
         for feature in self._features:
             feature.round_ended(self.progress())
         if self._control is not None:
             self._control.close()
-        return RoundClosed(self._coordination.leads, survivors(self._rendezvous_config.node, left) if left else "")
+        return lifecycle.RoundClosed(
+            self._coordination.leads, survivors(self._rendezvous_config.node, unended) if unended else ""
+        )
 
     # The end.
 
-    def _torch_result(self, end: End) -> RunResult:
-        if end.result is WorkersResult.SUCCEEDED:
+    def _torch_result(self, end: lifecycle.End) -> RunResult:
+        if end.result is lifecycle.WorkersResult.SUCCEEDED:
             return self._result
-        if end.result is WorkersResult.FAILED:
+        if end.result is lifecycle.WorkersResult.FAILED:
             return RunResult(state=WorkerState.FAILED, failures=self._result.failures)
         raise RendezvousGracefulExitError(end.outcome.detail or "the run has ended")
 
@@ -423,18 +387,34 @@ class Agent:
             self._processes.close(number, timeout)
             self._processes = None
 
-    def _slowest(self) -> Slowest | None:
-        """Return the worker here that has taken the fewest steps of its round, None if none tells; from any thread."""
-        placed = self._placed
-        steps = [(worker.boundary, worker.local_rank) for worker in self.progress() if worker.attached]
-        if placed is None or not steps:
-            return None
-        taken, local_rank = min(steps)
-        return Slowest(placed.place.base_rank + local_rank, taken)
+    def _worker_positions(self, dumps: bool) -> tuple[WorkerPosition, ...]:
+        """Return how far the workers of this node are; from any thread.
+
+        Args:
+            dumps: True if they have to write their dumps, too.
+        """
+        if dumps:
+            self._agreement.ask_for_dumps()
+        assignment = self._assignment
+        return () if assignment is None else _positions(self.progress(), assignment.place.base_rank)
+
+
+def _positions(progress: Sequence[WorkerProgress], base_rank: int) -> tuple[WorkerPosition, ...]:
+    """Return the positions of workers: of those that are equally far the first; the slowest ones, and the fastest."""
+    found: dict[tuple[object, ...], WorkerPosition] = {}
+    # Of several with as few steps, one that is in no collective holds up the others.
+    for worker in sorted(progress, key=lambda each: (each.boundary, each.in_collective is not False, each.local_rank)):
+        if worker.attached or worker.before_first is not None:
+            collectives = tuple(Collective(*each) for each in worker.collectives)
+            rank = base_rank + worker.local_rank
+            position = WorkerPosition(rank, worker.boundary, worker.in_collective, worker.place, collectives)
+            found.setdefault((worker.boundary, worker.in_collective, collectives), position)
+    kept = tuple(found.values())
+    return kept if len(kept) <= _MOST_POSITIONS else (*kept[: _MOST_POSITIONS - 1], kept[-1])
 
 
 def _control_directory() -> NodeDirectory | None:
-    """Make the directory of the pages through which workers are asked to stop at a step; None if it cannot be made."""
+    """Make the directory of the control pages; return None if that fails, so that no planned stop is possible."""
     try:
         return NodeDirectory("control")
     except OSError as error:

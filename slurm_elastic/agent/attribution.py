@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from slurm_elastic.agent.features import Feature, RunningRound
 from slurm_elastic.agent.memory_kills import memory_kills, resident
-from slurm_elastic.agent.root_cause import words
+from slurm_elastic.agent.root_cause import aborted_at_exit, words
 from slurm_elastic.failures import BY_KERNEL, Attribution, Domain, Outlook, attribute, fingerprint, position
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.text import size_text
@@ -23,8 +23,8 @@ class AttributionFeature(Feature):
     """Attributes the failures of workers; it has to know which of them hung.
 
     Args:
-        compare: true if the run is to end when it fails in the same way twice in a row.
-        kills: returns how many processes the kernel has killed for lack of memory; None if it does not say.
+        compare: True if the run ends when it fails in the same way twice in a row.
+        kills: Returns the number of processes that the kernel has killed for lack of memory; None if unknown.
     """
 
     def __init__(self, *, compare: bool = True, kills: Callable[[], int | None] = memory_kills) -> None:
@@ -46,8 +46,10 @@ class AttributionFeature(Feature):
         else:
             # The message may lack the line that tells.
             text = failure.message if failure.hung else words(failure.error_file, failure.log) or failure.message
-        found, where = attribute(text, failure.exit_code), self._position(pid)
-        same = fingerprint(found, text, failure.exit_code, where) if self._compare else ""
+        # Whether it is aborted is chance: the exception is the cause.
+        code = 1 if aborted_at_exit(text, failure.exit_code, failure.error_file) else failure.exit_code
+        found, where = attribute(text, code), self._position(pid)
+        same = fingerprint(found, text, code, where) if self._compare else ""
         excused = self._is_excused(found)
         told = f"not charged to the script, {len(self._excused)} of {_EXCUSED} for {failure.node}" if excused else ""
         return replace(
@@ -58,6 +60,7 @@ class AttributionFeature(Feature):
             detail="; ".join(filter(None, (found.detail, told))),
             uncharged=failure.uncharged or excused,
             consequence=found.cause.consequence,
+            timed_out=found.cause.name == "collective_timeout",
             where=where or "",
             fingerprint=same,
         )
@@ -68,8 +71,8 @@ class AttributionFeature(Feature):
         if running is None or row.domain is not Domain.NODE or row.outlook is not Outlook.ELSEWHERE:
             return False
         if len(self._excused) < _EXCUSED:
-            self._excused.add(running.placed.round)
-        return running.placed.round in self._excused
+            self._excused.add(running.assignment.round)
+        return running.assignment.round in self._excused
 
     def _position(self, pid: int) -> str | None:
         running = self._running
@@ -90,7 +93,7 @@ class AttributionFeature(Feature):
         running = self._running
         if running is None:
             return ""
-        base = running.placed.place.base_rank
+        base = running.assignment.place.base_rank
         sizes = ((base + local, resident(pid)) for local, pid in sorted(running.pids.items()))
         told = [f"rank {rank} has {size_text(size)}" for rank, size in sizes if size]
         return f"; {', '.join(told)}" if told else ""

@@ -14,20 +14,24 @@ from slurm_elastic.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["tell"]
+__all__ = ["configure_logging"]
 
-_WORDS = {logging.WARNING: "warning: ", logging.ERROR: "error: ", logging.CRITICAL: "error: "}
+_PREFIXES = {logging.WARNING: "warning: ", logging.ERROR: "error: ", logging.CRITICAL: "error: "}
 _STYLES = {logging.WARNING: "yellow", logging.ERROR: "bold red", logging.CRITICAL: "bold red"}
 
-_CHATTER = "torch.distributed.elastic.multiprocessing.api"
-"""Warns of every worker that is stopped, in every change of members, and repeats what the root cause says."""
+_STOP_LOGGER = "torch.distributed.elastic.multiprocessing.api"
+"""torch's logger that warns of every worker that is stopped, at every round change, and repeats the root cause."""
 
 
-def tell(node: str, stream: TextIO | None = None) -> None:
+def configure_logging(node: str, stream: TextIO | None = None) -> None:
     """Set up logging: ``12:34:56 [slurm-elastic node2] message`` on stderr, in colour on a terminal.
 
-    torch's loggers stay as they are, at warnings, but for the one that reports each stopped worker. LOGLEVEL, which
+    torch's loggers keep their level (warnings), except for the one that reports each stopped worker. LOGLEVEL, which
     torch reads for its elastic loggers (elastic/utils/logging.py, 2.13), sets the level of all.
+
+    Args:
+        node: Slurm's name of this node.
+        stream: The stream to write to; None for stderr.
 
     Raises:
         UsageError: LOGLEVEL is no level; torch would end with a traceback.
@@ -43,8 +47,8 @@ def tell(node: str, stream: TextIO | None = None) -> None:
         raise UsageError(f"LOGLEVEL={level!r} is no level; set it to DEBUG, INFO, WARNING or ERROR, or unset it")
     logger.setLevel(level or logging.INFO)
     if level is None:
-        logging.getLogger(_CHATTER).setLevel(logging.CRITICAL)
-    # torch copies the workers' lines to sys.stdout and leaves flushing to it, which in a job is no terminal.
+        logging.getLogger(_STOP_LOGGER).setLevel(logging.CRITICAL)
+    # torch copies the workers' lines to sys.stdout without flushing, and in a job that is no terminal.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
 
@@ -65,7 +69,7 @@ class _Handler(logging.Handler):
     def _write(self, record: logging.LogRecord) -> None:
         formatter = logging.Formatter()
         head = f"{formatter.formatTime(record, '%H:%M:%S')} [slurm-elastic {self._node}] "
-        text = _WORDS.get(record.levelno, "") + record.getMessage()
+        text = _PREFIXES.get(record.levelno, "") + record.getMessage()
         if record.exc_info:
             text += "\n" + formatter.formatException(record.exc_info)
         if self._console:
@@ -74,7 +78,7 @@ class _Handler(logging.Handler):
             line = Text.assemble((head, "dim"), (text, _STYLES.get(record.levelno, "")))
             self._console.print(line, soft_wrap=True)
         else:
-            # One write for the whole line, so that lines of other processes cannot come between.
+            # One write for the whole line, so that other processes cannot write into it.
             self._stream.write(f"{head}{text}\n")
             self._stream.flush()
 

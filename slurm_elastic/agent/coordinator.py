@@ -30,14 +30,14 @@ from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import Controller, ephemeral_low, port_sequence
 from slurm_elastic.snapshot.lineage import choose
 
-__all__ = ["CoordinatorSettings", "host"]
+__all__ = ["CoordinatorSettings", "coordinate"]
 
 logger = logging.getLogger("slurm_elastic")
 
-_LOOK_SECONDS = 10.0
-"""Seconds between two questions to Slurm for the job of the run."""
-_TURN = 0.05
-"""Seconds between two checks whether another agent leads by now."""
+_QUEUE_INTERVAL = 10.0
+"""Seconds between two questions to Slurm about the job of the run."""
+_LEAVE_INTERVAL = 0.05
+"""Seconds between two checks, after a signal, whether another agent leads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class CoordinatorSettings:
     """The settings of a coordinator.
 
     Attributes:
-        run_dir: opened.
-        agent, node: as of an agent; the node is the one that the coordinator runs on.
-        address: at which agents reach it.
-        min_nodes, max_nodes, max_restarts, options: of the run, while the coordinator leads it.
-        etcd: that keeps the records of the run; None for the run directory.
-        job: id of the job whose agents these are, as squeue takes it; None if there is not one such job.
-        grace: seconds from SIGTERM to the end.
+        run_dir: The run directory, opened.
+        agent, node: The coordinator's identity, as of an agent, and the node that it runs on.
+        address: The address at which agents reach it.
+        min_nodes, max_nodes, max_restarts, options: The settings of the run while the coordinator leads it.
+        etcd: The etcd that keeps the records of the run; None for the run directory.
+        job: The id, as squeue takes it, of the job whose agents belong to the run; None if there is no single job.
+        grace: Seconds from SIGTERM to the coordinator's end.
     """
 
     run_dir: RunDir
@@ -67,17 +67,18 @@ class CoordinatorSettings:
     grace: float = 30.0
 
 
-def host(settings: CoordinatorSettings, notices: Notices, submit: Callable[[], str] | None = None) -> ExitCode:
+def coordinate(settings: CoordinatorSettings, notices: Notices, submit: Callable[[], str] | None = None) -> ExitCode:
     """Lead the run, or stand by to lead it, until the run ends or a signal comes.
 
     Args:
-        settings: of this coordinator.
-        notices: the signals of this process.
-        submit: submits the job of the run, once the coordinator leads it, and returns the job's id.
+        settings: The settings of this coordinator.
+        notices: The signals that this process has received.
+        submit: Submits the job of the run, after the coordinator has connected, and returns the job's id; None to
+            submit none.
 
     Raises:
-        UsageError: something that a person has to mend.
-        RecordsError: the records of the run cannot be read.
+        UsageError: The user has to change something.
+        RecordsError: The records of the run cannot be read.
     """
     run_id = settings.run_dir.run_id
     records = open_records(
@@ -93,7 +94,9 @@ def host(settings: CoordinatorSettings, notices: Notices, submit: Callable[[], s
             logger.info("run %s is finished already: nothing to do", run_id)
             return ExitCode.FINISHED
         events = EventLog(settings.run_dir, settings.node)
-        coordination = connect(_rendezvous(settings, records), lambda decision: _journal(decision, records, events))
+        coordination = connect(
+            _rendezvous(settings, records), lambda decision: _record_decision(decision, records, events)
+        )
         try:
             if coordination.leads:
                 logger.info("leads run %s without workers, and waits for its agents", run_id)
@@ -102,8 +105,8 @@ def host(settings: CoordinatorSettings, notices: Notices, submit: Callable[[], s
                     "run %s has a leader already: this coordinator leads when that leader is lost or leaves", run_id
                 )
             job = submit() if submit is not None else settings.job
-            with QueueWatch(job, Controller(), _LOOK_SECONDS) as watch:
-                return _attend(coordination, records, notices, watch, settings.grace)
+            with QueueWatch(job, Controller(), _QUEUE_INTERVAL) as watch:
+                return _wait_for_end(coordination, records, notices, watch, settings.grace)
         finally:
             coordination.stop()
             events.close()
@@ -136,19 +139,19 @@ def _rendezvous(settings: CoordinatorSettings, records: Records) -> RendezvousCo
     )
 
 
-def _journal(decision: Decision, records: Records, events: EventLog) -> None:
+def _record_decision(decision: Decision, records: Records, events: EventLog) -> None:
     entry: Entry | None = describe(decision)
     if entry is not None:
         events.add(entry)
-    if isinstance(decision, Finish) and decision.failure is not None:
-        # The batch scripts of the agents print it; those of agents that lead are told at their end.
+    if isinstance(decision, Finish) and decision.message.failure is not None:
+        # The batch scripts of the agents print the root cause from the records.
         try:
-            records.publish_failure(msgspec.to_builtins(decision.failure))
+            records.publish_failure(msgspec.to_builtins(decision.message.failure))
         except RecordsError as error:
             logger.warning("why the run failed is not written down: %s", error)
 
 
-def _attend(
+def _wait_for_end(
     coordination: Coordination, records: Records, notices: Notices, watch: QueueWatch, grace: float
 ) -> ExitCode:
     """Wait for the leader's messages, for the end of the job, and for signals."""
@@ -157,8 +160,8 @@ def _attend(
         for fd in (coordination.fd, notices.fd, watch.fd):
             selector.register(fd, selectors.EVENT_READ)
         while True:
-            while (word := coordination.next_event(timeout=0)) is not None:
-                code = _end(word, records)
+            while (event := coordination.next_event(timeout=0)) is not None:
+                code = _end(event, records)
                 if code is not None:
                     return code
             if watch.is_over():
@@ -167,21 +170,18 @@ def _attend(
             received = notices.first()
             if received is not None and leave_by is None:
                 leave_by = time.monotonic() + grace
-                logger.info("got %s: %s", received.signal.name, _plan(coordination))
+                plan = "an agent will lead the run" if coordination.leads else "this coordinator ends"
+                logger.info("got %s: %s", received.signal.name, plan)
                 coordination.leaving(LeaveReason.PREEMPTED, grace)
             if leave_by is not None and (not coordination.leads or time.monotonic() >= leave_by):
                 return ExitCode.LEFT
-            selector.select(None if leave_by is None else _TURN)
+            selector.select(None if leave_by is None else _LEAVE_INTERVAL)
             notices.drain()
 
 
-def _plan(coordination: Coordination) -> str:
-    return "an agent will lead the run" if coordination.leads else "this coordinator ends"
-
-
-def _end(word: LeaderEvent | RecordsLost, records: Records) -> ExitCode | None:
-    """Return the exit code that a message of the leader means, None if the coordinator goes on."""
-    match word:
+def _end(event: LeaderEvent | RecordsLost, records: Records) -> ExitCode | None:
+    """Return the exit code for an event of the leader; None if the coordinator goes on."""
+    match event:
         case Ended(outcome=Outcome.SUCCEEDED | Outcome.CLOSED):
             return ExitCode.FINISHED
         case Ended(failure=failure) if failure is not None:

@@ -1,6 +1,6 @@
-"""The events of a run: one line each in the log, the same as JSON lines in the run directory, and torch's events.
+"""Writes the events of a run: to the log, as JSON lines to the run directory, and to torch's event handler.
 
-A thread of its own writes the file: a shared file system may take long, and the agent must not wait for it.
+A thread of its own writes the file: a shared file system may be slow, and the agent must not wait for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCHEMA = 1
 """The version of the schema in docs/events.md. A reader that knows a version can read all records of it: fields and
 kinds of events may be added without a new version; none goes away, and none changes its meaning."""
 
-_NOWHERE = "null"
+_NULL_HANDLER = "null"
 """torch's handler that drops everything (elastic/events/handlers.py, 2.13)."""
 
 
@@ -32,13 +32,13 @@ class EventLog:
     """Records the events of this agent.
 
     Args:
-        run_dir: its ``events/<node>.jsonl`` gets one JSON object per event: time (of this node's clock, for people),
-            event, node (that wrote it), schema (see docs/events.md), text, and the event's own fields.
+        run_dir: The run directory; its ``events/<node>.jsonl`` gets one JSON object per event: time (of this node's
+            clock, for people), event, node (the writer), schema (see docs/events.md), text, and the event's own fields.
         node: Slurm's name of this node.
-        destination: name of torch's event handler (torchrun's ``--event-log-handler``).
+        destination: The name of torch's event handler (torchrun's ``--event-log-handler``).
     """
 
-    def __init__(self, run_dir: RunDir, node: str, destination: str = _NOWHERE) -> None:
+    def __init__(self, run_dir: RunDir, node: str, destination: str = _NULL_HANDLER) -> None:
         self._run_dir, self._node, self._destination = run_dir, node, destination
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="slurm-elastic-events", daemon=True)
@@ -49,37 +49,37 @@ class EventLog:
         logger.log(level, "%s", entry.text)
         record_ = {**stamp(entry.event, self._node), "text": entry.text, **entry.fields}
         self._lines.put(json.dumps(record_))
-        if self._destination != _NOWHERE:
-            _tell_torch(f"slurm_elastic.{entry.event}", record_, self._destination)
+        if self._destination != _NULL_HANDLER:
+            _record_for_torch(f"slurm_elastic.{entry.event}", record_, self._destination)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Write out what is left, for at most `timeout` seconds."""
+        """Write out the remaining events, for at most `timeout` seconds."""
         self._lines.put(None)
         self._thread.join(timeout)
 
     def _write(self) -> None:
-        complained = False
+        has_warned = False
         while (line := self._lines.get()) is not None:
             try:
                 self._run_dir.append_event(self._node, line)
             except RunDirError as error:
-                if not complained:
+                if not has_warned:
                     logger.warning("events are not written: %s", error)
-                complained = True
+                has_warned = True
 
 
 def stamp(event: str, node: str) -> dict[str, object]:
-    """Return the fields that every record of an agent begins with."""
+    """Return the first fields of every record of an agent."""
     return {"time": utc_now(), "event": event, "node": node, "schema": SCHEMA}
 
 
 def utc_now() -> str:
-    """Return the time of this node's clock, as records have it."""
+    """Return the time of this node's clock in the format of records."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
 
 
-def _tell_torch(name: str, fields: Mapping[str, object], destination: str) -> None:
-    # A coordinator, which has no workers, does without torch.
+def _record_for_torch(name: str, fields: Mapping[str, object], destination: str) -> None:
+    # Not at the top: a coordinator, which has no workers, does not need torch.
     from torch.distributed.elastic.events import record
     from torch.distributed.elastic.events.api import Event, EventMetadataValue, EventSource
 
@@ -90,5 +90,5 @@ def _tell_torch(name: str, fields: Mapping[str, object], destination: str) -> No
 
 
 def json_number(value: float | None) -> float | str | None:
-    """Return a number for JSON, which has no others than finite ones: ``nan``, ``inf`` and ``-inf`` become text."""
+    """Return a number for JSON, which has finite numbers only: ``nan``, ``inf`` and ``-inf`` become text."""
     return value if value is None or math.isfinite(value) else str(value)

@@ -1,4 +1,4 @@
-"""Features of the agent: what happens beside the life cycle, at points that the agent offers."""
+"""Features of the agent: additions to the life cycle, which the agent calls at given points."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_elastic.agent.forkserver import ForkServer
-from slurm_elastic.agent.health import Place, Reporter, Stage, WorkerPlace
+from slurm_elastic.agent.health import Reporter, RoundInfo, Stage, WorkerInfo
 from slurm_elastic.agent.lifecycle import (
     AnnounceLeave,
     Joining,
@@ -22,13 +22,13 @@ from slurm_elastic.agent.lifecycle import (
 )
 from slurm_elastic.agent.scratch_dir import NodeDirectory
 from slurm_elastic.agent.watchdog import Hang, Watchdog, Watched
-from slurm_elastic.control import WorkerProgress
+from slurm_elastic.control import Agreement, StopReason, WorkerProgress
 from slurm_elastic.failures import BY_WATCHDOG
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rendezvous.transport.messages import Assignment
-from slurm_elastic.snapshot.agent_side import AgentMemory
+from slurm_elastic.snapshot.agent_side import AgentMemory, Group
 
 __all__ = [
     "Feature",
@@ -41,9 +41,9 @@ __all__ = [
 ]
 
 _EARLY = 120.0
-"""Seconds in which a worker that reports no steps is taken not to have made its first one."""
+"""Seconds after the start in which a worker that reports no steps is assumed to be before its first one."""
 _FAULTS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
-"""What a process gets for what it does itself."""
+"""Signals that the kernel or the C library sends to a process for an error of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,68 +51,73 @@ class RunningRound:
     """The workers of a round on this node.
 
     Attributes:
-        placed: the place of this node.
-        pids: their process ids, by local rank.
-        environments: what was added to the environment of each, by local rank.
-        progress: says how far they are, by local rank; from any thread.
+        assignment: The assignment of this node.
+        pids: The workers' process ids by local rank.
+        environments: The variables that were added to each worker's environment, by local rank.
+        progress: Returns the workers' progress by local rank; from any thread.
+        agreement: Asks the workers for their dumps, from any thread; None if nothing can.
     """
 
-    placed: Assignment
+    assignment: Assignment
     pids: Mapping[int, int]
     environments: Mapping[int, Mapping[str, str]]
     progress: Callable[[], Sequence[WorkerProgress]]
+    agreement: Agreement | None = None
 
 
 class Feature:
     """One feature of an agent. Its methods are called on the main thread, so none of them may block.
 
     Attributes:
-        fd: a descriptor that wakes the main loop when it is readable; None for none.
+        fd: A descriptor that wakes the main loop when it is readable; None for none.
     """
 
     fd: int | None = None
 
     def loop_turned(self) -> None:
-        """The main loop is awake; also called while it starts workers, again and again."""
+        """The main loop has woken up; also called every 0.1 s while it starts workers."""
 
     def state_changed(self, state: State) -> None:
-        """The life cycle is in another state."""
+        """The life cycle has entered another state."""
 
     def inventory(self) -> str:
         """Return what this node holds for the workers of the next round; see :class:`~.membership.AgentInfo`.
 
-        Called when it joins: no workers run. Empty for nothing; the first feature that has something counts.
+        Called when the agent joins, while no workers run. The agent sends the first text that is not empty.
         """
         return ""
 
-    def round_formed(self, placed: Assignment, environments: Mapping[int, dict[str, str]]) -> None:
-        """The workers of a round are about to start. May add to the environment of each, by local rank."""
+    def round_formed(self, assignment: Assignment, environments: Mapping[int, dict[str, str]]) -> None:
+        """The workers of a round are about to start; variables may be added to `environments`, by local rank."""
 
     def workers_started(self, running: RunningRound) -> None:
         """The workers run."""
 
     def attribute(self, failure: WorkerFailure, pid: int) -> WorkerFailure:
-        """Return the failure of the worker with this process id, with what is known about its cause."""
+        """Return the failure of the worker with this process id, with the cause added if the feature knows it."""
         return failure
 
+    def stop_agreed(self, reason: str) -> None:
+        """The workers of the round stop at a step; the reason is that which training scripts get."""
+
     def exits_expected(self) -> None:
-        """The workers are about to be stopped: their end is no failure from now on."""
+        """The agent is about to stop the workers: from now on their end is no failure."""
 
     def round_ended(self, progress: Sequence[WorkerProgress]) -> None:
-        """No worker of the round runs any more; `progress` is how far they came."""
+        """No worker of the round runs any more; `progress` is what they have last reported."""
 
     def leave_announced(self, leave: AnnounceLeave) -> None:
-        """The agent has said that it leaves; again when more is known."""
+        """The agent has announced its leave; called again when it learns more about it."""
 
     def run_ended(self) -> None:
         """The agent ends, whatever happened."""
 
 
 class HealthFeature(Feature):
-    """Shows on the health port what the agent is doing.
+    """Reports the state of the agent to its health port.
 
     Args:
-        reporter: of the health port.
+        reporter: The reporter of the health port.
     """
 
     def __init__(self, reporter: Reporter) -> None:
@@ -138,7 +143,7 @@ class HealthFeature(Feature):
     def workers_started(self, running: RunningRound) -> None:
         """See base class."""
         self._stage = Stage.TRAINING
-        self._reporter.train(_place(running), running.placed.restarts)
+        self._reporter.train(_round_info(running), running.assignment.restarts)
 
     def round_ended(self, progress: Sequence[WorkerProgress]) -> None:
         """See base class."""
@@ -150,7 +155,7 @@ class HealthFeature(Feature):
 
 
 def _stage(state: State) -> Stage | None:
-    """The stage that a state is shown as; None if that does not change with it."""
+    """Return the stage that a state begins; None if the stage does not change."""
     match state:
         case Joining(spare=spare):
             return Stage.SPARE if spare else Stage.JOINING
@@ -166,30 +171,30 @@ def _stage(state: State) -> Stage | None:
             return None
 
 
-def _place(running: RunningRound) -> Place:
-    placed, place = running.placed, running.placed.place
-    return Place(
-        round=placed.round,
-        reason=placed.reason.value,
-        nodes=placed.nodes,
-        members=placed.members,
+def _round_info(running: RunningRound) -> RoundInfo:
+    assignment, place = running.assignment, running.assignment.place
+    return RoundInfo(
+        round=assignment.round,
+        reason=assignment.reason.value,
+        nodes=assignment.nodes,
+        members=assignment.members,
         node_rank=place.rank,
-        world_size=placed.world_size,
-        workers=tuple(WorkerPlace(place.base_rank + local, local, pid) for local, pid in sorted(running.pids.items())),
+        world_size=assignment.world_size,
+        workers=tuple(WorkerInfo(place.base_rank + local, local, pid) for local, pid in sorted(running.pids.items())),
     )
 
 
 class WatchdogFeature(Feature):
-    """Has the watchdog look after the workers of each round.
+    """Lets the watchdog watch the workers of each round.
 
     Args:
-        watchdog: started, or to be started before the first round; stopped when the run has ended.
+        watchdog: The watchdog, which is started before the first round; the feature stops it when the agent ends.
     """
 
     def __init__(self, watchdog: Watchdog) -> None:
         self._watchdog = watchdog
 
-    def round_formed(self, placed: Assignment, environments: Mapping[int, dict[str, str]]) -> None:
+    def round_formed(self, assignment: Assignment, environments: Mapping[int, dict[str, str]]) -> None:
         """See base class."""
         for environment in environments.values():
             environment[self._watchdog.variable] = self._watchdog.path
@@ -197,7 +202,7 @@ class WatchdogFeature(Feature):
 
     def workers_started(self, running: RunningRound) -> None:
         """See base class."""
-        self._watchdog.watch(_watched(running), running.progress)
+        self._watchdog.watch(_watched(running), running.progress, running.agreement)
 
     def attribute(self, failure: WorkerFailure, pid: int) -> WorkerFailure:
         """See base class."""
@@ -214,19 +219,28 @@ class WatchdogFeature(Feature):
 
 
 class SnapshotFeature(Feature):
-    """Keeps what workers save in memory, for the workers of later rounds.
+    """Keeps the snapshots of workers in memory for the workers of later rounds.
 
     Args:
-        rendezvous: of this agent.
-        told_to_go: says whether a signal has asked this agent to leave.
+        rendezvous: The identity of this agent, and its run.
+        is_leaving: Returns True if a signal has asked this agent to leave.
+        replicas: Number of copies on another node of what one rank alone has.
+        fork_server: Forks the process that writes checkpoints; None if that has to import torch itself.
 
     Raises:
-        OSError: the memory cannot be made.
+        OSError: The memory cannot be made.
     """
 
-    def __init__(self, rendezvous: RendezvousConfig, told_to_go: Callable[[], bool]) -> None:
-        self._margin, self._told_to_go = rendezvous.options.leave_margin, told_to_go
+    def __init__(
+        self,
+        rendezvous: RendezvousConfig,
+        is_leaving: Callable[[], bool],
+        replicas: int = 0,
+        fork_server: ForkServer | None = None,
+    ) -> None:
+        self._margin, self._is_leaving = rendezvous.options.leave_margin, is_leaving
         self._until: float | None = None
+        self._members_leave = False
         self._directory = NodeDirectory("snapshot")
         try:
             self._memory = AgentMemory(
@@ -236,6 +250,9 @@ class SnapshotFeature(Feature):
                 rendezvous.agent,
                 rendezvous.node,
                 rendezvous.address,
+                replicates=replicas > 0,
+                fewest_nodes=rendezvous.min_nodes,
+                fork=None if fork_server is None else fork_server.fork_child,
             )
         except OSError:
             self._directory.close()
@@ -243,31 +260,42 @@ class SnapshotFeature(Feature):
 
     def inventory(self) -> str:
         """See base class."""
-        return self._memory.inventory()
+        return self._memory.inventory(self._is_leaving, members_leave=self._members_leave)
 
-    def round_formed(self, placed: Assignment, environments: Mapping[int, dict[str, str]]) -> None:
+    def round_formed(self, assignment: Assignment, environments: Mapping[int, dict[str, str]]) -> None:
         """See base class."""
-        variables = self._memory.begin(placed.round, placed.origin, first=placed.place.rank == 0)
+        self._members_leave = False
+        place = assignment.place
+        group = Group(place.rank, assignment.nodes, place.local_world_size)
+        variables = self._memory.begin(assignment.round, assignment.origin, first=place.rank == 0, group=group)
         for environment in environments.values():
             environment.update(variables)
 
+    def stop_agreed(self, reason: str) -> None:
+        """See base class."""
+        self._members_leave = reason != StopReason.NODE_JOINED
+
+    def held(self) -> tuple[int, int | None]:
+        """Return the bytes held for snapshots, and the newest step that is safe; from any thread."""
+        return self._memory.held()
+
     def leave_announced(self, leave: AnnounceLeave) -> None:
         """See base class."""
-        # The rest of the margin is for the end of the agent and of its job.
+        # The other half of the margin is for the end of the agent and of its job.
         self._until = time.monotonic() + leave.seconds - min(self._margin / 2, leave.seconds / 4)
 
     def run_ended(self) -> None:
         """See base class."""
-        self._memory.close(self._until, self._told_to_go)
+        self._memory.close(self._until, self._is_leaving)
         self._directory.close()
 
 
 class LearnedImportsFeature(Feature):
-    """Starts workers without learned imports after one that died of them, as it seems; once, and uncharged.
+    """Starts workers without learned imports after one that may have died of them; once, and uncharged.
 
     Args:
-        fork_server: forks the workers.
-        now: monotonic time in seconds.
+        fork_server: The fork server of the workers.
+        now: Returns the monotonic time in seconds.
     """
 
     def __init__(self, fork_server: ForkServer, now: Callable[[], float] = time.monotonic) -> None:
@@ -281,7 +309,8 @@ class LearnedImportsFeature(Feature):
 
     def attribute(self, failure: WorkerFailure, pid: int) -> WorkerFailure:
         """See base class."""
-        early = self._now() - self._since < _EARLY and not any(worker.boundary for worker in self._progress())
+        progress = self._running.progress() if self._running is not None else ()
+        early = self._now() - self._since < _EARLY and not any(worker.boundary for worker in progress)
         if not (failure.hung or -failure.exit_code in _FAULTS) or not early or not self._fork_server.has_learned:
             return failure
         how = "hangs" if failure.hung else f"died by {signal.Signals(-failure.exit_code).name}"
@@ -290,14 +319,11 @@ class LearnedImportsFeature(Feature):
         message = f"{failure.message}; {reason} and starts again without learned imports".removeprefix("; ")
         return replace(failure, message=message, uncharged=True)
 
-    def _progress(self) -> Sequence[WorkerProgress]:
-        return self._running.progress() if self._running is not None else ()
-
 
 def _watched(running: RunningRound) -> list[Watched]:
-    # The logs specs have put the path of the error file beside the logs.
+    # RoundLogsSpecs puts the error file into the directory of the logs.
     return [
-        Watched(pid, int(env["RANK"]), rank, running.placed.round, Path(error).parent if error else None)
+        Watched(pid, int(env["RANK"]), rank, running.assignment.round, Path(error).parent if error else None)
         for rank, pid in running.pids.items()
         for env in [running.environments[rank]]
         for error in [env.get("TORCHELASTIC_ERROR_FILE")]
@@ -316,5 +342,6 @@ def hang_event(node: str, hang: Hang) -> Entry:
         "state": hang.state,
         "signal": hang.killed.name if hang.killed is not None else "",
         "stacks": hang.stacks,
+        "in_collective": hang.in_collective,
     }
     return Entry("worker_hung", f"rank {hang.worker.rank} on {node} hangs: {hang}", fields)

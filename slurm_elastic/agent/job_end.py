@@ -1,10 +1,10 @@
-"""The end of a job's part in its run, decided by pure functions: who requeues the job, and who ends it.
+"""Decides who requeues and who ends a job whose part in the run is over. Pure functions.
 
 :mod:`slurm_elastic.agent.job_end_effects` asks Slurm and the run directory, and executes. A batch script that ends with
 ``slurm-elastic verdict`` decides about the requeue by the same functions.
 
-Slurm lets a job whose batch script is gone with the first node run on, and with its last task gone it still does, with
-nothing in it. So its last agent ends it.
+A job whose batch script was lost with the first node runs on, even when its last task has ended. So its last agent ends
+the job.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ _HELD = "JobHoldMaxRequeue"
 """Slurm requeues a job whose nodes failed, but the fifth time it holds it (MaxBatchRequeue in slurm.conf(5);
 job_mgr.c before 23.02). Only an operator of Slurm can release it, while its owner can cancel it."""
 
-_BEGINNING = "round None"
+_FIRST_MARK = "round None"
 _FINAL = (ExitCode.FINISHED, ExitCode.FAILED, ExitCode.USAGE, ExitCode.FENCED)
-_HEARD = (Cause.REQUEUE_WANTED, Cause.DRAINED, Cause.PREEMPTED)
+_TRUSTED_NOTICES = (Cause.REQUEUE_WANTED, Cause.DRAINED, Cause.PREEMPTED)
 
 
 # What an agent does for its job when it ends.
@@ -76,12 +76,12 @@ class AgentEnd:
     """An agent that has ended, and its part in its job.
 
     Attributes:
-        exit_code: of the agent.
+        exit_code: The exit code of the agent.
         gave_up: True if it ended alone, see AgentOutcome.
-        diagnoses: True if this is the agent of its job that asked Slurm why the job has to go.
+        diagnoses: True if this is the agent of its job that has asked Slurm why the job has to end.
         in_job: True if it runs in a Slurm job.
         leads: True if it led the run to the end.
-        represents_job: see the function of that name.
+        represents_job: The result of the function of that name.
     """
 
     exit_code: ExitCode
@@ -94,7 +94,7 @@ class AgentEnd:
 
 @dataclass(frozen=True, slots=True)
 class RequeueJob:
-    """Requeue the job if it has to go on and its batch script does not see to it; if it will not start again, end it
+    """Requeue the job if it has to go on and its batch script does not requeue it. If it will not start again, continue
     as with EndJobIfLast."""
 
 
@@ -123,13 +123,13 @@ JobEndAction = RequeueJob | EndJobIfLast | CancelHeldElements | EndAbandonedJob
 
 
 def decide_job_end(end: AgentEnd) -> tuple[JobEndAction, ...]:
-    """Decide what an agent that has ended still does for its job, in this order."""
+    """Return what an agent that has ended still does for its job, in this order."""
     if not end.in_job:
         return ()
     if end.exit_code is ExitCode.LEFT and end.diagnoses:
         return (RequeueJob(),)
     if end.gave_up:
-        # On a full disk all agents give up, one after the other; in a partition others may train on.
+        # On a full disk all agents give up, one after the other; in a network partition others may train on.
         return (EndJobIfLast(),)
     if end.exit_code is not ExitCode.LEFT and (end.leads or end.represents_job):
         # The leader ends last.
@@ -138,19 +138,20 @@ def decide_job_end(end: AgentEnd) -> tuple[JobEndAction, ...]:
     return ()
 
 
-def represents_job(job: SlurmJob, agent: str, placed: Assignment | None) -> bool:
-    """Return True if this agent sees to the end of its job, as the run was led from another job.
+def represents_job(job: SlurmJob, agent: str, assignment: Assignment | None) -> bool:
+    """Return True if this agent handles the end of its job, because the leader of the run is in another job.
 
-    Otherwise the leader does, which ends last. One agent of each job is enough: the first in the last round.
+    In the leader's own job the leader does that, as it ends last. In other jobs it is the first agent in the last
+    round.
 
     Args:
-        job: the agent's job.
-        agent: its identity.
-        placed: its last place; None if it never had one.
+        job: The agent's job.
+        agent: The identity of the agent.
+        assignment: Its last assignment; None if it never had one.
     """
-    if placed is None or job_of(placed.leader) == job_of(agent):
+    if assignment is None or job_of(assignment.leader) == job_of(agent):
         return False
-    members = set(expand(placed.members))
+    members = set(expand(assignment.members))
     return next((node for node in job.job_nodes if node in members), "") == job.node
 
 
@@ -164,14 +165,15 @@ def other_agents(
 ) -> list[tuple[str, Successor | None]]:
     """Return the other nodes of the job on which an agent may run, and the agents that are known there.
 
-    Those with a known agent come first: one that lives decides, without a wait for the others.
+    Nodes with a known agent come first: if one of them lives, no other node has to be asked.
 
     Args:
-        job: the agent's job.
-        agent: its identity.
-        members: of the newest round on record; None if that cannot be read, or if agents outside of it count, too.
-        told: the members that this agent was told of. They count where `members` is None, and then each other node of
-            the job has to be accounted for.
+        job: The agent's job.
+        agent: The identity of the agent.
+        members: The members of the newest round on record; None if that cannot be read, or if agents outside of it
+            count, too.
+        told: The members that the leader has named to this agent; used if `members` is None. Then all other nodes of
+            the job count.
     """
     known = {
         node_of(each.agent): each
@@ -184,7 +186,7 @@ def other_agents(
 
 
 def held_elements(views: Iterable[JobView], array: str) -> list[str]:
-    """Return the names of an array's elements that Slurm itself holds. Those that a person holds are left alone."""
+    """Return the names of an array's elements that Slurm itself holds, without those that a person holds."""
     return [f"{array}_{view.array_task_id}" for view in views if view.reason == _HELD]
 
 
@@ -196,16 +198,16 @@ class RequeueFacts:
     """A job whose part in the run is over, and whose run is not finished.
 
     Attributes:
-        status: highest exit code of its agents.
-        restart_count: of this incarnation.
-        notice: the notice that its agents have written down; empty if they were not told to leave.
+        status: The highest exit code of its agents.
+        restart_count: The restart count of this incarnation.
+        notice: The notice that its agents have recorded; empty if they were not told to leave.
         failed: True if the run has failed for good.
-        others_go_on: True if other agents of the job may be at work, so that the job is requeued only if Slurm ends it
-            anyway, or a person wants it.
-        view: of the job; None if Slurm does not answer.
-        clock: the controller's time; None if it was not asked.
-        last_round: number of the newest round on record; None before the first.
-        earlier: the records of earlier requeues of the job.
+        others_go_on: True if other agents of the job may still train, so that the job is requeued only if Slurm ends it
+            anyway, or a person has requested it.
+        view: Slurm's view of the job; None if Slurm does not answer.
+        clock: The controller's time; None if it was not asked.
+        last_round: The number of the newest round on record; None before the first.
+        earlier: The records of earlier requeues of the job.
     """
 
     status: int
@@ -220,7 +222,7 @@ class RequeueFacts:
 
     @property
     def needs_slurm(self) -> bool:
-        """False if the job is not requeued, whatever Slurm says about it."""
+        """False if the job is not requeued, whatever Slurm reports about it."""
         return not (self.failed or self.status in _FINAL or (self.others_go_on and not self.notice))
 
 
@@ -229,8 +231,8 @@ class RequeuePlan:
     """The decision about a job.
 
     Attributes:
-        decision: the one that requeues it, and the reason.
-        record: to be claimed by the one that requeues it.
+        decision: Who requeues it, and the reason.
+        record: The record that the process which requeues it claims.
     """
 
     decision: RequeueDecision
@@ -241,9 +243,9 @@ def plan_requeue(facts: RequeueFacts, meaning: SignalDefaults, max_requeues: int
     """Decide who requeues the job.
 
     Args:
-        facts: about the job.
-        meaning: of signals, where Slurm does not tell.
-        max_requeues: how often a job is requeued because of its time limit.
+        facts: The facts about the job.
+        meaning: The meaning of signals for which Slurm gives no reason.
+        max_requeues: How often a job is requeued because of its time limit, at most.
     """
     signals = _signals(facts.notice)
     finding = classify(signals, 0.0, facts.view, facts.restart_count, clock=facts.clock, meaning=meaning)
@@ -257,7 +259,7 @@ def plan_requeue(facts: RequeueFacts, meaning: SignalDefaults, max_requeues: int
         failed=facts.failed,
         history=History(
             counted=sum(record.get("counted") is True for record in facts.earlier),
-            idle=_idle([_BEGINNING, *(record.get("mark") for record in facts.earlier), mark]),
+            idle=_idle([_FIRST_MARK, *(record.get("mark") for record in facts.earlier), mark]),
         ),
         most=max_requeues,
     )
@@ -267,7 +269,7 @@ def plan_requeue(facts: RequeueFacts, meaning: SignalDefaults, max_requeues: int
 
 
 def notice_record(signals: Sequence[signal.Signals], finding: Diagnosis, progress: int | None) -> dict[str, Any]:
-    """Return what the notice of a job holds: its signals, their diagnosis, and the last checkpoint that is known."""
+    """Return the content of a job's notice: its signals, their diagnosis, and the step of the last checkpoint."""
     return {
         "signals": [number.name for number in signals],
         "cause": finding.cause.name,
@@ -278,12 +280,12 @@ def notice_record(signals: Sequence[signal.Signals], finding: Diagnosis, progres
 
 
 def _cause(notice: Mapping[str, Any], finding: Diagnosis) -> Cause:
-    """Take what the agents heard from a person, or from Slurm, where Slurm says that the job could go on.
+    """Return the cause in the agents' notice, if that is from Slurm or a person, and Slurm names no other one now.
 
     A slurmctld that was killed in the meantime does not know any more that it has preempted the job.
     """
-    heard = {cause.name: cause for cause in _HEARD}.get(notice.get("cause", ""))
-    return heard if heard is not None and finding.cause in (Cause.SIGNALLED, Cause.UNKNOWN) else finding.cause
+    noted = {cause.name: cause for cause in _TRUSTED_NOTICES}.get(notice.get("cause", ""))
+    return noted if noted is not None and finding.cause in (Cause.SIGNALLED, Cause.UNKNOWN) else finding.cause
 
 
 def _signals(notice: Mapping[str, Any]) -> tuple[signal.Signals, ...]:
@@ -293,13 +295,13 @@ def _signals(notice: Mapping[str, Any]) -> tuple[signal.Signals, ...]:
 
 
 def _mark(notice: Mapping[str, Any], last_round: int | None) -> str:
-    """Return how far the run is: the last checkpoint if the trainer reports it, else the newest round."""
+    """Return the progress of the run: the last checkpoint if the trainer reports it, else the newest round."""
     progress = notice.get("progress")
     return f"checkpoint {progress}" if progress is not None else f"round {last_round}"
 
 
 def _idle(marks: list[object]) -> int:
-    """Count the incarnations at the end of the list that left the run where they found it."""
+    """Count the incarnations at the end of the list in which the run made no progress."""
     idle = 0
     for earlier, later in zip(reversed(marks[:-1]), reversed(marks), strict=False):
         if earlier != later:

@@ -1,6 +1,6 @@
-"""The effects of :mod:`slurm_elastic.agent.job_end`: what is asked of Slurm and of the run's records, and done.
+"""Executes the decisions of :mod:`slurm_elastic.agent.job_end`: asks Slurm and the run's records, and ends jobs.
 
-An agent that ends may lack its file system, so nothing that it asks may hold it up.
+An agent may end because its file system has failed, so every question has a time-out.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ logger = logging.getLogger("slurm_elastic")
 _T = TypeVar("_T")
 
 _CONNECT_TIMEOUT = 2.0
-_AGAIN = 5.0
-_TURNS = 120
-"""How often to ask: ten minutes, twice Slurm's own default of SlurmdTimeout."""
-_LAST_TURNS = 6
-"""How often an agent that requeues its job looks whether the node of the batch script is there."""
+_POLL_INTERVAL = 5.0
+_POLLS = 120
+"""Number of polls: ten minutes, twice Slurm's own default of SlurmdTimeout."""
+_POLLS_BEFORE_REQUEUE = 6
+"""Number of polls for the node of the batch script before an agent requeues its job."""
 _RECORDS_WAIT = 30.0
-"""Seconds that an agent which ends waits for records that hang."""
+"""Seconds that an agent waits at its end for records that hang."""
 _SLURMCTLD_WAIT = 30.0
-"""Seconds that an agent whose part is over waits for a slurmctld that does not answer."""
+"""Seconds that an agent waits at its end for a slurmctld that does not answer."""
 
 Say = Callable[[str], None]
 
@@ -62,17 +62,17 @@ class JobAtEnd:
     """One agent's job, when the agent has ended.
 
     Attributes:
-        job: the Slurm job this agent runs in.
-        agent: its identity.
-        run_dir: of the run.
-        records: of the run.
-        incarnation: whose rounds count.
-        policy: the user's wishes.
-        told: the members that this agent was told of.
-        signalled: a descriptor that is readable once a signal came: then Slurm ends the job by itself.
-        environ: of this agent.
-        controller: to ask.
-        say: takes one line for people.
+        job: The Slurm job this agent runs in.
+        agent: The identity of the agent.
+        run_dir: The run directory.
+        records: The records of the run.
+        incarnation: The incarnation whose rounds count.
+        policy: The user's requeue policy.
+        told: The members that the leader has named to this agent.
+        signal_fd: A descriptor that is readable after a signal, which tells that Slurm is ending the job already.
+        environ: The environment of this agent.
+        controller: Slurm's controller.
+        say: Prints one line for people.
     """
 
     job: SlurmJob
@@ -82,13 +82,13 @@ class JobAtEnd:
     incarnation: str
     policy: RequeuePolicy
     told: Sequence[Successor]
-    signalled: int
+    signal_fd: int
     environ: Mapping[str, str] = dataclasses.field(default_factory=lambda: os.environ)
     controller: Controller = dataclasses.field(default_factory=Controller)
     say: Say = logger.info
 
     def carry_out(self, end: AgentEnd) -> None:
-        """Do for the job what is left to do."""
+        """Execute what an agent still does for its job when it has ended."""
         for action in decide_job_end(end):
             match action:
                 case RequeueJob():
@@ -99,10 +99,10 @@ class JobAtEnd:
                 case CancelHeldElements():
                     cancel_held_elements(self.job, self.controller, self.say)
                 case EndAbandonedJob():
-                    end_abandoned_job(self.job, self.environ, self.controller, self.signalled, self.say)
+                    end_abandoned_job(self.job, self.environ, self.controller, self.signal_fd, self.say)
 
     def _requeue(self) -> bool:
-        """Return True if the job will start again, or its batch script sees to its end."""
+        """Return True if the job will start again, or its batch script handles its end."""
         if JOB_END_VARIABLE in self.environ and not self._batch_script_lost():
             return True
         try:
@@ -123,15 +123,15 @@ class JobAtEnd:
         return not self._batch_script_lost()
 
     def _batch_script_lost(self) -> bool:
-        return batch_script_lost(self.job, self.environ, self.controller, _LAST_TURNS)
+        return batch_script_lost(self.job, self.environ, self.controller, _POLLS_BEFORE_REQUEUE)
 
     def _end_if_last(self, *, spares_count: bool) -> None:
-        found = _within(_RECORDS_WAIT, self._members, otherwise=None)
+        found = _in_time(self._members, otherwise=None)
         members, told = (None, found) if spares_count and found is not None else (found, self.told)
-        end_job_if_last(self.job, self.agent, members, told, self.environ, self.controller, self.signalled, self.say)
+        end_job_if_last(self.job, self.agent, members, told, self.environ, self.controller, self.signal_fd, self.say)
 
     def _members(self) -> Sequence[Successor] | None:
-        """The members of the newest round on record; None if that cannot be read."""
+        """Return the members of the newest round on record; None if that cannot be read."""
         try:
             last = last_round(self.records.situation(), self.incarnation)
         except (RecordsError, LookupError, ValueError, TypeError):
@@ -149,18 +149,18 @@ def is_known_done(records: Records) -> bool:
             logger.debug("%s", error)
             return False
 
-    return _within(_RECORDS_WAIT, look, otherwise=False)
+    return _in_time(look, otherwise=False)
 
 
-def _within(seconds: float, call: Callable[[], _T], otherwise: _T) -> _T:
-    """Return what a call returns, which must not raise, or `otherwise` if it takes longer than so many seconds.
+def _in_time(call: Callable[[], _T], otherwise: _T) -> _T:
+    """Return the result of a function, which must not raise, or `otherwise` if it takes longer than 30 s.
 
-    It goes on in a thread that does not hold up the end of the process.
+    The function runs in a daemon thread, so that the process can end meanwhile.
     """
     answers: queue.SimpleQueue[_T] = queue.SimpleQueue()
     threading.Thread(target=lambda: answers.put(call()), name="slurm-elastic-asking", daemon=True).start()
     try:
-        return answers.get(timeout=seconds)
+        return answers.get(timeout=_RECORDS_WAIT)
     except queue.Empty:
         return otherwise
 
@@ -172,9 +172,9 @@ def cancel_held_elements(job: SlurmJob, controller: Controller, say: Say) -> Non
     """Cancel the elements of the job's array that Slurm holds; for the end of a run that is finished.
 
     Args:
-        job: the Slurm job this agent runs in.
-        controller: to ask.
-        say: takes one line for people.
+        job: The Slurm job this agent runs in.
+        controller: Slurm's controller.
+        say: Prints one line for people.
     """
     if job.array is None:
         return
@@ -188,16 +188,16 @@ def cancel_held_elements(job: SlurmJob, controller: Controller, say: Say) -> Non
 
 
 def end_abandoned_job(
-    job: SlurmJob, environ: Mapping[str, str], controller: Controller, signalled: int, say: Say
+    job: SlurmJob, environ: Mapping[str, str], controller: Controller, signal_fd: int, say: Say
 ) -> None:
     """End the job if its batch script is gone; called by its last agent when the run has ended.
 
     The result of the run is on record; Slurm will call the job cancelled.
 
     Args:
-        job, environ, controller, signalled, say: see :class:`JobAtEnd`.
+        job, environ, controller, signal_fd, say: see :class:`JobAtEnd`.
     """
-    if batch_script_lost(job, environ, controller, _TURNS, signalled):
+    if batch_script_lost(job, environ, controller, _POLLS, signal_fd):
         say(f"the batch script of job {job.name} is gone with {job.job_nodes[0]}: this agent ends the job")
         controller.cancel(job.name)
 
@@ -209,72 +209,72 @@ def end_job_if_last(
     told: Sequence[Successor],
     environ: Mapping[str, str],
     controller: Controller,
-    signalled: int,
+    signal_fd: int,
     say: Say,
 ) -> None:
     """End the job if its batch script is gone and no other agent of it runs.
 
     Args:
         members, told: see :func:`~slurm_elastic.agent.job_end.other_agents`.
-        job, agent, environ, controller, signalled, say: see :class:`JobAtEnd`.
+        job, agent, environ, controller, signal_fd, say: see :class:`JobAtEnd`.
     """
     others = other_agents(job, agent, members, told)
-    if batch_script_lost(job, environ, controller, _TURNS, signalled) and _have_ended(others, controller, signalled):
+    if batch_script_lost(job, environ, controller, _POLLS, signal_fd) and _all_ended(others, controller, signal_fd):
         say(f"job {job.name} has no other agent left, and its batch script is gone: this agent ends the job")
         controller.cancel(job.name)
 
 
-def _have_ended(others: Sequence[tuple[str, Successor | None]], controller: Controller, signalled: int) -> bool:
-    """Return True if all these agents have ended; False if one lives, or if that is not known in time."""
-    for _ in range(_TURNS):
+def _all_ended(others: Sequence[tuple[str, Successor | None]], controller: Controller, signal_fd: int) -> bool:
+    """Return True if all these agents have ended; False if one lives, or if that is unknown after ten minutes."""
+    for _ in range(_POLLS):
         states = controller.node_states([node for node, _ in others]) if others else {}
         up = [known for node, known in others if states[node] is not NodeState.DOWN]
-        # The first that is not known to have ended says enough.
+        # One agent that has not ended is enough.
         answers = (_answers(known.address, known.port) if known is not None else None for known in up)
         answer = next((each for each in answers if each is not False), False)
         if answer is not None:
             return not answer
-        if select.select([signalled], [], [], _AGAIN)[0]:
+        if select.select([signal_fd], [], [], _POLL_INTERVAL)[0]:
             return False
     return False
 
 
 def batch_script_lost(
-    job: SlurmJob, environ: Mapping[str, str], controller: Controller, turns: int, signalled: int | None = None
+    job: SlurmJob, environ: Mapping[str, str], controller: Controller, polls: int, signal_fd: int | None = None
 ) -> bool:
     """Return True if the job goes on without its batch script, so that its agents requeue or end it.
 
-    srun tells its tasks where it listens (SLURM_SRUN_COMM_HOST, SLURM_SRUN_COMM_PORT). As long as it does, it ends with
-    the last task, and the batch script after it. If the connection is refused, srun has ended; if there is no answer
-    at all, Slurm is asked for the node until it knows.
+    srun tells its tasks its address (SLURM_SRUN_COMM_HOST, SLURM_SRUN_COMM_PORT). While it listens there it ends with
+    the last task, and the batch script after it. If it refuses the connection, it has ended; if there is no answer,
+    Slurm is asked for the state of the node.
 
     Args:
-        job: the Slurm job this agent runs in.
-        environ: of this agent.
-        controller: to ask.
-        turns: how often to look, every five seconds, while nothing is known; then the result is False.
-        signalled: a descriptor that ends the wait when it is readable; None for none.
+        job: The Slurm job this agent runs in.
+        environ: The environment of this agent.
+        controller: Slurm's controller.
+        polls: The number of polls, one every five seconds, while nothing is known; then the result is False.
+        signal_fd: A descriptor that ends the wait when it is readable; None for none.
     """
     if not can_lose_batch_script(job, environ):
         return False
-    for _ in range(turns):
+    for _ in range(polls):
         alive = _srun_listens(environ)
         if alive is None:
             state = controller.node_states((job.job_nodes[0],))[job.job_nodes[0]]
             alive = False if state is NodeState.DOWN else None
             if alive is None and controller.is_silent:
-                # As in a container: nothing will ever be known.
+                # scontrol is not available, as in a container.
                 return False
         if alive is not None:
             return not alive
         with contextlib.suppress(OSError):
-            if select.select([] if signalled is None else [signalled], [], [], _AGAIN)[0]:
+            if select.select([] if signal_fd is None else [signal_fd], [], [], _POLL_INTERVAL)[0]:
                 return False
     return False
 
 
 def _srun_listens(environ: Mapping[str, str]) -> bool | None:
-    """Return True if this step's srun is there; None if that cannot be told."""
+    """Return True if this step's srun listens; None if that is unknown."""
     host, port = environ.get("SLURM_SRUN_COMM_HOST"), environ.get("SLURM_SRUN_COMM_PORT", "")
     if not host or not port.isdigit():
         return None
@@ -282,7 +282,7 @@ def _srun_listens(environ: Mapping[str, str]) -> bool | None:
 
 
 def _answers(host: str, port: int) -> bool | None:
-    """Return True if a process listens there; None if that cannot be told."""
+    """Return True if a process listens at this address; None if that is unknown."""
     try:
         socket.create_connection((host, port), _CONNECT_TIMEOUT).close()
     except ConnectionRefusedError:

@@ -53,14 +53,14 @@ __all__ = [
     "Rejoin",
     "ReportFailure",
     "ReportFinished",
+    "ReportLeft",
     "Reported",
     "RequestLeave",
     "RoundClosed",
-    "SayLeft",
     "SignalWorkers",
     "Signalled",
     "StartFailed",
-    "StartGivenUp",
+    "StartInterrupted",
     "StartWorkers",
     "Started",
     "Starting",
@@ -85,12 +85,11 @@ __all__ = [
 ]
 
 UNPLANNED_STOP_TIMEOUT = 0.5
-"""Seconds for workers whose group is broken: they block in a collective with a peer that is gone, and a Python signal
-handler does not run while they do. What they hold in memory is of no use any more."""
+"""Seconds between SIGTERM and SIGKILL for workers whose group is broken: they block in a collective with a lost peer,
+so their Python signal handlers do not run, and they cannot save."""
 
-_TOO_LATE = 2.0
-"""Seconds that workers get when the deadline of a leave is past already: Slurm will end them, or the deadline was
-wrong."""
+_OVERDUE_TIMEOUT = 2.0
+"""Seconds that workers get if the deadline of a leave is past already: Slurm ends them, or the deadline was wrong."""
 _UNPLANNED = frozenset({Reason.NODE_LOST, Reason.WORKER_FAILED})
 
 
@@ -100,10 +99,10 @@ class LifecycleConfig:
 
     Attributes:
         node: Slurm's name of this node, for log lines.
-        run_id: the run's id, for log lines.
-        leader_host: where the first leader is expected, for log lines.
-        shutdown_timeout: seconds that workers get between SIGTERM and SIGKILL when their round ends as planned.
-        leave_margin: see :func:`~slurm_elastic.rendezvous.membership.seconds_to_stop`.
+        run_id: The run's id, for log lines.
+        leader_host: The host on which the first leader is expected, for log lines.
+        shutdown_timeout: Seconds between SIGTERM and SIGKILL for workers whose round ends as planned.
+        leave_margin: See :func:`~slurm_elastic.rendezvous.membership.seconds_to_stop`.
         signals_workers: True if workers are sent ``--worker-signal`` when a planned end of their round is announced.
     """
 
@@ -120,17 +119,19 @@ class AgentOutcome:
     """The end of this agent.
 
     Attributes:
-        exit_code: the exit code of the agent's process, for Slurm.
-        failure: the run's root cause; None if the run did not fail.
-        detail: one line for the log; empty if there is nothing to say.
+        exit_code: The exit code of the agent's process, for Slurm.
+        failure: The run's root cause; None if the run did not fail.
+        detail: One line for the log; empty for no line.
         gave_up: True if this agent ends alone and others may go on: it found no leader, lost the records, or could not
             end its workers.
+        no_leader: True if it has reached no leader from its start until `join_timeout` was over.
     """
 
     exit_code: ExitCode
     failure: WorkerFailure | None = None
     detail: str = ""
     gave_up: bool = False
+    no_leader: bool = False
 
 
 class WorkersResult(enum.Enum):
@@ -153,10 +154,10 @@ class Departure:
     """After the stop the agent leaves. Moments are own monotonic time in seconds.
 
     Attributes:
-        reason: why the agent leaves.
-        detail: the reason as text for people.
-        stop_by: when workers that have not stopped at an agreed step are terminated.
-        gone_by: when workers that have not ended are killed.
+        reason: The reason of the leave.
+        detail: The reason as text for people.
+        stop_by: The time at which workers that have not stopped at an agreed step are terminated.
+        gone_by: The time at which workers that have not ended are killed.
     """
 
     reason: LeaveReason
@@ -170,8 +171,8 @@ class Ending:
     """After the stop the agent ends, because the run has ended or because the agent gives up.
 
     Attributes:
-        outcome: of the agent.
-        result: of its workers, if that counts as their result.
+        outcome: How the agent ends.
+        result: How its workers ended; None if their end is no result.
     """
 
     outcome: AgentOutcome
@@ -187,18 +188,18 @@ def depart(
     """Plan a leave.
 
     Args:
-        reason: why the agent leaves.
-        detail: the reason as text for people.
-        seconds: until the agent has to be gone; None if that is unknown, then workers get `shutdown_timeout` in all.
-        shutdown_timeout: seconds for workers whose round ends as planned.
-        margin: see :func:`~slurm_elastic.rendezvous.membership.seconds_to_stop`.
-        now: own monotonic time.
+        reason: The reason of the leave.
+        detail: The reason as text for people.
+        seconds: Seconds until the agent has to end; None if unknown, then workers get `shutdown_timeout` in all.
+        shutdown_timeout: Seconds for workers whose round ends as planned.
+        margin: See :func:`~slurm_elastic.rendezvous.membership.seconds_to_stop`.
+        now: The agent's own monotonic time in seconds.
     """
     if seconds is None:
         return Departure(reason, detail, now + seconds_to_stop(shutdown_timeout, margin), now + shutdown_timeout)
     stop_by = now + seconds_to_stop(seconds, margin)
     # The agent announces its end after its workers' end, and that takes a moment, too.
-    gone_by = stop_by + 0.75 * (now + seconds - stop_by) if seconds > 0 else now + _TOO_LATE
+    gone_by = stop_by + 0.75 * (now + seconds - stop_by) if seconds > 0 else now + _OVERDUE_TIMEOUT
     return Departure(reason, detail, stop_by, gone_by)
 
 
@@ -207,7 +208,7 @@ def depart(
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """The agent has no workers and waits for a place in the next round.
+    """The agent has no workers and waits for an assignment in the next round.
 
     Attributes:
         agreed: True if its workers of the last round stopped at the agreed step.
@@ -220,7 +221,7 @@ class Joining:
 
 @dataclass(frozen=True, slots=True)
 class Starting:
-    """The agent has a place, and its workers are being started."""
+    """The agent has an assignment, and its workers are being started."""
 
     round: messages.Assignment
 
@@ -230,9 +231,9 @@ class Training:
     """The workers run.
 
     Attributes:
-        round: the place of this agent.
-        stop_step: the step at which the workers were told to stop; None before.
-        signalled: True once they were sent ``--worker-signal``.
+        round: The assignment of this agent.
+        stop_step: The step at which the workers were told to stop; None before.
+        signalled: True after they were sent ``--worker-signal``.
     """
 
     round: messages.Assignment
@@ -249,7 +250,7 @@ class Leaving:
 
     @property
     def round(self) -> messages.Assignment:
-        """The place of this agent."""
+        """The assignment of this agent."""
         return self.training.round
 
 
@@ -258,8 +259,8 @@ class Reported:
     """The leader knows how the workers here ended, and decides what comes next.
 
     Attributes:
-        round: the place of this agent.
-        result: of the workers; None if their start was given up because an event was waiting.
+        round: The assignment of this agent.
+        result: How the workers ended; None if their start was interrupted because an event was waiting.
         signalled: True if they were sent ``--worker-signal``.
     """
 
@@ -273,10 +274,10 @@ class Stopping:
     """The workers are being stopped.
 
     Attributes:
-        round: the place of this agent.
-        then: what follows when the workers have ended.
-        stop_by: when workers that still run are killed, in own monotonic time.
-        terminate_at: when they are terminated; None if they were, or need not be.
+        round: The assignment of this agent.
+        then: What follows when the workers have ended.
+        stop_by: The own monotonic time at which workers that still run are killed.
+        terminate_at: The own monotonic time at which they get SIGTERM; None if they have got it, or get none.
         signalled: True if they were sent ``--worker-signal``.
         agreed: True if they have stopped at the agreed step.
     """
@@ -305,8 +306,8 @@ class Done:
     """The agent has ended.
 
     Attributes:
-        outcome: how it ended.
-        round: its last place; None if it was waiting for one.
+        outcome: How the agent has ended.
+        round: Its last assignment; None if it was waiting for one.
     """
 
     outcome: AgentOutcome
@@ -335,12 +336,12 @@ class Signalled:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosed:
-    """It is known why the agent was signalled.
+    """The agent has found out why it was signalled.
 
     Attributes:
-        reason: of the leave.
-        seconds: until the agent has to be gone; None if that is unknown.
-        detail: the reason as text for people.
+        reason: The reason of the leave.
+        seconds: Seconds until the agent has to end; None if unknown.
+        detail: The reason as text for people.
         for_job: True if all agents of the job have to leave, and this one tells them.
     """
 
@@ -356,7 +357,7 @@ class WorkersStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class StartGivenUp:
+class StartInterrupted:
     """Result of StartWorkers: an event was waiting, and no worker was started."""
 
 
@@ -398,7 +399,7 @@ class WorkersSucceeded:
 
 @dataclass(frozen=True, slots=True)
 class WorkersFailed:
-    """A worker failed by itself."""
+    """A worker failed while the agent was not stopping it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,7 +420,7 @@ class RoundClosed:
 
     Attributes:
         leads: True if this agent leads the run.
-        survivors: one line about processes that SIGKILL does not end; empty if there are none.
+        survivors: One line about processes that SIGKILL does not end; empty if there are none.
     """
 
     leads: bool = False
@@ -436,7 +437,7 @@ Event = (
     | Signalled
     | Diagnosed
     | WorkersStarted
-    | StartGivenUp
+    | StartInterrupted
     | StartFailed
     | Held
     | StepAccepted
@@ -456,14 +457,14 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Reserve a port for the next worker store, and ask the leader for a place."""
+    """Reserve a port for the next worker store, and ask the leader for an assignment."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartWorkers:
     """Serve the worker store, if it is served here, and start the workers of a round.
 
-    Results: WorkersStarted, StartGivenUp, StartFailed.
+    Results: WorkersStarted, StartInterrupted, StartFailed.
     """
 
     round: messages.Assignment
@@ -486,10 +487,10 @@ class StopAtStep:
     """Tell the workers at which step to stop. Results: StepAccepted, StepRefused.
 
     Attributes:
-        round: its number.
-        step: counted in this round.
-        reason: what the training script is told.
-        seconds: until the workers are killed; None if they get the time that they need.
+        round: The number of the round.
+        step: The stop step, counted in this round.
+        reason: The reason that the training script gets.
+        seconds: Seconds until the workers are killed; None for no limit.
     """
 
     round: int
@@ -541,8 +542,8 @@ class AnswerHold:
 
 
 @dataclass(frozen=True, slots=True)
-class SayLeft:
-    """Tell the leader that this agent leaves and has no workers. `stopped`: they stopped at the agreed step."""
+class ReportLeft:
+    """Tell the leader that this agent leaves and has no workers. `stopped`: they have stopped at the agreed step."""
 
     reason: LeaveReason
     stopped: bool = False
@@ -555,12 +556,12 @@ class ReportFinished:
 
 @dataclass(frozen=True, slots=True)
 class DescribeFailure:
-    """Find out which worker failed first, and its last words. Result: FailureDescribed."""
+    """Find out which worker failed first, with its traceback or last output. Result: FailureDescribed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportFailure:
-    """Tell the leader that a worker here failed by itself."""
+    """Tell the leader about the failure of a worker that the agent was not stopping."""
 
     failure: WorkerFailure
 
@@ -576,7 +577,7 @@ class RequestLeave:
 
 @dataclass(frozen=True, slots=True)
 class NoteLeaveRequest:
-    """Note that the leader has asked this agent to leave: Slurm need not be asked why."""
+    """Note that the leader has asked this agent to leave, so that it does not ask Slurm why."""
 
     request: LeaveRequested
 
@@ -609,7 +610,7 @@ Action = (
     | StopServingStore
     | AnnounceLeave
     | AnswerHold
-    | SayLeft
+    | ReportLeft
     | ReportFinished
     | DescribeFailure
     | ReportFailure
@@ -626,13 +627,13 @@ class WorkerWatch(enum.Enum):
     """The event of the worker processes that the shell watches for."""
 
     NOTHING = enum.auto()
-    """There are none."""
+    """No event: there are no workers."""
     RESULT = enum.auto()
-    """That all have succeeded, or that one has failed."""
-    REST = enum.auto()
-    """Nothing; but those that end after the first failure are taken note of, or they would wake the shell for ever."""
+    """All workers have succeeded, or one has failed."""
+    EXITS = enum.auto()
+    """No event, but the shell reads the exits of further workers: unread, they would wake it for ever."""
     END = enum.auto()
-    """That none runs any more."""
+    """No worker runs any more."""
 
 
 def worker_watch(state: State) -> WorkerWatch:
@@ -641,7 +642,7 @@ def worker_watch(state: State) -> WorkerWatch:
         case Training() | Leaving():
             return WorkerWatch.RESULT
         case Reported():
-            return WorkerWatch.REST
+            return WorkerWatch.EXITS
         case Stopping():
             return WorkerWatch.END
         case _:
@@ -663,10 +664,10 @@ def step(config: LifecycleConfig, state: State, event: Event, now: float) -> Ste
     """Decide what an event means to an agent in this state.
 
     Args:
-        config: of the agent.
-        state: of the agent.
-        event: that has happened.
-        now: own monotonic time in seconds.
+        config: The settings of the agent.
+        state: The state of the agent.
+        event: The event that has happened.
+        now: The agent's own monotonic time in seconds.
 
     Returns:
         The next state, and the actions to execute, in this order.
@@ -677,7 +678,7 @@ def step(config: LifecycleConfig, state: State, event: Event, now: float) -> Ste
         case Starting():
             return _starting(state, event)
         case Stopping(then=Ending()):
-            # Nothing changes how the agent ends.
+            # No event changes how the agent ends.
             return _stopping(config, state, event, now)
     ending = _ending(config, state, event)
     if ending is not None:
@@ -699,7 +700,7 @@ def step(config: LifecycleConfig, state: State, event: Event, now: float) -> Ste
     return state, ()
 
 
-# What ends the agent in any state.
+# Events that end the agent in any state.
 
 
 def _ending(config: LifecycleConfig, state: State, event: Event) -> Ending | None:
@@ -707,11 +708,12 @@ def _ending(config: LifecycleConfig, state: State, event: Event) -> Ending | Non
         case messages.Ended():
             return _run_ended(state, event)
         case leader_events.LeaderLost(why) if not _is_leaving(state):
-            # A leaving agent needs no other leader.
+            # A leaving agent does not look for another leader.
             return _give_up(ExitCode.LEFT, f"the leader on {config.leader_host} is lost: {why}")
         case leader_events.Unreachable(why, usage):
             code = ExitCode.USAGE if usage else ExitCode.LEFT
-            return _give_up(code, f"no leader of run {config.run_id} on {config.leader_host}: {why}")
+            text = f"no leader of run {config.run_id} on {config.leader_host}: {why}"
+            return _give_up(code, text, no_leader=not usage)
         case leader_events.RecordsLost(why):
             return _give_up(ExitCode.LEFT, why)
     return None
@@ -731,8 +733,8 @@ def _run_ended(state: State, ended: messages.Ended) -> Ending:
     return Ending(AgentOutcome(code, ended.failure, ended.detail), result)
 
 
-def _give_up(code: ExitCode, detail: str) -> Ending:
-    return Ending(AgentOutcome(code, detail=detail, gave_up=True))
+def _give_up(code: ExitCode, detail: str, *, no_leader: bool = False) -> Ending:
+    return Ending(AgentOutcome(code, detail=detail, gave_up=True, no_leader=no_leader))
 
 
 def _end(state: State, ending: Ending, now: float) -> Step:
@@ -742,7 +744,7 @@ def _end(state: State, ending: Ending, now: float) -> Step:
     return _done(state, ending.outcome, result=ending.result)
 
 
-# Notices: what makes the agent leave.
+# Notices: events that make the agent leave.
 
 
 @dataclass(frozen=True, slots=True)
@@ -757,7 +759,7 @@ def _is_leaving(state: State) -> bool:
 
 
 def _notice(event: Event) -> _Notice | None:
-    """Return the notice that an event is, also if it changes nothing."""
+    """Return the notice that an event contains; None if it contains none."""
     match event:
         case Signalled(reason, detail):
             return _Notice(reason, None, detail)
@@ -804,7 +806,7 @@ def _leave(config: LifecycleConfig, state: State, notice: _Notice, now: float) -
     match state:
         case Training() | Leaving():
             # The leader asks all agents for a step at which their workers can stop, or ends the round at once.
-            training, signal = _signal_workers(config, _workers(state))
+            training, signal = _signal_workers(config, _training_of(state))
             return Leaving(training, departure), (announce, *signal)
         case Reported() | Stopping(then=Rejoin()):
             return _stop_to_leave(config, state, departure, now, before=(announce,))
@@ -813,7 +815,7 @@ def _leave(config: LifecycleConfig, state: State, notice: _Notice, now: float) -
         case Lingering():
             return replace(state, departure=departure), (announce,)
         case Joining(agreed=agreed):
-            return _left(state, departure, before=(announce, SayLeft(departure.reason, stopped=agreed)))
+            return _left(state, departure, before=(announce, ReportLeft(departure.reason, stopped=agreed)))
     return state, ()
 
 
@@ -842,8 +844,8 @@ def _joining(config: LifecycleConfig, state: Joining, event: Event) -> Step:
             return Starting(event), (StartWorkers(event),)
         case messages.Waiting():
             return replace(state, spare=True), (Log(f"{config.node} waits as a spare"),)
-    # An interruption is said twice, by two leaders or by the connection as well: those workers have ended. To join once
-    # more would give up a place that is on its way.
+    # An interruption may come twice, from two leaders or also from the connection: the workers have ended by then. A
+    # second Join would give up an assignment that is on its way.
     return state, ()
 
 
@@ -851,7 +853,7 @@ def _starting(state: Starting, event: Event) -> Step:
     match event:
         case WorkersStarted():
             return Training(state.round), ()
-        case StartGivenUp():
+        case StartInterrupted():
             return Reported(state.round, None), ()
         case StartFailed(failure):
             return Reported(state.round, WorkersResult.FAILED), (ReportFailure(failure),)
@@ -859,22 +861,22 @@ def _starting(state: Starting, event: Event) -> Step:
 
 
 def _training(config: LifecycleConfig, state: Training | Leaving, event: Event, now: float) -> Step:
-    workers = _workers(state)
+    workers = _training_of(state)
     match event:
         case messages.Holding(round_):
             workers, signal = _signal_workers(config, workers)
-            return _with_workers(state, workers), (*signal, Hold(round_))
+            return _with_training(state, workers), (*signal, Hold(round_))
         case Held(round_, at):
             return state, (AnswerHold(round_, at),)
         case messages.Stopping():
             reason = event.detail if event.reason is Reason.NODE_LEFT and event.detail else event.reason.value
             return state, (StopAtStep(event.round, event.step, reason, event.seconds),)
         case StepAccepted(at):
-            return _with_workers(state, replace(workers, stop_step=at)), ()
+            return _with_training(state, replace(workers, stop_step=at)), ()
         case StepRefused(round_):
             return state, (AnswerHold(round_, None),)
         case WorkersSucceeded(agreed) if agreed or workers.signalled:
-            # They have saved and ended at the agreed step, or because of the signal that was sent to them.
+            # The workers have saved and ended at the agreed step, or because of the signal that was sent to them.
             then = state.departure if isinstance(state, Leaving) else Rejoin()
             return Stopping(workers.round, then, now, None, workers.signalled, agreed), (ExpectExits(), CloseRound())
     if isinstance(state, Leaving):
@@ -892,12 +894,12 @@ def _training(config: LifecycleConfig, state: Training | Leaving, event: Event, 
 def _training_until_leave(config: LifecycleConfig, state: Leaving, event: Event, now: float) -> Step:
     match event:
         case messages.Interrupted():
-            # All agents of a job are told to leave in one moment, so each is also told that the others do.
+            # Slurm tells all agents of a job at the same moment, so each also learns that the others leave.
             return _stop_to_leave(config, state, state.departure, now, before=_fence(event))
         case leader_events.LeaderLost() if state.training.stop_step is None:
             return _stop_to_leave(config, state, state.departure, now)
         case WorkersSucceeded() | WorkersFailed():
-            # Slurm may have signalled the workers, too: that they end is no failure, and no success.
+            # Slurm may have signalled the workers, too: their end is neither a failure nor a success.
             return _stop_to_leave(config, state, state.departure, now)
         case DeadlineReached() if now >= state.departure.stop_by:
             return _stop_to_leave(config, state, state.departure, now)
@@ -936,16 +938,16 @@ def _stopping(config: LifecycleConfig, state: Stopping, event: Event, now: float
 
 def _closed(state: Stopping, closed: RoundClosed) -> Step:
     if closed.survivors:
-        # Another round here would train beside them, and this node must not be taken for a healthy one.
+        # Workers of another round here would train beside them, and the leader must not take this node for healthy.
         outcome = AgentOutcome(ExitCode.FAILED, detail=closed.survivors, gave_up=True)
-        return _done(state, outcome, before=(SayLeft(LeaveReason.FAILED),))
+        return _done(state, outcome, before=(ReportLeft(LeaveReason.FAILED),))
     match state.then:
         case Rejoin():
             # Workers on other nodes may still be saving; then the store is served until the next round.
             keeps_store = state.agreed or state.signalled
             return Joining(agreed=state.agreed), (Join(),) if keeps_store else (StopServingStore(), Join())
         case Departure() as departure:
-            left = SayLeft(departure.reason, stopped=state.agreed)
+            left = ReportLeft(departure.reason, stopped=state.agreed)
             others_stop = state.agreed and state.round.nodes > 1
             serves_store = state.round.place.rank == 0
             if others_stop and (serves_store or closed.leads):
@@ -967,11 +969,11 @@ def _lingering(state: Lingering, event: Event, now: float) -> Step:
 # How workers are stopped.
 
 
-def _workers(state: Training | Leaving) -> Training:
+def _training_of(state: Training | Leaving) -> Training:
     return state.training if isinstance(state, Leaving) else state
 
 
-def _with_workers(state: Training | Leaving, workers: Training) -> Training | Leaving:
+def _with_training(state: Training | Leaving, workers: Training) -> Training | Leaving:
     return replace(state, training=workers) if isinstance(state, Leaving) else workers
 
 
@@ -990,7 +992,7 @@ def _interrupted(
 ) -> Step:
     planned = event.reason not in _UNPLANNED
     timeout = config.shutdown_timeout if planned else UNPLANNED_STOP_TIMEOUT
-    return _stop(state, Rejoin(), now, timeout, gently=planned, before=_fence(event))
+    return _stop(state, Rejoin(), now, timeout, signalled_first=planned, before=_fence(event))
 
 
 def _stop_to_leave(
@@ -1001,14 +1003,14 @@ def _stop_to_leave(
     *,
     before: tuple[Action, ...] = (),
 ) -> Step:
-    """The agent has announced that it leaves, and its workers do not stop at a step that all agree on."""
+    """Stop the workers of an agent that has announced its leave, without waiting for the agreed step."""
     if isinstance(state, Training | Leaving):
         # The workers of the other agents cannot agree with these.
         before = (*before, AnswerHold(state.round.round, None))
-    signalled = _workers(state).signalled if isinstance(state, Training | Leaving) else state.signalled
-    gently = signalled and now < departure.stop_by
-    by = departure.stop_by if gently else min(now + config.shutdown_timeout, departure.gone_by)
-    return _stop(state, departure, now, by - now, gently=gently, before=before)
+    signalled = _training_of(state).signalled if isinstance(state, Training | Leaving) else state.signalled
+    signalled_first = signalled and now < departure.stop_by
+    by = departure.stop_by if signalled_first else min(now + config.shutdown_timeout, departure.gone_by)
+    return _stop(state, departure, now, by - now, signalled_first=signalled_first, before=before)
 
 
 def _stop(
@@ -1017,15 +1019,24 @@ def _stop(
     now: float,
     timeout: float,
     *,
-    gently: bool = False,
+    signalled_first: bool = False,
     before: tuple[Action, ...] = (),
 ) -> Step:
-    """Stop the workers within `timeout` seconds. `gently`: those that were signalled get this time before SIGTERM."""
+    """Stop the workers within `timeout` seconds.
+
+    Args:
+        state: The state of the agent.
+        then: What follows when the workers have ended.
+        now: The agent's own monotonic time in seconds.
+        timeout: Seconds between SIGTERM and SIGKILL.
+        signalled_first: True if workers that were sent ``--worker-signal`` get `timeout` before SIGTERM.
+        before: Actions to execute first.
+    """
     by = now + timeout
     if isinstance(state, Stopping):
         return replace(state, then=then, stop_by=min(state.stop_by, by)), before
-    signalled = _workers(state).signalled if isinstance(state, Training | Leaving) else state.signalled
-    if gently and signalled:
+    signalled = _training_of(state).signalled if isinstance(state, Training | Leaving) else state.signalled
+    if signalled_first and signalled:
         stopping = Stopping(state.round, then, by + UNPLANNED_STOP_TIMEOUT, by, signalled)
         return stopping, (*before, ExpectExits())
     return Stopping(state.round, then, by, None, signalled), (*before, ExpectExits(), TerminateWorkers())

@@ -8,10 +8,11 @@ from typing import Any
 
 from slurm_elastic._version import __version__
 from slurm_elastic.agent.event_log import json_number
-from slurm_elastic.agent.health import Snapshot
+from slurm_elastic.agent.health import AgentState
 from slurm_elastic.agent.watchdog import process_state
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.rendezvous.status_requests import REPORT_LIMIT
+from slurm_elastic.slow_ranks import Pace
 
 __all__ = ["live_report", "process_letters"]
 
@@ -20,35 +21,50 @@ _TEXT_LIMIT = 200
 """Characters of the text of a leave."""
 
 
-def live_report(snapshot: Snapshot, progress: Sequence[WorkerProgress], letters: Mapping[int, str], now: float) -> str:
+def live_report(
+    state: AgentState,
+    progress: Sequence[WorkerProgress],
+    letters: Mapping[int, str],
+    now: float,
+    paces: Mapping[int, Pace] | None = None,
+    snapshots: tuple[int, int | None] = (0, None),
+) -> str:
     """Return the report as JSON of at most `REPORT_LIMIT` characters; docs/events.md has the schema.
 
     Args:
-        snapshot: The present state of the agent.
+        state: The present state of the agent.
         progress: Of its workers, by local rank.
         letters: State of each worker's process, as one letter, by process id.
         now: Monotonic time.
+        paces: Of its workers, by local rank.
+        snapshots: Bytes that the agent holds for snapshots, and the newest step that is safe; None if there is none.
     """
     report: dict[str, Any] = {
         "schema": _SCHEMA,
         "version": __version__,
-        "state": snapshot.stage.value,
-        "seconds": _rounded(now - snapshot.since),
+        "state": state.stage.value,
+        "seconds": _rounded(now - state.since),
     }
-    place = snapshot.place
-    if place is not None:
-        report["round"] = place.round
-    leave = snapshot.leave
+    round_info = state.round_info
+    if round_info is not None:
+        report["round"] = round_info.round
+    leave = state.leave
     if leave is not None:
         seconds = None if leave.by is None else _rounded(max(0.0, leave.by - now))
         report["leave"] = {"reason": leave.reason, "text": leave.detail[:_TEXT_LIMIT], "seconds": seconds}
-    if snapshot.hangs:
-        report["hangs"] = snapshot.hangs
+    if state.hangs:
+        report["hangs"] = state.hangs
+    size, safe = snapshots
+    if size:
+        report["snapshot_bytes"] = size
+    if safe is not None:
+        report["safe_step"] = safe
     by_local_rank = {each.local_rank: each for each in progress}
     workers = [
         {"rank": worker.rank, "pid": worker.pid, **_worker(by_local_rank.get(worker.local_rank))}
         | ({"process": letters[worker.pid]} if worker.pid in letters else {})
-        for worker in (place.workers if place is not None else ())
+        | _pace((paces or {}).get(worker.local_rank))
+        for worker in (round_info.workers if round_info is not None else ())
     ]
     return _fitted(report, workers)
 
@@ -88,6 +104,23 @@ def _worker(progress: WorkerProgress | None) -> dict[str, Any]:
     if first is not None and last is not None and first > last:
         found["steps_per_second"] = _rounded((progress.boundary - 1) / (first - last))
     return found
+
+
+def _pace(pace: Pace | None) -> dict[str, Any]:
+    if pace is None:
+        return {}
+    return {
+        "pace_seconds": _precise(pace.step),
+        "busy_seconds": _precise(pace.busy),
+        "loading_seconds": _precise(pace.loading),
+        "waiting_seconds": _precise(pace.waiting),
+        "best_busy_seconds": _precise(pace.best),
+        "paces": pace.number,
+    }
+
+
+def _precise(seconds: float) -> float:
+    return float(f"{seconds:.4g}")
 
 
 def _rounded(number: float) -> float:

@@ -1,7 +1,7 @@
-"""Shows what workers write, line by line, while they write it, and notes when which bytes came.
+"""Copies the workers' output to the console line by line, and records at which time the logs had which size.
 
-Takes the place of torch's TailLog (torch/distributed/elastic/multiprocessing/tail_log.py, 2.13), which has a thread for
-every file, needs up to 0.1 s for each of its two streams to stop, and so makes up most of a restart; and which puts its
+This replaces torch's TailLog (torch/distributed/elastic/multiprocessing/tail_log.py, 2.13). That has a thread for every
+file, and needs up to 0.1 s to stop each of its two streams, which is most of the time of a restart. And it puts its
 prefix into the middle of a line that is written in parts.
 """
 
@@ -20,24 +20,24 @@ from typing import TextIO
 from slurm_elastic.agent.nonblocking_output import NonblockingStream
 from slurm_elastic.ownership import write_own
 
-__all__ = ["Followed", "LogTimes", "Tail"]
+__all__ = ["FollowedFile", "LogTimes", "Tail"]
 
-_SHORTEST, _LONGEST = 0.02, 1.0
-"""Seconds between looks: few while there is something to show, more while there is not."""
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+"""Seconds between two reads of the files: short while they grow, longer while they do not."""
 _CHUNK = 1 << 16
 _TIMES_PAUSE = 0.25
 """Seconds between two lines of the file of times, while the logs grow."""
 
 
 @dataclass(slots=True)
-class Followed:
+class FollowedFile:
     """One file to show.
 
     Attributes:
-        path: need not exist yet.
-        prefix: put before every line.
-        destination: where the lines go.
-        wanted: which lines are shown.
+        path: The path of the file, which need not exist yet.
+        prefix: The text before every line.
+        destination: The stream that the lines are written to.
+        wanted: Returns True for a line to show.
     """
 
     path: str
@@ -48,7 +48,7 @@ class Followed:
     rest: bytes = field(default=b"", init=False)
 
     def show(self, *, to_the_end: bool = False) -> bool:
-        """Show the lines that are complete, with `to_the_end` also what is left; return True if there was anything."""
+        """Show the complete lines, and with `to_the_end` an incomplete last one; return True if the file has grown."""
         if self.descriptor is None:
             with contextlib.suppress(FileNotFoundError):
                 self.descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -75,15 +75,15 @@ class Followed:
 
 
 class LogTimes:
-    """Writes down when which bytes of a round's logs came, as JSON lines: the logs themselves have no times.
+    """Records the sizes of a round's logs over time, as JSON lines: the logs themselves have no times.
 
     A line has the time of this node's clock in seconds, and the new sizes of the logs that have grown since the line
     before: ``{"time": 1764000000.123, "sizes": {"rank_03/stdout.log": 4711}}``. docs/events.md describes it.
 
     Args:
-        path: of the file, in the directory of the first rank of this node.
-        logs: the logs of all ranks of this node; they need not exist yet.
-        pause: seconds between two lines, at least.
+        path: The path of the file, in the directory of the first rank of this node.
+        logs: The logs of all ranks of this node; they need not exist yet.
+        pause: The shortest time in seconds between two lines.
     """
 
     def __init__(self, path: str, logs: Sequence[str], pause: float = _TIMES_PAUSE) -> None:
@@ -95,7 +95,11 @@ class LogTimes:
         self._failed = False
 
     def note(self, *, at_once: bool = False) -> bool:
-        """Write a line if logs have grown and the last line is not too new; return True if they have grown."""
+        """Write a line if logs have grown since the last one, at least `pause` seconds ago; return True if so.
+
+        Args:
+            at_once: True to write it at any time.
+        """
         now = time.monotonic()
         if self._failed or (now - self._written < self._pause and not at_once):
             return False
@@ -109,12 +113,12 @@ class LogTimes:
                     self._descriptor = write_own(self._path)
                 os.write(self._descriptor, line.encode())
             except OSError:
-                # The disk is full or gone, which the logs suffer from, too; `slurm-elastic logs` does without.
+                # The disk is full or lost, and the logs, too; `slurm-elastic logs` works without the times.
                 self._failed = True
         return bool(grown)
 
     def close(self) -> None:
-        """Write the last line."""
+        """Write the last line, and close the file."""
         self.note(at_once=True)
         if self._descriptor is not None:
             os.close(self._descriptor)
@@ -132,33 +136,33 @@ class Tail:
     """Follows files in one thread from `start` until `stop`, which returns when everything was shown.
 
     Args:
-        files: to show.
-        times: writes down when the logs of the round grow; None for no such record.
+        files: The files to show.
+        times: Records the sizes of the round's logs; None for no record.
     """
 
-    def __init__(self, files: Sequence[Followed], times: LogTimes | None = None) -> None:
+    def __init__(self, files: Sequence[FollowedFile], times: LogTimes | None = None) -> None:
         self._files, self._times = files, times
-        self._over = threading.Event()
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="slurm-elastic-tail", daemon=True)
 
     def start(self) -> None:
-        """Begin to show."""
+        """Start the thread."""
         if self._files or self._times is not None:
             self._thread.start()
 
     def stop(self) -> None:
-        """Show what is left."""
-        self._over.set()
+        """Show the rest of the files, and end the thread."""
+        self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
 
     def _follow(self) -> None:
-        pause = _SHORTEST
-        while not self._over.wait(pause):
+        pause = _SHORTEST_PAUSE
+        while not self._stopping.wait(pause):
             busy = [file.show() for file in self._files]
             if self._times is not None:
                 busy.append(self._times.note())
-            pause = _SHORTEST if any(busy) else min(2 * pause, _LONGEST)
+            pause = _SHORTEST_PAUSE if any(busy) else min(2 * pause, _LONGEST_PAUSE)
         for file in self._files:
             file.show(to_the_end=True)
         if self._times is not None:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
+from slurm_elastic.agent.gpu_check import gpu_problems
 from slurm_elastic.agent.signals import Notices
 from slurm_elastic.agent.site_command import run_site_command
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
@@ -74,21 +75,22 @@ class NodeCheck:
     def _find(self) -> str:
         if self._command == _OFF:
             return ""
-        problem = shortcomings(_available_memory(), _unwritable((Path("/dev/shm"), Path(tempfile.gettempdir()))))
+        unwritable = _unwritable((Path("/dev/shm"), Path(tempfile.gettempdir())))
+        problem = shortcomings(_available_memory(), [*unwritable, *gpu_problems()])
         if problem or not self._command:
             return problem
         told = run_site_command(self._command, self._timeout).problem
         return f"--node-check {told}" if told else ""
 
 
-def shortcomings(available: int | None, unwritable: Iterable[str]) -> str:
+def shortcomings(available: int | None, others: Iterable[str]) -> str:
     """Return what a node lacks in one line; empty for nothing. Pure.
 
     Args:
         available: Bytes of memory that processes can still get; None if that is unknown.
-        unwritable: A line for each directory for temporary files that takes none.
+        others: A line for each directory for temporary files that takes none, and for each GPU that is broken.
     """
-    found = list(unwritable)
+    found = list(others)
     if available is not None and available < _LEAST_MEMORY:
         found.insert(0, f"{size_text(available)} of memory are left")
     return "; ".join(found)

@@ -1,9 +1,9 @@
 """Non-blocking stdout and stderr: the agent drops output rather than wait for a stalled reader.
 
-Under srun both are pipes to slurmstepd, which sends on what it reads to srun on the job's first node. When that node
-falls silent, as in a power loss, slurmstepd reads no more once its buffers are full of what waits for srun (io.c of
-slurmd, STDIO_MAX_FREE_BUF), which takes seconds where workers write much. A process that writes then waits until TCP
-gives up, many minutes later.
+Under srun both are pipes to slurmstepd, which forwards their content to srun on the job's first node. When that node
+stops answering, as in a power loss, slurmstepd stops reading once its buffers are full (io.c of slurmd,
+STDIO_MAX_FREE_BUF), within seconds if workers write much. A process that writes to the pipe then blocks until TCP gives
+up, many minutes later.
 """
 
 from __future__ import annotations
@@ -23,23 +23,22 @@ from typing import TextIO
 
 __all__ = ["NonblockingStream", "make_output_nonblocking"]
 
-_MOST = 1 << 20
-"""Bytes that are kept for the reader; lines beyond that are dropped, unless one alone is longer."""
-_STALLED = 1.0
-"""Seconds without progress after which the reader counts as stalled."""
-_LAST_WORDS = 5.0
-"""Seconds for what is left at the end, as long as the reader reads."""
+_CAPACITY = 1 << 20
+"""Bytes that wait for the reader at most; lines beyond that are dropped, unless a single line is longer."""
+_FINISH_TIMEOUT = 5.0
+"""Seconds to write out the rest at the end of the process, as long as the reader reads."""
 
 
 class NonblockingStream(io.TextIOBase):
     """A stream to a descriptor; a thread writes to it, and writers do not wait for that thread.
 
     Args:
-        descriptor: open, for as long as this process lives.
+        descriptor: The descriptor, which stays open as long as the stream is used.
+        stalled_after: Seconds without progress after which the reader counts as stalled.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, descriptor: int, stalled_after: float = 1.0) -> None:
+        self._descriptor, self._stalled_after = descriptor, stalled_after
         self._changed = threading.Condition()
         self._waiting: collections.deque[bytes] = collections.deque()
         self._size = 0
@@ -60,11 +59,17 @@ class NonblockingStream(io.TextIOBase):
         """See io.IOBase."""
         return True
 
+    @property
+    def pending(self) -> int:
+        """The number of bytes that the thread has not written yet."""
+        with self._changed:
+            return self._size
+
     def write(self, text: str) -> int:
         """Pass the text to the thread that writes, in one piece. Returns at once."""
         data = text.encode(errors="backslashreplace")
         with self._changed:
-            if self._waiting and self._size + len(data) > _MOST:
+            if self._waiting and self._size + len(data) > _CAPACITY:
                 self._dropped += 1
             elif data:
                 if not self._waiting:
@@ -72,44 +77,44 @@ class NonblockingStream(io.TextIOBase):
                 self._waiting.append(data)
                 self._size += len(data)
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._write_out, name="slurm-elastic-output", daemon=True)
+                    self._thread = threading.Thread(target=self._flush, name="slurm-elastic-output", daemon=True)
                     self._thread.start()
                 self._changed.notify_all()
         return len(text)
 
     def wait_for_room(self) -> None:
-        """Wait until half of the room is free, or the reader is stalled; for a writer that has time."""
-        self._wait(_MOST // 2, None)
+        """Wait until half of the capacity is free, or the reader is stalled; for a writer that can wait."""
+        self._wait(_CAPACITY // 2, None)
 
-    def finish(self, seconds: float = _LAST_WORDS) -> None:
-        """Wait until everything is written, for at most so many seconds, and not for a stalled reader."""
+    def finish(self, seconds: float = _FINISH_TIMEOUT) -> None:
+        """Wait until everything is written, up to `seconds`, but never for a stalled reader."""
         self._wait(0, seconds)
 
     def _wait(self, size: int, seconds: float | None) -> None:
         end = None if seconds is None else time.monotonic() + seconds
         with self._changed:
             while self._size > size:
-                stalled_at = self._progress_at + _STALLED
+                stalled_at = self._progress_at + self._stalled_after
                 until = stalled_at if end is None else min(stalled_at, end)
                 left = until - time.monotonic()
                 if left <= 0:
                     return
                 self._changed.wait(left)
 
-    def _write_out(self) -> None:
+    def _flush(self) -> None:
         while True:
             with self._changed:
                 while not self._waiting:
                     self._changed.wait()
                 data = self._waiting[0]
             with contextlib.suppress(OSError):
-                # An error means that the reader has closed its end.
+                # OSError: the reader has closed its end.
                 while data:
                     try:
                         data = data[os.write(self._descriptor, data) :]
                         self._progress_at = time.monotonic()
                     except BlockingIOError:
-                        # Another process that has this pipe may have made it non-blocking.
+                        # Another process with this pipe may have made it non-blocking.
                         select.select([], [self._descriptor], [])
             with self._changed:
                 self._size -= len(self._waiting.popleft())
@@ -123,7 +128,7 @@ class NonblockingStream(io.TextIOBase):
 
 
 def make_output_nonblocking() -> None:
-    """Make sys.stdout and sys.stderr non-blocking where they are pipes; files and terminals stay."""
+    """Replace sys.stdout and sys.stderr by non-blocking streams if they are pipes; files and terminals stay."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if _is_pipe(stream):
@@ -143,7 +148,7 @@ def _is_pipe(stream: TextIO | None) -> bool:
 
 
 def _move_loggers(old: TextIO, new: NonblockingStream) -> None:
-    """Have the log handlers that torch made at its import write to the new stream."""
+    """Let log handlers that were made for the old stream, as by torch at its import, write to the new one."""
     loggers = [logging.getLogger(), *(each for each in logging.root.manager.loggerDict.values())]
     for logger in loggers:
         for handler in getattr(logger, "handlers", ()):

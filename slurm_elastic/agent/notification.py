@@ -6,13 +6,9 @@ file system holds up the agent.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
 import queue
-import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +17,9 @@ from dataclasses import dataclass, field, replace
 from slurm_elastic.agent.event_log import stamp
 from slurm_elastic.agent.features import Feature, RunningRound
 from slurm_elastic.agent.option_values import NotifySettings
+from slurm_elastic.agent.site_command import run_site_command
 from slurm_elastic.control import WorkerProgress
+from slurm_elastic.failures import Loop
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rundir import RunDir, RunDirError
 
@@ -35,6 +33,8 @@ _LAST_LIMIT = 5.0
 """Seconds for which the agent waits at its end for what was not delivered yet."""
 _LOOK = 5.0
 """Seconds between two looks at the most."""
+_LOOP_INTERVAL = 300.0
+"""Seconds between two looks for loops, for which all events of the run are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Notification:
     """One event of a run.
 
     Attributes:
-        event: ``finished``, ``failed``, ``waiting`` or ``no_progress``.
+        event: ``finished``, ``failed``, ``waiting``, ``no_progress`` or ``loop``.
         key: Names the event among those of the run, also for agents that lead later.
         text: A line for people.
         fields: The same facts for programs; times in seconds.
@@ -169,8 +169,10 @@ class Delivery:
             if self._settings.target.startswith(("http://", "https://")):
                 _post(self._settings.target, content, limit)
             else:
-                _run(self._settings.target, content, limit)
-        except (RunDirError, OSError, ValueError, subprocess.SubprocessError) as error:
+                result = run_site_command(self._settings.target, limit, content=content)
+                if result.problem:
+                    raise OSError(f"the command {result.problem}")
+        except (RunDirError, OSError, ValueError) as error:
             logger.warning("the notification %r was not delivered: %s", notification.event, error)
 
 
@@ -178,16 +180,26 @@ class NotifyFeature(Feature):
     """Watches the run, and has its events delivered.
 
     Args:
-        settings: The user's wishes.
+        settings: The user's options.
         delivery: Of the notifications.
         incarnation: Of the run.
         leads: Returns True if this agent leads the run; from any thread.
+        loops: Returns the loops of the run, by its run directory.
+        loop_interval: Seconds between two calls of `loops`.
     """
 
     def __init__(
-        self, settings: NotifySettings, delivery: Delivery, incarnation: str, leads: Callable[[], bool]
+        self,
+        settings: NotifySettings,
+        delivery: Delivery,
+        incarnation: str,
+        leads: Callable[[], bool],
+        loops: Callable[[], Sequence[Loop]] = tuple,
+        loop_interval: float = _LOOP_INTERVAL,
     ) -> None:
         self._settings, self._delivery, self._incarnation, self._leads = settings, delivery, incarnation, leads
+        self._loops, self._loop_interval = loops, loop_interval
+        self._told: set[str] = set()
         self._events: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
         self._running: RunningRound | None = None
         self._last_by: float | None = None
@@ -201,7 +213,7 @@ class NotifyFeature(Feature):
     def workers_started(self, running: RunningRound) -> None:
         """See base class."""
         self._running = running
-        self.happened(Entry("round_formed", "", {"round": running.placed.round}))
+        self.happened(Entry("round_formed", "", {"round": running.assignment.round}))
 
     def round_ended(self, progress: Sequence[WorkerProgress]) -> None:
         """See base class."""
@@ -215,7 +227,7 @@ class NotifyFeature(Feature):
         self._thread.join(_LAST_LIMIT + 1)
 
     def _live(self) -> None:
-        watch = Watch(time.monotonic())
+        watch, loops_at = Watch(time.monotonic()), time.monotonic() + self._loop_interval
         while True:
             event: Entry | Look | None
             try:
@@ -227,6 +239,21 @@ class NotifyFeature(Feature):
             watch, notification = step(watch, event, self._incarnation, self._settings.after, time.monotonic())
             if notification is not None:
                 self._delivery.deliver(notification, self._limit())
+            if isinstance(event, Look) and event.leads and time.monotonic() >= loops_at:
+                loops_at = time.monotonic() + self._loop_interval
+                self._tell_loops()
+
+    def _tell_loops(self) -> None:
+        try:
+            found = self._loops()
+        except RunDirError as error:
+            logger.warning("the events of the run cannot be read: %s", error)
+            return
+        for loop in found:
+            if loop.key not in self._told:
+                self._told.add(loop.key)
+                fields: dict[str, object] = {"loop": loop.loop, "advice": loop.advice, "nodes": list(loop.nodes)}
+                self._delivery.deliver(Notification("loop", f"loop.{loop.key}", loop.text, fields), self._limit())
 
     def _limit(self) -> float:
         return _DELIVERY_LIMIT if self._last_by is None else max(0.1, self._last_by - time.monotonic())
@@ -248,25 +275,3 @@ def _post(url: str, content: bytes, limit: float) -> None:
             answer.read(4096)
     except http.client.HTTPException as error:
         raise OSError(f"the server does not speak HTTP: {error!r}") from None
-
-
-def _run(command: str, content: bytes, limit: float) -> None:
-    process = subprocess.Popen(
-        ["/bin/sh", "-c", command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        with contextlib.suppress(BrokenPipeError):
-            process.communicate(content, timeout=limit)
-    except subprocess.TimeoutExpired:
-        raise OSError(f"the command took more than {limit:.0f} s") from None
-    finally:
-        # Also what it has left behind.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    if process.returncode:
-        raise OSError(f"the command ended with exit code {process.returncode}")

@@ -125,6 +125,13 @@ GENERAL = (
         default="on",
     ),
     Option(
+        "--snapshot-replicas",
+        "copies on another node of what one rank alone has in slurm_elastic.snapshot, such as its shards, so that it "
+        "outlives a lost node (default: 0)",
+        choices=("0", "1"),
+        default="0",
+    ),
+    Option(
         "--notify",
         "a command for /bin/sh, which gets JSON on stdin, or a URL, which gets it by POST, when the run has finished "
         "or failed, waits for nodes, or makes no progress",

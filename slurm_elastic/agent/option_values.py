@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 LOCAL_RESTARTS = "SLURM_ELASTIC_LOCAL_RESTARTS"
-"""The variable that says how often all agents of a run on one machine have started again; see `cli.local_agent`."""
+"""The variable with the number of times that all agents of a run on one machine have been restarted by submitit."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,11 +35,11 @@ _MAX_EXCLUDED = 2
 
 @dataclass(frozen=True, slots=True)
 class NotifySettings:
-    """The user's wishes about notifications.
+    """The user's options for notifications.
 
     Attributes:
         target: A command for /bin/sh, or a URL.
-        after: Seconds after which a wait is worth a notification.
+        after: Seconds of waiting after which a notification is sent.
     """
 
     target: str
@@ -70,36 +70,36 @@ def base_directory(run_dir: str | None, job: SlurmJob | None) -> Path:
     return Path(run_dir or (job.submit_dir if job else None) or Path.cwd())
 
 
-def node_range(text: str | None, most: int) -> tuple[int, int]:
-    """Return the least and the most nodes of ``--nnodes``; 1 to ``most`` if it is not given.
+def node_range(text: str | None, max_nodes: int) -> tuple[int, int]:
+    """Return minimum and maximum of ``--nnodes``; 1 and `max_nodes` if it is not given.
 
     Raises:
-        UsageError: it is not ``N`` or ``MIN:MAX``, or nothing fits.
+        UsageError: The text is not ``N`` or ``MIN:MAX``, or no number of nodes satisfies it.
     """
     if text is None:
-        return 1, most
+        return 1, max_nodes
     match = _NODES.fullmatch(text.strip())
     if not match:
         raise UsageError(f"--nnodes {text!r} is neither a number nor MIN:MAX; write it as in 4 or 2:4")
-    least, most = int(match[1]), int(match[2] or match[1])
-    if least == 0:
-        raise UsageError(f"--nnodes {text}: a run needs at least one node; write it as in 1:{max(most, 1)}")
-    if least > most:
-        raise UsageError(f"--nnodes {text}: the minimum is above the maximum; write it as in {most}:{least}")
-    return least, most
+    min_nodes, max_nodes = int(match[1]), int(match[2] or match[1])
+    if min_nodes == 0:
+        raise UsageError(f"--nnodes {text}: a run needs at least one node; write it as in 1:{max(max_nodes, 1)}")
+    if min_nodes > max_nodes:
+        raise UsageError(f"--nnodes {text}: the minimum is above the maximum; write it as in {max_nodes}:{min_nodes}")
+    return min_nodes, max_nodes
 
 
 def leader_node(given: str | None, job: SlurmJob | None, node: str, *, shared: bool) -> str:
     """Return the node whose agent leads the first term of this incarnation of the run.
 
     Args:
-        given: ``--leader-node``; without it the first node of the job.
-        job: the Slurm job this agent runs in; None outside Slurm.
+        given: ``--leader-node``; None for the first node of the job.
+        job: The Slurm job this agent runs in; None outside Slurm.
         node: Slurm's name of this node.
-        shared: True if other jobs bring nodes to the run, too; then the leader's node may be one of theirs.
+        shared: True if other jobs have nodes in the run, too; then the leader's node may be one of theirs.
 
     Raises:
-        UsageError: the job, which is the whole run, has no such node.
+        UsageError: The job, which is the whole run, has no such node.
     """
     nodes = job.nodes if job is not None else (node,)
     if not given:
@@ -109,7 +109,7 @@ def leader_node(given: str | None, job: SlurmJob | None, node: str, *, shared: b
     if job is None:
         raise UsageError(f"--leader-node {given}: outside Slurm there is one node, {node}; leave the option out")
     if job.restart_count:
-        # What was right when the job was submitted must not fail the job because Slurm gave it other nodes since.
+        # The name was right at submission: the job must not fail because Slurm has given it other nodes since.
         if job.node_rank == 0:
             _log.warning("--leader-node %s is not among the nodes of this start: %s leads", given, nodes[0])
         return nodes[0]
@@ -117,10 +117,10 @@ def leader_node(given: str | None, job: SlurmJob | None, node: str, *, shared: b
 
 
 def require_known(name: str, controller: Controller) -> None:
-    """Refuse a leader's node that Slurm does not know: no agent would ever come from there.
+    """Refuse a leader's node that Slurm does not know: no agent would ever start there.
 
     Raises:
-        UsageError: there is no such node. Where Slurm cannot be asked the name is believed.
+        UsageError: There is no such node. A name is accepted if Slurm cannot be asked.
     """
     if controller.knows_node(name) is False:
         raise UsageError(f"--leader-node {name}: Slurm knows no such node; see sinfo --Node")
@@ -128,12 +128,12 @@ def require_known(name: str, controller: Controller) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RequeuePolicy:
-    """The user's wishes about the end of a job.
+    """The user's options for the requeue of a job.
 
     Attributes:
-        max_requeues: how often the job is requeued because of its time limit.
-        max_excluded: how many bad nodes the job excludes when it starts again.
-        meaning: of signals, where Slurm does not tell.
+        max_requeues: How often the job is requeued because of its time limit, at most.
+        max_excluded: The number of bad nodes that the job excludes when it starts again, at most.
+        meaning: The meaning of signals for which Slurm gives no reason.
     """
 
     max_requeues: int = _MAX_REQUEUES
@@ -144,10 +144,10 @@ class RequeuePolicy:
 def requeue_policy(
     max_requeues: str | None, grace: str | None, warning: str | None, max_excluded: str | None = None
 ) -> RequeuePolicy:
-    """Read ``--max-requeues``, ``--grace``, ``--warning`` and ``--max-excluded``; None for those that were not given.
+    """Parse ``--max-requeues``, ``--grace``, ``--warning`` and ``--max-excluded``, each None if not given.
 
     Raises:
-        UsageError: a value is no number, or negative.
+        UsageError: A value is not a number, or negative.
     """
     default = SignalDefaults()
     return RequeuePolicy(

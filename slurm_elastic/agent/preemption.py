@@ -1,8 +1,8 @@
 """The diagnosis of signals: a thread asks Slurm why this agent was signalled, so that the main loop never waits.
 
-One agent of a job asks (see `asks_slurm`), so that a preempted job of a thousand nodes does not bring slurmctld down;
-the leader passes the answer on to the job's other agents. An agent that hears nothing takes the configured meaning of
-the signal.
+One agent of a job asks (see `asks_slurm`), so that a preempted job of a thousand nodes does not overload slurmctld; the
+leader passes the answer on to the job's other agents. An agent that gets no answer uses the configured meaning of the
+signal.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ __all__ = ["SignalDiagnosis", "asks_slurm", "concerns_job", "leave_reason", "req
 
 logger = logging.getLogger("slurm_elastic")
 
-_HEARSAY = 6.0
-"""Seconds in which the agent that asks has an answer or has given up its first question, and the others know."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
 
 _REASONS = {
@@ -41,7 +39,7 @@ _REASONS = {
     Cause.DRAINED: LeaveReason.DRAINED,
     Cause.SIGNALLED: LeaveReason.DRAINED,
     Cause.REQUEUE_WANTED: LeaveReason.REQUEUED,
-    # What a SIGTERM without an explanation means most of the time.
+    # The most frequent cause of a SIGTERM for which Slurm gives no reason.
     Cause.UNKNOWN: LeaveReason.PREEMPTED,
 }
 _OWN = frozenset({Cause.SIGNALLED, Cause.DRAINED, Cause.UNKNOWN})
@@ -49,7 +47,7 @@ _REQUESTED = {LeaveReason.DRAINED: Cause.DRAINED, LeaveReason.REQUEUED: Cause.RE
 
 
 def leave_reason(cause: Cause) -> LeaveReason:
-    """Return why an agent leaves that was signalled for this cause."""
+    """Return the reason of the leave of an agent that was signalled for this cause."""
     return _REASONS[cause]
 
 
@@ -59,20 +57,20 @@ def concerns_job(cause: Cause) -> bool:
 
 
 def requested_cause(reason: LeaveReason) -> Cause | None:
-    """Return the cause that a request to leave for this reason has; None if no person asks for this reason."""
+    """Return the cause of a request to leave for this reason; None if a person cannot request this reason."""
     return _REQUESTED.get(reason)
 
 
 def asks_slurm(run_dir: RunDir, job: SlurmJob, agent: str) -> bool:
-    """Return True if this agent asks Slurm why the job has to go, writes that down, and sees to the requeue.
+    """Return True if this agent asks Slurm why the job has to end, records the answer, and requeues the job.
 
-    It is the agent of the job's first node, and without that the first one in the newest round. Reads the run
-    directory, so it may block.
+    This is the agent of the job's first node or, if that has none, the first agent of the job in the newest round. The
+    function reads the run directory, so it may block.
 
     Args:
-        run_dir: of the run.
-        job: the Slurm job this agent runs in.
-        agent: its identity.
+        run_dir: The run directory.
+        job: The Slurm job this agent runs in.
+        agent: The identity of this agent.
     """
     if job.node_rank == 0:
         return True
@@ -90,12 +88,14 @@ class SignalDiagnosis:
     """The signals of this agent and their causes.
 
     Args:
-        notices: the signals of this agent.
-        job: the Slurm job this agent runs in; None outside Slurm.
-        meaning: of signals, where Slurm does not tell.
-        controller: to ask; None outside Slurm.
-        record: writes down signals and what they mean; may block. Called in the thread, by the agent that asks.
-        is_asker: returns True if this is the agent that asks; may block. Called in the thread, once that matters.
+        notices: The signals that this process has received.
+        job: The Slurm job this agent runs in; None outside Slurm.
+        meaning: The meaning of signals for which Slurm gives no reason.
+        controller: Slurm's controller; None outside Slurm.
+        record: Records signals and their diagnosis; may block. Called in the thread, by the agent that asks.
+        is_asker: Returns True if this is the agent that asks; may block. Called in the thread after the first signal.
+        answer_timeout: Seconds in which the agent that asks gets an answer or gives its first question up, and the
+            leader passes the result on; then the others use the configured meaning of the signal.
     """
 
     def __init__(
@@ -106,40 +106,42 @@ class SignalDiagnosis:
         controller: Controller | None = None,
         record: Callable[[Sequence[signal.Signals], Diagnosis], None] | None = None,
         is_asker: Callable[[], bool] = lambda: True,
+        answer_timeout: float = 6.0,
     ) -> None:
         self._notices, self._job, self._meaning = notices, job, meaning
         self._controller, self._record, self._is_asker = controller, record, is_asker
+        self._answer_timeout = answer_timeout
         self._findings: queue.SimpleQueue[Diagnosis] = queue.SimpleQueue()
-        self._new = threading.Event()
-        self._closed = self._told = self._asks = False
+        self._wakeup = threading.Event()
+        self._closed = self._answered = self._asks = False
         self._requested: Diagnosis | None = None
         self._known: Diagnosis | None = None
-        self._seen = 0
+        self._signals_seen = 0
         self._thread: threading.Thread | None = None
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
-        """Readable while findings wait; for use in a selector."""
+        """Readable while there are findings; for a selector."""
 
     @property
     def asks(self) -> bool:
-        """True if this agent asks Slurm, and others rely on it; known once something was found out."""
+        """True if this agent asks Slurm, and other agents rely on it; False before the first finding."""
         return self._asks
 
-    def look(self) -> Diagnosis | None:
-        """Note signals that came; to be called after each wake-up.
+    def check(self) -> Diagnosis | None:
+        """Look for new signals; call this after each wake-up of the main loop.
 
         Returns:
-            What they mean as far as is known at once, None if there are no new ones. How long is left is not known yet.
+            Their presumed diagnosis, without the seconds left; None if there are no new ones.
         """
         asked = sum(received.signal is not signal.SIGCONT for received in self._notices.all())
-        if asked == self._seen:
+        if asked == self._signals_seen:
             return None
-        self._seen = asked
-        self._wake()
+        self._signals_seen = asked
+        self._start_thread()
         finding = self._presume()
         return Diagnosis(finding.cause, None, finding.detail)
 
-    def news(self) -> Diagnosis | None:
-        """Return the next finding of the thread, None if there is none."""
+    def next_finding(self) -> Diagnosis | None:
+        """Return the next diagnosis of the thread; None if there is none."""
         try:
             finding = self._findings.get_nowait()
         except queue.Empty:
@@ -147,37 +149,37 @@ class SignalDiagnosis:
         os.eventfd_read(self.fd)
         return finding
 
-    def told(self, requested: Cause | None = None) -> None:
-        """Note that the leader has said why this agent leaves and how long is left.
+    def note_answer(self, requested: Cause | None = None) -> None:
+        """Note that the leader has told this agent why it leaves and how many seconds are left.
 
         Args:
-            requested: the cause that a person asked for; None if it was another agent.
+            requested: The cause that a person has requested; None if another agent has found it out.
         """
-        self._told = True
+        self._answered = True
         if requested is not None:
             self._requested = Diagnosis(requested, None, "asked for")
-            self._wake()
+            self._start_thread()
 
     def close(self, timeout: float = 2.0) -> None:
-        """Write down what was found, and end the thread, within `timeout` seconds."""
+        """Record the last diagnosis, and end the thread, within `timeout` seconds."""
         self._closed = True
-        self._new.set()
+        self._wakeup.set()
         if self._thread is not None:
             self._thread.join(timeout)
 
-    def _wake(self) -> None:
-        self._new.set()
+    def _start_thread(self) -> None:
+        self._wakeup.set()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="slurm-elastic-diagnosis", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="slurm-elastic-diagnosis", daemon=True)
             self._thread.start()
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while not self._closed:
-            self._new.wait()
-            self._new.clear()
+            self._wakeup.wait()
+            self._wakeup.clear()
             if self._closed:
                 break
-            # Once it has asked, the others count on it.
+            # An agent that has asked once stays the one that asks: the others rely on it.
             self._asks = self._asks or (self._controller is not None and self._is_asker())
             if self._requested is not None:
                 self._write(self._requested)
@@ -186,18 +188,18 @@ class SignalDiagnosis:
             if self._asks and self._controller is not None and self._job is not None:
                 self._ask(self._controller, self._job)
             else:
-                self._wait_for_hearsay()
-        # Once more, as the workers may have saved in the meantime.
+                self._wait_for_leader()
+        # Record it again: workers may have saved a checkpoint in the meantime.
         if self._requested is not None or self._notices.first() is not None:
             self._write(self._presume())
 
-    def _wait_for_hearsay(self) -> None:
+    def _wait_for_leader(self) -> None:
         if self._job is not None:
-            end = time.monotonic() + _HEARSAY
+            end = time.monotonic() + self._answer_timeout
             while not self._closed and (left := end - time.monotonic()) > 0:
-                self._new.wait(left)
-                self._new.clear()
-            if not self._told and not self._closed:
+                self._wakeup.wait(left)
+                self._wakeup.clear()
+            if not self._answered and not self._closed:
                 self._report(self._presume())
 
     def _ask(self, controller: Controller, job: SlurmJob) -> None:
@@ -210,14 +212,15 @@ class SignalDiagnosis:
                 clock, grace = controller.clock(), None
                 if clock is not None and view.preempt_time is not None and view.end_time is None:
                     grace = controller.grace(view, clock.preempt_type)
-                    # That question may have taken seconds.
+                    # The question about the grace may have taken seconds.
                     clock = controller.clock()
-                # What Slurm said is about the moment of the question.
+                # The seconds count from the moment at which Slurm has answered.
                 _, elapsed = self._signals()
-                say = functools.partial(classify, signals, elapsed, view, job.restart_count, meaning=self._meaning)
-                finding = say(clock=clock, grace=grace)
-                if finding.cause is Cause.SIGNALLED and _is_drained(controller, job.node):
-                    finding = say(clock=clock, drained=True)
+                diagnose = functools.partial(classify, signals, elapsed, view, job.restart_count, meaning=self._meaning)
+                finding = diagnose(clock=clock, grace=grace)
+                if finding.cause is Cause.SIGNALLED:
+                    drained = controller.node_states([job.node]).get(job.node) is NodeState.DRAINED
+                    finding = diagnose(clock=clock, drained=drained)
                 self._known = finding
                 self._report(finding)
                 self._write(finding)
@@ -227,12 +230,12 @@ class SignalDiagnosis:
                 self._report(self._presume())
             if not controller.is_silent:
                 return
-            self._new.wait(pause)
-            self._new.clear()
+            self._wakeup.wait(pause)
+            self._wakeup.clear()
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _signals(self) -> tuple[tuple[signal.Signals, ...], float]:
-        """All signals, and the seconds since the newest that asks to go."""
+        """Return all signals, and the seconds since the newest that asks this agent to leave."""
         received = self._notices.all()
         asked = [one.at for one in received if one.signal is not signal.SIGCONT]
         return tuple(one.signal for one in received), time.monotonic() - max(asked, default=time.monotonic())
@@ -241,14 +244,10 @@ class SignalDiagnosis:
         return presume(*self._signals(), self._meaning)
 
     def _report(self, finding: Diagnosis) -> None:
-        # The reader takes the finding first and counts down then, so the count has to be there before the finding.
+        # The reader takes a finding and then decrements the eventfd, which must not be 0 by then.
         os.eventfd_write(self.fd, 1)
         self._findings.put(finding)
 
     def _write(self, finding: Diagnosis) -> None:
         if self._record is not None and self._asks:
             self._record(self._signals()[0], self._requested or self._known or finding)
-
-
-def _is_drained(controller: Controller, node: str) -> bool:
-    return controller.node_states([node]).get(node) is NodeState.DRAINED

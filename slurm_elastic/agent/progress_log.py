@@ -14,11 +14,12 @@ import queue
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 from slurm_elastic.agent.event_log import json_number, stamp
 from slurm_elastic.agent.features import Feature, RunningRound
-from slurm_elastic.control import WorkerProgress
+from slurm_elastic.agent.lifecycle import Leaving, State, Training
+from slurm_elastic.control import TimeUse, WorkerProgress
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.identity import job_of
 from slurm_elastic.rundir import RunDir, RunDirError
@@ -27,61 +28,90 @@ __all__ = ["ProgressLog"]
 
 logger = logging.getLogger("slurm_elastic")
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
-"""Seconds between two records of the steps of a round; each pause is twice the one before."""
-
 
 class ProgressLog(Feature):
     """Records what the workers of this node do.
 
     Args:
-        run_dir: its ``progress/<node>.<job>.jsonl`` gets the records.
+        run_dir: The run directory; its ``progress/<node>.<job>.jsonl`` gets the records.
         node: Slurm's name of this node.
-        agent: identity of the agent.
-        workers: number of workers on this node.
-        max_restarts: of the run.
+        agent: The identity of the agent.
+        workers: The number of workers on this node.
+        max_restarts: The maximum of restarts of the run.
+        pauses: Shortest and longest time in seconds between two records of the steps of a round; each pause is twice
+            the one before.
     """
 
-    def __init__(self, run_dir: RunDir, node: str, agent: str, workers: int, max_restarts: int) -> None:
+    def __init__(
+        self,
+        run_dir: RunDir,
+        node: str,
+        agent: str,
+        workers: int,
+        max_restarts: int,
+        pauses: tuple[float, float] = (1.0, 30.0),
+    ) -> None:
         self._run_dir, self._node, self._agent = run_dir, node, agent
+        self._first_pause, self._longest_pause = pauses
         self._job = job_of(agent).rpartition(".")[0]
-        self._records: queue.SimpleQueue[dict[str, object] | None] = queue.SimpleQueue()
+        self._records: queue.SimpleQueue[dict[str, object] | Event | None] = queue.SimpleQueue()
         self._running: RunningRound | None = None
         self._since = 0.0
-        self._pause, self._due = _FIRST_PAUSE, 0.0
+        self._pause, self._due = self._first_pause, 0.0
         self._sampled: tuple[int, int | None] = (0, None)
+        self._stopping = False
+        self._exit_code: ExitCode | None = None
         self._thread = Thread(target=self._write, name="slurm-elastic-progress", daemon=True)
         self._thread.start()
         self._add("agent_started", local_world_size=workers, max_restarts=max_restarts, seconds=_seconds_since_start())
 
     def workers_started(self, running: RunningRound) -> None:
         """See base class."""
-        placed, place = running.placed, running.placed.place
+        assignment, place = running.assignment, running.assignment.place
         self._since = time.monotonic()
-        self._pause, self._due, self._sampled = _FIRST_PAUSE, self._since + _FIRST_PAUSE, (0, None)
+        self._pause, self._due = self._first_pause, self._since + self._first_pause
+        self._sampled, self._stopping = (0, None), False
         # Before the record, which wakes the thread.
         self._running = running
         self._add(
             "workers_started",
-            round=placed.round,
+            round=assignment.round,
             rank=place.base_rank,
             local_world_size=place.local_world_size,
-            world_size=placed.world_size,
+            world_size=assignment.world_size,
         )
+
+    def state_changed(self, state: State) -> None:
+        """Record the steps, and the newest checkpoint before the last one, when the workers are told to stop."""
+        running, training = self._running, state.training if isinstance(state, Leaving) else state
+        if running is None or self._idle() or not isinstance(training, Training) or training.stop_step is None:
+            return
+        self._stopping = True
+        record = self._steps(running)
+        if record is not None:
+            self._records.put(record)
 
     def round_ended(self, progress: Sequence[WorkerProgress]) -> None:
         """See base class."""
         running, self._running = self._running, None
         if running is not None:
             elapsed = time.monotonic() - self._since
-            base = running.placed.place.base_rank
+            base = running.assignment.place.base_rank
             workers = [_worker(base, elapsed, worker) for worker in progress]
-            self._add("workers_ended", round=running.placed.round, seconds=round(elapsed, 3), workers=workers)
+            self._add("workers_ended", round=running.assignment.round, seconds=round(elapsed, 3), workers=workers)
 
-    def close(self, exit_code: ExitCode, timeout: float = 5.0) -> None:
-        """Record the end of the agent, and write out what is left, for at most `timeout` seconds."""
-        self._running = None
+    def ended(self, exit_code: ExitCode, timeout: float = 5.0) -> None:
+        """Record that the agent has left the run, and write out all records, for at most `timeout` seconds."""
+        self._running, self._exit_code = None, exit_code
         self._add("agent_ended", exit_code=int(exit_code))
+        written = Event()
+        self._records.put(written)
+        written.wait(timeout)
+
+    def close(self, timeout: float = 1.0) -> None:
+        """Record the same again when the process ends, for at most `timeout` seconds: that is the time that counts."""
+        if self._exit_code is not None:
+            self._add("agent_ended", exit_code=int(self._exit_code))
         self._records.put(None)
         self._thread.join(timeout)
 
@@ -89,38 +119,42 @@ class ProgressLog(Feature):
         self._records.put({**stamp(event, self._node), "agent": self._agent, **fields})
 
     def _write(self) -> None:
-        complained = False
+        has_warned = False
         while True:
-            record: dict[str, object] | None
+            record: dict[str, object] | Event | None
             try:
-                record = self._records.get(timeout=_LONGEST_PAUSE if self._idle() else self._until_due())
+                until_due = max(0.0, self._due - time.monotonic())
+                record = self._records.get(timeout=self._longest_pause if self._idle() else until_due)
             except queue.Empty:
                 record = self._sample()
                 if record is None:
                     continue
             if record is None:
                 return
+            if isinstance(record, Event):
+                record.set()
+                continue
             try:
                 self._run_dir.append_progress(self._node, self._job, json.dumps(record))
             except RunDirError as error:
-                if not complained:
+                if not has_warned:
                     logger.warning("progress is not written: %s", error)
-                complained = True
+                has_warned = True
 
     def _idle(self) -> bool:
         running = self._running
-        return running is None or running.placed.place.base_rank != 0
-
-    def _until_due(self) -> float:
-        return max(0.0, self._due - time.monotonic())
+        return running is None or self._stopping or running.assignment.place.base_rank != 0
 
     def _sample(self) -> dict[str, object] | None:
         """Return a record of the steps, None if there are no new ones."""
         running = self._running
-        if running is None or running.placed.place.base_rank != 0 or time.monotonic() < self._due:
+        if running is None or self._idle() or time.monotonic() < self._due:
             return None
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        self._pause = min(2 * self._pause, self._longest_pause)
         self._due = time.monotonic() + self._pause
+        return self._steps(running)
+
+    def _steps(self, running: RunningRound) -> dict[str, object] | None:
         workers = [worker for worker in running.progress() if worker.attached]
         if not workers:
             return None
@@ -131,7 +165,7 @@ class ProgressLog(Feature):
         self._sampled = sampled
         fields = {
             "agent": self._agent,
-            "round": running.placed.round,
+            "round": running.assignment.round,
             "steps": slowest.boundary,
             "step": slowest.step,
             "first_step": slowest.first_step,
@@ -140,6 +174,8 @@ class ProgressLog(Feature):
             "loss_step": first.loss_step,
             "first": _ago(time.monotonic() - self._since, slowest.seconds_since_first),
             "last": _ago(time.monotonic() - self._since, slowest.seconds_since_boundary),
+            "before_first": _use(slowest.before_first),
+            "since_first": _use(slowest.since_first),
         }
         return {**stamp("progress", self._node), **fields}
 
@@ -156,8 +192,18 @@ def _worker(base: int, elapsed: float, worker: WorkerProgress) -> dict[str, obje
             "loss_step": worker.loss_step,
             "first": _ago(elapsed, worker.seconds_since_first),
             "last": _ago(elapsed, worker.seconds_since_boundary),
+            "before_first": _use(worker.before_first),
+            "since_first": _use(worker.since_first),
         }
     return found
+
+
+def _use(use: TimeUse | None) -> dict[str, float | None] | None:
+    if use is None:
+        return None
+    waiting = None if use.waiting is None else round(use.waiting, 3)
+    loading, saving, restoring = (round(seconds, 3) for seconds in (use.loading, use.saving, use.restoring))
+    return {"waiting": waiting, "loading": loading, "saving": saving, "restoring": restoring}
 
 
 def _newest_checkpoint(workers: Sequence[WorkerProgress]) -> int | None:
@@ -165,12 +211,12 @@ def _newest_checkpoint(workers: Sequence[WorkerProgress]) -> int | None:
 
 
 def _ago(elapsed: float, seconds: float | None) -> float | None:
-    """Return the time, in seconds since the workers started, that was so many seconds ago."""
+    """Return the time `seconds` ago, in seconds since the workers started."""
     return None if seconds is None else round(max(0.0, elapsed - seconds), 3)
 
 
 def _seconds_since_start() -> float | None:
-    """Return how long this process runs: Python and torch were imported before anything could be recorded."""
+    """Return the age of this process: Python and torch were imported before the first record."""
     try:
         # proc_pid_stat(5): the name, in parentheses, may contain blanks; starttime is in clock ticks since boot.
         started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""A thread that finds out when a job has left the queue for good: a question to Slurm may take seconds."""
+"""Watches in a thread until a job has left the queue: a question to Slurm may take seconds."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ class QueueWatch:
     """Watches one job, in a ``with`` statement.
 
     Args:
-        job: its id, of an array that of the array; None for nothing to watch.
-        controller: to ask; used by the thread alone.
-        interval: seconds between two questions.
+        job: The id of the job, or of the array; None to watch no job.
+        controller: Slurm's controller; only the thread uses it.
+        interval: Seconds between two questions.
 
     Attributes:
-        fd: readable once the job is over, for use in a selector.
+        fd: Readable when the job is over; for a selector.
     """
 
     def __init__(self, job: str | None, controller: Controller, interval: float) -> None:
         self.job = job
         self._controller, self._interval = controller, interval
-        self._over, self._end = threading.Event(), threading.Event()
+        self._job_ended, self._stopping = threading.Event(), threading.Event()
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # A daemon: the process does not wait for its last question.
+        # A daemon: the process does not wait for its last question to Slurm.
         self._thread = threading.Thread(target=self._watch, name="slurm-elastic-queue", daemon=True)
 
     def is_over(self) -> bool:
-        """Return True if the job neither waits nor runs; False also while Slurm does not say."""
-        return self._over.is_set()
+        """Return True if the job neither waits nor runs; False also while Slurm gives no answer."""
+        return self._job_ended.is_set()
 
     def __enter__(self) -> QueueWatch:
         """Begin to watch."""
@@ -44,12 +44,12 @@ class QueueWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End the watch. The descriptor stays, as the thread may be about to write to it."""
-        self._end.set()
+        """End the watch. The descriptor stays open, as the thread may be about to write to it."""
+        self._stopping.set()
 
     def _watch(self) -> None:
-        while self.job is not None and not self._end.wait(self._interval):
+        while self.job is not None and not self._stopping.wait(self._interval):
             if self._controller.is_queued(self.job) is False:
-                self._over.set()
+                self._job_ended.set()
                 os.eventfd_write(self.fd, 1)
                 return

@@ -1,21 +1,19 @@
-"""Requeues the job when its part in the run is over: the one place that does, once per incarnation.
+"""Requeues a job whose part in the run is over, once per incarnation; no other module does.
 
-:mod:`slurm_elastic.agent.job_end` decides; here are the questions to Slurm and to the run directory, and the effects.
+:mod:`slurm_elastic.agent.job_end` decides; this module asks Slurm and the run directory, and executes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import json
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from slurm_elastic.agent.job_end import RequeueFacts, plan_requeue
 from slurm_elastic.agent.option_values import RequeuePolicy
+from slurm_elastic.agent.run_history import read_events
 from slurm_elastic.failures import exclusion, nodes_to_exclude, strikes
-from slurm_elastic.rundir import JobRecords, RunContents, RunDir
+from slurm_elastic.rundir import JobRecords, RunDir
 from slurm_elastic.slurm import Controller, JobView, Requeue, SlurmJob
 
 __all__ = ["requeue_job"]
@@ -43,21 +41,21 @@ def requeue_job(
     does not.
 
     Args:
-        run_dir: of the run, which is not finished.
-        job: whose part is over.
-        status: highest exit code of its agents.
-        controller: to ask.
-        policy: the user's wishes.
+        run_dir: The directory of the run, which is not finished.
+        job: The job whose part in the run is over.
+        status: The highest exit code of its agents.
+        controller: Slurm's controller.
+        policy: The user's requeue policy.
         failed: True if the run has failed for good.
-        say: takes one line for people.
-        others_go_on: see :class:`~slurm_elastic.agent.job_end.RequeueFacts`.
-        wait: seconds to wait for a slurmctld that does not answer.
+        say: Prints one line for people.
+        others_go_on: See :class:`~slurm_elastic.agent.job_end.RequeueFacts`.
+        wait: Seconds to wait for a slurmctld that does not answer.
 
     Returns:
         True if the job will start again.
 
     Raises:
-        RunDirError: the disk fails.
+        RunDirError: The run directory cannot be read or written.
     """
     restart_count = job.restart_count
     records = JobRecords(run_dir, job.job_id)
@@ -85,7 +83,7 @@ def requeue_job(
         bad = _room(_bad_nodes(run_dir, policy.max_excluded), controller, job, view, ours)
         if not records.claim_requeue(restart_count, {**plan.record, "excluded": list(bad)}):
             return True
-        # Said before, as it ends whoever says it.
+        # Printed before the requeue, which ends this process, too.
         say(f"job {job.name}: {decision.why}")
         if _requeue(controller, job, deadline):
             _exclude(controller, job, view, ours, bad, say)
@@ -101,12 +99,7 @@ def _bad_nodes(run_dir: RunDir, most: int) -> tuple[str, ...]:
     """Return the nodes that have strikes, by the events of all starts of the run."""
     if not most:
         return ()
-    events = [
-        (when, event)
-        for file in RunContents(run_dir).events()
-        for line in file.content.splitlines()
-        if (event := _event(line)) is not None and (when := _time(event)) is not None
-    ]
+    events = read_events(run_dir)
     nodes = {
         node
         for _, event in events
@@ -119,7 +112,7 @@ def _bad_nodes(run_dir: RunDir, most: int) -> tuple[str, ...]:
 def _room(
     bad: tuple[str, ...], controller: Controller, job: SlurmJob, view: JobView | None, ours: frozenset[str]
 ) -> tuple[str, ...]:
-    """Return as many of the bad nodes as the partition can do without: the job would wait for ever for too few."""
+    """Return as many of the bad nodes as the partition can spare: with too few nodes left the job would never start."""
     if not bad or view is None:
         return ()
     partition = next((each for each in controller.partitions() or () if each.name == view.partition), None)
@@ -127,22 +120,6 @@ def _room(
         return ()
     users = [node for node in view.excluded if node not in ours]
     return bad[: max(0, partition.nodes - len(users) - len(job.job_nodes))]
-
-
-def _event(line: bytes) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        # Cut short, as its agent was killed.
-        return None
-    return event if isinstance(event, dict) else None
-
-
-def _time(event: dict[str, Any]) -> float | None:
-    try:
-        return datetime.datetime.fromisoformat(event["time"]).timestamp()
-    except (KeyError, TypeError, ValueError):
-        return None
 
 
 def _excluded_before(records: JobRecords) -> frozenset[str]:

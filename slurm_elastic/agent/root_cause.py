@@ -12,7 +12,7 @@ from typing import Any
 from slurm_elastic.failures import BY_KERNEL, BY_WATCHDOG, explanation, named, without_prefixes
 from slurm_elastic.rendezvous.membership import WorkerFailure
 
-__all__ = ["last_words", "recorded", "root_cause", "words"]
+__all__ = ["aborted_at_exit", "last_output", "recorded_traceback", "root_cause", "words"]
 
 _LINES = 20
 _WIDTH = 300
@@ -20,37 +20,52 @@ _TAIL_BYTES = 65536
 _TRACEBACK = "Traceback (most recent call last):"
 _NATIVE_FRAME = re.compile(r"^(?:frame #\d+: |Exception raised from .* \(most recent call first\):$)")
 """The C++ stack that follows the message of an error of torch (c10/util/Exception.cpp, 2.13)."""
+_ABORTED = "terminate called without an active exception"
+"""The words of libstdc++ when a C++ thread still runs while its object is destroyed (vterminate.cc). A script that ends
+by an exception leaves threads of gloo: with torch 2.13 some of such workers end by SIGABRT, also without this agent."""
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 """Colours and movements of the cursor (ECMA-48), and control characters but tab and newline."""
 
 
 def root_cause(failure: WorkerFailure) -> str:
-    """Return which worker failed, how, why, its last output, what a person can do, and the file that has the rest."""
-    words = [f"  {line}" for line in _shortened(failure.message)]
+    """Return a text with the worker, its exit, the cause, its last output, advice, and the file with all output."""
+    words = [f"  {line}" for line in _shown_lines(failure.message)]
     row = named(failure.cause)
     advice = [f"what can help: {row.advice}"] if row is not None and row.advice else []
     rest = [f"the rest: {failure.log or failure.error_file}"] if failure.log or failure.error_file else []
-    why = explanation(failure.cause, failure.detail)
-    how = f"{_how(failure)}: {why}" if why else _how(failure)
+    why = explanation(failure.cause, "" if failure.detail in failure.message else failure.detail)
+    how = f"{_exit_text(failure)}: {why}" if why else _exit_text(failure)
     return "\n".join([f"rank {failure.rank} on {failure.node} {how}", *words, *advice, *rest])
 
 
-def last_words(error_file: str, log: str) -> str:
-    """Return what is shown of the last output of a worker: a few lines of :func:`words`."""
-    return "\n".join(_shortened(words(error_file, log)))
+def last_output(error_file: str, log: str) -> str:
+    """Return the part of the last output of a worker that is shown: at most 20 lines of :func:`words`."""
+    return "\n".join(_shown_lines(words(error_file, log)))
 
 
 def words(error_file: str, log: str) -> str:
     """Return the last output of a worker: its traceback, else the end of its stderr.
 
     Args:
-        error_file: where torch's ``@record`` puts the exception (elastic/multiprocessing/errors, 2.13); need not exist.
-        log: its stderr; need not exist.
+        error_file: The file of torch's ``@record`` (elastic/multiprocessing/errors, 2.13); it need not exist.
+        log: The file of its stderr; it need not exist.
     """
-    return without_prefixes(recorded(error_file) or _from_traceback(_tail(log)))
+    return without_prefixes(recorded_traceback(error_file) or _from_traceback(_tail(log)))
 
 
-def _how(failure: WorkerFailure) -> str:
+def aborted_at_exit(text: str, exit_code: int, error_file: str) -> bool:
+    """Return True if a worker has ended by an exception, and only its exit by SIGABRT.
+
+    Args:
+        text: See `words`.
+        exit_code: Of the worker, negative for a signal.
+        error_file: See `words`.
+    """
+    told = text.startswith(_TRACEBACK) and _ABORTED in text
+    return exit_code == -signal.SIGABRT and (told or bool(recorded_traceback(error_file)))
+
+
+def _exit_text(failure: WorkerFailure) -> str:
     exit_code = failure.exit_code
     if exit_code >= 0:
         return f"ended with exit code {exit_code}"
@@ -63,10 +78,12 @@ def _how(failure: WorkerFailure) -> str:
     return f"was killed by {name}{hint}"
 
 
-def _shortened(text: str) -> list[str]:
-    # A progress bar rewrites its line after a carriage return; its last state is what was seen.
+def _shown_lines(text: str) -> list[str]:
+    # A progress bar rewrites its line after a carriage return: only the last state was visible.
     lines = [_CONTROL.sub("", line.rstrip().rpartition("\r")[2]) for line in text.split("\n")]
     kept = [line[:_WIDTH] for line in lines if line.strip() and not _NATIVE_FRAME.match(line)]
+    if kept and kept[0] == _TRACEBACK:
+        kept = [line for line in kept if line != _ABORTED]
     if len(kept) <= _LINES:
         return kept
     # A traceback begins with what it is and ends with what went wrong.
@@ -74,8 +91,8 @@ def _shortened(text: str) -> list[str]:
     return [*first, "...", *kept[len(first) + 1 - _LINES :]] if first else kept[-_LINES:]
 
 
-def recorded(error_file: str) -> str:
-    """Return the whole traceback that ``@record`` kept, empty if there is none."""
+def recorded_traceback(error_file: str) -> str:
+    """Return the whole traceback in the file of ``@record``; empty if there is none."""
     try:
         content = json.loads(Path(error_file).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -97,6 +114,6 @@ def _tail(log: str) -> str:
 
 
 def _from_traceback(text: str) -> str:
-    """Drop what stands before the last traceback; a wrapper may have printed more lines after it."""
+    """Remove the text before the last traceback; a wrapper may have printed more lines after it."""
     start = text.rfind(_TRACEBACK)
     return text if start < 0 else text[start:]

@@ -24,7 +24,7 @@ from slurm_elastic.agent.features import (
     hang_event,
 )
 from slurm_elastic.agent.forkserver import ForkServer, StartInterruptedError
-from slurm_elastic.agent.health import Health, Snapshot, health_port, withdraw_lost
+from slurm_elastic.agent.health import AgentState, Health, health_port, withdraw_lost
 from slurm_elastic.agent.job_end import AgentEnd, notice_record, represents_job
 from slurm_elastic.agent.job_end_effects import JobAtEnd, is_known_done
 from slurm_elastic.agent.lifecycle import AgentOutcome
@@ -32,13 +32,17 @@ from slurm_elastic.agent.live_report import live_report, process_letters
 from slurm_elastic.agent.notification import Delivery, NotifyFeature
 from slurm_elastic.agent.option_values import require_known
 from slurm_elastic.agent.preemption import SignalDiagnosis, asks_slurm
+from slurm_elastic.agent.process_end import at_process_end
 from slurm_elastic.agent.progress_log import ProgressLog
 from slurm_elastic.agent.root_cause import root_cause
+from slurm_elastic.agent.run_history import read_history
 from slurm_elastic.agent.settings import AgentSettings
 from slurm_elastic.agent.signals import record_signals
+from slurm_elastic.agent.step_timing import LeaderLink, StepTimingFeature
 from slurm_elastic.agent.watchdog import Hang, Watchdog, make_pipe
 from slurm_elastic.agent.worker_processes import worker_starter
 from slurm_elastic.errors import ExitCode
+from slurm_elastic.failures import Loop, find_loops
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.membership import Decision, Drop
 from slurm_elastic.rendezvous.options import RendezvousOptions
@@ -48,6 +52,7 @@ from slurm_elastic.rendezvous.run_events import Entry, describe
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.torch_handler import SlurmRendezvousHandler
 from slurm_elastic.rundir import JobRecords, RunDirError, incarnation
+from slurm_elastic.slow_ranks import LOOK
 from slurm_elastic.slurm import Controller, Diagnosis, SlurmJob, choose_address, data_interface, gather_facts
 from slurm_elastic.snapshot.lineage import choose
 
@@ -55,45 +60,45 @@ __all__ = ["launch"]
 
 logger = logging.getLogger("slurm_elastic")
 
-_GET_READY = 15.0
-"""Seconds that a node which joins a living run may take for imports before it does."""
+_IMPORT_TIMEOUT = 15.0
+"""Seconds that a node imports before it joins a run that trains already, at most."""
 
 
-def launch(settings: AgentSettings, warm: ForkServer | None) -> ExitCode:
+def launch(settings: AgentSettings, fork_server: ForkServer | None) -> ExitCode:
     """Take part in the run until it ends or this agent has to leave.
 
     Args:
-        settings: with the run directory opened.
-        warm: the process that starts the workers; None where torch itself has to start them.
+        settings: The settings; the run directory is open.
+        fork_server: The process that starts the workers; None where torch itself has to start them.
 
     Raises:
-        UsageError: something that a person has to mend; nothing was started.
-        RecordsError: the records of the run cannot be read; nothing was started.
+        UsageError: The user has to change something; no worker was started.
+        RecordsError: The records of the run cannot be read; no worker was started.
     """
-    # A requeued element of an array joins the living run; a requeued allocation reads nothing of its predecessor.
-    scope = incarnation(settings.run_id, 0 if settings.shared else settings.restart_count)
+    # A requeued element of an array joins the run that goes on; a requeued allocation begins with records of its own.
+    own = incarnation(settings.run_id, 0 if settings.shared else settings.restart_count)
     limit = RendezvousOptions.from_config(settings.launch_config.rdzv_configs).etcd_limit
-    told_to_go = record_signals().first
+    first_signal = record_signals().first
     try:
         records = open_records(
-            settings.run_dir, scope, settings.etcd, limit=limit, interrupted=lambda: told_to_go() is not None
+            settings.run_dir, own, settings.etcd, limit=limit, interrupted=lambda: first_signal() is not None
         )
         with contextlib.closing(records):
-            return _take_part(settings, warm, records)
+            return _join_run(settings, fork_server, records)
     except RecordsInterruptedError:
-        logger.info("%s got %s while it waited for etcd", settings.node, told_to_go())
+        logger.info("%s got %s while it waited for etcd", settings.node, first_signal())
         return ExitCode.LEFT
 
 
-def _take_part(settings: AgentSettings, warm: ForkServer | None, records: Records) -> ExitCode:
+def _join_run(settings: AgentSettings, fork_server: ForkServer | None, records: Records) -> ExitCode:
     if records.is_done():
         logger.info("run %s is finished already: nothing to do", settings.run_id)
         return ExitCode.FINISHED
-    with health_port(settings.health, settings.run_dir, _snapshot(settings)) as health:
-        return _supervise(settings, records, warm, health)
+    with health_port(settings.health, settings.run_dir, _first_state(settings)) as health:
+        return _supervise(settings, records, fork_server, health)
 
 
-def _supervise(settings: AgentSettings, records: Records, warm: ForkServer | None, health: Health) -> ExitCode:
+def _supervise(settings: AgentSettings, records: Records, fork_server: ForkServer | None, health: Health) -> ExitCode:
     config = settings.launch_config
     rendezvous = _rendezvous(settings, records)
     events = EventLog(settings.run_dir, settings.node, config.event_log_handler)
@@ -116,9 +121,9 @@ def _supervise(settings: AgentSettings, records: Records, warm: ForkServer | Non
     )
     health.pages.rejected = coordination.rejected
     notify = _notify(settings, rendezvous, coordination)
-    # The leader knows of this agent from now on, and lets others that come about now wait for it.
-    _get_ready(settings, warm, coordination)
     progress = ProgressLog(settings.run_dir, settings.node, settings.agent, config.nproc_per_node, config.max_restarts)
+    # The leader knows of this agent from now on, and collects agents that join at about the same time.
+    _import_before_join(settings, fork_server, coordination)
     features: list[Feature] = [HealthFeature(health.reporter), progress]
     features.append(AttributionFeature(compare=settings.stop_on_same_failure))
     if notify is not None:
@@ -126,13 +131,22 @@ def _supervise(settings: AgentSettings, records: Records, warm: ForkServer | Non
     watchdog = _watchdog(settings, events, health)
     if watchdog is not None:
         features.insert(0, WatchdogFeature(watchdog))
-    if warm is not None:
-        # It has to know which workers hung.
-        features.append(LearnedImportsFeature(warm))
+    if fork_server is not None:
+        # After the watchdog's feature, which marks the workers that hung.
+        features.append(LearnedImportsFeature(fork_server))
+
+    def is_leaving() -> bool:
+        return record_signals().first() is not None
+
     try:
-        features.append(SnapshotFeature(rendezvous, lambda: record_signals().first() is not None))
+        snapshots = SnapshotFeature(rendezvous, is_leaving, settings.snapshot_replicas, fork_server)
+        features.append(snapshots)
+        health.pages.snapshots = snapshots.held
     except OSError as error:
         logger.warning("%s holds no snapshots: %s", settings.node, error)
+    timing = StepTimingFeature(settings.node, LeaderLink(settings.run_dir), events.add, LOOK)
+    features.append(timing)
+    health.pages.paces, health.pages.slow = timing.paces, timing.slow
     diagnosis = _signal_diagnosis(settings, lambda: agent.last_checkpoint())
     assert config.logs_specs is not None
     agent = Agent(
@@ -142,7 +156,7 @@ def _supervise(settings: AgentSettings, records: Records, warm: ForkServer | Non
         coordination,
         record_signals(),
         diagnosis,
-        worker_starter(warm, config.logs_specs, config.log_line_prefix_template),
+        worker_starter(fork_server, config.logs_specs, config.log_line_prefix_template),
         features,
         shutdown_timeout=30 if config.shutdown_timeout is None else config.shutdown_timeout,
         worker_signal=settings.worker_signal,
@@ -150,9 +164,10 @@ def _supervise(settings: AgentSettings, records: Records, warm: ForkServer | Non
     health.pages.progress = agent.progress
 
     def report() -> str:
-        snapshot = health.reporter.snapshot
-        pids = [worker.pid for worker in snapshot.place.workers] if snapshot.place is not None else []
-        return live_report(snapshot, agent.progress(), process_letters(pids), time.monotonic())
+        state = health.reporter.state
+        pids = [worker.pid for worker in state.round_info.workers] if state.round_info is not None else []
+        letters, now = process_letters(pids), time.monotonic()
+        return live_report(state, agent.progress(), letters, now, timing.paces(), health.pages.snapshots())
 
     coordination.report = report
     try:
@@ -170,7 +185,8 @@ def _supervise(settings: AgentSettings, records: Records, warm: ForkServer | Non
     if notify is not None:
         notify.close()
     events.close()
-    progress.close(outcome.exit_code)
+    progress.ended(outcome.exit_code)
+    at_process_end(progress.close)
     if settings.job is not None:
         _job_at_end(settings, settings.job, rendezvous, coordination).carry_out(
             AgentEnd(
@@ -178,7 +194,7 @@ def _supervise(settings: AgentSettings, records: Records, warm: ForkServer | Non
                 gave_up=outcome.gave_up,
                 diagnoses=diagnosis.asks,
                 leads=coordination.leads,
-                represents_job=represents_job(settings.job, settings.agent, agent.last_place),
+                represents_job=represents_job(settings.job, settings.agent, agent.last_assignment),
             )
         )
     return outcome.exit_code
@@ -217,7 +233,11 @@ def _notify(settings: AgentSettings, rendezvous: RendezvousConfig, coordination:
     if settings.notify is None:
         return None
     delivery = Delivery(settings.notify, settings.run_dir, settings.node)
-    return NotifyFeature(settings.notify, delivery, rendezvous.incarnation, lambda: coordination.leads)
+
+    def loops() -> tuple[Loop, ...]:
+        return find_loops(read_history(settings.run_dir), time.time())
+
+    return NotifyFeature(settings.notify, delivery, rendezvous.incarnation, lambda: coordination.leads, loops)
 
 
 def _job_at_end(
@@ -230,16 +250,18 @@ def _job_at_end(
         rendezvous.records,
         rendezvous.incarnation,
         settings.requeue_policy,
-        coordination.members_told(),
+        coordination.known_members(),
         record_signals().fd,
     )
 
 
-def _get_ready(settings: AgentSettings, warm: ForkServer | None, coordination: Coordination) -> None:
-    """Import what can be imported before this node joins a run whose workers train, and stand still when it does."""
-    if warm is not None and settings.shared and settings.run_dir.last_round() is not None:
+def _import_before_join(settings: AgentSettings, fork_server: ForkServer | None, coordination: Coordination) -> None:
+    """Import before this node joins a run that trains: the workers of the other nodes wait for the new round."""
+    if fork_server is not None and settings.shared and settings.run_dir.last_round() is not None:
         with contextlib.suppress(StartInterruptedError):
-            warm.import_all(_GET_READY, lambda: record_signals().first() is not None or coordination.has_event)
+            fork_server.import_all(
+                _IMPORT_TIMEOUT, lambda: record_signals().first() is not None or coordination.has_event
+            )
 
 
 def _signal_diagnosis(settings: AgentSettings, checkpoint: Callable[[], int | None]) -> SignalDiagnosis:
@@ -266,16 +288,18 @@ def _record_end(outcome: AgentOutcome, rendezvous: RendezvousConfig, leads: bool
     if outcome.failure is None:
         if outcome.detail:
             fields: dict[str, object] = {"exit_code": int(outcome.exit_code)}
+            if outcome.no_leader:
+                fields["no_leader_for"] = rendezvous.options.join_timeout
             events.add(Entry("agent_ended", f"{rendezvous.node} ends: {outcome.detail}", fields), level)
     elif leads:
-        # The leader goes last, so this is the last that an agent says; the batch script repeats it after srun's words.
+        # The leader ends last, so no agent logs after this; the batch script prints it again after srun's messages.
         rendezvous.records.publish_failure(msgspec.to_builtins(outcome.failure))
         logger.error("%s", root_cause(outcome.failure))
 
 
-def _snapshot(settings: AgentSettings) -> Snapshot:
+def _first_state(settings: AgentSettings) -> AgentState:
     now = time.monotonic()
-    return Snapshot(
+    return AgentState(
         run=settings.run_id,
         node=settings.node,
         job=settings.job.job_id if settings.job else "0",

@@ -1,4 +1,4 @@
-"""A check that the script or program of the workers exists, made before anything is started."""
+"""Checks before the start that the script or program of the workers exists."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ __all__ = ["require_entry_point"]
 
 
 def require_entry_point(options: argparse.Namespace, node: str) -> None:
-    """Look for the script or program. A module is left to Python: finding it may import its packages.
+    """Check the script or program; not a module, because finding that may import its packages.
+
+    Args:
+        options: The parsed command line.
+        node: Slurm's name of this node, for the message.
 
     Raises:
-        UsageError: it is not there, or cannot be read or run.
+        UsageError: It does not exist, or cannot be read or executed.
     """
     if options.module:
         return

@@ -56,9 +56,9 @@ class Start(enum.Enum):
     """The ways to start workers."""
 
     WARM = "warm"
-    """Forked from a process that has torch imported already."""
+    """The fork server forks workers."""
     COLD = "cold"
-    """A fresh interpreter each, as torchrun does."""
+    """Each worker is a fresh interpreter, as with torchrun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,89 +66,91 @@ class AgentSettings:
     """Everything an agent knows before it connects to other agents."""
 
     job: SlurmJob | None
-    """None outside Slurm."""
+    """The Slurm job this agent runs in; None outside Slurm."""
     run_id: str
     """``--run-id``, else the id of the job or of its array, else a random one."""
     run_dir: RunDir
-    """Named, not opened."""
+    """The run directory, not opened."""
     agent: str
-    """Identity: ``<node>/<job id>.<restart count>/<pid>``; the job id is 0 outside Slurm."""
+    """The agent's identity ``<node>/<job id>.<restart count>/<pid>``; the job id is 0 outside Slurm."""
     node: str
-    """As Slurm names it; ``localhost`` outside Slurm."""
+    """Slurm's name of this node; ``localhost`` outside Slurm."""
     position: int
     """Index of `node` in the job's node list. 0 in an array element of one node and outside Slurm."""
     expected_nodes: tuple[str, ...]
-    """The nodes that are known to come: those of the allocation, the own one outside Slurm. Empty for an
-    array, whose elements start when Slurm finds a nodes for them."""
+    """The nodes whose agents the run waits for: those of the allocation, this node outside Slurm. Empty for an array,
+    whose elements start when Slurm finds nodes for them."""
     restart_count: int
-    """How often Slurm requeued the job; 0 outside Slurm."""
+    """The number of times that Slurm has requeued the job; 0 outside Slurm."""
     leader_node: str
-    """``--leader-node``, else the first node of the job: its agent leads at first. In a run of several jobs, such as an
-    array, every agent may name its own; then the first to come leads."""
+    """``--leader-node``, else the first node of the job, whose agent leads the first term. In a run of several jobs,
+    such as an array, every agent may name its own node; then the first that starts leads."""
     ports: tuple[int, ...]
-    """Ports of the leader, in the order to try them; the only one if ``--rdzv-endpoint`` names a port."""
+    """The ports that the leader tries, in this order; only one if ``--rdzv-endpoint`` names a port."""
     endpoint_host: str | None
-    """The host of ``--rdzv-endpoint``, None if not given."""
+    """The host of ``--rdzv-endpoint``; None if not given."""
     etcd: EtcdConfig | None
     """The etcd that keeps the records of the run; None if the run directory does."""
     address: AddressPreference
     """The user's choice of this node's address."""
     launch_config: LaunchConfig
-    """The meaning of torchrun's options, worked out by torch. The backend is always ``slurm``."""
+    """torchrun's options as torch parses them. The backend is always ``slurm``."""
     entrypoint: Callable[..., Any] | str
-    """What torchrun would start in each worker: a program, or a function."""
+    """The program or function that torchrun would start in each worker."""
     args: tuple[str, ...]
-    """Arguments of `entrypoint`."""
+    """The arguments of `entrypoint`."""
     start: Start
-    """The user's choice; a worker that cannot start warm starts cold."""
+    """``--start``; a worker that cannot start warm starts cold."""
     preload: tuple[str, ...]
     """Modules to import beside torch before workers are forked."""
     requeue_policy: RequeuePolicy
-    """The user's wishes about the end of the job."""
+    """The user's options for the requeue of the job."""
     watchdog: bool
     """True if the agent looks for workers that hang."""
     hang_timeout: HangTimeout | None
-    """How long a worker may go without a step; None for any time."""
+    """The longest time that a worker may go without a step; None for no limit."""
     worker_signal: signal.Signals | None
-    """Sent to workers when a planned end of their round is announced; None for none."""
+    """The signal to workers when a planned end of their round is announced; None for none."""
     health: HealthSettings | None
     """The health port; None for none."""
     notify: NotifySettings | None = None
-    """Where the events of the run go; None for nowhere."""
+    """The user's options for notifications; None for no notifications."""
     shared: bool = False
-    """True if agents of other jobs may belong to the run too, also of jobs that start later."""
+    """True if agents of other jobs, also of later ones, may belong to the run."""
     stop_on_same_failure: bool = True
+    snapshot_replicas: int = 0
+    """Copies on another node of what one rank alone has in snapshots."""
     """True if the run ends when a worker fails in the same way at the same step twice in a row."""
 
 
 def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSettings:
     """Resolve the parsed command line of ``slurm-elastic agent``.
 
-    Options that were not given are None, see `slurm_elastic.cli.agent_parser`. Slurm fills them in:
+    Options that were not given are None, see `slurm_elastic.cli.agent_parser`. Slurm gives their values:
 
     - ``--nnodes``: 1 to the nodes of the allocation, 1 to the nodes of all elements of an array. So a run goes on with
-      what a lost node leaves over, and a requeued job takes what it gets; a larger minimum makes it wait.
+      the nodes that are left, and a requeued job with those that it gets; with a larger minimum it waits.
     - ``--nproc-per-node``: the GPUs that the job has on this node, else 1.
     - ``--run-dir``: the directory that sbatch was called in, else the current one.
 
     Outside Slurm a run is one node, like ``torchrun --standalone``.
 
-    OMP_NUM_THREADS is set to 1 in this process where torchrun does it: unset, and several workers on the node.
+    OMP_NUM_THREADS is set to 1 in this process if it is not set and the node has several workers, as torchrun does.
 
     Args:
-        options: the command line.
+        options: The parsed command line.
         environ: Slurm's variables and those of etcd. torch reads its own from `os.environ`.
 
     Raises:
-        UsageError: a value is malformed or contradicts another, or the script is not there.
+        UsageError: A value is malformed or contradicts another, or the script does not exist.
     """
     job = SlurmJob.from_environment(environ)
-    _require_sense(options, job)
+    _require_consistent(options, job)
     run_id: str = options.rdzv_id or (job.run_id if job else f"local-{secrets.token_hex(4)}")
     run_dir = RunDir.for_run(base_directory(options.run_dir, job), run_id)
     node = job.node if job else _LOCAL_NODE
     nodes = job.nodes if job else (node,)
-    # Agents that a controller on this machine starts again have ended all at once, as those of a requeued allocation.
+    # submitit's controller on this machine restarts all agents together, as Slurm does with a requeued allocation.
     again = 0 if job else int(environ.get(LOCAL_RESTARTS, 0))
     restart_count = job.restart_count if job else again
     host, ports = _endpoint(options, job, run_id)
@@ -183,6 +185,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
         watchdog=not options.no_watchdog and is_enabled(environ),
         hang_timeout=_hang_timeout(options),
         stop_on_same_failure=_is_on("--stop-on-same-failure", options.stop_on_same_failure),
+        snapshot_replicas=_replicas(options.snapshot_replicas),
         notify=notify_settings(options.notify, options.notify_after),
         worker_signal=_worker_signal(options.worker_signal),
         health=None
@@ -191,14 +194,14 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
     )
 
 
-def _require_sense(options: argparse.Namespace, job: SlurmJob | None) -> None:
+def _require_consistent(options: argparse.Namespace, job: SlurmJob | None) -> None:
     if options.rdzv_backend not in (None, "slurm"):
         raise UsageError(
             f"--rdzv-backend {options.rdzv_backend}: slurm-elastic agent has one rendezvous, slurm; leave it out, "
             "or use torchrun for the others"
         )
     if options.master_port is not None:
-        # Ignored, it would let a worker with init_method=tcp://localhost:<port> wait for a store that nobody serves.
+        # If it were ignored, a worker with init_method=tcp://localhost:<port> would wait for a store for ever.
         raise UsageError(
             f"--master-port {options.master_port}: the workers' store has a port of its own in each round, which they "
             "find in MASTER_PORT; leave the option out, with init_method=env://"
@@ -241,7 +244,7 @@ def _launch(
         for line in ignored_options(options):
             _log.warning(line)
         if job:
-            _tell_of_components_without_agents(job)
+            _warn_of_components_without_agents(job)
     config, entrypoint, args = torchrun_config(
         options, nnodes=f"{least}:{most}", nproc_per_node=str(workers), rdzv_id=run_id, rdzv_endpoint=leader
     )
@@ -249,7 +252,7 @@ def _launch(
     return config, entrypoint, args
 
 
-def _tell_of_components_without_agents(job: SlurmJob) -> None:
+def _warn_of_components_without_agents(job: SlurmJob) -> None:
     # By default srun starts a step on the first component alone (srun(1), --het-group).
     without = [component.nodes for component in job.het if not set(component.nodes) & set(job.nodes)]
     if without:
@@ -274,7 +277,7 @@ def _restrict_nodes(config: LaunchConfig, options: argparse.Namespace, job: Slur
 
 
 def _logs_specs(options: argparse.Namespace, run_dir: RunDir) -> RoundLogsSpecs:
-    """Both streams go to the files and to the console, unless the user chose any of it."""
+    """Return the specs of the user's options; by default both streams go to files and to the console."""
     tee = options.tee or ("3" if options.redirects is None else "0")
     logs: RunDir | None = run_dir
     if options.log_dir == os.devnull:
@@ -309,6 +312,13 @@ def _is_on(option: str, value: str | None) -> bool:
         # A value from PET_* does not pass through argparse's choices.
         raise UsageError(f"{option} {value!r} is neither on nor off")
     return value != "off"
+
+
+def _replicas(value: str | None) -> int:
+    if value not in (None, "", "0", "1"):
+        # As above.
+        raise UsageError(f"--snapshot-replicas {value!r} is neither 0 nor 1")
+    return int(value or 0)
 
 
 def _worker_signal(name: str | None) -> signal.Signals | None:

@@ -1,7 +1,7 @@
-"""Signals: recorded from the first moment, acted upon in the main loop.
+"""Records the signals of this process from its start; the agent's main loop handles them.
 
-A handler only records which signal came and when. So a second or third SIGTERM changes nothing, and no signal
-interrupts a round change half way. Importing this costs nothing; the command line does so before anything else.
+A handler only records which signal came and when. So a second SIGTERM changes nothing, and no signal interrupts a round
+change. The command line imports this module before all others, so it imports only what Python has loaded already.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.S
 RECORDED = (*_LEAVE, signal.SIGCONT)
 """All signals that are recorded."""
 _MOST = 64
-"""Signals that are kept; further ones carry no news."""
+"""The number of signals that are recorded; later ones are dropped."""
 
 
 class Received(NamedTuple):
     """One signal.
 
     Attributes:
-        signal: its number.
-        at: own monotonic time in seconds.
+        signal: The signal.
+        at: The monotonic time of this process in seconds.
     """
 
     signal: signal.Signals
@@ -41,7 +41,7 @@ class Notices:
     """The signals that this process has received.
 
     Attributes:
-        fd: readable after a signal came until :meth:`drain`, for use in a selector.
+        fd: Readable from a signal until :meth:`drain`; for a selector.
     """
 
     def __init__(self) -> None:
@@ -49,14 +49,14 @@ class Notices:
         self.fd, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def first(self) -> Received | None:
-        """Return the first signal that asks this agent to leave, None while there is none."""
+        """Return the first signal that asks this agent to leave; None before one has come."""
         return next((received for received in self._received if received.signal in _LEAVE), None)
 
     def all(self) -> tuple[Received, ...]:
         """Return every signal, in the order in which they were recorded.
 
         Python runs the handlers of signals that come together in the order of their numbers (Modules/signalmodule.c,
-        3.11), so the order of two that come within a millisecond means nothing.
+        3.11), so the order of two signals within a millisecond is not known.
         """
         return tuple(self._received)
 
@@ -77,9 +77,9 @@ _notices: Notices | None = None
 
 
 def record_signals() -> Notices:
-    """Record signals from now on, and ignore them at the very end; called again, returns the same object.
+    """Record signals from now on, and ignore them when the process exits; a second call returns the same object.
 
-    Main thread only.
+    Only the main thread may call this.
     """
     global _notices
     if _notices is None:

@@ -1,4 +1,4 @@
-"""One agent per node and job: a second one for the same step is refused."""
+"""Refuses a second agent for the same node and Slurm step."""
 
 from __future__ import annotations
 
@@ -16,16 +16,21 @@ __all__ = ["claim"]
 
 @contextlib.contextmanager
 def claim(secret: bytes, node: str, job: SlurmJob | None) -> Iterator[None]:
-    """Hold this node for this agent.
+    """Claim this node for this agent, during a with block.
 
     The claim is an abstract socket address, unix(7): the kernel frees it however the agent ends, and it needs neither
-    locks of a network file system nor a file that could be left behind. It lies in the network namespace, so the name
-    tells nodes apart that share one. The secret makes it unknown to other users.
+    locks of a network file system nor a file that could be left behind. The address is in the network namespace, which
+    nodes may share, so it contains the node's name. Other users cannot guess it without the secret.
 
-    Outside Slurm there is nothing to tell a second agent from another run, and nothing is claimed.
+    Outside Slurm a second agent cannot be distinguished from another run, so there is no claim.
+
+    Args:
+        secret: The secret of the run.
+        node: Slurm's name of this node.
+        job: The Slurm job this agent runs in; None outside Slurm.
 
     Raises:
-        UsageError: another agent has it.
+        UsageError: Another agent has claimed the node.
     """
     if job is None:
         yield

@@ -27,10 +27,12 @@ class SiteResult(NamedTuple):
     Attributes:
         exit_code: Of the shell, negative for a signal; None if the command was killed because its time was over.
         last_line: The last line that it printed, made safe for a terminal; empty for none.
+        output: The last 4 KiB that it printed.
     """
 
     exit_code: int | None
     last_line: str
+    output: str = ""
 
     @property
     def problem(self) -> str:
@@ -41,23 +43,30 @@ class SiteResult(NamedTuple):
         return f"{how}: {self.last_line}" if self.last_line else how
 
 
-def run_site_command(command: str, timeout: float, environ: Mapping[str, str] | None = None) -> SiteResult:
+def run_site_command(
+    command: str, timeout: float, environ: Mapping[str, str] | None = None, content: bytes = b""
+) -> SiteResult:
     """Run a command by /bin/sh and return how it ended. No process of its session is left.
 
     Args:
         command: For the shell.
         timeout: Seconds after which it is killed.
         environ: Its environment; None for that of this process.
+        content: Its standard input.
     """
     deadline = time.monotonic() + timeout
-    process = subprocess.Popen(
-        ["/bin/sh", "-c", command],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environ,
-        start_new_session=True,
-    )
+    # A file in memory and no pipe: a command that does not read it holds nothing up.
+    with os.fdopen(os.memfd_create("stdin"), "w+b", buffering=0) as stdin:
+        stdin.write(content)
+        stdin.seek(0)
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environ,
+            start_new_session=True,
+        )
     assert process.stdout is not None
     output, exited = process.stdout.fileno(), os.pidfd_open(process.pid)
     os.set_blocking(output, False)
@@ -83,8 +92,9 @@ def run_site_command(command: str, timeout: float, environ: Mapping[str, str] | 
         kept = (kept + _read(output))[-_KEPT:]
         os.close(exited)
         process.stdout.close()
-    lines = [line for line in kept.decode(errors="replace").splitlines() if line.strip()]
-    return SiteResult(process.returncode if ended else None, printable(lines[-1].strip()) if lines else "")
+    printed = kept.decode(errors="replace")
+    lines = [line for line in printed.splitlines() if line.strip()]
+    return SiteResult(process.returncode if ended else None, printable(lines[-1].strip()) if lines else "", printed)
 
 
 def _read(descriptor: int) -> bytes:

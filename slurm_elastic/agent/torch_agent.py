@@ -1,4 +1,4 @@
-"""torch's agent, by names of our own: the one file that touches what is private to it.
+"""torch's agent under public names: the one file that uses its private ones.
 
 Read in torch 2.13 (distributed/elastic/agent/server/api.py and local_elastic_agent.py), and guarded by
 tests/unit/agent/test_torch_hooks.py, which fails when torch changes it.
@@ -27,15 +27,15 @@ __all__ = ["TorchAgent"]
 
 
 class TorchAgent(LocalElasticAgent):
-    """torch's agent with a main loop of our own; it keeps what torch's events and metrics are made of.
+    """torch's agent with another main loop; it keeps the state that torch's events and metrics are made of.
 
     Args:
         spec: torch's description of the workers.
-        logs_specs: where their output goes.
-        main_loop: takes part in the run until its end; called once, by `run`.
-        clean_up: leaves nothing behind, given the signal for workers that still run and the seconds that they have to
-            end by it; called by `run` at the very end, whatever happened.
-        shutdown_timeout: seconds that workers get between SIGTERM and SIGKILL.
+        logs_specs: The destinations of their output.
+        main_loop: Takes part in the run until its end; called once, by `run`.
+        clean_up: Ends the workers that still run, with a signal and the seconds until SIGKILL, and frees everything;
+            called at the end of `run`, also after an error.
+        shutdown_timeout: Seconds between SIGTERM and SIGKILL for workers.
     """
 
     def __init__(
@@ -63,29 +63,29 @@ class TorchAgent(LocalElasticAgent):
     def serve_store(self, store: ServedStore | None) -> None:
         """Serve the worker store of a round; with None, stop serving that of the last one.
 
-        Clients that wait in it then come back from C++ code, so that they can handle a signal.
+        Clients that block in the store then return from C++ code, and can handle a signal.
         """
         if self._served is not None:
             self._served.close()
         self._served = store
 
-    def describe_round(self, placed: Assignment) -> None:
-        """Describe the round that begins, and its workers on this node."""
-        place = placed.place
-        self._group.group_rank, self._group.group_world_size = place.rank, placed.nodes
-        self._group.master_addr, self._group.master_port = placed.store_address, placed.store_port
+    def describe_round(self, assignment: Assignment) -> None:
+        """Set torch's description of the round that begins, and of its workers on this node."""
+        place = assignment.place
+        self._group.group_rank, self._group.group_world_size = place.rank, assignment.nodes
+        self._group.master_addr, self._group.master_port = assignment.store_address, assignment.store_port
         self._group.workers = [
             Worker(
                 local_rank=local_rank,
                 global_rank=place.base_rank + local_rank,
                 role_rank=place.role_base_rank + local_rank,
-                world_size=placed.world_size,
+                world_size=assignment.world_size,
                 role_world_size=place.role_world_size,
             )
             for local_rank in range(place.local_world_size)
         ]
-        # One number for the run, the same on every node, whichever of them failed.
-        self._remaining_restarts = self.spec.max_restarts - placed.restarts
+        # Restarts are counted for the run: the number is the same on every node, whichever node has failed.
+        self._remaining_restarts = self.spec.max_restarts - assignment.restarts
 
     def set_local_rank(self, env: dict[str, str], local_rank: int) -> None:
         """Set LOCAL_RANK, and with ``--virtual-local-rank`` the one device that the worker sees."""
@@ -121,7 +121,7 @@ class TorchAgent(LocalElasticAgent):
         """Record one of torch's own watchdog events."""
         self._log_watchdog_event(name, request)
 
-    # What torch calls.
+    # Methods that torch calls.
 
     def _invoke_run(self, role: str = "default") -> RunResult:
         return self._main_loop()
@@ -131,5 +131,5 @@ class TorchAgent(LocalElasticAgent):
 
     @property
     def _group(self) -> Any:
-        # torch annotates attributes of it as None that it sets itself.
+        # torch annotates attributes of the group as None that it assigns later.
         return self._worker_group

@@ -1,6 +1,6 @@
-"""The parts of torch beyond its documented interface that slurm_elastic uses: one table, and its check at start.
+"""The table of torch's undocumented interfaces that slurm_elastic uses, and its check at the start of an agent.
 
-What the agent and the fork server rely on behind these signatures is tried for real, with every release, in
+The behaviour behind these signatures is tested with every release in
 `tests/unit/agent/test_torch_hooks.py` and `tests/local/forkserver/test_torch_hooks.py`.
 """
 
@@ -37,7 +37,7 @@ OLDEST = "2.12"
 """The oldest release of torch that was tested; see docs/versions.md."""
 
 NEWEST = "2.15"
-"""The newest one. Agents take later ones, too; `slurm-elastic doctor` says that they were not tested."""
+"""The newest release of torch that was tested. Agents run with later ones, too; `slurm-elastic doctor` reports them."""
 
 
 class Part(Enum):
@@ -45,10 +45,11 @@ class Part(Enum):
 
     AGENT = "agent"
     FORK_SERVER = "fork server"
+    DUMPS = "dumps of collectives"
 
 
 class Kind(Enum):
-    """Use that is made of a hook."""
+    """The use of a hook."""
 
     CALLED = "called"
     """slurm_elastic calls it with these parameters by name."""
@@ -68,14 +69,15 @@ class Hook(NamedTuple):
     path: str
     """``module:name.name``."""
     names: str
-    """What `kind` speaks of; ``a|b`` where releases of torch call the same thing differently."""
+    """The parameters, attributes or methods of `kind`; ``a|b`` where releases of torch differ in the name."""
 
 
 class Gaps(NamedTuple):
-    """The hooks that this torch lacks, in words, by the part that needs them."""
+    """The hooks that this torch lacks, for people, by the part that needs them."""
 
     agent: tuple[str, ...]
     fork_server: tuple[str, ...]
+    dumps: tuple[str, ...] = ()
 
 
 _ELASTIC = "torch.distributed.elastic"
@@ -161,15 +163,17 @@ HOOKS: tuple[Hook, ...] = tuple(
             # gpu_index until 2.13.
             "command_args device_index|gpu_index numa_options",
         ),
+        # control/_flight_recorder.py, in workers. That of NCCL is in builds with CUDA only.
+        (Part.DUMPS, Kind.CALLED, "torch._C._distributed_c10d:_dump_fr_trace_json", ""),
     )
 )
 
 
 def require_torch() -> bool:
-    """Check the torch that is installed; that takes about a millisecond once torch is imported.
+    """Check the installed torch, in about 1 ms once torch is imported.
 
     Returns:
-        True if the fork server can start the workers; otherwise that is logged, and torch has to start them.
+        True if the fork server can start the workers; otherwise a line is logged, and torch has to start them.
 
     Raises:
         UsageError: torch is missing, cannot be imported, is older than the oldest tested, built without distributed, or
@@ -211,15 +215,21 @@ def require_torch() -> bool:
             release,
             ", ".join(found.fork_server),
         )
+    if found.dumps:
+        logger.warning(
+            "torch %s lacks what dumps of collectives need: %s; of a hang, only stacks are kept",
+            release,
+            ", ".join(found.dumps),
+        )
     return not found.fork_server
 
 
 def gaps(hooks: Iterable[Hook]) -> Gaps:
-    """Return what this torch lacks of the hooks."""
+    """Return the hooks among these that this torch lacks."""
     missing: dict[Part, list[str]] = {part: [] for part in Part}
     for hook in hooks:
         missing[hook.part].extend(_missing(hook))
-    return Gaps(tuple(missing[Part.AGENT]), tuple(missing[Part.FORK_SERVER]))
+    return Gaps(*(tuple(missing[part]) for part in Part))
 
 
 def _missing(hook: Hook) -> list[str]:
@@ -256,5 +266,5 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 
 def release_numbers(release: str) -> tuple[int, ...]:
-    """Major and minor number of a release such as 2.15.0+cu130 or 2.16.0a0+git."""
+    """Return major and minor number of a release such as 2.15.0+cu130 or 2.16.0a0+git."""
     return tuple(int(number) for number in re.findall(r"\d+", release)[:2])

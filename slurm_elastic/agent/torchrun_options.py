@@ -1,4 +1,4 @@
-"""torchrun's options, given their meaning by torch (torch/distributed/run.py, 2.13)."""
+"""The values of torchrun's options, computed by torch's own code (torch/distributed/run.py, 2.13)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def local_world_size(text: str | None, default: int) -> int:
     """Return the number of workers of this node.
 
     Raises:
-        UsageError: ``--nproc-per-node`` is neither a positive number nor a kind of device that is there.
+        UsageError: ``--nproc-per-node`` is neither a positive number nor a kind of device of this node.
     """
     if text is None:
         return default
@@ -39,10 +39,10 @@ def local_world_size(text: str | None, default: int) -> int:
 
 
 def endpoint(text: str | None) -> tuple[str | None, int | None]:
-    """Return host and port of ``--rdzv-endpoint``, each None if not given, as when it names an etcd.
+    """Return host and port of ``--rdzv-endpoint``, each None if not given; both None if it names an etcd.
 
     Raises:
-        UsageError: it is not ``HOST`` or ``HOST:PORT``.
+        UsageError: The text is not ``HOST`` or ``HOST:PORT``.
     """
     if not text or is_etcd(text):
         return None, None
@@ -56,7 +56,7 @@ def endpoint(text: str | None) -> tuple[str | None, int | None]:
 
 
 def limit_threads(workers: int) -> bool:
-    """Set OMP_NUM_THREADS where torchrun does, so that it need not say so itself, in eight lines.
+    """Set OMP_NUM_THREADS where torchrun does, so that torch does not set it with a warning of eight lines.
 
     Returns:
         True if this call set it.
@@ -68,7 +68,7 @@ def limit_threads(workers: int) -> bool:
 
 
 def ignored_options(options: argparse.Namespace) -> Iterable[str]:
-    """Return one line for each option that was given and means nothing to this rendezvous, as with torchrun's own."""
+    """Return one line for each given option that only torchrun's static rendezvous uses."""
     for name in ("node_rank", "master_addr"):
         if getattr(options, name) is not None:
             yield f"--{name.replace('_', '-')} is for torchrun's static rendezvous; it is ignored, Slurm says it"
@@ -77,14 +77,14 @@ def ignored_options(options: argparse.Namespace) -> Iterable[str]:
 def torchrun_config(
     options: argparse.Namespace, **resolved: object
 ) -> tuple[LaunchConfig, Callable[..., Any] | str, tuple[str, ...]]:
-    """Let torch work out its configuration, the entry point and its arguments.
+    """Let torch compute its configuration, the entry point and its arguments.
 
-    Reads TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, TORCH_ELASTIC_SHUTDOWN_TIMEOUT and PYTHON_EXEC from the environment.
-    The logs specs are a stand-in unless ``--logs-specs`` names some.
+    torch reads TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, TORCH_ELASTIC_SHUTDOWN_TIMEOUT and PYTHON_EXEC from the
+    environment. The logs specs are a placeholder unless ``--logs-specs`` names some.
 
     Args:
-        options: the command line.
-        resolved: what takes the place of options.
+        options: The parsed command line.
+        resolved: Values that replace those of options.
 
     Raises:
         UsageError: torch rejects a value.
@@ -92,14 +92,14 @@ def torchrun_config(
     given = {
         **vars(options),
         "rdzv_backend": "slurm",
-        # Only the static rendezvous reads these; None would do for it neither.
+        # Only the static rendezvous uses these, but torch parses them in any case.
         "node_rank": 0,
         "master_addr": "127.0.0.1",
         "master_port": 29500,
         **resolved,
     }
     if options.logs_specs is None:
-        # torch's own would make a directory in /tmp when constructed.
+        # torch's own specs make a directory in /tmp when they are constructed.
         given.update(log_dir=os.devnull, redirects="0", tee="0", local_ranks_filter="")
     else:
         given.update(redirects=options.redirects or "0", tee=options.tee or "0")
@@ -112,7 +112,7 @@ def torchrun_config(
 
 
 def _require_numbers(options: argparse.Namespace) -> None:
-    """Check what torch checks late or by an assertion without words."""
+    """Check values that torch checks late, or by an assertion without a message."""
     if options.max_restarts < 0:
         raise UsageError(f"--max-restarts {options.max_restarts} is negative; give 0 or more")
     if options.monitor_interval <= 0:

@@ -13,39 +13,39 @@ __all__ = ["data_network", "worker_environment"]
 
 
 def worker_environment(
-    spec: WorkerSpec, worker: Worker, placed: Assignment, config: RendezvousConfig, environ: Mapping[str, str]
+    spec: WorkerSpec, worker: Worker, assignment: Assignment, config: RendezvousConfig, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the variables of one worker: torchrun's (torch 2.13, local_elastic_agent.py, _start_workers), and ours.
 
     Ours begin with SLURM_, because that prefix survives ``--export=NONE`` when a worker starts a step of its own.
     """
-    place = placed.place
+    place = assignment.place
     environment = {
         "RANK": str(worker.global_rank),
         "GROUP_RANK": str(place.rank),
-        # torchrun has no such variable; Composer (mosaicml 0.32, composer/utils/dist.py, get_node_rank) wants it.
+        # torchrun does not set this; Composer reads it (mosaicml 0.32, composer/utils/dist.py, get_node_rank).
         "NODE_RANK": str(place.rank),
         "ROLE_RANK": str(worker.role_rank),
         "ROLE_NAME": spec.role,
         "LOCAL_WORLD_SIZE": str(place.local_world_size),
         "WORLD_SIZE": str(worker.world_size),
-        "GROUP_WORLD_SIZE": str(placed.nodes),
+        "GROUP_WORLD_SIZE": str(assignment.nodes),
         "ROLE_WORLD_SIZE": str(worker.role_world_size),
-        "MASTER_ADDR": placed.store_address,
-        "MASTER_PORT": str(placed.store_port),
-        "TORCHELASTIC_RESTART_COUNT": str(placed.restarts),
+        "MASTER_ADDR": assignment.store_address,
+        "MASTER_PORT": str(assignment.store_port),
+        "TORCHELASTIC_RESTART_COUNT": str(assignment.restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_RUN_ID": config.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": str(True),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "SLURM_ELASTIC_RUN_ID": config.run_id,
         "SLURM_ELASTIC_RUN_DIR": str(config.run_dir.path),
-        "SLURM_ELASTIC_ROUND": str(placed.round),
-        "SLURM_ELASTIC_REASON": placed.reason.value,
+        "SLURM_ELASTIC_ROUND": str(assignment.round),
+        "SLURM_ELASTIC_REASON": assignment.reason.value,
         "SLURM_ELASTIC_NODE": config.node,
-        "SLURM_ELASTIC_TERM": str(placed.epoch),
+        "SLURM_ELASTIC_TERM": str(assignment.epoch),
         # The older name, which training scripts may read.
-        "SLURM_ELASTIC_EPOCH": str(placed.epoch),
+        "SLURM_ELASTIC_EPOCH": str(assignment.epoch),
         "SLURM_ELASTIC_SCOPE": config.incarnation,
     }
     if "OMP_NUM_THREADS" in environ:
@@ -54,8 +54,10 @@ def worker_environment(
 
 
 def data_network(interface: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the interface that collectives use, unless the environment has one: else gloo takes that of the "
-    "host's name."""
-    # A plain name is a prefix to NCCL: eth1 would also be eth10.
+    """Return the variables that name the interface for collectives; without them gloo takes that of the host's name.
+
+    Variables that the environment has already are left out.
+    """
+    # NCCL takes a plain name for a prefix: eth1 would match eth10, too.
     named = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"} if interface else {}
     return {name: value for name, value in named.items() if name not in environ}

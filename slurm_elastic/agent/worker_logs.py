@@ -1,4 +1,4 @@
-"""The logs of workers: a directory for every rank of every round, which no later round touches."""
+"""The logs of workers: a directory for every rank of every round, in which no later round writes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ _STREAMS = re.compile(r"[0-3]|[0-9]{1,4}:[0-3](,[0-9]{1,4}:[0-3])*")
 
 
 def streams(option: str, text: str) -> Std | dict[int, Std]:
-    """Return the meaning of ``--tee`` or ``--redirects``: ``3``, or ``0:3,1:1`` by local rank.
+    """Parse ``--tee`` or ``--redirects``: ``3``, or ``0:3,1:1`` by local rank.
 
     torch's own ``Std.from_str`` takes local ranks of one digit only (elastic/multiprocessing/api.py, 2.13).
 
+    Args:
+        option: The name of the option, for the message.
+        text: Its value.
+
     Raises:
-        UsageError: it is malformed.
+        UsageError: The text is malformed.
     """
     if not _STREAMS.fullmatch(text):
         raise UsageError(
@@ -38,10 +42,10 @@ def streams(option: str, text: str) -> Std | dict[int, Std]:
 
 
 def local_ranks(text: str) -> set[int] | None:
-    """Return the meaning of ``--local-ranks-filter``, None if it names none.
+    """Parse ``--local-ranks-filter``; return None if it names no rank.
 
     Raises:
-        UsageError: it is malformed.
+        UsageError: The text is malformed.
     """
     if not text:
         return None
@@ -51,16 +55,16 @@ def local_ranks(text: str) -> set[int] | None:
 
 
 class RoundLogsSpecs(LogsSpecs):
-    """Lays the logs out as ``logs/round_0003/<node>/rank_05/{stdout,stderr}.log,error.json``.
+    """Puts the logs into ``logs/round_0003/<node>/rank_05/{stdout,stderr}.log,error.json``.
 
-    torch's DefaultLogsSpecs counts attempts by failures and removes the directory of an attempt before it is used
-    again; a round without a failure would remove what the round before it wrote.
+    torch's DefaultLogsSpecs numbers its directories by failures and empties a directory before it uses it again: a
+    round that follows without a failure would remove the logs of the round before.
 
     Args:
-        logs: whose layout is used; None for no files at all, as with ``--log-dir /dev/null``.
-        redirects: streams that go to the files only.
-        tee: streams that go to the files and to the console.
-        local_ranks_filter: the only local ranks that show on the console; None for all.
+        logs: The run directory whose layout is used; None for no files, as with ``--log-dir /dev/null``.
+        redirects: The streams that go to the files only.
+        tee: The streams that go to the files and to the console.
+        local_ranks_filter: The local ranks whose output goes to the console; None for all.
     """
 
     def __init__(
@@ -72,8 +76,8 @@ class RoundLogsSpecs(LogsSpecs):
     ) -> None:
         super().__init__(str(logs.path) if logs else os.devnull, redirects, tee, local_ranks_filter)
         self._logs = logs
-        # For torch these are private names of its class.
-        self._to_files, self._to_both, self._shown = redirects, tee, local_ranks_filter
+        # torch's class has the same values under private names.
+        self._to_files, self._to_both, self._local_ranks_shown = redirects, tee, local_ranks_filter
 
     @property
     def root_log_dir(self) -> str:
@@ -84,14 +88,14 @@ class RoundLogsSpecs(LogsSpecs):
         """Make the directories of a round and name the files.
 
         Args:
-            envs: environment of every local rank, with RANK, WORLD_SIZE, SLURM_ELASTIC_ROUND and
-                SLURM_ELASTIC_NODE; TORCHELASTIC_ERROR_FILE is added.
+            envs: The environment of every local rank, with RANK, WORLD_SIZE, SLURM_ELASTIC_ROUND and
+                SLURM_ELASTIC_NODE; this function adds TORCHELASTIC_ERROR_FILE.
 
         Raises:
-            RunDirError: a directory cannot be made.
+            RunDirError: A directory cannot be made.
         """
         if self._logs is None:
-            return _nowhere(envs)
+            return _without_files(envs)
         directories = {local_rank: self._directory(self._logs, env) for local_rank, env in envs.items()}
         tee = to_map(self._to_both, len(envs))
         redirects = to_map(self._to_files, len(envs))
@@ -99,7 +103,7 @@ class RoundLogsSpecs(LogsSpecs):
         for local_rank, directory in directories.items():
             # torch tees by following the file that a stream is redirected to.
             filed = redirects[local_rank] | tee[local_rank]
-            shown = not self._shown or local_rank in self._shown
+            shown = not self._local_ranks_shown or local_rank in self._local_ranks_shown
             elsewhere = _CONSOLE if shown else os.devnull
             out, err, error = (str(directory / name) for name in ("stdout.log", "stderr.log", "error.json"))
             dest.stdouts[local_rank] = out if Std.OUT in filed else elsewhere
@@ -109,7 +113,7 @@ class RoundLogsSpecs(LogsSpecs):
             if shown and Std.ERR in tee[local_rank]:
                 dest.tee_stderrs[local_rank] = err
             dest.error_files[local_rank] = envs[local_rank]["TORCHELASTIC_ERROR_FILE"] = error
-        # Not in the directory of the node, which agents of several array elements may share.
+        # In the directory of a rank: agents of several array elements may share that of the node.
         dest.filtered_stdout, dest.filtered_stderr = (
             str(directories[0] / name) for name in ("filtered_stdout.log", "filtered_stderr.log")
         )
@@ -121,9 +125,9 @@ class RoundLogsSpecs(LogsSpecs):
         )
         try:
             for made in (directory.parent.parent, directory.parent, directory):
-                # Not by its own means: Path.mkdir gives parents a mode that follows the umask.
+                # One by one: Path.mkdir makes parents with the mode of the umask.
                 made.mkdir(NEW_DIRECTORY, parents=True, exist_ok=True)
-                # A file server that squashes root gives all that root makes to one other user (exports(5)).
+                # With root_squash the file server gives root's directories to another user (exports(5)).
                 require_own(made, (made.parent.stat().st_uid,))
         except OSError as error:
             raise RunDirError(
@@ -134,7 +138,7 @@ class RoundLogsSpecs(LogsSpecs):
     def __repr__(self) -> str:
         return (
             f"RoundLogsSpecs({self._logs!r}, redirects={self._to_files!r}, tee={self._to_both!r}, "
-            f"local_ranks_filter={self._shown!r})"
+            f"local_ranks_filter={self._local_ranks_shown!r})"
         )
 
     def __eq__(self, other: object) -> bool:
@@ -144,7 +148,7 @@ class RoundLogsSpecs(LogsSpecs):
         return hash(repr(self))
 
 
-def _nowhere(envs: dict[int, dict[str, str]]) -> LogsDest:
+def _without_files(envs: dict[int, dict[str, str]]) -> LogsDest:
     for env in envs.values():
         env["TORCHELASTIC_ERROR_FILE"] = ""
     return LogsDest(

@@ -50,29 +50,29 @@ class WorkerProcesses(Protocol):
 
 
 Starter = Callable[[WorkerSpec, Mapping[int, dict[str, str]], Callable[[], bool]], WorkerProcesses]
-"""Starts the workers of a round, given what to add to the environment of each local rank, and a function that is called
-while that takes long and returns True if the start is to be given up."""
+"""Starts the workers of a round. Its arguments are torch's spec, the variables to add to the environment of each local
+rank, and a function that is called every 0.1 s and returns True to interrupt the start."""
 
 
-def worker_starter(warm: ForkServer | None, logs_specs: LogsSpecs, prefix_template: str | None) -> Starter:
+def worker_starter(fork_server: ForkServer | None, logs_specs: LogsSpecs, prefix_template: str | None) -> Starter:
     """Return what starts workers: the fork server of this node, or torch itself.
 
     Args:
-        warm: the fork server; None if it lacks something of this torch, see `slurm_elastic.agent.torch_hooks`.
-        logs_specs: where their output goes.
-        prefix_template: torch's template of the prefix of every line that is also shown.
+        fork_server: The fork server; None if it lacks something of this torch, see `slurm_elastic.agent.torch_hooks`.
+        logs_specs: The destinations of the workers' output.
+        prefix_template: torch's template for the prefix of each line on the console.
     """
 
     started_by: Callable[..., WorkerProcesses]
-    if warm is None:
+    if fork_server is None:
         from slurm_elastic.agent.forkserver.torch_processes import TorchProcesses
 
         started_by = TorchProcesses
     else:
-        # Touches more of torch than the agent does.
+        # This module needs more hooks of torch than the agent.
         from slurm_elastic.agent.forkserver.torch_context import start_workers
 
-        started_by = functools.partial(start_workers, warm=warm)
+        started_by = functools.partial(start_workers, fork_server=fork_server)
 
     def start(spec: WorkerSpec, envs: Mapping[int, dict[str, str]], should_stop: Callable[[], bool]) -> WorkerProcesses:
         assert spec.entrypoint is not None

@@ -24,7 +24,8 @@ from typing import Any
 
 import pytest
 
-from tests.local.waiting import PATIENCE, eventually
+from tests.local.waiting import HANG, eventually
+from tests.planted_faults import Action, action
 
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("worker.py")
@@ -59,7 +60,7 @@ class Agent:
 
     def wait(self) -> int:
         """Its exit code."""
-        code = self._wait(PATIENCE)
+        code = self._wait(HANG)
         if code is None:
             pytest.fail(f"the agent on {self.node} does not end:\n{self.err}")
         return code
@@ -173,7 +174,7 @@ class Allocation:
     def seen(self, round_: int) -> dict[int, dict[str, Any]]:
         """What the workers of a round saw, by rank; waits until all of them have started."""
         found: dict[int, dict[str, Any]] = eventually(
-            lambda: self._seen(round_), lambda: f"round {round_}\n{self.story()}"
+            lambda: self._seen(round_), lambda: f"round {round_}\n{self.log()}"
         )
         return found
 
@@ -197,12 +198,20 @@ class Allocation:
             rounds = range(after + 1, self.rounds())
             return [number for number in rounds if self.nodes_of_round(number) == list(nodes) and self._seen(number)]
 
-        return int(eventually(found, lambda: f"no round of {nodes} after {after}\n{self.story()}")[0])
+        return int(eventually(found, lambda: f"no round of {nodes} after {after}\n{self.log()}")[0])
 
     def leader(self) -> str:
         """The node of whoever formed the newest round."""
         newest = max((self.run_dir / "rounds").glob("*.json"))
         return str(json.loads(newest.read_text())["leader"]).split("/")[0]
+
+    def records(self) -> list[dict[str, Any]]:
+        """The records of the rounds, in their order."""
+        return [json.loads(path.read_text()) for path in sorted((self.run_dir / "rounds").glob("*.json"))]
+
+    def action(self, of_round: int | None = None) -> Action:
+        """What the run has done with the fault that the test has planted, in one round if it is given."""
+        return action(self.records(), sorted(self.events(), key=lambda event: str(event["time"])), of_round)
 
     def rounds(self) -> int:
         """How many rounds there were."""
@@ -213,7 +222,7 @@ class Allocation:
         paths = sorted((self.run_dir / "events").glob("*.jsonl"))
         return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
-    def story(self) -> str:
+    def log(self) -> str:
         """What all agents said so far."""
         return "\n".join(agent.err for agent in self.agents)
 

@@ -1,11 +1,16 @@
-"""Where processes of the tests on one machine put their temporary files."""
+"""Temporary files, and agents, of the tests on one machine."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.local.agents import Allocation, allocation
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,3 +25,14 @@ def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     ):
         patch.setenv("TMPDIR", directory)
         yield
+
+
+@pytest.fixture
+def allocate(tmp_path: Path) -> Iterator[Callable[..., Allocation]]:
+    """Make allocations, each with a number of nodes and in a directory of its own."""
+    with ExitStack() as stack:
+
+        def make(size: int, **options: Any) -> Allocation:
+            return stack.enter_context(allocation(tmp_path, size, **options))
+
+        yield make

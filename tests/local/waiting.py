@@ -12,17 +12,17 @@ from typing import Any, Protocol
 
 import pytest
 
-PATIENCE = 90.0
+HANG = 90.0
 """Seconds after which something that should have happened at once is taken to hang. An agent that is a fresh process
 imports torch first, which takes ten times as long where ten processes want a processor."""
 
 
 def eventually(happened: Callable[[], Any], explain: Callable[[], str] = str) -> Any:
     """Wait until this is true, and return it; else fail with an explanation."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + HANG
     while not (result := happened()):
         if time.monotonic() > deadline:
-            pytest.fail(f"not within {PATIENCE:g} s: {explain()}")
+            pytest.fail(f"not within {HANG:g} s: {explain()}")
         time.sleep(0.01)
     return result
 

@@ -13,7 +13,7 @@ _BOOT = os.path.join(os.path.dirname(__file__), "_boot")  # noqa: PTH118, PTH120
 
 
 def boot_environment(environment: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, str]:
-    """The environment to execute it with. The settings come first, see `_title`."""
+    """Return the environment to execute the Python with. The settings come first, which `set_title` relies on."""
     python_path = environment.get("PYTHONPATH")
     return {
         "SLURM_ELASTIC_WARM": json.dumps(settings),

@@ -1,9 +1,9 @@
-"""Reads modules before anybody imports them: what can be done of an import while it has to wait for libraries.
+"""Finds and reads the compiled files of modules before they are imported, while torch's libraries are loaded.
 
 A third of the time that it takes to import torch goes into finding, checking, reading and unpacking the compiled files
-of about a thousand modules, which needs none of its libraries. All of that is done by the import system itself
-(`importlib.machinery.PathFinder` and `importlib.abc.InspectLoader.get_code`), only earlier; an import that comes later
-gets what was found, and is as it would have been otherwise: the same spec and the same loader, without a trace.
+of about a thousand modules, which needs none of its libraries. The import system itself does that here, only earlier
+(`importlib.machinery.PathFinder` and `importlib.abc.InspectLoader.get_code`); a later import uses the result, with the
+same spec and the same loader as without.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["ReadAhead"]
 
 
 class ReadAhead:
-    """A finder of modules (importlib.abc.MetaPathFinder) for what it has read; it is asked first until `close`."""
+    """A finder of modules (importlib.abc.MetaPathFinder) that gives the modules that it has read, until `close`."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[str, ModuleSpec]] = {}
@@ -29,8 +29,8 @@ class ReadAhead:
         """Read packages with their modules, but not the packages within them, until all are read or it is `enough`.
 
         Args:
-            packages: what is not there is passed over.
-            enough: asked before every module.
+            packages: The packages, in this order; those that are not installed are skipped.
+            enough: Called before every module; reading ends when it returns True.
         """
         for package in packages:
             parent, directory = _directories(package)
@@ -44,16 +44,16 @@ class ReadAhead:
 
     @property
     def names(self) -> list[str]:
-        """The modules that were read and not looked for since."""
+        """The modules that were read and not imported since."""
         return [*self._found]
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the spec of a module that was read, in the directory that it is looked for in first."""
+        """Return the spec of a module that was read, if the import looks first in the directory that it is from."""
         directory, spec = self._found.pop(name, ("", None))
         return spec if path is not None and [*path][:1] == [directory] else None
 
     def close(self) -> None:
-        """Leave the import system as it was."""
+        """Remove this finder from the import system."""
         sys.meta_path.remove(self)
         self._found.clear()
 
@@ -61,16 +61,16 @@ class ReadAhead:
         if name in sys.modules:
             return
         spec = PathFinder.find_spec(name, [directory])
-        # Without a compiled file it would be compiled, which takes long, and may be for nothing.
+        # Without a compiled file the source would be compiled, which takes long, and the module may not be imported.
         if spec is None or type(spec.loader) is not SourceFileLoader or not os.path.exists(spec.cached or ""):  # noqa: PTH110
             return
         try:
             code = spec.loader.get_code(name)
         except (ImportError, OSError, SyntaxError, ValueError):
-            # To be told by its import, if there is one.
+            # The import raises the error, if there is one.
             return
         if code is not None:
-            _have_ready(spec.loader, code)
+            _preset_code(spec.loader, code)
             self._found[name] = directory, spec
 
 
@@ -92,8 +92,8 @@ def _files(directory: str) -> list[str]:
         return []
 
 
-def _have_ready(loader: SourceFileLoader, code: CodeType) -> None:
-    """Let the next question for its code be answered at once; after that the loader is as any other."""
+def _preset_code(loader: SourceFileLoader, code: CodeType) -> None:
+    """Let the loader return this code at its next `get_code`, and load as usual after that."""
 
     def get_code(_name: str) -> CodeType:
         del vars(loader)["get_code"]

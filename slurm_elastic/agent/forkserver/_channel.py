@@ -1,8 +1,8 @@
-"""The private line between the agent and its fork server.
+"""The channel between the agent and its fork server.
 
-A pair of Unix sockets without a name: nobody else can reach it. Messages are small JSON objects that keep their
-boundaries (SOCK_SEQPACKET); what may be large (a worker's environment, a pickled call) travels as a memory file
-(see `_memory_file`) whose descriptor goes with the message.
+It is a pair of Unix sockets without a name, so no other process can connect. Messages are small JSON objects that keep
+their boundaries (SOCK_SEQPACKET); what may be large (a worker's environment, a pickled call) goes into a memory file
+(see `_memfd`) whose descriptor is sent with the message.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from slurm_elastic.agent.forkserver._waiting import wait_on
 
 __all__ = ["Channel"]
 
-_LONGEST = 65536
+_LARGEST_MESSAGE = 65536
 _MOST_DESCRIPTORS = 16
 
 
 class Channel:
-    """One end of the line."""
+    """One end of the channel."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
-        """Both ends; neither survives an execve unless it is passed on by name."""
+        """Return both ends; an execve closes them unless their descriptors are made inheritable."""
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(one), cls(other)
 
     @classmethod
     def inherited(cls, descriptor: int) -> Channel:
-        """The end that this process was started with."""
+        """Return the end with this descriptor, which this process has inherited or received."""
         os.set_inheritable(descriptor, False)
         return cls(socket.socket(fileno=descriptor))
 
     def detach(self) -> int:
-        """Give up the descriptor, for `inherited`."""
+        """Return the descriptor, for `inherited`; this object is closed from now on."""
         return self._socket.detach()
 
     def fileno(self) -> int:
-        """Readable when a message waits or the other end is gone."""
+        """Return a descriptor that is readable when there is a message, or the other end is closed."""
         return self._socket.fileno()
 
-    def readable(self, seconds: float = 0.0) -> bool:
-        """Return whether `receive` would not wait, or need not within so many seconds."""
-        return bool(wait_on([self.fileno()], seconds))
+    def readable(self) -> bool:
+        """Return whether `receive` would return at once."""
+        return bool(wait_on([self.fileno()], 0))
 
     def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Send one message.
 
         Raises:
-            OSError: the other end is gone, or the message is longer than 64 KiB.
+            OSError: The other end is closed, or the message is longer than 64 KiB.
         """
         data = json.dumps(message).encode()
         if descriptors:
@@ -64,13 +64,13 @@ class Channel:
             self._socket.send(data)
 
     def receive(self) -> tuple[dict[str, Any], list[int]] | None:
-        """Take the next message, waiting for it; None when the other end is gone."""
+        """Wait for the next message and return it with its descriptors; None when the other end is closed."""
         try:
-            data, descriptors, _flags, _address = socket.recv_fds(self._socket, _LONGEST, _MOST_DESCRIPTORS)
+            data, descriptors, _flags, _address = socket.recv_fds(self._socket, _LARGEST_MESSAGE, _MOST_DESCRIPTORS)
         except ConnectionResetError:
             return None
         for descriptor in descriptors:
-            # Python 3.11 does not pass on MSG_CMSG_CLOEXEC (Lib/socket.py, recv_fds).
+            # recv_fds ignores its flags (Lib/socket.py, Python 3.11), MSG_CMSG_CLOEXEC among them.
             os.set_inheritable(descriptor, False)
         return (json.loads(data), descriptors) if data else None
 

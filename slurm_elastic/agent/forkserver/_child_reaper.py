@@ -13,50 +13,50 @@ from slurm_elastic.agent.forkserver._linux import children
 
 __all__ = ["ChildReaper"]
 
-_BETWEEN_SCANS = 1.0
-"""Seconds between two looks through /proc for zombies of descendants that lost their parent."""
+_SCAN_INTERVAL = 1.0
+"""Seconds between two scans of /proc for zombies of descendants whose own parent has ended."""
 
 
 class ChildReaper:
-    """All descendants of this process.
+    """The workers among the children of this process, and every other descendant that a worker leaves behind.
 
-    A worker that ended stays a zombie until its round is swept: so its pid, which is also the id of its process group,
-    belongs to nobody else, and what it left in that group can be signalled without doubt.
+    A worker that has ended stays a zombie until `sweep`: so the kernel gives its pid, which is also the id of its
+    process group, to no other process, and a signal to that group reaches only what the worker has left.
     """
 
     def __init__(self) -> None:
         self.workers: set[int] = set()
-        self.replacements: set[int] = set()
-        """Children that were forked to take this process's place: not killed with what workers leave."""
+        self.kept: set[int] = set()
+        """Children that `sweep` does not kill: fork servers that replace this one, and children for the agent."""
         self._ended: set[int] = set()
         self._unreported: list[tuple[int, int]] = []
-        self._bell, self._ring = -1, -1
+        self._wakeup_reader, self._wakeup_writer = -1, -1
         self._previous_handler: Any = None
         self._next_scan = 0.0
-        self._owes_scan = False
+        self._scan_pending = False
 
     def watch(self) -> None:
-        """Begin to notice children that end."""
-        self._bell, self._ring = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        """Make `fileno` readable whenever a child ends (SIGCHLD)."""
+        self._wakeup_reader, self._wakeup_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._previous_handler = signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        signal.set_wakeup_fd(self._ring, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
     def forget(self) -> None:
         """In a forked child: undo `watch`."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, self._previous_handler)
-        os.close(self._bell)
-        os.close(self._ring)
+        os.close(self._wakeup_reader)
+        os.close(self._wakeup_writer)
 
     def fileno(self) -> int:
         """Readable after a child has ended."""
-        return self._bell
+        return self._wakeup_reader
 
     def wait(self, seconds: float) -> None:
-        """Until a child ends, at most this long; the next call of `exits` finds which."""
+        """Wait until a child ends, at most this many seconds; the next call of `exits` says which."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end and not self._drain():
+        while time.monotonic() < end and not self._clear_wakeup():
             time.sleep(0.002)
 
     def add(self, pid: int) -> None:
@@ -64,8 +64,8 @@ class ChildReaper:
         self.workers.add(pid)
 
     def exits(self) -> Iterator[tuple[int, int]]:
-        """Workers that ended and were not given before: pid, and exit code or minus the signal's number."""
-        self._drain()
+        """Yield each worker that has ended once: its pid, and its exit code or minus the signal's number."""
+        self._clear_wakeup()
         found = bool(self._unreported)
         yield from self._unreported
         self._unreported.clear()
@@ -76,15 +76,15 @@ class ChildReaper:
                 self._ended.add(pid)
                 yield pid, result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
         if not found:
-            self._owes_scan = True
+            self._scan_pending = True
         if self.seconds_to_scan() == 0:
-            self._owes_scan = False
-            self._next_scan = time.monotonic() + _BETWEEN_SCANS
-            self._reap_adopted()
+            self._scan_pending = False
+            self._next_scan = time.monotonic() + _SCAN_INTERVAL
+            self._reap_orphans()
 
     def seconds_to_scan(self) -> float | None:
-        """When `exits` has to be called again although no child ended; None if it need not."""
-        return max(0.0, self._next_scan - time.monotonic()) if self._owes_scan else None
+        """Return the seconds until `exits` has to be called although no child has ended; None if it need not."""
+        return max(0.0, self._next_scan - time.monotonic()) if self._scan_pending else None
 
     def signal(self, number: int) -> None:
         """Signal the process groups of all workers."""
@@ -92,7 +92,7 @@ class ChildReaper:
             try:
                 os.killpg(pid, number)
             except ProcessLookupError:
-                # Forked, but not yet the leader of its group.
+                # Forked, but setsid has not made it the leader of its group yet.
                 os.kill(pid, number)
             except PermissionError:
                 continue
@@ -101,14 +101,15 @@ class ChildReaper:
         """Kill the process groups of all workers."""
         self.signal(signal.SIGKILL)
 
-    def kill_rest(self, spared: Collection[int] = ()) -> list[int]:
-        """Reap what is dead, kill every child that is not; returns the living.
+    def kill_children(self, spared: Collection[int] = ()) -> list[int]:
+        """Reap the children that have ended, kill the others, and return the pids of those that still lived.
 
-        Only children are killed, whose pids nobody else can get before this process reaps them. Their own children
-        become ours when they die (PR_SET_CHILD_SUBREAPER), and are met in the next call.
+        Only children are killed: the kernel gives a child's pid to no other process before this process reaps it. When
+        a child ends its own children become children of this process (PR_SET_CHILD_SUBREAPER); the next call kills
+        them.
 
         Args:
-            spared: those that are not killed, besides `replacements`.
+            spared: The pids not to kill, besides `kept`.
         """
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -118,34 +119,34 @@ class ChildReaper:
                 if pid in self.workers - self._ended:
                     self._unreported.append((pid, os.waitstatus_to_exitcode(status)))
                 self._forget_child(pid)
-            living = [pid for pid in children(os.getpid()) if pid not in self.replacements and pid not in spared]
+            living = [pid for pid in children(os.getpid()) if pid not in self.kept and pid not in spared]
             for pid in living:
                 with contextlib.suppress(PermissionError, ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             return living
         return []
 
-    def sweep(self, seconds: float, meanwhile: Callable[[], None], spared: Collection[int] = ()) -> list[int]:
+    def sweep(self, seconds: float, between: Callable[[], None], spared: Collection[int] = ()) -> list[int]:
         """Kill every descendant.
 
         Args:
-            seconds: how long that may take.
-            meanwhile: called again and again until it is done.
-            spared: see `kill_rest`.
+            seconds: The longest time that this may take.
+            between: Called after each look at the children, until all have ended.
+            spared: See `kill_children`.
 
         Returns:
-            Those that the kernel would not end in time (uninterruptible sleep).
+            The pids of those that have not ended in time (uninterruptible sleep).
         """
         self.kill()
         end = time.monotonic() + seconds
         while True:
-            left = self.kill_rest(spared)
-            meanwhile()
+            left = self.kill_children(spared)
+            between()
             if not left or time.monotonic() > end:
                 return left
             self.wait(0.02)
 
-    def _reap_adopted(self) -> None:
+    def _reap_orphans(self) -> None:
         for pid in children(os.getpid()):
             if pid not in self.workers:
                 with contextlib.suppress(ChildProcessError):
@@ -155,10 +156,10 @@ class ChildReaper:
     def _forget_child(self, pid: int) -> None:
         self.workers.discard(pid)
         self._ended.discard(pid)
-        self.replacements.discard(pid)
+        self.kept.discard(pid)
 
-    def _drain(self) -> bool:
+    def _clear_wakeup(self) -> bool:
         try:
-            return bool(os.read(self._bell, 4096))
+            return bool(os.read(self._wakeup_reader, 4096))
         except BlockingIOError:
             return False

@@ -1,10 +1,10 @@
-"""The end of a worker: what it got from the fork server is not taken down piece by piece.
+"""Ends a worker without clearing the modules that it has inherited from the fork server.
 
-Python ends by clearing the modules of a program one by one (Python/pylifecycle.c, Py_FinalizeEx, and Python/import.c,
-finalize_modules, 3.11). For the two thousand modules of torch and what it imports that takes about a second, which the
-next round waits for, and all that it does is to free memory. Then the C library calls the destructors of torch, which
-take back thousands of operators one by one, for another seventh of a second. The script's own modules, files, objects
-and libraries are ended as ever: what they print, flush or remove then is part of the program.
+Python ends by clearing all modules one by one (Python/pylifecycle.c, Py_FinalizeEx, and Python/import.c,
+finalize_modules, 3.11). For torch and what it imports, 2,000 modules, that takes about a second, which the next round
+waits for, and only frees memory. Then the C library calls the destructors of torch, which unregister thousands of
+operators one by one, in another 0.15 s. The script's own modules, files, objects and libraries are finalized as usual:
+what they print, flush or remove then is part of the program.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from slurm_elastic.agent.forkserver._linux import silence_c_stderr, spare_exit_h
 __all__ = ["FastExit"]
 
 _OF_THE_INTERPRETER = frozenset({"builtins", "sys"})
-"""Modules that Python itself takes down last."""
+"""Modules that Python itself clears last."""
 
 _REPORTS_LEAKS = "triton._C.libtriton"
-"""torch._dynamo imports it with a CUDA build. Its nanobind takes the modules that are spared for leaks and says so in
-thirty lines when Python has ended (nanobind, nb_internals.cpp, internals_cleanup; torch 2.15 with triton 3.9)."""
+"""torch._dynamo imports it with a CUDA build. Its nanobind reports the modules that are kept as leaks, in thirty lines
+when Python has ended (nanobind, nb_internals.cpp, internals_cleanup; torch 2.15 with triton 3.9)."""
 
 _keep_for_ever, _untrack, _track = (
     ctypes.pythonapi.Py_IncRef,
@@ -38,10 +38,10 @@ for _function in (_keep_for_ever, _untrack, _track):
 
 
 class FastExit:
-    """Spares the modules that are there when a worker is forked.
+    """Keeps Python from clearing the modules that are imported when a worker is forked.
 
-    To be made before anything is imported that registers a function of its own with `atexit`: those may still import,
-    and all of them run before this one, which was registered first (docs.python.org, atexit).
+    Create it before any import that registers a function with `atexit`: such a function may still import, and runs
+    before that of this class, which was registered first (docs.python.org, atexit).
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class FastExit:
         atexit.register(self._spare)
 
     def note_modules(self) -> None:
-        """In the fork server, when it has imported all that workers are to inherit."""
+        """In the fork server, after its imports: note the modules that workers inherit."""
         main = sys.modules["__main__"]
         self._inherited = {
             name: module
@@ -60,57 +60,57 @@ class FastExit:
         }
 
     def inherit(self) -> None:
-        """From now on this process is a worker: the modules that were noted came from the fork server."""
+        """In a worker: keep the noted modules from being cleared at its end."""
         self._worker = True
         main = sys.modules["__main__"]
         # Everything imported so far is frozen, so that collections leave its memory shared (gc.freeze). But a frozen
-        # namespace of __main__ would keep the script's objects from being finalized: it begins as a young object.
-        for young in (main, vars(main)):
-            _untrack(young)
-            _track(young)
+        # namespace of __main__ would keep the script's objects from being finalized: tracked anew, it is not frozen.
+        for frozen in (main, vars(main)):
+            _untrack(frozen)
+            _track(frozen)
         spare_exit_handlers()
 
     def _spare(self) -> None:
         if not self._worker:
             return
-        # Finalizers of the script's objects that nothing refers to may import: they run while all modules are there.
-        # What came from the fork server is frozen and not looked at.
+        # Finalizers of the script's unreachable objects may import: they run while all modules are there. Inherited
+        # objects are frozen, and the collector passes over them.
         gc.collect()
         for name, module in self._inherited.items():
             if sys.modules.get(name) is module:
                 _keep_for_ever(module)
-                # Not removed: an import from here on must fail, as it does at the end of Python, and not begin anew.
+                # Not removed: an import from here on has to fail, as at the end of Python, and not load it again.
                 sys.modules[name] = None  # type: ignore[assignment]
         own = [
             vars(module)
             for name, module in sys.modules.items()
             if name not in _OF_THE_INTERPRETER and isinstance(module, ModuleType)
         ]
-        vars(sys)[_LAST] = _Last(own, silence=_REPORTS_LEAKS in self._inherited)
+        vars(sys)[_AT_SYS_CLEAR] = _AtSysClear(own, silence=_REPORTS_LEAKS in self._inherited)
 
 
-_LAST = "_slurm_elastic_last"
+_AT_SYS_CLEAR = "_slurm_elastic_last"
 
 
 class _Namespace:
-    """Lies in the namespace of a module and is gone with it.
+    """An entry of a module's namespace whose finalizer runs when Python clears the namespace.
 
     Python clears a module that something refers to at the end name by name, those that begin with one underscore first
     (Objects/moduleobject.c, _PyModule_ClearDict, 3.14). A copy of `sys.modules` that was garbage when it was frozen
     refers to __main__ in workers alone: with 3.14 the import of unittest.mock leaves one (inspect.py,
-    _signature_fromstr). There the finalizers of the script's objects shall find its functions, classes and modules, as
-    they do where the module is collected.
+    _signature_fromstr). Then this class clears the other entries, and leaves functions, classes and modules to the
+    finalizers of the script's objects, as where the module is collected.
     """
 
     __slots__ = ("__weakref__", "content")
 
     def __init__(self, content: dict[str, Any]) -> None:
         self.content = content
-        content[_LAST] = self
+        content[_AT_SYS_CLEAR] = self
 
     def __del__(self) -> None:
-        if self.content.get(_LAST) is self:
-            # It is collected.
+        if self.content.get(_AT_SYS_CLEAR) is self:
+            # The whole namespace is collected.
             return
         for name, value in list(self.content.items()):
             if not isinstance(value, (FunctionType, ModuleType, type)) and name != "__builtins__":
@@ -118,10 +118,10 @@ class _Namespace:
                 self.content[name] = None
 
 
-class _Last:
-    """Takes down the script's modules that a module which is spared refers to, such as by a function put into it.
+class _AtSysClear:
+    """An entry of `sys`, which Python clears last; clears the script's modules that an inherited module refers to.
 
-    Python takes `sys` down when all other modules are done with.
+    It refers to them, for instance, if the script has put a function of its own into it.
     """
 
     __slots__ = ("_namespaces", "_silence")

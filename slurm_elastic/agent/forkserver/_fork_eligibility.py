@@ -15,7 +15,7 @@ SWITCHED_OFF = "warm start is switched off"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """All that a process is started with, besides its program."""
+    """Environment and working directory that a process is started with."""
 
     environment: Mapping[str, str]
     directory: str
@@ -23,7 +23,7 @@ class Launch:
 
 
 def obstacle_to_any_warm_start(program: Program | None, *, wanted: bool) -> str:
-    """Return why no worker of this program can be forked, whatever its command; empty if one can."""
+    """Return why no worker of this program can be forked, whatever its arguments; empty if workers can."""
     if not wanted:
         return SWITCHED_OFF
     if program is None:
@@ -34,7 +34,14 @@ def obstacle_to_any_warm_start(program: Program | None, *, wanted: bool) -> str:
 
 
 def obstacle_to_warm_start(program: Program, warm: Launch, command: Sequence[str], wanted: Launch) -> str | None:
-    """Return why this command cannot be forked from a process that was started so; None if it can."""
+    """Return why this command cannot be forked from the fork server, for people; None if it can.
+
+    Args:
+        program: The program that the fork server was started for.
+        warm: The start of the fork server.
+        command: The whole command of the worker.
+        wanted: The start that the worker has to have.
+    """
     if program.arguments_of(command) is None:
         wanted_start = "a function" if _is_function(command) else repr(" ".join(command[: 1 + len(program.options)]))
         return f"the entry point is {wanted_start}, the fork server was started for {_start(program)}"
@@ -74,6 +81,8 @@ _READ_LATER = (
     # Given to each worker by the agent (agent/server/local_elastic_agent.py, _start_workers, torch 2.13).
     "TORCHELASTIC_",
     "TORCH_NCCL_",
+    # When the first process group is made (FlightRecorder.hpp, torch 2.13).
+    "TORCH_FR_",
     "TORCH_ELASTIC_",
     "TORCH_WORKER_SERVER_SOCKET",
 )

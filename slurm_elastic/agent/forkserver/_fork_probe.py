@@ -1,4 +1,4 @@
-"""Tries what a worker does in processes forked from this one, before workers are."""
+"""Tries in two forked processes whether workers forked from this process can compute and communicate."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _BAD_FORK = 3
 
 
 def probe_forks(timeout: float) -> str | None:
-    """Fork processes that compute in parallel and reduce a tensor together; return what is wrong, None if nothing is.
+    """Fork processes that compute in parallel and all-reduce a tensor; return the problem, None if there is none.
 
     Args:
-        timeout: seconds after which they are killed.
+        timeout: Seconds after which the processes are killed.
     """
     meeting = memory_file()
     pids = [_fork(rank, f"/proc/{os.getpid()}/fd/{meeting}", timeout) for rank in range(_PROCESSES)]

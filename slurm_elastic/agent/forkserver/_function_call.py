@@ -1,6 +1,6 @@
-"""A function as entry point: how its call reaches the worker, and its result the agent.
+"""Passes the call of a function to its worker, and the result back to the agent.
 
-Both lie in memory files that only the agent, the fork server and this one worker can open. The function has to be
+Both are in memory files that only the agent, the fork server and this one worker can open. The function has to be
 importable, as with multiprocessing's spawn, which is torch elastic's default for functions.
 """
 
@@ -18,24 +18,24 @@ __all__ = ["main", "packed_call", "unpacked_result"]
 
 
 def packed_call(name: str, function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
-    """Everything that a worker needs to make the call.
+    """Return the content of the call file: the state of `__main__`, the function and its arguments, pickled.
 
     Raises:
-        pickle.PicklingError, AttributeError, TypeError: it cannot be pickled.
+        pickle.PicklingError, AttributeError, TypeError: The function or an argument cannot be pickled.
     """
     preparation = multiprocessing.spawn.get_preparation_data(name)
-    # Cannot be pickled outside of multiprocessing; the worker has its own.
+    # The key cannot be pickled outside of multiprocessing; the worker draws its own.
     preparation.pop("authkey", None)
     return pickle.dumps((preparation, pickle.dumps((function, tuple(arguments)))))
 
 
 def unpacked_result(data: bytes) -> Any:
-    """Return what the function returned; None if it ended the process itself."""
+    """Return the value that the function has returned; None if the function has ended the process."""
     return pickle.loads(data) if data else None
 
 
 def main() -> None:
-    """In the worker: make the call."""
+    """In the worker: call the function, and write its result."""
     from torch.distributed.elastic.multiprocessing.errors import record
 
     call, result = (int(text) for text in os.environ.pop("SLURM_ELASTIC_CALL").split(":"))

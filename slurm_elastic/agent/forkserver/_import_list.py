@@ -1,8 +1,8 @@
-"""The list of what a script imports, kept beside the runs for the next one.
+"""Stores the list of a script's imports beside the run directories, for the next run.
 
-A list is used only by who has written it: the file has to be the user's own, closed to others, and bears a keyed digest
-(BLAKE2b) under a key in the user's home directory. It is valid for one script, interpreter, sys.path and set of
-installed packages, all of which are in its name.
+A user's lists are used by that user only: the file has to belong to the user, without access for others, and has a
+keyed digest (BLAKE2b) under a key in the user's home directory. A list is valid for one script, interpreter, sys.path
+and set of installed packages; its name is a digest of all of them.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ __all__ = [
 ]
 
 _KEPT = 90 * 24 * 3600.0
-"""Seconds after which a list that was not written again is removed."""
+"""Seconds without a write after which a list is removed."""
 _LARGEST = 4 << 20
 EVERYTHING = "*"
-"""Left out where workers die of what was learned."""
+"""The name in `left_out` that stands for all modules: workers have died of learned imports."""
 
 Directories = Mapping[str, int]
 """The time of the last change (st_mtime_ns), by directory."""
 
 
 class ListError(Exception):
-    """A list is there and cannot be trusted. The message is one line."""
+    """A list exists and cannot be trusted. The message is one line: what is wrong; how to mend it."""
 
 
 class StoredList(NamedTuple):
@@ -51,25 +51,25 @@ class StoredList(NamedTuple):
 
     plan: ImportPlan
     seconds: float
-    """How long the imports took."""
+    """Duration of the imports."""
     effects: Mapping[str, str]
     """Fingerprints of the script's own files, see `_source_effects.fingerprint`."""
     verified: bool = True
-    """Whether workers were forked, or could have been, from a process that had imported it."""
+    """True if a process has imported the plan and workers could be forked from it."""
 
 
 def package_directories(path: Sequence[str]) -> list[str]:
-    """Return the directories of `path` that packages are installed to."""
+    """Return the entries of `path` that packages are installed in."""
     return [entry for entry in path if os.path.basename(entry) in ("site-packages", "dist-packages")]  # noqa: PTH119
 
 
 def list_path(directory: str, options: Sequence[str], path: Sequence[str]) -> str:
-    """Name the list of a script; empty for a function, which is not known yet.
+    """Return the path of a script's list; empty for a function, which the fork server does not know yet.
 
     Args:
-        directory: where the lists are.
-        options: what stands between the interpreter and the script's own arguments.
-        path: sys.path before the script's directory is put in front.
+        directory: The directory of the lists.
+        options: The words of a worker's command between the interpreter and the script's own arguments.
+        path: sys.path before Python puts the script's directory in front.
     """
     if not options or "-c" in options:
         return ""
@@ -90,8 +90,8 @@ def read_list(path: str) -> StoredList | None:
     """Read a list; None if there is none.
 
     Raises:
-        ListError: it belongs to somebody else, others may write it, or its digest is wrong.
-        OSError: it cannot be read.
+        ListError: The file belongs to another user, others may write it, or its digest is wrong.
+        OSError: The file cannot be read.
     """
     try:
         content = _read_private(path)
@@ -109,10 +109,10 @@ def read_list(path: str) -> StoredList | None:
 
 
 def write_list(path: str, stored: StoredList) -> None:
-    """Put a list in place, and remove lists beside it that nobody has used for long.
+    """Write a list, and remove lists beside it that were not written for 90 days.
 
     Raises:
-        ListError, OSError: it cannot be written.
+        ListError, OSError: The list cannot be written.
     """
     document: dict[str, object] = {
         "plan": to_json(stored.plan),
@@ -137,27 +137,27 @@ def write_list(path: str, stored: StoredList) -> None:
 
 
 def forget_list(path: str, reason: str) -> None:
-    """Have nothing imported by a list any more, as long as script and packages stay the same."""
+    """Replace a list by one that lets nothing be learned, as long as script and packages stay the same."""
     with contextlib.suppress(ListError, OSError):
         write_list(path, StoredList(ImportPlan((), {EVERYTHING: reason}), 0.0, {}))
 
 
 def _remove_old(directory: str) -> None:
     with contextlib.suppress(OSError):
-        # The times are the file server's and this node's: three months leave room for the difference.
+        # Compares a time of the file server with one of this node: the difference is small against 90 days.
         for entry in os.scandir(directory):
             if time.time() - entry.stat(follow_symlinks=False).st_mtime > _KEPT:
                 os.unlink(entry.path)  # noqa: PTH108
 
 
 def _digest(path: str, content: bytes, key: bytes) -> str:
-    # With its name: a list put in the place of another script's is none.
+    # The name is part of the digest: a list that is renamed to that of another script is not valid.
     name = os.path.basename(path).encode()  # noqa: PTH119
     return hashlib.blake2b(name + b"\n" + content, key=key, digest_size=32, person=b"import list").hexdigest()
 
 
 def _key() -> bytes:
-    """Return the user's key; whoever comes first draws it."""
+    """Return the user's key; create it if there is none."""
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111
     directory = os.path.join(home, "slurm_elastic")  # noqa: PTH118
     path = os.path.join(directory, "imports.key")  # noqa: PTH118
@@ -191,10 +191,10 @@ def _make_private(directory: str) -> None:
 
 
 def _read_private(path: str) -> bytes:
-    """Return the content of a file of this user that nobody else may write.
+    """Return the content of a file that belongs to this user and that no other user may read or write.
 
     Raises:
-        ListError: it is another one.
+        ListError: The file is not of this kind.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,8 +1,8 @@
-"""Work done while torch's libraries are loaded, a sixth of its import, without the lock of the interpreter.
+"""Imports the agent's modules while torch's libraries are loaded, a sixth of its import, which needs no GIL.
 
-The dynamic linker has a lock of its own: a module with parts in C waits for the libraries, and whatever comes after it.
-So those are imported before, and only such as are in Python alone meanwhile: most of the agent's. What time is left is
-for reading the modules that are imported next.
+The dynamic linker has a lock of its own: an extension module waits until the libraries are loaded, and so does every
+import after it. So extension modules are imported before, and pure Python modules, most of the agent's, meanwhile. The
+time that is left goes into reading the modules that are imported next.
 """
 
 from __future__ import annotations
@@ -18,14 +18,21 @@ import sys
 
 from slurm_elastic.agent.forkserver._bytecode_prefetch import ReadAhead
 
-__all__ = ["AGENT_PACKAGES", "READ_MEANWHILE", "forget_agent", "import_before", "import_meanwhile", "load_libraries"]
+__all__ = [
+    "AGENT_PACKAGES",
+    "READ_AHEAD_PACKAGES",
+    "forget_agent",
+    "import_extension_modules",
+    "import_pure_modules",
+    "load_libraries",
+]
 
 _LIBRARIES = (
     ("libtorch_global_deps.so", os.RTLD_GLOBAL | os.RTLD_NOW),
     ("libtorch_cpu.so", os.RTLD_LOCAL | os.RTLD_NOW),
 )
 """In the order and with the flags of torch/__init__.py (_load_global_deps) and of Python's own imports, torch 2.13."""
-_BEFORE = (
+_EXTENSION_MODULES = (
     *("_ctypes", "_json", "_ssl", "_hashlib", "_decimal", "_multiprocessing", "_posixshmem", "_queue", "_uuid", "_bz2"),
     *("_lzma", "_socket", "_struct", "_pickle", "_random", "_bisect", "_datetime", "_posixsubprocess", "mmap"),
     *("array", "binascii", "fcntl", "grp", "math", "resource", "select", "zlib", "asyncio", "msgspec"),
@@ -33,9 +40,9 @@ _BEFORE = (
     # Since Python 3.14.
     *("_hmac", "_zstd"),
 )
-"""With parts in C, where they are not built in, or of Python with such parts; torch or the agent import them. Debian
-builds most of them into the interpreter; pyenv, conda and python.org's sources build them as files of their own."""
-_MEANWHILE = (
+"""Extension modules, and packages with some, that torch or the agent import. Debian builds most of those of Python into
+the interpreter; pyenv, conda and python.org's sources build them as files of their own."""
+_PURE_MODULES = (
     *("slurm_elastic.agent.forkserver._server", "slurm_elastic.agent.forkserver.client"),
     *(
         "slurm_elastic.rendezvous.thread",
@@ -52,8 +59,8 @@ _MEANWHILE = (
     *("torchgen.model", "unittest.mock", "importlib.metadata", "typing_extensions", "urllib.request"),
     "tarfile",
 )
-"""What the agent needs of ours, and torch besides itself, without parts in C or anything that has."""
-READ_MEANWHILE = (
+"""Modules that the agent and torch import, without extension modules and without imports of any."""
+READ_AHEAD_PACKAGES = (
     *("torch", "torch.nn.modules", "numpy._core", "numpy.lib", "torch._higher_order_ops", "torch.distributions"),
     *("torch.optim", "torch.fx", "torch.autograd", "torch.distributed", "torch._subclasses", "torch.jit", "torch.cuda"),
     *("torch.nn", "torch._refs", "torch._decomp", "torch.fx.passes", "torch.ao.quantization", "torch._library"),
@@ -65,37 +72,36 @@ READ_MEANWHILE = (
 )
 """Packages that are imported with torch 2.13, nearly all of each; the largest first."""
 AGENT_PACKAGES = frozenset({"slurm_elastic", "hostlist", "msgspec"})
-"""What is imported here for the agent alone, besides the standard library."""
+"""Packages, besides the standard library, that are imported here for the agent alone."""
 
 
 def load_libraries() -> ReadAhead:
-    """Load torch's libraries, and do meanwhile what needs none of them.
+    """Load torch's libraries, and import meanwhile what needs none of them.
 
-    The libraries are loaded in this thread, and the imports are done in another: what a library allocates while it is
-    loaded comes page by page from the kernel anywhere but in a process's first thread (malloc(3), arenas), which takes
-    a tenth longer and keeps the other one from its memory, too.
+    This thread loads the libraries, and another one imports: outside of a process's first thread a library gets its
+    memory page by page from the kernel (malloc(3), arenas), which takes a tenth longer and delays the other thread.
 
-    What fails is left to those who need it. Garbage is not collected from now on: what imports make stays.
+    Errors are ignored: the later import raises them. Garbage is not collected from now on: what imports make stays.
 
     Returns:
-        What was read of the modules that are imported next; to be closed then.
+        The modules that were read for the next imports; close it after those.
     """
     gc.disable()
-    import_before()
+    import_extension_modules()
     read_ahead = ReadAhead()
     loaded, done = _thread.allocate_lock(), _thread.allocate_lock()
 
-    def work() -> None:
+    def import_and_read() -> None:
         try:
             with contextlib.suppress(Exception):
-                import_meanwhile()
-                read_ahead.read(READ_MEANWHILE, enough=lambda: not loaded.locked())
+                import_pure_modules()
+                read_ahead.read(READ_AHEAD_PACKAGES, enough=lambda: not loaded.locked())
         finally:
             done.release()
 
     loaded.acquire()
     done.acquire()
-    _thread.start_new_thread(work, ())
+    _thread.start_new_thread(import_and_read, ())
     try:
         _load()
     finally:
@@ -104,17 +110,17 @@ def load_libraries() -> ReadAhead:
     return read_ahead
 
 
-def import_before() -> None:
-    """Import what would wait for the libraries."""
-    for name in _BEFORE:
-        # A Python may lack one.
+def import_extension_modules() -> None:
+    """Import the extension modules, which would wait for the libraries."""
+    for name in _EXTENSION_MODULES:
+        # Some builds of Python lack one.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
 
-def import_meanwhile() -> None:
-    """Import what needs nothing of them."""
-    for name in _MEANWHILE:
+def import_pure_modules() -> None:
+    """Import modules that need neither the libraries nor extension modules."""
+    for name in _PURE_MODULES:
         importlib.import_module(name)
 
 
@@ -131,9 +137,9 @@ def _load() -> None:
 
 
 def forget_agent() -> None:
-    """Leave nothing in the fork server that neither Python nor torch brought: a script may have modules so named."""
+    """Remove the agent's modules and loggers from the fork server: a script may have modules with the same names."""
     for name in [name for name in sys.modules if name.partition(".")[0] in AGENT_PACKAGES]:
-        # Not taken down: that would take as long as a fork.
+        # The module is kept, not cleared: that would take as long as a fork.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(sys.modules.pop(name)))
     loggers = sys.modules["logging"].root.manager.loggerDict
     for name in [name for name in loggers if name.partition(".")[0] in AGENT_PACKAGES]:

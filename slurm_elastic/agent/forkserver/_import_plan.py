@@ -1,7 +1,4 @@
-"""Decides from what workers have recorded what the fork server imports for them.
-
-Pure: records and sources in, a plan out.
-"""
+"""Decides from the workers' records which modules the fork server imports for later workers. Pure."""
 
 from __future__ import annotations
 
@@ -34,19 +31,19 @@ class ImportStep:
 
     module: str
     state: str = "{}"
-    """What is changed meanwhile: a JSON object, see `_import_recorder`."""
+    """State during the import, as far as it differs from that at the start: a JSON object, see `_import_recorder`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedImport:
-    """A line of a worker's record."""
+    """A module that a worker has imported, and the place in the script's own files that has caused it."""
 
     step: ImportStep
     file: str
     line: int
     function: str
     own_files: tuple[str, ...]
-    """The script's own modules that were imported before."""
+    """The files of the script's own modules that were imported before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +56,14 @@ class WorkerImports:
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """The modules to import, and those not to, with the reason."""
+    """The modules to import, in this order, and those to leave out, with the reason for people."""
 
     steps: tuple[ImportStep, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def parse_record(text: str) -> WorkerImports:
-    """Read a worker's record; a line that makes no sense is passed over."""
+    """Parse a worker's record; lines that are cut short or unknown are skipped."""
     state, own, found = "{}", [], {}
     for line in text.splitlines():
         kind, _blank, rest = line.partition(" ")
@@ -90,9 +87,9 @@ def plan_imports(
     """Decide what later workers are forked with.
 
     Args:
-        workers: the records of the workers of one node.
-        sources: see `effect_before`.
-        known: what was decided before, here or on another node.
+        workers: The records of the workers of one node.
+        sources: The effects of the script's own files, see `effect_before`.
+        known: The plan so far, of this node or another one.
     """
     recorded = [worker for worker in workers if worker.imports]
     if not recorded:
@@ -107,7 +104,7 @@ def plan_imports(
     }
     for worker in recorded:
         for module in entries[id(worker)].keys() - position.keys():
-            # Those that the others have not come to yet are in the longest record, or will be.
+            # Modules that some workers have not reached yet are in the longest record; these are not.
             left_out.setdefault(module, _SOME_RANKS)
     for index, entry in enumerate(longest.imports):
         module = entry.step.module
@@ -133,7 +130,7 @@ def _seeded(state: str) -> str:
 
 
 def merge(mine: ImportPlan, theirs: ImportPlan) -> ImportPlan:
-    """Return what two nodes found together: the modules of both, without those that either leaves out."""
+    """Return the union of two nodes' plans: the modules of both, without those that either leaves out."""
     left_out = {**theirs.left_out, **mine.left_out}
     steps = {step.module: step for step in (*mine.steps, *theirs.steps)}
     return ImportPlan(tuple(step for step in steps.values() if step.module not in left_out), left_out)
@@ -141,21 +138,21 @@ def merge(mine: ImportPlan, theirs: ImportPlan) -> ImportPlan:
 
 @dataclass(frozen=True, slots=True)
 class Bisection:
-    """The search for the step after which forked processes do not work, in processes that import more and more."""
+    """A binary search for the step after which forked processes do not work; each attempt imports the first n steps."""
 
     plan: ImportPlan
     reason: str
     works: int = 0
-    """So many steps do no harm ..."""
+    """The largest number of steps that is known to work."""
     fails: int = 0
-    """... and so many do."""
+    """The smallest number of steps that is known to fail."""
 
     def attempt(self) -> ImportPlan:
-        """Return what to import next."""
+        """Return the plan of the next attempt."""
         return ImportPlan(self.plan.steps[: (self.works + self.fails) // 2], self.plan.left_out)
 
     def after(self, *, fails: bool) -> Bisection | ImportPlan:
-        """Return the search after this attempt; the plan without the step that was found, when one was."""
+        """Return the search after this attempt; when the step is found, the plan without it."""
         tried = (self.works + self.fails) // 2
         search = Bisection(self.plan, self.reason, self.works if fails else tried, tried if fails else self.fails)
         if search.fails - search.works > 1:
@@ -166,15 +163,15 @@ class Bisection:
 
 
 def to_json(plan: ImportPlan) -> str:
-    """Return the plan as text, see `from_json`."""
+    """Return the plan as text for `from_json`."""
     return json.dumps({"steps": [[step.module, step.state] for step in plan.steps], "left_out": dict(plan.left_out)})
 
 
 def from_json(text: str) -> ImportPlan:
-    """Read a plan.
+    """Parse a plan.
 
     Raises:
-        ValueError: it is none.
+        ValueError: The text is not a plan.
     """
     try:
         content = json.loads(text)

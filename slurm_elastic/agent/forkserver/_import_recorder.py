@@ -1,8 +1,8 @@
-"""A worker's record of what its script imports, written into memory that the fork server reads.
+"""Records what a worker's script imports, in memory that the fork server reads.
 
-The record has one line for each import that the script itself causes, of a module that is not its own: the imports of
-such a module in turn follow by themselves when it is imported again. Before a line stands what the script had changed
-by then, if that differs from the line before. The record is complete up to the moment in which a worker is killed.
+The record has one line for each module that the script imports and that is not its own. It has none for what such a
+module imports in turn, which is imported with it. A line before says what the script had changed by then, if that
+differs from the line before. When a worker is killed its record is complete up to that moment.
 
 CPython's import system asks `importlib._bootstrap._find_spec` for every module that is not in `sys.modules` (3.10 to
 3.14), so a function in its place sees every import, and is on no stack while a module runs. `sys.meta_path` would show
@@ -26,15 +26,15 @@ _SIZE = 1 << 20
 _LENGTH, _COUNT = struct.Struct("=Q"), struct.Struct("=Q")
 _START = _LENGTH.size + _COUNT.size
 _FIND_SPEC = "_find_spec"
-_APART = ("environment", "seed")
-_NOT_LEARNED = "slurm_elastic"
+_COMPARED_APART = ("environment", "seed")
+_OWN_PACKAGE = "slurm_elastic"
 
 
 class ImportRecord:
-    """Memory that a worker appends lines to; shared with whoever has forked it. A full one takes no more."""
+    """Memory of 1 MiB that a worker appends lines to, shared with the fork server. Lines beyond it are dropped."""
 
     def __init__(self) -> None:
-        # Pages that nobody writes to are not allocated.
+        # The kernel allocates pages when they are first written.
         self._memory = mmap.mmap(-1, _SIZE)
 
     def append(self, line: str) -> None:
@@ -47,30 +47,30 @@ class ImportRecord:
             _LENGTH.pack_into(self._memory, 0, length + len(data))
 
     def __len__(self) -> int:
-        """The bytes written so far."""
+        """Return the number of bytes written so far."""
         length: int = _LENGTH.unpack_from(self._memory)[0]
         return length
 
     def count(self) -> None:
-        """Note that a module is imported."""
+        """Count an imported module."""
         _COUNT.pack_into(self._memory, _LENGTH.size, self.modules() + 1)
 
     def modules(self) -> int:
-        """Count the modules that were imported so far, also such as have no line."""
+        """Return the number of modules imported so far, with those that have no line."""
         number: int = _COUNT.unpack_from(self._memory, _LENGTH.size)[0]
         return number
 
     def text(self) -> str:
-        """Every line written so far."""
+        """Return all lines written so far."""
         return self._memory[_START : _START + len(self)].decode("utf-8", "surrogateescape")
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Unmap the memory."""
         self._memory.close()
 
 
 def is_own_file(path: str, directories: Sequence[str]) -> bool:
-    """Return whether a file belongs to the script: it lies in the script's directory, and is not installed there."""
+    """Return whether a file is the script's own: in one of these directories, and not in an installed package."""
     return any(path.startswith(directory + os.sep) for directory in directories) and not (
         f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
     )
@@ -80,9 +80,9 @@ def observe(record: ImportRecord, directories: Sequence[str]) -> None:
     """Record the imports of this process from now on; processes that it forks record nothing.
 
     Args:
-        record: takes the lines: ``O file`` for a module of the script's own, ``S json`` for a changed state, and
+        record: The memory for the lines: ``O file`` for a module of the script's own, ``S json`` for a changed state,
             ``I module <tab> file <tab> line <tab> function`` for an import, with the place in the script's own files.
-        directories: what Python puts in front of sys.path for the script.
+        directories: The entries that Python puts in front of sys.path for the script.
     """
     bootstrap = sys.modules["_frozen_importlib"]
     find: Callable[..., Any] = getattr(bootstrap, _FIND_SPEC)
@@ -94,7 +94,8 @@ def observe(record: ImportRecord, directories: Sequence[str]) -> None:
     def note(name: str, spec: Any) -> None:
         nonlocal last
         origin = spec.origin
-        if os.getpid() != me:
+        # An encoding is a small table, which Python imports when a text first needs it.
+        if os.getpid() != me or name.startswith("encodings."):
             return
         record.count()
         if origin in ("built-in", "frozen"):
@@ -106,7 +107,7 @@ def observe(record: ImportRecord, directories: Sequence[str]) -> None:
         # importlib sets this attribute while a module's code runs (importlib._bootstrap, _load_unlocked).
         while stack and not stack[-1]._initializing:
             stack.pop()
-        if not stack and name.partition(".")[0] != _NOT_LEARNED:
+        if not stack and name.partition(".")[0] != _OWN_PACKAGE:
             state = current_state(sys.path)
             if state != last:
                 record.append(f"S {json.dumps(_difference(before, state), sort_keys=True)}")
@@ -120,7 +121,7 @@ def observe(record: ImportRecord, directories: Sequence[str]) -> None:
             try:
                 note(name, spec)
             except Exception:
-                # A record that lacks a line costs time; an import must not fail because of it.
+                # The import must not fail because it cannot be recorded: that only makes a later start slower.
                 return spec
         return spec
 
@@ -132,7 +133,7 @@ def observe(record: ImportRecord, directories: Sequence[str]) -> None:
 
 
 def current_state(path: Sequence[str]) -> dict[str, Any]:
-    """Return what a module could find changed when it is imported: environment, sys.path, and torch's defaults."""
+    """Return the state that a module may depend on when it is imported: environment, sys.path, torch's defaults."""
     state: dict[str, Any] = {
         "environment": dict(os.environ),
         "path": [entry for entry in path if entry],
@@ -151,7 +152,7 @@ def current_state(path: Sequence[str]) -> dict[str, Any]:
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    difference = {name: now[name] for name in now if name not in _APART and now[name] != before.get(name)}
+    difference = {name: now[name] for name in now if name not in _COMPARED_APART and now[name] != before.get(name)}
     if now.get("seed") != before.get("seed"):
         # Ranks may have different ones.
         difference["seeded"] = True
@@ -165,7 +166,7 @@ def _difference(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 
 
 def _place(directories: Sequence[str]) -> tuple[str, str, str]:
-    """Return the innermost place in the script's own files that is being executed."""
+    """Return file, line and function of the innermost frame in the script's own files."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         code = frame.f_code

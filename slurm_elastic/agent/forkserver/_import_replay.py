@@ -1,7 +1,8 @@
-"""Imports what workers imported, in a process that later ones are forked from, and looks at what that leaves behind.
+"""Imports in a replacement of the fork server what workers have imported, and checks what each import leaves behind.
 
-Each module is imported under the changes that the script had made before it did. What an import leaves that workers
-cannot share is found after every module, also those that it imports itself, so that the smallest part is left out.
+Each module is imported in the state (environment, sys.path, torch's defaults) in which the script imported it. The
+process is checked after every module, also after those that another one imports, so that as few as possible are left
+out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from slurm_elastic.agent.forkserver._import_plan import ImportPlan, ImportStep
-from slurm_elastic.agent.forkserver._preload import LATER, BrokenPreloadError, import_module, torch_says
+from slurm_elastic.agent.forkserver._preload import (
+    DEFERRED,
+    BrokenPreloadError,
+    import_module,
+    torch_says,
+    uncollected,
+)
 from slurm_elastic.agent.forkserver._thread_origins import count_threads, unknown_threads
 
 __all__ = ["ImportReplay", "SpoiledError", "renew_ranks"]
@@ -30,64 +37,72 @@ _WORKER_VARIABLES = frozenset(
         *("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     }
 )
-"""What is different in each worker (torch/distributed/elastic/agent/server/local_elastic_agent.py, 2.13)."""
+"""Variables that differ from worker to worker (torch/distributed/elastic/agent/server/local_elastic_agent.py, 2.13)."""
 _READ_BY_RANK = frozenset(
     {"lightning.fabric.utilities.rank_zero", "lightning_fabric.utilities.rank_zero", "torchmetrics.utilities.prints"}
 )
-"""Modules that keep the rank of their process when they are imported; see `renew_ranks`."""
+"""Modules that store the rank of their process at import; see `renew_ranks`."""
 _ASK_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _LONGEST_PAUSE = 0.5
 _PAUSES = 1
-"""How much CPU time is given up to others, compared with the time that this process had to wait for it."""
+"""The pause, as a multiple of the time that this process has waited for a CPU since the last one."""
 _SHARE_OF_MEMORY = 0.5
-"""Of what is free: the rest belongs to workers."""
+"""The part of the free memory that imports may take: the rest is for workers."""
 
 
 class SpoiledError(Exception):
-    """This process cannot be used any more: workers forked from it would share what they must not."""
+    """The process cannot become the fork server: workers forked from it would share what an import has left."""
 
     def __init__(self, plan: ImportPlan) -> None:
         super().__init__()
         self.plan = plan
-        """To begin again with, in another process."""
+        """The plan for the next replacement."""
 
 
 class ImportReplay:
     """Imports a plan.
 
     Args:
-        plan: what to import.
-        before: the state that differences in the plan are based on, see `_import_recorder.current_state`.
-        about_to: told each step's number, so that it is known what killed this process.
-        gently: whether others go first; then this process takes little of a processor that they want, too.
+        plan: The modules to import.
+        before: The state that differences in the plan are based on, see `_import_recorder.current_state`.
+        about_to: Called with each step's number before the step, so that the parent knows at which one this process
+            was killed.
+        imported: Called after each module, also after those that another one imports.
+        low_priority: Whether to pause while other processes wait for the CPU.
     """
 
     def __init__(
-        self, plan: ImportPlan, before: Mapping[str, Any], about_to: Callable[[int], None], *, gently: bool
+        self,
+        plan: ImportPlan,
+        before: Mapping[str, Any],
+        about_to: Callable[[int], None],
+        imported: Callable[[], None] = lambda: None,
+        *,
+        low_priority: bool,
     ) -> None:
-        self._plan, self._before, self._about_to = plan, before, about_to
+        self._plan, self._before, self._about_to, self._imported = plan, before, about_to, imported
         self._tree: list[_Node] = []
-        self._trouble: tuple[list[_Node], str] | None = None
+        self._culprit: tuple[list[_Node], str] | None = None
         self._threads = count_threads()
         self._open: list[str] = []
         self._descriptors = _descriptors()
-        self._waited, self._gently, self._yields = _run_delay(), gently, False
+        self._waited, self._low_priority, self._yields = _run_delay(), low_priority, False
         self._reads: set[str] = set()
         self._temporary = False
         self.broken: dict[str, str] = {}
-        """Why modules could not be imported, which may be as in a worker."""
+        """Error by module, of those that cannot be imported; they may fail in workers, too."""
 
     def run(self) -> None:
-        """Import everything; a module that cannot be imported is as it would be in a worker.
+        """Import the whole plan; an import that fails is noted in `broken` and leaves what it would leave in a worker.
 
         Raises:
-            SpoiledError: something was left that workers cannot share.
+            SpoiledError: An import has left something that workers cannot share.
         """
-        with self._watched(), _limited_memory():
+        with uncollected(), self._watched(), _limited_memory():
             for number, step in enumerate(self._plan.steps):
                 self._about_to(number)
-                # What torch imports by itself is needed by every script, and soon.
-                self._yields = self._gently and step.module not in LATER
+                # Nearly every script makes torch import these, soon after its start.
+                self._yields = self._low_priority and step.module not in DEFERRED
                 self._import(step)
 
     def _import(self, step: ImportStep) -> None:
@@ -103,21 +118,21 @@ class ImportReplay:
             except BrokenPreloadError as error:
                 self.broken[step.module] = str(error)
             changed_path = path != sys.path
-        if step.module in LATER:
+        if step.module in DEFERRED:
             # A script may never import these. torch._dynamo sets TORCHINDUCTOR_CACHE_DIR, and so does its first use
             # (torch/_inductor/runtime/cache_dir_utils.py, 2.13).
             for name in {*variables, *os.environ}:
                 if os.environ.get(name) != variables.get(name):
                     _set_variable(name, variables.get(name))
-        # Without a seed of the script's, every process draws other numbers anyway.
-        if self._trouble is None and change.get("seeded") and _random_states() != {**_random_states(), **random}:
-            self._trouble = [root], "draws random numbers"
-        if self._trouble is None and changed_path:
-            self._trouble = [root], "changes sys.path"
-        if self._trouble is not None:
-            raise SpoiledError(_without(self._plan, step, root, *self._trouble))
+        # Workers get seeds of their own, so random numbers matter only after the script has set a seed.
+        if self._culprit is None and change.get("seeded") and _random_states() != {**_random_states(), **random}:
+            self._culprit = [root], "draws random numbers"
+        if self._culprit is None and changed_path:
+            self._culprit = [root], "changes sys.path"
+        if self._culprit is not None:
+            raise SpoiledError(_without(self._plan, step, root, *self._culprit))
 
-    # What is seen of every module.
+    # Checks of every module.
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -136,11 +151,12 @@ class ImportReplay:
             try:
                 return load(spec)
             finally:
-                self._judge(node)
+                self._check(node)
                 self._reads.clear()
                 self._reads.update(reads)
                 self._temporary = temporary
                 self._tree.pop()
+                self._imported()
 
         def watched_parameters(*arguments: Any, **options: Any) -> Any:
             self._temporary = True
@@ -153,7 +169,8 @@ class ImportReplay:
         vars(bootstrap)["_load_unlocked"] = watched_load
         vars(tempfile)["_sanitize_params"] = watched_parameters
         vars(os.environ)["_data"] = _WatchedVariables(variables, self._reads)
-        # torch asks the driver then, and not CUDA, which cannot be used after a fork (torch/cuda/__init__.py, 2.13).
+        # With this variable torch asks the driver and not CUDA, which works in no process forked after its first use
+        # (torch/cuda/__init__.py, 2.13).
         given = os.environ.get(_ASK_DRIVER)
         os.environ[_ASK_DRIVER] = "1"
         if script is not None:
@@ -179,14 +196,14 @@ class ImportReplay:
         if cuda is not None and getattr(cuda, "_cached_device_count", None) is not None:
             vars(cuda)["_cached_device_count"] = None
 
-    def _judge(self, node: _Node) -> None:
-        if self._trouble is None:
+    def _check(self, node: _Node) -> None:
+        if self._culprit is None:
             reason = self._left_behind(node)
             if reason is not None:
-                self._trouble = [*self._tree], reason
+                self._culprit = [*self._tree], reason
 
     def _left_behind(self, node: _Node) -> str | None:
-        """Return what the import of a module has left that workers cannot share."""
+        """Return what the import of a module has left that workers cannot share, for people; None if nothing."""
         threads, before = count_threads(), self._threads
         self._threads = threads
         if threads > before and (names := unknown_threads()):
@@ -209,7 +226,7 @@ class ImportReplay:
         return None
 
     def _yield(self) -> None:
-        """Let others have the processor, if they want it: the time that this process waited for it says so."""
+        """Sleep, if other processes want the CPU, which the time that this process has waited for it shows."""
         if self._yields:
             delay = _run_delay()
             if delay - self._waited > 0.002:
@@ -229,7 +246,7 @@ class _Node:
 
 
 def _without(plan: ImportPlan, step: ImportStep, root: _Node, tree: Sequence[_Node], reason: str) -> ImportPlan:
-    """Return the plan without a module and all that import it, but with what else those import."""
+    """Return the plan without the last module of `tree` and all that import it, but with what else those import."""
     culprit = tree[-1].name
     ancestors = {node.name: f"importing {culprit} {reason}" for node in reversed(tree)}
     left_out = {**plan.left_out, **ancestors}
@@ -256,7 +273,7 @@ def _without(plan: ImportPlan, step: ImportStep, root: _Node, tree: Sequence[_No
 
 
 class _WatchedVariables(dict[bytes, bytes]):
-    """The content of os.environ; it notes who asks for what differs in each worker."""
+    """The content of os.environ; it notes which variables are read that differ from worker to worker."""
 
     def __init__(self, content: Mapping[bytes, bytes], reads: set[str]) -> None:
         super().__init__(content)
@@ -271,9 +288,9 @@ class _WatchedVariables(dict[bytes, bytes]):
 
 @contextlib.contextmanager
 def _changed(before: Mapping[str, Any], change: Mapping[str, Any]) -> Iterator[None]:
-    """Put this process into the state in which a worker has imported, and back.
+    """Put this process into the state in which a worker has imported a module, and back.
 
-    What the import itself changes stays, as it stays in the worker.
+    What the import itself changes stays, as in the worker.
     """
     torch: Any = sys.modules.get("torch")
     wanted: Mapping[str, str | None] = change.get("environment", {})
@@ -306,7 +323,7 @@ def _set_variable(name: str, value: str | None) -> None:
 
 
 def renew_ranks() -> None:
-    """In a worker: give modules that were imported without a rank that of this process, as their import would have."""
+    """In a worker: set the rank in modules that store it at import, and that were imported in the fork server."""
     for name in _READ_BY_RANK & sys.modules.keys():
         module: Any = sys.modules[name]
         if hasattr(module, "_get_rank"):
@@ -318,7 +335,7 @@ def renew_ranks() -> None:
 
 
 def _descriptors() -> set[str]:
-    """Return what is open that workers cannot share, in words."""
+    """Return the open files that workers cannot share, as /proc/self/fd names them."""
     found = set()
     for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208
         with contextlib.suppress(OSError):
@@ -365,11 +382,11 @@ def _run_delay() -> float:
 
 @contextlib.contextmanager
 def _limited_memory() -> Iterator[None]:
-    """Let imports take a share of the free memory only; beyond, allocations fail here and not in a worker."""
+    """Limit imports to a part of the free memory; allocations beyond it fail in this process and not in a worker."""
     free = _free_memory()
     kept = resource.getrlimit(resource.RLIMIT_DATA)
     if free is not None:
-        # What is limited is data (getrlimit(2), RLIMIT_DATA, since Linux 4.7), in pages in statm(5).
+        # RLIMIT_DATA counts private writable memory (getrlimit(2), since Linux 4.7); statm(5) has that in pages.
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123
             data = int(file.read().split()[5]) * resource.getpagesize()
         limit = data + int(free * _SHARE_OF_MEMORY)
@@ -382,7 +399,7 @@ def _limited_memory() -> Iterator[None]:
 
 
 def _free_memory() -> int | None:
-    """Return the bytes that the machine has available, or the cgroup of this job, if that is less."""
+    """Return the free bytes of the machine or of this job's cgroup, whichever is less; None if neither is known."""
     found = []
     with contextlib.suppress(OSError, ValueError, StopIteration):
         with open("/proc/meminfo", "rb") as file:  # noqa: PTH123

@@ -1,4 +1,4 @@
-"""Linux calls that Python's standard library lacks: prctl, and the children of a process."""
+"""Linux and C library calls that Python's standard library lacks: prctl, signalfd, on_exit, and fields of /proc."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ __all__ = [
     "session_of",
     "set_parent_death_signal",
     "set_task_name",
+    "set_title",
     "sent_signals",
     "silence_c_stderr",
     "signal_descriptor",
@@ -58,16 +59,36 @@ def set_task_name(name: bytes) -> None:
     _prctl(_PR_SET_NAME, name)
 
 
+def set_title(title: str, variable: str) -> None:
+    """Let ps show `title` in place of the command line of this process, cut to the bytes that the kernel reserves.
+
+    These are the bytes of the command line and of `variable`, if that came first in the environment; it must not be set
+    any more. Where the kernel does not tell their addresses, nothing changes.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # proc_pid_stat(5): arg_start, arg_end, env_start, env_end are fields 48 to 51; the second one may hold blanks.
+        text = Path("/proc/self/stat").read_text()
+        start, end, variables, variables_end = (int(field) for field in text[text.rindex(")") + 1 :].split()[45:49])
+        if 0 < start < end <= variables < variables_end:
+            room = end - start
+            first = ctypes.string_at(variables)
+            if variables == end and first.startswith(variable.encode() + b"="):
+                room += len(first) + 1
+            # The kernel shows what is beyond the command line if that does not end with a zero (fs/proc/base.c,
+            # get_mm_proctitle).
+            ctypes.memmove(start, title.encode(errors="surrogateescape")[: room - 1].ljust(room, b"\0"), room)
+
+
 def flush_c_streams() -> None:
-    """Write out what C code printed, so that a fork does not copy it into the child's buffers."""
+    """Write out what C code has printed, so that a fork does not copy it into the child's buffers."""
     _libc.fflush(None)
 
 
 def spare_exit_handlers() -> None:
-    """Let this process end without the handlers that C code has registered until now, such as destructors of statics.
+    """Let this process end without the exit handlers that C code has registered until now (destructors of statics).
 
-    exit(3) calls handlers in the reverse order of their registration and tells those of on_exit(3) the exit code. So
-    what is registered from here on runs as ever, then output is flushed, then the process is gone.
+    exit(3) calls handlers in the reverse order of their registration and passes those of on_exit(3) the exit code. So
+    handlers that are registered from here on run as usual, then output is flushed, then _exit(2) ends the process.
     """
     _libc.on_exit(_libc._exit, None)
     _libc.__cxa_atexit(_libc.fflush, None, None)
@@ -86,7 +107,7 @@ def silence_c_stderr() -> None:
 
 
 def children(parent: int) -> list[int]:
-    """The processes whose parent this is, zombies included.
+    """Return the pids of the children of a process, zombies included.
 
     Read from /proc/*/stat: /proc/<pid>/task/<tid>/children needs a kernel built with CONFIG_PROC_CHILDREN.
     """
@@ -94,7 +115,7 @@ def children(parent: int) -> list[int]:
 
 
 def ancestors() -> list[int]:
-    """This process's parent, its parent, and so on, as far as this user may see."""
+    """Return the pids of this process's parent, its parent, and so on, as far as /proc shows them to this user."""
     found: list[int] = []
     parent: int | None = os.getppid()
     while parent:
@@ -107,7 +128,7 @@ def ancestors() -> list[int]:
 
 
 def signal_descriptor(numbers: Iterable[int]) -> int:
-    """A descriptor that is readable while one of these signals is pending, all of which have to be blocked."""
+    """Return a descriptor that is readable while one of these signals is pending; all have to be blocked."""
     # A sigset_t has 1024 bits (glibc and musl).
     bits = sum(1 << (number - 1) for number in numbers).to_bytes(128, sys.byteorder)
     descriptor: int = _libc.signalfd(-1, bits, os.O_NONBLOCK | os.O_CLOEXEC)
@@ -118,19 +139,19 @@ def signal_descriptor(numbers: Iterable[int]) -> int:
 
 
 def sent_signals(descriptor: int) -> list[tuple[int, int]]:
-    """Take the signals that other processes have sent to this one: number and sender (signalfd(2))."""
+    """Read the signals that other processes have sent to this one: number and sender's pid (signalfd(2))."""
     found = []
     with contextlib.suppress(BlockingIOError):
         while record := os.read(descriptor, 128):
             number, _errno, code, sender = struct.unpack_from("=IiiI", record)
-            # The kernel's own have a code above 0.
+            # Signals that the kernel raises have a code above 0.
             if code <= 0 and sender:
                 found.append((number, sender))
     return found
 
 
 def session_of(pid: int) -> int | None:
-    """The session of a process, also of a zombie; None if it is gone."""
+    """Return the session id of a process, which may be a zombie; None if there is no such process."""
     return _stat_field(pid, 3)
 
 

@@ -1,4 +1,4 @@
-"""Files that live in memory and pass from process to process by their descriptor (memfd_create(2))."""
+"""Files in memory, which processes pass on by their descriptors (memfd_create(2))."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["memory_file", "read_memory_file"]
 
 
 def memory_file(data: bytes = b"") -> int:
-    """A descriptor of a new file that lives in memory and has no name, positioned at its start."""
+    """Return the descriptor of a new file in memory with this content, positioned at its start."""
     descriptor = os.memfd_create("slurm-elastic")
     with open(descriptor, "wb", closefd=False) as file:
         file.write(data)
@@ -17,7 +17,7 @@ def memory_file(data: bytes = b"") -> int:
 
 
 def read_memory_file(descriptor: int) -> bytes:
-    """Everything in the file, wherever the descriptor is positioned; closes it."""
+    """Return the whole content of the file, and close it."""
     os.lseek(descriptor, 0, os.SEEK_SET)
     with open(descriptor, "rb") as file:
         return file.read()

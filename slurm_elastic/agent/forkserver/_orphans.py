@@ -1,4 +1,4 @@
-"""The processes of a killed fork server, which the agent inherits (PR_SET_CHILD_SUBREAPER)."""
+"""Kills the processes of a killed fork server, whose parent the agent becomes (PR_SET_CHILD_SUBREAPER)."""
 
 from __future__ import annotations
 
@@ -17,19 +17,24 @@ _MARKS = ("SLURM_ELASTIC_WARM", "SLURM_ELASTIC_ROUND")
 """Variables that a process has only if it was forked from the fork server, or executed by a worker."""
 
 
-def kill_orphans(sessions: Collection[int], timeout: float) -> dict[int, int]:
+def kill_orphans(sessions: Collection[int], timeout: float, spared: Collection[int] = ()) -> dict[int, int]:
     """Kill and reap the children of this process that belong to workers, and what they leave behind in turn.
 
     Args:
-        sessions: those that the workers lead.
-        timeout: seconds after which those are left that will not end (uninterruptible sleep).
+        sessions: The ids of the workers' sessions.
+        timeout: Seconds after which processes are left that do not end (uninterruptible sleep).
+        spared: The pids of processes that are no workers'.
 
     Returns:
-        Their exit codes, or minus signal numbers, by pid.
+        The exit codes, or minus signal numbers, of the reaped processes by pid.
     """
     codes: dict[int, int] = {}
     end = time.monotonic() + timeout
-    while left := [pid for pid in children(os.getpid()) if session_of(pid) in sessions or _is_marked(pid)]:
+
+    def is_orphan(pid: int) -> bool:
+        return pid not in spared and (session_of(pid) in sessions or _is_marked(pid))
+
+    while left := [pid for pid in children(os.getpid()) if is_orphan(pid)]:
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -43,10 +48,10 @@ def kill_orphans(sessions: Collection[int], timeout: float) -> dict[int, int]:
 
 
 def _is_marked(pid: int) -> bool:
-    """Return whether this process has the environment of a worker, as even one has that took an own session.
+    """Return whether a process was started with the environment of a worker; a session of its own does not hide that.
 
-    The agent's own children, which ask Slurm or show stacks, have not. When the agent runs in a worker itself, they
-    have; then only sessions count.
+    The agent's other children (scontrol, py-spy) were not. If the agent itself runs in a worker, they were, too; then
+    only sessions count.
     """
     if any(name in os.environ for name in _MARKS):
         return False

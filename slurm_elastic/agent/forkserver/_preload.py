@@ -1,42 +1,46 @@
-"""Imports in the fork server, and whether it may still be forked after them."""
+"""Imports modules in the fork server, and checks whether it may still be forked after them."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from slurm_elastic.agent.forkserver._linux import children
+from slurm_elastic.agent.forkserver._path_resolution import directories_resolved_once
 
 __all__ = [
-    "LATER",
+    "DEFERRED",
     "REQUIRED",
     "BrokenPreloadError",
     "import_module",
+    "import_required",
     "obstacle_to_forking",
     "script_directory",
     "torch_says",
+    "uncollected",
 ]
 
 REQUIRED = ("torch", "torch.distributed", "torch.distributed.elastic.multiprocessing.errors")
 """Imported before the first worker starts."""
 
-LATER = (
+DEFERRED = (
     "sympy",
     "torch.fx.experimental.symbolic_shapes",
     "torch._dynamo",
     "torch.distributed.checkpoint",
 )
-"""Imported when there is nothing else to do, by the replacement of the fork server: what torch 2.13 imports by itself
-in a worker that makes an optimizer or a DistributedDataParallel (800 modules, longer than `import torch` itself)."""
+"""Imported by a replacement of the fork server while that has nothing else to do. torch 2.13 imports them in a worker
+that makes an optimizer or a DistributedDataParallel: 800 modules, which take longer than `import torch` itself."""
 
 
 class BrokenPreloadError(Exception):
-    """A module cannot be imported. The message says which and why, in one line."""
+    """A module cannot be imported. The message is one line with its name and the error."""
 
     def __init__(self, module: str, error: BaseException) -> None:
         self.module = module
@@ -48,52 +52,56 @@ def import_module(name: str) -> None:
     """Import one module.
 
     Raises:
-        BrokenPreloadError: it failed.
+        BrokenPreloadError: The import failed.
     """
+    try:
+        with uncollected(), directories_resolved_once():
+            importlib.import_module(name)
+    except BaseException as error:
+        raise BrokenPreloadError(name, error) from error
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Collect no garbage meanwhile, and leave what was made out of later collections: imports keep nearly all of it."""
     collecting = gc.isenabled()
     gc.disable()
     try:
-        importlib.import_module(name)
-    except BaseException as error:
-        raise BrokenPreloadError(name, error) from error
+        yield
     finally:
+        gc.freeze()
         if collecting:
             gc.enable()
 
 
-def import_modules(
-    names: Sequence[str], about_to: Callable[[str], None], *, tried: bool
-) -> tuple[str | None, int | None]:
-    """Import these modules one by one.
+def import_required(about_to: Callable[[str], None], *, tried: bool) -> tuple[str | None, int | None]:
+    """Import the modules of `REQUIRED`.
 
     Args:
-        names: `REQUIRED`.
-        about_to: told each name before.
-        tried: this process was forked after those of `REQUIRED` were imported.
+        about_to: Called with each name before its import.
+        tried: True if this process was forked after these imports.
 
     Returns:
-        What stands against a fork after one of them, None if nothing does; and torch's first seed, None without torch.
+        Why this process cannot be forked after them, for people (None if it can); and torch's first seed.
 
     Raises:
-        BrokenPreloadError: one failed.
+        BrokenPreloadError: An import failed.
     """
     seed = None
-    for name in dict.fromkeys(names):
+    for name in REQUIRED:
         about_to(name)
         import_module(name)
         if name == "torch":
             seed = sys.modules[name].initial_seed()
-        elif name not in REQUIRED[:-1]:
-            obstacle = obstacle_to_forking(tried=tried)
-            if obstacle is not None:
-                return f"after importing {name} {obstacle}", seed
-    return None, seed
+    obstacle = obstacle_to_forking(tried=tried)
+    return None if obstacle is None else f"after importing {REQUIRED[-1]} {obstacle}", seed
 
 
 def script_directory(options: list[str]) -> list[str]:
-    """Return what Python will put in front of sys.path for this program (docs.python.org, sys.path), for imports.
+    """Return the entries that Python will put in front of sys.path for this program (docs.python.org, sys.path).
 
-    A script's directory may hold modules to preload, or one that hides another; the worker would find the same.
+    The fork server imports with them, too, so that it finds the same modules as a worker: a script's directory may hold
+    modules to preload, or one that hides another.
     """
     if getattr(sys.flags, "safe_path", False):  # Python 3.11
         return []
@@ -104,22 +112,22 @@ def script_directory(options: list[str]) -> list[str]:
 
 
 def obstacle_to_forking(*, tried: bool = False) -> str | None:
-    """Return why a fork of this process would not be like a fresh interpreter; None if nothing is against it.
+    """Return why a fork of this process would not work like a fresh interpreter, for people; None if it would.
 
-    Forks once to find out. Pools that know about fork end their threads at that moment (OpenBLAS does, under numpy),
-    and start them anew where they are needed; what is still there afterwards would be missing in a worker.
+    Forks once to find out. Pools that handle forks end their threads at that moment (OpenBLAS does, under numpy) and
+    start them again where they are needed; a worker would lack the threads that are left.
 
     Args:
-        tried: this process was itself forked after all imports, and has no children yet.
+        tried: True if this process was itself forked after all imports, and has no children yet.
     """
     trouble = _fork_trouble(_in_bad_fork()) if tried else _try_fork()
     if trouble is not None:
         return trouble
     threads = [task for task in os.listdir("/proc/self/task") if int(task) != os.getpid()]  # noqa: PTH208
     if threads:
-        names = sorted({_text(f"/proc/self/task/{task}/comm") for task in threads})
+        names = sorted({_read_text(f"/proc/self/task/{task}/comm") for task in threads})
         return f"threads are running: {len(threads)} named {', '.join(names)}"
-    # Looks at all processes of the machine, which takes a while.
+    # Reads /proc/*/stat of all processes of the machine, which takes milliseconds on a large node.
     if not tried and children(os.getpid()):
         return "child processes are running"
     if torch_says("is_initialized"):
@@ -162,7 +170,7 @@ def _open_files() -> Iterator[str]:
             continue
 
 
-def _text(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
         return Path(path).read_text().strip()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The requests of the agent to its fork server, and the answers."""
+"""The states of a fork server, and the order to start a worker."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Order", "StartInterruptedError", "State"]
 
 
 class State(enum.Enum):
-    """The abilities of a fork server."""
+    """The state of a fork server."""
 
     IMPORTING = "importing"
     WARM = "warm"
     COLD = "cold"
-    """It starts workers, but by exec only."""
+    """The fork server executes workers; it cannot fork them."""
     BROKEN = "broken"
     """A preload cannot be imported."""
     DEAD = "dead"
@@ -42,7 +42,7 @@ class Order:
     command: tuple[str, ...]
     """The whole command of the worker, as sys.orig_argv shows it."""
     execute: tuple[str, ...]
-    """What a cold start executes: the command, perhaps behind numactl."""
+    """The command that a cold start executes, perhaps behind numactl."""
     environment: Mapping[str, str]
     cpus: tuple[int, ...] | None
     """CPUs to bind a warm worker to."""
@@ -51,7 +51,7 @@ class Order:
 
     @contextlib.contextmanager
     def described(self, how: str) -> Iterator[int]:
-        """Give a memory file with what the fork server has to know of it; `how` is fork or exec."""
+        """Write the order to a memory file and yield its descriptor; `how` is "fork" or "exec"."""
         details = {
             "how": how,
             "streams": list(self.descriptors),

@@ -1,4 +1,4 @@
-"""The fork server: imports, then forks workers on the agent's order, and watches over all its descendants."""
+"""The fork server: imports modules, forks workers on the agent's order, reports their exits, kills what they leave."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from slurm_elastic.agent.forkserver import _preload as preload
 from slurm_elastic.agent.forkserver import _worker_setup as worker
+from slurm_elastic.agent.forkserver._agent_child import run_agent_child
 from slurm_elastic.agent.forkserver._channel import Channel
 from slurm_elastic.agent.forkserver._child_reaper import ChildReaper
 from slurm_elastic.agent.forkserver._fast_exit import FastExit
@@ -37,33 +38,38 @@ from slurm_elastic.agent.forkserver._linux import (
 )
 from slurm_elastic.agent.forkserver._memfd import read_memory_file
 from slurm_elastic.agent.forkserver._standby_pool import StandbyPool
+from slurm_elastic.control import start_sampling
 
 __all__ = ["ServerProcess"]
 
-_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that a worker may send to its parent and mean the agent."""
-_IDLE_BEFORE_LATER_IMPORTS = 2.0
-"""Seconds without an order before imports that can wait: the moments around a start belong to the workers."""
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that go on to the agent when a worker sends them to its parent: with torchrun the agent is the parent."""
+_IDLE_BEFORE_DEFERRED_IMPORTS = 2.0
+"""Seconds without an event before deferred imports begin, so that they take no CPU time from workers that start."""
 _TASK_NAME = b"slurm-elastic-w"
-_LEAST_WAIT, _WAIT_FACTOR = 15.0, 4.0
-"""Seconds, and times that imports took before, that the first workers wait for them."""
+_SHORTEST_WAIT, _WAIT_FACTOR = 15.0, 4.0
+"""The first workers wait for learned imports this many seconds, or this many times as long as those took last, and as
+long after each report of progress. Where thousands of nodes import at once, workers that import for themselves would be
+later still, and make the others later."""
+_PROGRESS_INTERVAL = 1.0
+"""Seconds between two reports of progress, at least."""
 _SWEEP_AFTER_AGENT = 5.0
-"""Seconds to kill what the agent left, before this process goes too."""
+"""Seconds to kill all workers when the agent has ended, before this process ends."""
 _PID = struct.Struct("=q")
 
 
 class _Attempt(NamedTuple):
-    """A process that imports a plan to take this one's place."""
+    """A forked process that imports a plan, to replace its parent as the fork server."""
 
     plan: ImportPlan
     pid: int
-    answers: int
-    """A pipe from it."""
+    outcome_fd: int
+    """Its end of the pipe that the outcome goes through: the parent reads it, the child writes it."""
 
 
 @contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Drop what imports print, which workers that import anew would print each: nobody has asked for it here."""
+def _output_dropped() -> Iterator[None]:
+    """Drop what imports print: no script has asked for these modules yet."""
     kept = [(number, os.dup(number)) for number in (1, 2)]
     nothing = os.open(os.devnull, os.O_WRONLY)
     for number, _copy in kept:
@@ -84,108 +90,112 @@ def _silent() -> Iterator[None]:
 class ServerProcess:
     """One fork server. `serve` returns only in a worker."""
 
-    def __init__(self, settings: Mapping[str, Any], finalization: FastExit) -> None:
-        # While the imports run nobody looks whether the agent lives.
+    def __init__(self, settings: Mapping[str, Any], fast_exit: FastExit) -> None:
+        # While this process imports it cannot watch the agent: the kernel kills it with the agent.
         set_parent_death_signal(signal.SIGKILL)
         if os.getppid() != settings["agent"]:
             os._exit(0)
         self._settings = settings
         self._channel = Channel.inherited(settings["channel"])
         self._agent = os.pidfd_open(settings["agent"])
-        self._signals = signal_descriptor(_PASSED_ON)
+        self._signals = signal_descriptor(_FORWARDED)
         self._task_name = Path("/proc/self/comm").read_bytes().strip()
-        self._family = ChildReaper()
-        self._finalization = finalization
+        self._children = ChildReaper()
+        self._fast_exit = fast_exit
         self._torch_seed: int | None = None
-        self._unconfirmed: list[tuple[int, int, int]] = []
-        self._later: list[str] = []
-        self._reserve = StandbyPool(0)
-        self._idle = _IDLE_BEFORE_LATER_IMPORTS
+        self._started: list[tuple[int, int, int]] = []
+        self._deferred: list[str] = []
+        self._standby = StandbyPool(0)
+        self._idle_limit = _IDLE_BEFORE_DEFERRED_IMPORTS
         self._environment_before: Mapping[str, str] = {}
         self._environment_by_imports: worker.Changes = {}
         self._learner = ImportLearner(None, (), (), ())
         self._attempt: _Attempt | None = None
-        self._next: ImportPlan | None = None
-        self._gently = True
-        self._serves = True
-        """Whether it has workers, and not one that it was forked from."""
-        self._newest = mmap.mmap(-1, mmap.PAGESIZE)
-        """The process that is to start the next workers, or else no number: all that are forked for that share this."""
-        self._handed_on: frozenset[int] = frozenset()
-        """The workers whose imports that process sees, too."""
+        self._next_plan: ImportPlan | None = None
+        self._low_priority = True
+        self._progress_reported = 0.0
+        self._has_workers = True
+        """True if this process, and not the one that it was forked from, starts the workers of the current round."""
+        self._newest_pid = mmap.mmap(-1, mmap.PAGESIZE)
+        """Shared by all fork servers of a node: the pid of the newest replacement that has imported its plan, or 0."""
+        self._observed_at_fork: frozenset[int] = frozenset()
+        """The workers whose import records the last replacement reads, too."""
         become_subreaper()
 
     def serve(self) -> None:
-        """Import, then work for the agent until it is gone; return in every worker that is to run the program."""
+        """Import, then carry out the agent's orders until it ends; return in workers only, which run the program."""
         if self._settings["warm"]:
-            self._warm_up()
+            self._import_required()
         else:
-            self._tell(state="cold")
+            self._report(state="cold")
         set_task_name(_TASK_NAME)
-        while not self._work():
+        while not self._run_until_forked():
             self._import_plan()
 
-    def _work(self) -> bool:
-        """Return in forked processes only: True in a worker, False in the replacement."""
-        self._family.watch()
-        # From here on the agent's end is seen at once, and there is something to do about it before going.
+    def _run_until_forked(self) -> bool:
+        """Handle events; return in forked processes only: True in a worker, False in a replacement."""
+        self._children.watch()
+        # From here on this process sees the agent's end at once, and kills the workers before it ends itself.
         set_parent_death_signal(0)
         idle_since = time.monotonic()
-        if self._next is not None and self._bear():
+        if self._next_plan is not None and self._fork_replacement():
             return False
         while True:
             waiting = select.poll()
-            answers = self._attempt.answers if self._attempt is not None else None
-            for descriptor in (self._channel.fileno(), self._agent, self._signals, self._family.fileno(), answers):
+            outcome_fd = self._attempt.outcome_fd if self._attempt is not None else None
+            for descriptor in (self._channel.fileno(), self._agent, self._signals, self._children.fileno(), outcome_fd):
                 if descriptor is not None:
                     waiting.register(descriptor, select.POLLIN)
             ready = {descriptor for descriptor, _events in waiting.poll(self._timeout_ms(idle_since))}
             if self._agent in ready:
-                self._end()
+                self._shut_down()
             if self._signals in ready:
-                self._pass_signals_on()
-            if self._family.fileno() in ready or self._family.seconds_to_scan() == 0:
+                self._forward_signals()
+            if self._children.fileno() in ready or self._children.seconds_to_scan() == 0:
                 self._report_exits()
-            if answers in ready and self._judge_attempt() and self._bear():
+            if outcome_fd in ready and self._finish_attempt() and self._fork_replacement():
                 return False
             if self._channel.fileno() in ready:
-                if self._obey():
+                if self._handle_order():
                     return True
             else:
-                self._confirm()
+                self._report_starts()
             if ready:
                 idle_since = time.monotonic()
-            elif self._reserve.wanted:
-                # If it fails, the order will find out.
+            elif self._standby.wanted:
+                # If the fork fails, the order to start a worker tries again and reports why.
                 with contextlib.suppress(OSError):
-                    if self._fork_one():
+                    if self._fork_standby():
                         return True
-            elif self._wants_more(time.monotonic() - idle_since) and self._bear():
+            elif self._plan_is_due(time.monotonic() - idle_since) and self._fork_replacement():
                 return False
 
-    def _wants_more(self, idle: float) -> bool:
-        """Return whether now is the time to import more than this process has."""
-        if self._attempt is not None or not self._settings["warm"] or idle < self._idle:
+    def _plan_is_due(self, idle: float) -> bool:
+        """Return whether a replacement has to be forked now, to import what this process has not; sets its plan."""
+        if self._attempt is not None or not self._settings["warm"] or idle < self._idle_limit:
             return False
-        urgent, self._idle = self._idle == 0, _IDLE_BEFORE_LATER_IMPORTS
-        if not urgent and (self._leaves_it_to_another() or not self._learner.is_quiet()):
+        urgent, self._idle_limit = self._idle_limit == 0, _IDLE_BEFORE_DEFERRED_IMPORTS
+        if not urgent and (self._replacement_is_up_to_date() or not self._learner.is_quiet()):
             return False
-        if not self._later and not self._learner.has_news():
+        plan = None
+        if self._deferred or self._learner.has_new_imports():
+            self._learner.make_plan()
+            plan = self._learner.next_plan(self._deferred)
+        if plan is None or not self._learner.would_change(plan):
             if urgent:
-                self._tell(state="alone", **self._learner.news())
+                self._report(state="alone", **self._learner.message_fields())
             return False
-        self._learner.make_plan()
-        self._next, self._gently = self._learner.planned(self._later), not urgent
-        self._later = []
+        self._next_plan, self._low_priority = plan, not urgent
+        self._deferred = []
         return True
 
-    def _leaves_it_to_another(self) -> bool:
-        """Return whether a process that was forked from this one has imported what this one has not, and sees the rest.
+    def _replacement_is_up_to_date(self) -> bool:
+        """Return whether a replacement lives that has imported more than this process and reads all import records.
 
-        The next one is then forked from that, and imports only what has come since.
+        The next replacement is then forked from that one, and imports only what workers have imported since.
         """
-        (newest,) = _PID.unpack_from(self._newest)
-        if newest in (0, os.getpid()) or self._learner.observed() != self._handed_on:
+        (newest,) = _PID.unpack_from(self._newest_pid)
+        if newest in (0, os.getpid()) or self._learner.observed() != self._observed_at_fork:
             return False
         with contextlib.suppress(ProcessLookupError):
             os.kill(newest, 0)
@@ -193,23 +203,23 @@ class ServerProcess:
         return False
 
     def _timeout_ms(self, idle_since: float) -> float | None:
-        """Return how long to wait for something to happen, in ms; None for ever."""
-        if self._unconfirmed or self._reserve.wanted:
+        """Return the milliseconds until there is something to do without an event; None if there is nothing."""
+        if self._started or self._standby.wanted:
             return 0
-        scan = self._family.seconds_to_scan()
-        idle = idle_since + self._idle - time.monotonic()
+        scan = self._children.seconds_to_scan()
+        idle = idle_since + self._idle_limit - time.monotonic()
         imports = None
-        if self._attempt is None and self._idle == 0:
+        if self._attempt is None and self._idle_limit == 0:
             imports = 0.0
-        elif self._attempt is None and not self._leaves_it_to_another():
+        elif self._attempt is None and not self._replacement_is_up_to_date():
             look = self._learner.seconds_to_look()
-            imports = idle if self._later and look is None else max(idle, look) if look is not None else None
+            imports = idle if self._deferred and look is None else max(idle, look) if look is not None else None
         seconds = [wait for wait in (scan, imports) if wait is not None]
         return max(0.0, min(seconds)) * 1000 if seconds else None
 
     # Imports
 
-    def _warm_up(self) -> None:
+    def _import_required(self) -> None:
         self._environment_before = self._settings.get("environment") or dict(os.environ)
         directory = preload.script_directory(self._settings["options"])
         self._learner = ImportLearner(
@@ -218,64 +228,65 @@ class ServerProcess:
         sys.path[:0] = directory
         state: dict[str, Any] = {"state": "warm"}
         try:
-            obstacle, self._torch_seed = preload.import_modules(
-                preload.REQUIRED,
-                lambda name: self._tell(state="importing", module=name),
-                tried="joint" in self._settings,
+            obstacle, self._torch_seed = preload.import_required(
+                lambda name: self._report(state="importing", module=name), tried="joint" in self._settings
             )
         except preload.BrokenPreloadError as error:
-            # A worker that is started cold tells of a torch that is broken itself, or does without.
+            # Cold workers import torch themselves, and fail with its error if the script needs it.
             state = {"state": "cold", "module": error.module, "reason": str(error)[:8000]}
         else:
             if obstacle is not None:
                 state = {"state": "cold", "reason": obstacle}
         del sys.path[: len(directory)]
         if state["state"] == "warm":
-            self._later = [*preload.LATER]
+            self._deferred = [*preload.DEFERRED]
             self._learner.begin()
             if self._learner.wanted.steps:
-                # That may spoil a process, and this one is left then.
-                self._next, self._gently = self._learner.wanted, False
-                longest = max(_LEAST_WAIT, _WAIT_FACTOR * self._learner.seconds)
-                # A preload is waited for however long it takes.
+                # An import may make a process unfit to fork workers: a replacement tries, and this process stays.
+                self._next_plan, self._low_priority = self._learner.wanted, False
+                longest = max(_SHORTEST_WAIT, _WAIT_FACTOR * self._learner.seconds)
+                # Workers wait for the user's preloads without a limit.
                 state["awaited"] = None if self._settings["preload"] else longest
             else:
-                self._reserve = StandbyPool(self._settings.get("workers", 0))
+                self._standby = StandbyPool(self._settings.get("workers", 0))
         self._task_name = Path("/proc/self/comm").read_bytes().strip()
         flush_c_streams()
-        self._keep_imports()
-        self._tell(**state)
+        self._freeze_imports()
+        self._report(**state)
 
-    def _keep_imports(self) -> None:
-        """Do once what is the same in all workers, each of which would have to copy the memory that it touches."""
+    def _freeze_imports(self) -> None:
+        """Do what is the same for all workers: done in a worker it would copy the memory pages that it touches."""
         self._environment_by_imports = worker.changes(self._environment_before, dict(os.environ))
-        self._finalization.note_modules()
+        self._fast_exit.note_modules()
         importlib.invalidate_caches()
         gc.freeze()
 
     # The replacement
 
-    def _bear(self) -> bool:
-        """Fork the process that will start the workers of later rounds, while this one keeps those that run.
+    def _fork_replacement(self) -> bool:
+        """Fork the process that starts the workers of later rounds; this one remains the parent of those that run.
 
-        It imports the next plan, which takes longer than a round change may: meanwhile this process is there for that.
-        True in the new process.
+        The replacement imports the next plan, which takes longer than a round change may: until it is done, this
+        process starts the workers.
+
+        Returns:
+            True in the replacement.
         """
-        plan, self._next = self._next, None
+        plan, self._next_plan = self._next_plan, None
         assert plan is not None
-        self._reserve.dismiss()
+        self._standby.close()
         near_end, far_end = Channel.pair()
-        answers, answer = os.pipe()
+        outcome_reader, outcome_writer = os.pipe()
         me = os.getpid()
         try:
             pid = os.fork()
         except OSError:
-            # Whoever is short of processes needs them for something else.
+            # The limit on processes is reached (EAGAIN) or memory is short: go on without a replacement.
             for descriptor in (near_end, far_end):
                 descriptor.close()
-            os.close(answers)
-            os.close(answer)
-            self._tell(state="alone")
+            os.close(outcome_reader)
+            os.close(outcome_writer)
+            self._report(state="alone")
             return False
         if pid == 0:
             os.setsid()
@@ -283,112 +294,127 @@ class ServerProcess:
             if os.getppid() != me:
                 os._exit(0)
             become_subreaper()
-            self._family.forget()
-            self._family = ChildReaper()
+            self._children.forget()
+            self._children = ChildReaper()
             self._channel.close()
             near_end.close()
-            os.close(answers)
-            self._channel, self._attempt = far_end, _Attempt(plan, os.getpid(), answer)
-            self._serves = False
+            os.close(outcome_reader)
+            self._channel, self._attempt = far_end, _Attempt(plan, os.getpid(), outcome_writer)
+            self._has_workers = False
             return True
-        self._handed_on = self._learner.observed()
-        self._family.replacements.add(pid)
-        self._attempt = _Attempt(plan, pid, answers)
+        self._observed_at_fork = self._learner.observed()
+        self._children.kept.add(pid)
+        self._attempt = _Attempt(plan, pid, outcome_reader)
         handle = os.pidfd_open(pid)
         with contextlib.suppress(OSError):
             self._channel.send({"state": "replacement", "pid": pid}, [near_end.fileno(), handle])
         os.close(handle)
-        os.close(answer)
+        os.close(outcome_writer)
         near_end.close()
         far_end.close()
         return False
 
     def _import_plan(self) -> None:
-        """In the new process: get ready, or go if no workers could be forked from it then."""
+        """In the replacement: import the plan; end if no workers can be forked from this process after that."""
         attempt, self._attempt = self._attempt, None
         assert attempt is not None
         set_task_name(self._task_name)
-        with _silent():
-            outcome = self._learner.attempt(attempt.plan, gently=self._gently)
+        with _output_dropped():
+            outcome = self._learner.attempt(attempt.plan, self._report_progress, low_priority=self._low_priority)
         set_task_name(_TASK_NAME)
-        gone = not outcome.complete or self._learner.searches
-        if not gone and not outcome.broken:
-            self._learner.settle(attempt.plan)
+        unusable = not outcome.complete or self._learner.is_searching
+        if not unusable and not outcome.broken:
+            self._learner.keep_plan(attempt.plan)
         with contextlib.suppress(OSError):
-            os.write(attempt.answers, outcome.packed())
-        os.close(attempt.answers)
-        if gone:
+            os.write(attempt.outcome_fd, outcome.packed())
+        os.close(attempt.outcome_fd)
+        if unusable:
             os._exit(0)
         if outcome.broken:
-            self._tell(state="broken", reason=outcome.broken)
+            self._report(state="broken", reason=outcome.broken)
             return
-        self._later = [name for name in self._later if name not in sys.modules]
-        self._keep_imports()
-        # From now on it outlives the process that it was forked from.
+        self._deferred = [name for name in self._deferred if name not in sys.modules]
+        self._freeze_imports()
+        # From now on the replacement outlives the process that it was forked from.
         set_parent_death_signal(0)
-        _PID.pack_into(self._newest, 0, os.getpid())
-        self._tell(state="complete", **self._learner.news())
+        _PID.pack_into(self._newest_pid, 0, os.getpid())
+        self._report(state="complete", **self._learner.message_fields())
 
-    def _judge_attempt(self) -> bool:
-        """Take in what became of the process that was to take this one's place; True if there is to be another."""
+    def _report_progress(self) -> None:
+        """Report once a second that another module is imported: the first workers wait while that goes on."""
+        now = time.monotonic()
+        if not self._low_priority and now >= self._progress_reported + _PROGRESS_INTERVAL:
+            self._progress_reported = now
+            self._report(state="progress")
+
+    def _finish_attempt(self) -> bool:
+        """Read the outcome of the replacement's imports; return True if another replacement has to be tried."""
         attempt, self._attempt = self._attempt, None
         assert attempt is not None
-        with os.fdopen(attempt.answers, "rb") as file:
-            answer = file.read()
-        outcome = Outcome.unpacked(answer)
-        if outcome is None or not outcome.complete or self._learner.searches:
-            self._family.replacements.discard(attempt.pid)
+        with os.fdopen(attempt.outcome_fd, "rb") as file:
+            outcome = Outcome.unpacked(file.read())
+        if outcome is None or not outcome.complete or self._learner.is_searching:
+            self._children.kept.discard(attempt.pid)
             code = -signal.SIGKILL
             with contextlib.suppress(ChildProcessError):
                 code = os.waitstatus_to_exitcode(os.waitpid(attempt.pid, 0)[1])
-            self._next = self._learner.next_attempt(attempt.plan, outcome, code)
-            if self._next is None:
-                self._tell(state="alone", **self._learner.news())
-        return self._next is not None
+            self._next_plan = self._learner.next_attempt(attempt.plan, outcome, code)
+            if self._next_plan is None:
+                self._report(state="alone", **self._learner.message_fields())
+        return self._next_plan is not None
 
     # Orders
 
-    def _obey(self) -> bool:
-        """Carry out the next order; True in a process that is to become a worker."""
+    def _handle_order(self) -> bool:
+        """Receive one order and carry it out; return True in a process that is to become a worker."""
         received = self._channel.receive()
         if received is None:
-            self._end()
+            self._shut_down()
             raise AssertionError
         order, descriptors = received
         if order["order"] == "start":
             return self._start(order, descriptors)
+        if order["order"] == "child":
+            self._fork_agent_child(order["module"], descriptors[0])
         if order["order"] == "import":
-            self._idle = 0.0
+            self._idle_limit = 0.0
         if order["order"] == "sweep":
             left = self._sweep(order["seconds"])
-            self._tell(state="swept", left=left)
+            self._report(state="swept", left=left)
         return False
 
     def _start(self, order: dict[str, Any], descriptors: Sequence[int]) -> bool:
-        if not self._serves:
-            self._serves = True
+        if not self._has_workers:
+            self._has_workers = True
             self._learner.round_over()
-        refusals, refusal = os.pipe()
-        handed = [refusal, *descriptors]
-        pid = self._reserve.take(order, handed)
+        error_reader, error_writer = os.pipe()
+        passed = [error_writer, *descriptors]
+        pid = self._standby.take(order, passed)
         if pid is None:
             try:
-                if self._fork_one(refusals, *handed, *(other for _rank, _pid, other in self._unconfirmed)):
+                if self._fork_standby(error_reader, *passed, *(other for _rank, _pid, other in self._started)):
                     return True
-                pid = self._reserve.take(order, handed)
-                os.write(refusal, b"" if pid else b"it was killed")
+                pid = self._standby.take(order, passed)
+                os.write(error_writer, b"" if pid else b"it was killed")
             except OSError as error:
-                os.write(refusal, str(error).encode())
-        for descriptor in handed:
+                os.write(error_writer, str(error).encode())
+        for descriptor in passed:
             os.close(descriptor)
         if pid is not None:
-            self._family.add(pid)
-        self._unconfirmed.append((order["rank"], pid or -1, refusals))
+            self._children.add(pid)
+        self._started.append((order["rank"], pid or -1, error_reader))
         return False
 
-    def _fork_one(self, *not_inherited: int) -> bool:
-        """Fork one for the reserve; True there, once it has an order. Raises OSError."""
-        self._reserve.wanted = max(0, self._reserve.wanted - 1)
+    def _fork_standby(self, *not_inherited: int) -> bool:
+        """Fork a process into the standby pool; it returns True once it has received its order.
+
+        Args:
+            not_inherited: Descriptors that the forked process closes.
+
+        Raises:
+            OSError: The fork failed.
+        """
+        self._standby.wanted = max(0, self._standby.wanted - 1)
         record = self._learner.new_record()
         near_end, far_end = Channel.pair()
         me = os.getpid()
@@ -396,32 +422,56 @@ class ServerProcess:
         if pid == 0:
             with worker.errors_to(None):
                 near_end.close()
-                self._reserve.dismiss()
-                for descriptor in (self._agent, self._signals, *not_inherited):
-                    os.close(descriptor)
-                if self._attempt is not None:
-                    os.close(self._attempt.answers)
+                self._let_go(*not_inherited)
                 worker.enter_own_session(me)
-                self._family.forget()
-                self._channel.close()
-                order, (refusal, *descriptors) = far_end.receive() or os._exit(0)
+                order, (error_writer, *descriptors) = far_end.receive() or os._exit(0)
                 far_end.close()
-            with worker.errors_to(refusal):
+            with worker.errors_to(error_writer):
                 self._become_worker(order, descriptors, record)
-            os.close(refusal)
+            os.close(error_writer)
             return True
         far_end.close()
-        self._reserve.add(pid, near_end)
+        self._standby.add(pid, near_end)
         self._learner.add(pid, record)
         return False
 
-    def _confirm(self) -> None:
-        """Tell what became of starts, once no more are ordered: the forked processes get ready side by side."""
-        for rank, pid, refusals in self._unconfirmed:
-            with os.fdopen(refusals, "rb") as reasons:
+    def _fork_agent_child(self, module: str, descriptor: int) -> None:
+        """Fork a process that works for the agent. It is no worker: rounds and this process end without it.
+
+        Args:
+            module: Its ``main(descriptor)`` is called.
+            descriptor: A socket to the agent. It is closed if the fork fails, which tells the agent.
+        """
+        flush_c_streams()
+        pid = -1
+        with contextlib.suppress(OSError):
+            pid = os.fork()
+        if pid == 0:
+            with worker.errors_to(None):
+                self._let_go(*(reader for _rank, _pid, reader in self._started))
+                set_task_name(self._task_name)
+                run_agent_child(module, descriptor, self._settings["signal_mask"])
+        os.close(descriptor)
+        if pid > 0:
+            self._children.kept.add(pid)
+
+    def _let_go(self, *not_inherited: int) -> None:
+        """In a forked process: close what belongs to the fork server alone, and these descriptors."""
+        self._standby.close()
+        for descriptor in (self._agent, self._signals, *not_inherited):
+            os.close(descriptor)
+        if self._attempt is not None:
+            os.close(self._attempt.outcome_fd)
+        self._children.forget()
+        self._channel.close()
+
+    def _report_starts(self) -> None:
+        """Report which starts succeeded, once no more are ordered: forked processes set themselves up in parallel."""
+        for rank, pid, error_reader in self._started:
+            with os.fdopen(error_reader, "rb") as reasons:
                 refused = reasons.read().decode()
-            self._tell(state="refused" if refused else "started", rank=rank, pid=pid, reason=refused)
-        self._unconfirmed.clear()
+            self._report(state="refused" if refused else "started", rank=rank, pid=pid, reason=refused)
+        self._started.clear()
 
     def _become_worker(self, order: dict[str, Any], descriptors: Sequence[int], record: ImportRecord | None) -> None:
         order |= json.loads(read_memory_file(descriptors[0]))
@@ -434,43 +484,45 @@ class ServerProcess:
             worker.execute(order["execute"], environment)
         worker.change(environment, self._environment_by_imports)
         worker.become_fresh_interpreter(order, environment, streams, self._task_name, self._torch_seed)
-        self._finalization.inherit()
+        self._fast_exit.inherit()
         renew_ranks()
         self._learner.observe(record)
+        # Before the signals are unblocked: none of the script's comes to this thread.
+        start_sampling(environment)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._settings["signal_mask"])
 
-    # What becomes of workers
+    # Ends of workers and of the agent
 
     def _report_exits(self) -> None:
-        for pid, code in self._family.exits():
-            self._tell(state="exited", pid=pid, code=code)
+        for pid, code in self._children.exits():
+            self._report(state="exited", pid=pid, code=code)
 
     def _sweep(self, seconds: float) -> list[int]:
-        self._reserve.dismiss()
-        # It is a child of another one until that goes, and of this process then.
-        left = self._family.sweep(seconds, self._report_exits, _PID.unpack_from(self._newest))
+        self._standby.close()
+        # The newest replacement becomes a child of this process when the one that forked it ends.
+        left = self._children.sweep(seconds, self._report_exits, _PID.unpack_from(self._newest_pid))
         self._learner.round_over()
         return left
 
-    def _pass_signals_on(self) -> None:
-        """Send to the agent what a worker sends to its parent, which is the agent with torchrun."""
+    def _forward_signals(self) -> None:
+        """Forward to the agent the signals that workers send to their parent."""
         for number, sender in sent_signals(self._signals):
             # slurmstepd, the agent's parent, signals every process of a step, the agent among them.
             if sender not in ancestors():
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._agent, number)
 
-    def _end(self) -> None:
-        """The agent is gone: so go its workers, and this process."""
+    def _shut_down(self) -> None:
+        """The agent has ended: kill its workers, then end this process."""
         with contextlib.suppress(OSError):
             self._sweep(_SWEEP_AFTER_AGENT)
-            if self._serves:
+            if self._has_workers:
                 self._learner.save_unverified()
         os._exit(0)
 
-    def _tell(self, **message: Any) -> None:
+    def _report(self, **message: Any) -> None:
         try:
             self._channel.send(message)
         except OSError:
             if message["state"] != "exited":
-                self._end()
+                self._shut_down()

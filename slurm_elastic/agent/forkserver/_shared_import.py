@@ -1,4 +1,4 @@
-"""Parts the agent and the fork server, if torch is imported once for both (see `joint`)."""
+"""Imports torch, forks the fork server and becomes the agent, if both share one import of torch (see `joint`)."""
 
 from __future__ import annotations
 
@@ -16,33 +16,36 @@ from collections.abc import Callable
 from importlib.machinery import all_suffixes
 from typing import Any
 
-from slurm_elastic.agent.forkserver import _import_overlap as ahead
+from slurm_elastic.agent.forkserver import _import_overlap as import_overlap
 from slurm_elastic.agent.forkserver import _preload as preload
 from slurm_elastic.agent.forkserver._bytecode_prefetch import ReadAhead
 from slurm_elastic.agent.forkserver._channel import Channel
-from slurm_elastic.agent.forkserver._linux import flush_c_streams, set_task_name
+from slurm_elastic.agent.forkserver._linux import flush_c_streams, set_task_name, set_title
 from slurm_elastic.agent.forkserver._memfd import read_memory_file
-from slurm_elastic.agent.forkserver._proc_title import set_title
 from slurm_elastic.agent.forkserver._replacement import Replacement
 from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.worker_command import Program
+from slurm_elastic.agent.process_end import run_last
 
-__all__ = ["part"]
+__all__ = ["import_and_fork"]
 
 _THREADS_END = 0.1
-"""Seconds until a thread that has ended is not seen any more."""
+"""Seconds for threads to end: pools that handle forks end theirs at a fork, and the kernel lists them longer."""
 
 
-def part(settings: dict[str, Any], there: set[str], read_ahead: ReadAhead) -> dict[str, Any]:
-    """Return the settings of the fork server, in the fork server. The agent never returns.
+def import_and_fork(settings: dict[str, Any], modules_before: set[str], read_ahead: ReadAhead) -> dict[str, Any]:
+    """Import torch, fork the fork server, and run the agent in this process, which ends with it.
 
     Args:
-        settings: those that `joint` gave.
-        there: the modules that were there before anything was imported for torch or the agent.
-        read_ahead: what was read of torch.
+        settings: The settings that `joint` has written.
+        modules_before: The modules that were imported before anything was for torch or the agent.
+        read_ahead: The compiled modules of torch that were read while its libraries loaded.
+
+    Returns:
+        The settings of the fork server, in the forked process.
     """
     before = dict(os.environ)
-    obstacle = _import_required(settings, there, read_ahead)
+    obstacle = _import_required(settings, modules_before, read_ahead)
     pid, ends = _fork(settings) if obstacle is None else (-1, None)
     gc.enable()
     if pid == 0:
@@ -52,24 +55,24 @@ def part(settings: dict[str, Any], there: set[str], read_ahead: ReadAhead) -> di
     try:
         child = _child(pid, *ends) if ends is not None and pid > 0 else None
         if child is None and obstacle is None:
-            # Threads speak against forked workers, too, who tell of them.
+            # No reason for threads: they prevent warm workers, too, and the start of the workers logs it.
             obstacle = "" if pid > 0 else "this process cannot be forked"
-        code = _go_on(settings, before, child, obstacle)
+        code = _run_agent(settings, before, child, obstacle)
     except SystemExit as end:
         code = _exit_code(end)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        _end(code)
+        _exit(code)
     raise AssertionError
 
 
-def _import_required(settings: dict[str, Any], there: set[str], read_ahead: ReadAhead) -> str | None:
-    """Import what both need.
+def _import_required(settings: dict[str, Any], modules_before: set[str], read_ahead: ReadAhead) -> str | None:
+    """Import what the agent and the fork server need.
 
     Returns:
-        Why the fork server has to be started on its own, None if it has not: workers would find one of these modules
-        beside their script, or, empty, torch cannot be imported, which the agent says as without this.
+        None, or why the fork server cannot be forked from this process, for people: a file beside the script hides one
+        of these modules from workers. Empty if torch cannot be imported: the agent then fails with that error itself.
     """
     try:
         for name in preload.REQUIRED:
@@ -81,7 +84,7 @@ def _import_required(settings: dict[str, Any], there: set[str], read_ahead: Read
         return ""
     finally:
         read_ahead.close()
-    imported = {name.partition(".")[0] for name in set(sys.modules) - there} - ahead.AGENT_PACKAGES
+    imported = {name.partition(".")[0] for name in set(sys.modules) - modules_before} - import_overlap.AGENT_PACKAGES
     hidden = min((name for name in beside if (module := _module(name)) and module in imported), default=None)
     return None if hidden is None else f"{hidden} beside the script has the name of a module that torch imports"
 
@@ -93,7 +96,7 @@ def _module(name: str) -> str:
 
 
 def _fork(settings: dict[str, Any]) -> tuple[int, tuple[Channel, Channel] | None]:
-    """Return what os.fork does, -1 if it failed, and both ends of the line between agent and fork server."""
+    """Return what os.fork returns, -1 if it fails, and both ends of the channel between agent and fork server."""
     ends = Channel.pair()
     gc.freeze()
     flush_c_streams()
@@ -117,15 +120,15 @@ def _warm_settings(
     for descriptor in settings["inherited"]:
         os.close(descriptor)
     os.setsid()
-    ahead.forget_agent()
+    import_overlap.forget_agent()
     return {**settings, "channel": far_end.detach(), "environment": before}
 
 
 def _child(pid: int, near_end: Channel, far_end: Channel) -> Replacement | None:
-    """The fork server; None if threads were running, which are missing there."""
+    """Return the fork server; kill it and return None if threads run here, which it lacks."""
     far_end.close()
     child = Replacement(pid, near_end.detach(), os.pidfd_open(pid))
-    # Pools that know about fork end their threads at that moment.
+    # Pools that handle forks (pthread_atfork) have ended their threads at the fork.
     end = time.monotonic() + _THREADS_END
     while len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
         if time.monotonic() > end:
@@ -137,8 +140,10 @@ def _child(pid: int, near_end: Channel, far_end: Channel) -> Replacement | None:
     return child
 
 
-def _go_on(settings: dict[str, Any], before: dict[str, str], child: Replacement | None, obstacle: str | None) -> int:
-    """Be the agent, in the circumstances that it was started in; returns its exit code."""
+def _run_agent(
+    settings: dict[str, Any], before: dict[str, str], child: Replacement | None, obstacle: str | None
+) -> int:
+    """Restore environment, arguments and title that the agent was started with, run it, and return its exit code."""
     state = json.loads(read_memory_file(settings["joint"]))
     by_imports = {name: value for name, value in os.environ.items() if before.get(name) != value}
     os.environ.clear()
@@ -146,15 +151,15 @@ def _go_on(settings: dict[str, Any], before: dict[str, str], child: Replacement 
     sys.path[:], sys.argv[:], sys.orig_argv[:] = state["path"], state["argv"], state["orig_argv"]
     set_task_name(state["name"].encode())
     set_title(" ".join(state["orig_argv"]), "SLURM_ELASTIC_WARM")
-    warm = None
+    fork_server = None
     if child is not None:
         interpreter, options, arguments = state["program"]
         program = Program(interpreter, tuple(options), tuple(arguments))
-        warm = ForkServer.adopt(child, program, settings["preload"], state["known"], settings["imports"])
-    module, _colon, function = state["go_on"].partition(":")
-    go_on: Callable[[list[str], ForkServer | None, list[int], str | None], int]
-    go_on = getattr(importlib.import_module(module), function)
-    return go_on(state["arguments"], warm, settings["signal_mask"], obstacle)
+        fork_server = ForkServer.from_child(child, program, settings["preload"], state["known"], settings["imports"])
+    module, _colon, function = state["agent_main"].partition(":")
+    agent_main: Callable[[list[str], ForkServer | None, list[int], str | None], int]
+    agent_main = getattr(importlib.import_module(module), function)
+    return agent_main(state["arguments"], fork_server, settings["signal_mask"], obstacle)
 
 
 def _exit_code(end: SystemExit) -> int:
@@ -164,8 +169,8 @@ def _exit_code(end: SystemExit) -> int:
     return 1
 
 
-def _end(code: int) -> None:
-    """End as Python does (Python/pylifecycle.c, Py_FinalizeEx, 3.11); by itself it would now run the script."""
+def _exit(code: int) -> None:
+    """End as Py_FinalizeEx does (Python/pylifecycle.c, 3.11); if this returned, Python would run the script."""
     with contextlib.suppress(Exception):
         vars(threading)["_shutdown"]()
     atexit._run_exitfuncs()
@@ -173,4 +178,5 @@ def _end(code: int) -> None:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     flush_c_streams()
+    run_last()
     os._exit(code)

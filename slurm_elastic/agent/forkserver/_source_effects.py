@@ -1,8 +1,8 @@
-"""The statements of a script that change what modules find when they are imported later.
+"""Finds the statements of a script that change what modules see when they are imported later.
 
-They are found in the source, not observed: a value put into a module or a class leaves nothing to notice at the next
-import. Only what is rooted at a name that the file itself imports counts, `torch.nn.Linear = Mine` and not
-`self.layer = ...`.
+They are found in the source: that a value was put into a module or a class cannot be observed at the next import. An
+assignment counts only if its target begins with a name that the file imports: `torch.nn.Linear = Mine` counts, and
+`self.layer = ...` does not.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["PATCH", "SEED", "STATE", "Effect", "effect_before", "effects", "effects_of", "fingerprint"]
+__all__ = ["PATCH", "SEED", "Effect", "effect_before", "effects", "effects_of", "fingerprint", "fingerprint_of"]
 
 PATCH, SEED, STATE = "patch", "seed", "state"
 
@@ -25,8 +25,8 @@ _STATE_CALLS = frozenset(
 _SEED_CALLS = frozenset({"seed", "manual_seed", "manual_seed_all", "set_seed", "seed_everything", "seed_all"})
 _PATCH_CALLS = frozenset({"setattr", "delattr", "patch"})
 _SETTINGS = ("torch.backends.", "os.environ", "sys.path", "sys.argv", "sys.stdout", "sys.stderr", "warnings.")
-"""Assignments that are no patches: environment and path are observed when a module is imported, and modules read the
-others when they are used."""
+"""Targets whose assignment is no patch: environment and path are recorded at each import, and modules read the others
+when they are used."""
 
 
 class Effect(NamedTuple):
@@ -34,17 +34,16 @@ class Effect(NamedTuple):
 
     line: int
     function: bool
-    """Whether it stands in a function, and is executed when that is called."""
+    """True if the statement is in a function, and executed when that is called."""
     text: str
     kind: str
-    """`PATCH`: it puts something into a module or class; `SEED`: it seeds random numbers; `STATE`: the recorded state
-    shows its effect."""
+    """`PATCH`: changes a module or class; `SEED`: seeds random numbers; `STATE`: the recorded state shows it."""
 
 
 def effects(source: str) -> tuple[tuple[Effect, ...], int | None]:
-    """Find them in a file; also the first line on which the module's own code calls a function that the file defines.
+    """Return the effects in a source, and the first line on which module code calls a function that the file defines.
 
-    A file that Python cannot parse has none.
+    A source that Python cannot parse has no effects.
     """
     try:
         tree = ast.parse(source)
@@ -69,7 +68,7 @@ def effects(source: str) -> tuple[tuple[Effect, ...], int | None]:
 
 
 def effects_of(file: str) -> tuple[tuple[Effect, ...], int | None]:
-    """Return the effects of a file, see `effects`; one that cannot be read has none."""
+    """Return the effects of a file, see `effects`; a file that cannot be read has none."""
     try:
         with open(file, encoding="utf-8", errors="replace") as source:  # noqa: PTH123
             return effects(source.read())
@@ -78,8 +77,13 @@ def effects_of(file: str) -> tuple[tuple[Effect, ...], int | None]:
 
 
 def fingerprint(found: Sequence[Effect]) -> str:
-    """Return what tells two versions of a file apart as far as its effects go."""
+    """Return a digest of effects: it changes with a file only if the file's effects do."""
     return hashlib.sha256("\n".join(f"{effect.function} {effect.text}" for effect in found).encode()).hexdigest()[:16]
+
+
+def fingerprint_of(file: str) -> str:
+    """Return the fingerprint of a file's effects."""
+    return fingerprint(effects_of(file)[0])
 
 
 def effect_before(
@@ -93,12 +97,12 @@ def effect_before(
     """Return the statement that may have been executed before an import; None if there is none.
 
     Args:
-        kind: of the statement.
-        files: the effects of the script's own files, and their first calls.
-        executed: those of them that were imported before.
-        file: where the import is.
-        line: where in `file`.
-        function: the function that it is in, ``<module>`` for none.
+        kind: The kind of statement to look for.
+        files: The effects of the script's own files, and their first calls, as from `effects`.
+        executed: The files among them that were imported before.
+        file: The file that the import is in.
+        line: The line of the import.
+        function: The function that the import is in, ``<module>`` for none.
     """
     for name in dict.fromkeys((*executed, file)):
         found, first_call = files.get(name, ((), None))

@@ -1,4 +1,4 @@
-"""Starting a fork server on its own, where it is not forked from what becomes the agent (see `joint`)."""
+"""Executes a fork server on its own, where it is not forked from the process that becomes the agent (see `joint`)."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ __all__ = ["spawn"]
 def spawn(
     program: Program, environment: Mapping[str, str], preload: Sequence[str], *, warm: bool, imports: str | None
 ) -> tuple[Channel, subprocess.Popen[bytes]]:
-    """Start it; returns this end of the line to it, and the process.
+    """Start a fork server; return the agent's end of the channel to it, and the process.
 
     Args:
-        program: whose command it is executed with.
-        environment: what its workers' will be, as far as known.
-        preload: modules to import besides torch.
-        warm: whether it imports anything; otherwise it starts workers cold.
-        imports: the directory of the lists of learned imports; None if none are learned.
+        program: The program of the workers, whose command the fork server is executed with.
+        environment: The workers' environment, as far as known.
+        preload: Modules to import besides torch.
+        warm: True to import torch and fork workers; False to execute each worker.
+        imports: The directory of the lists of learned imports; None to learn none.
     """
     near_end, far_end = Channel.pair()
-    # Slurm signals every process of a step. This one must live as long as a worker wants to, so that it never takes a
-    # signal; its workers get the mask that is in force here.
+    # Slurm signals every process of a step. The fork server blocks all signals, since its end would end the workers,
+    # which may still be saving; its workers get the mask that is in force here.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     settings = {
         "agent": os.getpid(),
@@ -54,6 +54,6 @@ def spawn(
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         far_end.close()
     with contextlib.suppress(ProcessLookupError):
-        # One that replaces another is started by an agent that has raised its own.
+        # An agent that starts a second fork server has raised its own limit on open files in the meantime.
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, given_limit())
     return near_end, process

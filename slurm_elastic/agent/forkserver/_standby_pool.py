@@ -1,4 +1,4 @@
-"""Workers that the fork server forks before it is told to, while the agent still looks for its peers."""
+"""Processes that the fork server forks before the agent orders workers, while the agent is still in the rendezvous."""
 
 from __future__ import annotations
 
@@ -11,34 +11,38 @@ __all__ = ["StandbyPool"]
 
 
 class StandbyPool:
-    """Forked processes that wait for an order, each at the other end of a channel. They end when that is closed."""
+    """Forked processes, each of which waits for one order on a channel of its own and ends when that is closed."""
 
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
-        """How many are still to be forked."""
+        """The number of processes still to be forked."""
         self._waiting: list[tuple[int, Channel]] = []
 
     def add(self, pid: int, channel: Channel) -> None:
-        """Count on this one."""
+        """Add a forked process that waits at the other end of `channel`."""
         self._waiting.append((pid, channel))
 
     def take(self, order: dict[str, Any], descriptors: Sequence[int]) -> int | None:
-        """Hand over an order, and fork no more; returns the process id of who has it, None if nobody waits."""
+        """Send an order to one of the processes; from now on no more are forked ahead.
+
+        Returns:
+            The process that has received the order; None if no process is left.
+        """
         self.wanted = 0
         while self._waiting:
             pid, channel = self._waiting.pop(0)
             try:
                 channel.send(order, descriptors)
             except OSError:
-                # Somebody has killed it.
+                # The process was killed from outside.
                 continue
             finally:
                 channel.close()
             return pid
         return None
 
-    def dismiss(self) -> None:
-        """Send home who waits."""
+    def close(self) -> None:
+        """End the processes that have no order."""
         self.wanted = 0
         for _pid, channel in self._waiting:
             channel.close()

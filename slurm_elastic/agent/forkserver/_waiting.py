@@ -1,4 +1,4 @@
-"""Waiting for descriptors. Not by select(2): a leader of a thousand agents has descriptors beyond its limit."""
+"""Waiting for descriptors by poll(2): select(2) refuses those from 1024 on, which the leader of many agents has."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["wait_on"]
 
 
 def wait_on(descriptors: Iterable[int], seconds: float | None) -> set[int]:
-    """Wait until one can be read, at most so many seconds, None for ever; return those that can.
+    """Wait until a descriptor is readable, up to `seconds` (None: without limit); return the readable ones.
 
-    A pidfd can when its process has ended.
+    A pidfd is readable when its process has ended.
     """
     waiting = select.poll()
     for descriptor in descriptors:

@@ -1,4 +1,4 @@
-"""The first steps of a forked process on its way to become a worker."""
+"""Turns a forked copy of the fork server into a worker: session, files, environment, seeds, command line."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = [
 ]
 
 Changes = Mapping[str, tuple[str | None, str | None]]
-"""Of variables, by name: what they were and what they became; None where there was none."""
+"""Old and new value of each changed variable, by name; None where it was not set."""
 
 
 @contextlib.contextmanager
 def errors_to(descriptor: int | None) -> Iterator[None]:
-    """In a forked process: end it on any error, which goes to whoever reads the other end of this pipe, if any."""
+    """In a forked process: on any error, write it to this pipe (None: to nowhere) and end the process with 1."""
     try:
         yield
     except BaseException as error:
@@ -39,13 +39,13 @@ def errors_to(descriptor: int | None) -> Iterator[None]:
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> Changes:
-    """Return what was changed in an environment."""
+    """Return the variables that differ between two environments."""
     names = {*before, *after}
     return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
 
 
 def change(environment: dict[str, str], by: Changes) -> None:
-    """Change an environment in the same way, where it was the same."""
+    """Apply changes to an environment, to those variables that have the old value."""
     for name, (before, after) in by.items():
         if environment.get(name) == before and after is not None:
             environment[name] = after
@@ -54,16 +54,16 @@ def change(environment: dict[str, str], by: Changes) -> None:
 
 
 def enter_own_session(fork_server: int) -> None:
-    """Take an own session and process group, and die with the fork server."""
+    """Move this process to a session of its own, and let the kernel kill it when the fork server ends."""
     os.setsid()
     set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != fork_server:
-        # It died before the kernel was asked to tell.
+        # The fork server ended before the kernel was asked to kill this process with it.
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def place_descriptors(descriptors: Mapping[str, int]) -> dict[str, str]:
-    """Put standard output and error in place; return what has to be in the environment to find the others."""
+    """Put standard output and error in place; return the variables that name the descriptors of a function's call."""
     for name, target in (("stdout", 1), ("stderr", 2)):
         if name in descriptors:
             os.dup2(descriptors[name], target)
@@ -76,7 +76,7 @@ def place_descriptors(descriptors: Mapping[str, int]) -> dict[str, str]:
 
 
 def execute(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Become the command: a cold start. As subprocess.Popen does, with the signals that Python ignores reset."""
+    """Execute a cold worker in this process; as in subprocess.Popen, signals that Python ignores are reset."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     os.execvpe(command[0], list(command), dict(environment))
@@ -89,9 +89,16 @@ def become_fresh_interpreter(
     task_name: bytes,
     torch_seed: int | None,
 ) -> None:
-    """Make this copy of the fork server what a fresh interpreter would be after the same imports.
+    """Give this copy of the fork server the state of a fresh interpreter after the same imports.
 
-    Python's hashes stay those of the fork server: every worker forked from it has the same.
+    Only the seed of Python's hashes stays that of the fork server, the same in all its workers.
+
+    Args:
+        order: The agent's order to start this worker, see `_protocol.Order`.
+        environment: The environment of the worker.
+        descriptors: Its open files by name: stdout, stderr, call, result.
+        task_name: The name that ps shows as comm.
+        torch_seed: torch's seed right after its import; None without torch.
     """
     set_task_name(task_name)
     for name, stream in (("stdout", sys.__stdout__), ("stderr", sys.__stderr__)):
@@ -111,10 +118,10 @@ def become_fresh_interpreter(
 
 
 def _seed_anew(torch_seed: int | None) -> None:
-    """Take new seeds from the system where import does; `random` does so itself (Lib/random.py, register_at_fork).
+    """Take new seeds from the system for numpy and torch; `random` does so itself (Lib/random.py, register_at_fork).
 
-    torch seeds its CPU generator so when it is loaded (aten/src/ATen/CPUGeneratorImpl.cpp, getDefaultCPUGenerator,
-    2.13), CUDA's when they are first used. A seed that a preload set on purpose stays.
+    torch seeds its CPU generator when it is loaded (aten/src/ATen/CPUGeneratorImpl.cpp, getDefaultCPUGenerator, 2.13),
+    and those of CUDA at their first use. A seed that a preload has set on purpose stays.
     """
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()

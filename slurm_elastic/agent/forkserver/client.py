@@ -1,4 +1,4 @@
-"""The agent's handle of its fork server. Needs no torch."""
+"""The agent's side of its fork server: starts it, sends orders, reads reports. Needs no torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -19,8 +20,8 @@ from slurm_elastic.agent.forkserver._import_list import forget_list
 from slurm_elastic.agent.forkserver._linux import become_subreaper
 from slurm_elastic.agent.forkserver._orphans import kill_orphans
 from slurm_elastic.agent.forkserver._protocol import Order, StartInterruptedError, State
-from slurm_elastic.agent.forkserver._replacement import FormerServers, Replacement
-from slurm_elastic.agent.forkserver._source_effects import effects_of, fingerprint
+from slurm_elastic.agent.forkserver._replacement import ForkedProcess, FormerServers, Replacement
+from slurm_elastic.agent.forkserver._source_effects import fingerprint_of
 from slurm_elastic.agent.forkserver._spawn import spawn
 from slurm_elastic.agent.forkserver._waiting import wait_on
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program, worker_environment
@@ -30,12 +31,14 @@ __all__ = ["ForkServer"]
 
 logger = logging.getLogger(__name__)
 
-_LAST_STEPS = 10.0
-"""Seconds that the fork server is given to kill what is left and go, once the agent has hung up."""
+_CHILD_TIMEOUT = 10.0
+"""Seconds for the fork server to fork a child for the agent, while it may be busy with the workers of a round."""
+_END_TIMEOUT = 10.0
+"""Seconds for the fork server to kill all workers and end, after the agent has closed the channel."""
 
 
 class ForkServer:
-    """One process that starts all workers of this node. To be used from one thread, the main thread."""
+    """The process that starts all workers of this node. Use it from the main thread only, but for `fork_child`."""
 
     def __init__(
         self,
@@ -45,7 +48,7 @@ class ForkServer:
         *,
         warm: bool,
         imports: str | None = None,
-        found: Replacement | None = None,
+        child: Replacement | None = None,
     ) -> None:
         self._program = program
         self._preload = tuple(preload)
@@ -53,31 +56,37 @@ class ForkServer:
         self._distrusted = False
         self._launch = Launch(dict(environment), str(Path.cwd()))
         self.exit_codes: dict[int, int] = {}
-        """Exit codes, or minus signal numbers, of workers by pid; a caller takes out what it has seen."""
+        """Exit codes, or minus signal numbers, of workers by pid; the caller removes those that it has handled."""
         self.complete = False
-        """Whether workers are started with also that imported what can wait until there is nothing else to do."""
+        """True if workers are forked with deferred and learned imports, too."""
         self.reason = ""
-        """Why the state is what it is, where that is not plain."""
+        """The reason of the states COLD, BROKEN and DEAD, for people; else empty."""
         self.state = State.IMPORTING
-        self._given_up = obstacle_to_any_warm_start(program, wanted=warm)
+        self._cold_reason = obstacle_to_any_warm_start(program, wanted=warm)
         self._process: subprocess.Popen[bytes] | Replacement
-        self._replacement: Replacement | None = None
-        """It imports."""
-        self._prepared: Replacement | None = None
-        """One that has imported everything; kept until the next one has, which is forked from it."""
-        self._said: list[dict[str, Any]] = []
-        """What that has told."""
-        self._alone = False
-        """Whether the fork server has said that nothing takes its place."""
-        self._awaited: float | None = None
-        """Until when the first workers wait for it; None for not at all."""
+        self.replacement: Replacement | None = None
+        """The replacement that still imports."""
+        self.prepared: Replacement | None = None
+        """The replacement that has imported its plan; kept until the next one has, which is forked from it."""
+        self._prepared_messages: list[dict[str, Any]] = []
+        """The messages of `prepared`, to be handled when it becomes the fork server."""
+        self._no_replacement = False
+        """True if the fork server has reported that no replacement follows."""
+        self._wait_until: float | None = None
+        """The monotonic time until which the first workers wait for the replacement; None for not at all."""
+        self._awaited = 0.0
+        """Seconds that they wait for its next report of progress, or for its end."""
         self._former = FormerServers()
-        if found is None:
+        self._forked: list[ForkedProcess] = []
+        """Children for the agent."""
+        self._switching = threading.Lock()
+        """Held while another process becomes the fork server, and while `fork_child` sends an order."""
+        if child is None:
             self._channel, self._process = self._spawn()
         else:
             assert program is not None
-            self._set_out(program)
-            self._channel, self._process = found.channel, found
+            self._reset(program)
+            self._channel, self._process = child.channel, child
 
     @classmethod
     def start(
@@ -90,17 +99,18 @@ class ForkServer:
         environment: Mapping[str, str] | None = None,
         imports: str | None = None,
     ) -> ForkServer:
-        """Start it; returns at once, while it imports.
+        """Start a fork server; returns at once, while that imports.
 
-        Call this as early as possible, from the main thread, which has to live as long as workers shall.
-        This process becomes a subreaper (prctl(2)): what the fork server leaves when it is killed stays in reach.
+        Call this as early as possible, from the main thread: when the calling thread ends, the kernel kills the fork
+        server and its workers. This process becomes a subreaper (prctl(2)), so that it can kill what the fork server
+        leaves when that is killed.
 
         Args:
             program: What the workers will run; None if that is not a Python script.
             warm: False to start all workers cold.
             preload: Modules to import besides torch.
             local_world_size: Workers on this node; see `worker_environment`.
-            environment: What the workers' environment will be, as far as known now; default: this process's.
+            environment: The workers' environment, as far as known now; default: this process's.
             imports: The directory of the lists of learned imports; None to learn none.
         """
         known = worker_environment(os.environ if environment is None else environment, local_world_size)
@@ -108,7 +118,7 @@ class ForkServer:
         return cls(program, preload, known, warm=warm, imports=imports)
 
     @classmethod
-    def adopt(
+    def from_child(
         cls,
         child: Replacement,
         program: Program,
@@ -116,190 +126,198 @@ class ForkServer:
         environment: Mapping[str, str],
         imports: str | None,
     ) -> ForkServer:
-        """Take over one that was forked from this very process, before this became the agent.
+        """Use a fork server that was forked from this process, before this process became the agent (see `joint`).
 
         Args:
-            child: the process.
-            program: see `start`.
-            preload: see `start`; it was given the same.
-            environment: what was in force when torch was imported.
-            imports: see `start`.
+            child: The fork server.
+            program: See `start`.
+            preload: See `start`; the fork server was given the same.
+            environment: The environment in which torch was imported.
+            imports: See `start`.
         """
         become_subreaper()
-        return cls(program, preload, environment, warm=True, imports=imports, found=child)
+        return cls(program, preload, environment, warm=True, imports=imports, child=child)
 
     @property
     def program(self) -> Program | None:
-        """The program that it was started for."""
+        """The program of the workers."""
         return self._program
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id of the fork server."""
         return self._process.pid
 
     def fileno(self) -> int:
-        """Readable when `read` would learn something: progress, a worker's exit, its own death.
+        """Return a descriptor that is readable when there is a message to `read`, or the fork server has ended.
 
-        Changes in `renew` and `revive`.
+        `refresh` and `restart_cold` change it.
         """
         return self._channel.fileno()
 
     def read(self) -> None:
-        """Take in what it reported; never waits."""
+        """Handle the messages that have arrived; never waits."""
         while self.state is not State.DEAD and self._channel.readable():
-            self._take(self._channel.receive())
+            self._handle(self._channel.receive())
         self._read_replacements()
 
     def _read_replacements(self) -> None:
         while True:
-            if self._replacement is not None and self._replacement.channel.readable():
-                received = self._replacement.channel.receive()
-                if received is not None:
-                    self._drop_prepared()
-                    self._prepared, self._replacement, self._said = self._replacement, None, [received[0]]
+            if self.replacement is not None and self.replacement.channel.readable():
+                received = self.replacement.channel.receive()
+                if received is not None and received[0]["state"] == "progress":
+                    if self._wait_until is not None:
+                        self._wait_until = time.monotonic() + self._awaited
+                elif received is not None:
+                    self._drop(self.prepared)
+                    self.prepared, self.replacement, self._prepared_messages = self.replacement, None, [received[0]]
                 else:
-                    # It cannot be forked with all that it has imported. The one that can stays.
-                    self._drop_replacement()
-            elif self._prepared is not None and self._prepared.channel.readable():
-                received = self._prepared.channel.receive()
+                    # It has ended: no workers can be forked from it. `prepared` stays.
+                    self._drop(self.replacement)
+            elif self.prepared is not None and self.prepared.channel.readable():
+                received = self.prepared.channel.receive()
                 if received is None:
-                    self._drop_prepared()
+                    self._drop(self.prepared)
                 elif received[0]["state"] == "replacement":
                     self._begin_replacement(*received)
                 else:
-                    self._said.append(received[0])
+                    self._prepared_messages.append(received[0])
             else:
                 return
 
     def _begin_replacement(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-        self._drop_replacement()
-        self._replacement = Replacement(message["pid"], *descriptors)
+        self._drop(self.replacement)
+        self.replacement = Replacement(message["pid"], *descriptors)
 
     def wait_ready(self, timeout: float, should_stop: Callable[[], bool] | None = None) -> bool:
-        """Until it has imported everything, or never will; False if that took longer.
+        """Wait until workers can be started.
 
         Args:
-            timeout: Seconds.
-            should_stop: Asked every 0.1 s.
+            timeout: Seconds to wait at most.
+            should_stop: Called every 0.1 s; the wait ends when it returns True.
+
+        Returns:
+            False if that took longer than `timeout`.
 
         Raises:
-            StartInterruptedError: `should_stop` said so.
+            StartInterruptedError: `should_stop` has returned True.
         """
         return self._wait(self._is_ready, timeout, should_stop)
 
     def _is_ready(self) -> bool:
-        """Return whether workers can be started, with all that is known to be imported by them if that is near."""
-        late = self._awaited is None or time.monotonic() > self._awaited
-        return self.state is not State.IMPORTING and (late or self._prepared is not None)
+        """Return whether workers can be started, and learned imports are done or have taken too long."""
+        late = self._wait_until is None or time.monotonic() > self._wait_until
+        return self.state is not State.IMPORTING and (late or self.prepared is not None)
 
     def import_all(self, timeout: float, should_stop: Callable[[], bool] | None = None) -> None:
-        """Import now what can wait too, for at most so many seconds.
+        """Let a replacement do the deferred imports now, and wait for it at most `timeout` seconds.
 
         Raises:
-            StartInterruptedError: `should_stop` said so.
+            StartInterruptedError: `should_stop` has returned True.
         """
         if not self.wait_ready(timeout, should_stop):
             return
-        # What can wait comes on top of what a replacement has imported.
-        self._take_replacement()
+        # The next replacement is forked from the one that has learned imports, and adds the deferred ones.
+        self._switch_to_prepared()
         if self.state is State.WARM:
-            self._alone = False
+            self._no_replacement = False
             self._send({"order": "import"})
-            self._wait(lambda: self._prepared is not None or self._alone, timeout, should_stop)
+            self._wait(lambda: self.prepared is not None or self._no_replacement, timeout, should_stop)
 
     def check_preload(self) -> None:
-        """Raise what a person has to mend.
+        """Raise an error if workers cannot start before the user has changed something.
 
         Raises:
-            UsageError: a module of `preload` cannot be imported.
+            UsageError: A module of `preload` cannot be imported.
         """
         self.read()
         if self.state is State.BROKEN:
             raise UsageError(f"--preload: {self.reason}; install it for {self._launched.interpreter} or leave it out")
 
     def obstacle(self, command: Sequence[str], environment: Mapping[str, str]) -> str | None:
-        """Return why this command has to start cold; None if it can start warm."""
-        if self._given_up or self._program is None:
-            return self._given_up
+        """Return why this command has to start cold, for people; None if it can start warm."""
+        if self._cold_reason or self._program is None:
+            return self._cold_reason
         if self.state is not State.WARM:
             return self.reason or "the fork server is not ready"
         return obstacle_to_warm_start(self._program, self._launch, command, Launch(environment, str(Path.cwd())))
 
-    def renew(self) -> None:
-        """Go over to the replacement if that has imported everything, and no workers are left of a round before.
+    def refresh(self) -> None:
+        """Between two rounds: switch to a replacement that has imported its plan, if there is one.
 
-        If files were replaced that it has imported, begin anew: workers must not find one half of a package in memory
-        and the other half on disk.
+        If files have changed that the fork server has imported, start a new one: workers must not find one half of a
+        package in memory and the other half on disk.
         """
         self.read()
         if self._sessions or self.state is not State.WARM:
             return
-        self._take_replacement()
-        changed = next((path for path, when in self._imported.items() if _changed_at(path) != when), None)
+        self._switch_to_prepared()
+        changed = next((path for path, when in self._import_times.items() if _mtime_ns(path) != when), None)
         changed = changed or self._changed_script()
         if changed is not None:
             logger.warning("%s has changed since modules were imported: they are imported anew", changed)
         if changed is not None or self._distrusted:
             self._distrusted = False
-            self._channel.close()
-            self._drop_replacement()
-            self._drop_prepared()
+            self._drop(self.replacement)
+            self._drop(self.prepared)
             self._former.add(self._process)
-            self._channel, self._process = self._spawn()
+            self._switch_to(self._spawn)
 
     def _changed_script(self) -> str | None:
-        """Return a file of the script's own that now changes something else before its imports; None if none does."""
-        for path, (when, effects) in self._own.items():
-            now = _changed_at(path)
-            if now != when and fingerprint(effects_of(path)[0]) != effects:
+        """Return a file of the script's own whose effects on later imports have changed; None if there is none."""
+        for path, (when, effects) in self._script_files.items():
+            now = _mtime_ns(path)
+            if now != when and fingerprint_of(path) != effects:
                 return path
-            self._own[path] = now or 0, effects
+            self._script_files[path] = now or 0, effects
         return None
 
     @property
     def has_learned(self) -> bool:
-        """Return whether workers are forked with imports that were learned."""
+        """True if workers are forked with learned imports."""
         return self._has_learned
 
     def distrust_learned(self, reason: str) -> None:
-        """Learn nothing from now on, here and in later runs of this script, and fork no more workers with it.
+        """Do without learned imports from now on, here and in later runs of this script.
 
         Args:
-            reason: what the list says from now on, for people.
+            reason: The reason that the list gives to later runs, for people.
         """
         self._distrusted, self._imports = True, None
         if self._list:
             # A network file system may take long to answer.
             threading.Thread(target=forget_list, args=(self._list, reason), name="import list", daemon=True).start()
 
-    def _take_replacement(self) -> None:
-        if self._prepared is None:
+    def _switch_to_prepared(self) -> None:
+        if self.prepared is None:
             return
-        replacement, self._prepared, self._awaited = self._prepared, None, None
-        self._channel.close()
+        replacement, self.prepared, self._wait_until = self.prepared, None, None
         self._former.add(self._process)
-        self._channel, self._process = replacement.channel, replacement
-        for message in self._said:
-            self._take((message, []))
+        self._switch_to(lambda: (replacement.channel, replacement))
+        for message in self._prepared_messages:
+            self._handle((message, []))
         self.complete = True
 
-    def revive(self) -> None:
-        """Replace it, if it died, by one that starts workers cold."""
+    def restart_cold(self) -> None:
+        """If the fork server has died, start one that starts workers cold."""
         self.read()
         if self.state is State.DEAD:
-            self._given_up = self.reason
-            self._channel.close()
-            self._channel, self._process = self._spawn()
+            self._cold_reason = self.reason
+            self._switch_to(self._spawn)
 
     def start_workers(
         self, orders: Sequence[Order], *, warm: bool, should_stop: Callable[[], bool] | None = None
     ) -> dict[int, int]:
-        """Start them and return their pids by local rank.
+        """Start workers and return their pids by local rank.
+
+        Args:
+            orders: The workers to start.
+            warm: Whether to fork them; otherwise they are executed.
+            should_stop: Called every 0.1 s; the wait for the workers ends when it returns True.
 
         Raises:
-            OSError: one could not be started; those that were run on.
-            StartInterruptedError: `should_stop` said so, asked every 0.1 s.
+            OSError: A worker could not be started; those that were started run on.
+            StartInterruptedError: `should_stop` has returned True.
         """
         self._pids: dict[int, int] = {}
         self._refused = ""
@@ -309,46 +327,84 @@ class ForkServer:
         self._wait(lambda: self._refused != "" or len(self._pids) == len(orders), None, should_stop)
         if self._refused or self.state is State.DEAD:
             raise OSError(self._refused or self.reason)
-        self._former.reap(_LAST_STEPS)
+        self._former.reap(_END_TIMEOUT)
         return self._pids
+
+    def fork_child(
+        self, module: str, should_stop: Callable[[], bool] = lambda: False
+    ) -> tuple[ForkedProcess, socket.socket] | None:
+        """Fork a process that has imported torch and works for the agent; for any thread.
+
+        It is no worker: it outlives rounds, and the fork server. It ends by itself when the socket is closed.
+
+        Args:
+            module: Its ``main(descriptor)`` is called, with SIGTERM and other signals to jobs blocked.
+            should_stop: Called every 0.1 s; the wait for the process ends when it returns True.
+
+        Returns:
+            The process, and this end of the socket whose other end is the descriptor, where messages keep their
+            boundaries; None if there is no such process: torch is not imported there, or it cannot be forked.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, self._switching:
+            if self.state is State.WARM:
+                self._send({"order": "child", "module": module}, [theirs.fileno()])
+        end = time.monotonic() + _CHILD_TIMEOUT
+        while not (ready := wait_on([ours.fileno()], 0.1)) and time.monotonic() < end and not should_stop():
+            pass
+        with contextlib.suppress(ConnectionResetError):
+            content, handles, _, _ = socket.recv_fds(ours, 64, 1) if ready else (b"", [], 0, None)
+            if content:
+                os.set_inheritable(handles[0], False)
+                child = ForkedProcess(int(content), handles[0])
+                self._forked = [*(each for each in self._forked if not each.is_waited_for), child]
+                return child, ours
+        ours.close()
+        return None
 
     def sweep(self, timeout: float) -> list[int]:
         """Kill all workers and all their descendants.
 
         Returns:
-            The processes that would not end within `timeout` seconds (uninterruptible sleep).
+            The pids of those that have not ended within `timeout` seconds (uninterruptible sleep).
         """
-        self._left: list[int] | None = None
+        self._unended: list[int] | None = None
         self._send({"order": "sweep", "seconds": timeout})
-        answered = self._wait(lambda: self._left is not None, timeout + 1.0, None)
-        return (self._left or []) if answered else [self.pid]
+        answered = self._wait(lambda: self._unended is not None, timeout + 1.0, None)
+        return (self._unended or []) if answered else [self.pid]
 
     def close(self) -> None:
-        """End it with everything that it started."""
-        self._channel.close()
-        self._drop_replacement()
-        self._drop_prepared()
+        """End the fork server and all workers."""
+        with self._switching:
+            self._channel.close()
+        self._drop(self.replacement)
+        self._drop(self.prepared)
         self._former.add(self._process)
-        self._former.reap(_LAST_STEPS)
+        self._former.reap(_END_TIMEOUT)
         self.state = State.DEAD
 
+    def _switch_to(self, start: Callable[[], tuple[Channel, subprocess.Popen[bytes] | Replacement]]) -> None:
+        with self._switching:
+            self._channel.close()
+            self._channel, self._process = start()
+
     def _spawn(self) -> tuple[Channel, subprocess.Popen[bytes]]:
-        self._set_out(FUNCTION if self._program is None or self._given_up else self._program)
-        environment, warm = self._launch.environment, not self._given_up
+        self._reset(FUNCTION if self._program is None or self._cold_reason else self._program)
+        environment, warm = self._launch.environment, not self._cold_reason
         return spawn(self._launched, environment, self._preload, warm=warm, imports=self._imports)
 
-    def _set_out(self, program: Program) -> None:
+    def _reset(self, program: Program) -> None:
         self._launched = program
         self._sessions: set[int] = set()
         self._module = "Python"
-        self._imported: dict[str, int] = {}
-        self._own: dict[str, tuple[int, str]] = {}
+        self._import_times: dict[str, int] = {}
+        self._script_files: dict[str, tuple[int, str]] = {}
         self._has_learned, self._list = False, ""
-        self._awaited = None
+        self._wait_until = None
         self.state = State.IMPORTING
 
     def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-        # If it is gone, reading will find out.
+        # If the fork server has ended, `read` notices it.
         with contextlib.suppress(OSError):
             self._channel.send(message, descriptors)
 
@@ -364,14 +420,14 @@ class ForkServer:
             if should_stop is not None and should_stop():
                 raise StartInterruptedError
             channels = [self._channel.fileno()]
-            channels += [other.channel.fileno() for other in (self._replacement, self._prepared) if other is not None]
+            channels += [other.channel.fileno() for other in (self.replacement, self.prepared) if other is not None]
             wait_on(channels, left)
             self.read()
         return True
 
-    def _take(self, received: tuple[dict[str, Any], list[int]] | None) -> None:
+    def _handle(self, received: tuple[dict[str, Any], list[int]] | None) -> None:
         if received is None:
-            self._bury()
+            self._handle_death()
             return
         message, descriptors = received
         match message["state"]:
@@ -381,14 +437,15 @@ class ForkServer:
                 self.state = State(state)
                 self.reason = message.get("reason", "")
                 if "awaited" in message:
-                    self._awaited = time.monotonic() + (message["awaited"] or float("inf"))
+                    self._awaited = message["awaited"] or float("inf")
+                    self._wait_until = time.monotonic() + self._awaited
             case "complete":
                 self._note_imports(message)
             case "alone":
-                self._awaited, self._alone = None, True
+                self._wait_until, self._no_replacement = None, True
                 self._note_imports(message)
             case "replacement":
-                # The one before may have said that it is ready since this was read last.
+                # The replacement before may have become ready since the last read.
                 self._read_replacements()
                 self._begin_replacement(message, descriptors)
             case "started":
@@ -399,13 +456,13 @@ class ForkServer:
             case "exited":
                 self.exit_codes[message["pid"]] = message["code"]
             case "swept":
-                self._left = message["left"]
+                self._unended = message["left"]
                 self._sessions.clear()
 
     def _note_imports(self, message: Mapping[str, Any]) -> None:
-        """Tell what every worker has to import by itself."""
-        self._imported = message.get("changed", {})
-        self._own = {path: (when, effects) for path, (when, effects) in message.get("own", {}).items()}
+        """Note which files were imported, and log which modules the fork server cannot import for the workers."""
+        self._import_times = message.get("changed", {})
+        self._script_files = {path: (when, effects) for path, (when, effects) in message.get("own", {}).items()}
         self._has_learned, self._list = message.get("learned", False), message.get("list", "")
         for note in message.get("notes", ()):
             logger.info("%s", note)
@@ -415,33 +472,30 @@ class ForkServer:
             level = logging.WARNING if {*names} & {*self._preload} else logging.INFO
             logger.log(level, "each worker imports %s anew: %s", ", ".join(names), reason)
 
-    def _bury(self) -> None:
-        """It died, and by its death the kernel killed its workers; kill what those left, which is ours to reap now."""
-        self._drop_replacement()
-        self._drop_prepared()
+    def _handle_death(self) -> None:
+        """Handle the death of the fork server: the kernel has killed its workers, the agent kills what those leave."""
+        self._drop(self.replacement)
+        self._drop(self.prepared)
         code = self._process.wait()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         while_importing = f" while it imported {self._module}" if self.state is State.IMPORTING else ""
         self.state = State.DEAD
         self.reason = f"the fork server died ({how}){while_importing}"
-        codes = kill_orphans(self._sessions, _LAST_STEPS)
+        spared = [child.pid for child in self._forked if not child.is_waited_for]
+        codes = kill_orphans(self._sessions, _END_TIMEOUT, spared)
         for pid in self._sessions:
             self.exit_codes[pid] = codes.get(pid, self.exit_codes.get(pid, -signal.SIGKILL))
 
-    def _drop_replacement(self) -> None:
-        if self._replacement is not None:
-            self._replacement.channel.close()
-            self._former.add(self._replacement)
-            self._replacement = None
-
-    def _drop_prepared(self) -> None:
-        if self._prepared is not None:
-            self._prepared.channel.close()
-            self._former.add(self._prepared)
-            self._prepared = None
+    def _drop(self, server: Replacement | None) -> None:
+        """Let a replacement end; it is reaped later."""
+        if server is not None:
+            server.channel.close()
+            self._former.add(server)
+            self.replacement = None if server is self.replacement else self.replacement
+            self.prepared = None if server is self.prepared else self.prepared
 
 
-def _changed_at(path: str) -> int | None:
+def _mtime_ns(path: str) -> int | None:
     try:
         return os.stat(path).st_mtime_ns  # noqa: PTH116
     except OSError:

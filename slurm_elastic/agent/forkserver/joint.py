@@ -1,9 +1,9 @@
-"""One import of torch for the agent and its fork server, before either of them is there.
+"""Imports torch once for the agent and its fork server, in the process that becomes the agent.
 
-Side by side, two imports of torch take each other's processor cores and memory bandwidth, and workers wait for both.
-So the process that is to become the agent first executes the command of a worker, is stopped as a fork server is (see
-`_boot`), imports torch, and forks the fork server. Only then does it import what an agent needs and become the agent:
-the process that Slurm started, with its process id, its environment and its signals.
+Two imports of torch side by side compete for CPU cores and memory bandwidth, and workers wait for both.
+So the process that Slurm has started first executes the command of a worker, stops in the middle of Python's start as a
+fork server does (see `_boot`), imports torch, and forks the fork server. Only then does it import the agent's modules
+and become the agent, with the process id, environment and signals that Slurm has given it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["execute_jointly", "obstacle"]
 
 
 def obstacle(program: Program) -> str | None:
-    """Return why the agent and the fork server cannot have one import of torch; None if they can.
+    """Return why the agent and the fork server cannot share one import of torch, for people; None if they can.
 
-    The worker's interpreter has to be this one, started with no flag that the other would lack. Empty for another
-    interpreter: the start of the workers tells of it.
+    The worker's interpreter has to be that of the agent, and the agent's was started without flags, which the worker's
+    would lack. The reason is empty for another interpreter: the start of the workers logs that.
     """
     if program is FUNCTION:
         return "--run-path"
@@ -45,27 +45,27 @@ def execute_jointly(
     *,
     workers: int,
     imports: str | None,
-    go_on: str,
+    agent_main: str,
     arguments: Sequence[str],
     signals: Sequence[signal.Signals],
 ) -> None:
-    """Become the process that imports torch; returns only if that cannot be executed.
+    """Execute the process that imports torch in place of this one; return only if that fails.
 
     Args:
-        program: what the workers will run; see `can_be_joint`.
-        preload: modules that the fork server imports besides.
-        environment: what the workers' environment will be, as far as known now.
-        workers: how many are forked before the agent asks for them; it may come to ask for more or fewer.
-        imports: the directory of the lists of learned imports; None if none are learned.
-        go_on: ``module:function`` that is called in the agent, with `arguments`, its ForkServer, or None if it has to
-            start one itself, the signals that were blocked, and why it has to start one, as from `obstacle`. It returns
-            the exit code. The environment, sys.argv and sys.path are those of now.
-        arguments: of the agent.
-        signals: blocked from now on; `go_on` unblocks them, once it has handlers for them.
+        program: The program of the workers, for which `obstacle` has returned None.
+        preload: Modules that the fork server imports besides torch.
+        environment: The workers' environment, as far as known now.
+        workers: The number of processes to fork before the agent orders workers; it may order more or fewer.
+        imports: The directory of the lists of learned imports; None to learn none.
+        agent_main: ``module:function`` that becomes the agent and returns its exit code. It is called with `arguments`,
+            the ForkServer (None if the agent has to start one), the signal mask of this process, and the reason why
+            there is no ForkServer, as from `obstacle`. Environment, sys.argv and sys.path are those of this call.
+        arguments: The command line of the agent.
+        signals: The signals to block from now on; `agent_main` unblocks them when it has handlers for them.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     state = {
-        "go_on": go_on,
+        "agent_main": agent_main,
         "arguments": list(arguments),
         "environment": dict(os.environ),
         "path": sys.path,
@@ -86,7 +86,7 @@ def execute_jointly(
         "options": program.options,
         "signal_mask": sorted(int(number) for number in mask),
         "joint": descriptor,
-        "inherited": _inheritable_files(),
+        "inherited": _inheritable_descriptors(),
     }
     try:
         os.execve(program.interpreter, program.command(), boot_environment(environment, settings))
@@ -95,8 +95,8 @@ def execute_jointly(
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _inheritable_files() -> list[int]:
-    """Besides the standard streams."""
+def _inheritable_descriptors() -> list[int]:
+    """Return the descriptors beyond the standard streams that an executed process keeps."""
     found = []
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         # The directory itself is closed by now.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal as signals
 import time
 from collections.abc import Callable
@@ -24,15 +25,14 @@ from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding as _wr
 from slurm_elastic.agent.forkserver._fork_eligibility import SWITCHED_OFF
 from slurm_elastic.agent.forkserver._function_call import packed_call, unpacked_result
 from slurm_elastic.agent.forkserver._memfd import memory_file, read_memory_file
-from slurm_elastic.agent.forkserver._numa import bound_cpus
 from slurm_elastic.agent.forkserver._protocol import Order, State
 from slurm_elastic.agent.forkserver._waiting import wait_on
 from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION
-from slurm_elastic.agent.log_tail import Followed, LogTimes, Tail
+from slurm_elastic.agent.log_tail import FollowedFile, LogTimes, Tail
 from slurm_elastic.ownership import write_own
 
-__all__ = ["ForkServerContext", "start_workers"]
+__all__ = ["ForkServerContext", "bound_cpus", "start_workers"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def start_workers(
     duplicate_stdout_filters: list[str] | None = None,
     duplicate_stderr_filters: list[str] | None = None,
     *,
-    warm: ForkServer,
+    fork_server: ForkServer,
     should_stop: Callable[[], bool] | None = None,
 ) -> ForkServerContext:
     """Start one worker per local rank, warm if possible; otherwise cold, with one line in the log that says why.
@@ -73,13 +73,13 @@ def start_workers(
         numa_options: See torch.
         duplicate_stdout_filters: See torch.
         duplicate_stderr_filters: See torch.
-        warm: The process that starts them.
-        should_stop: Asked every 0.1 s while the fork server still imports.
+        fork_server: The process that starts them.
+        should_stop: Called every 0.1 s while the fork server still imports; the start ends when it returns True.
 
     Raises:
-        UsageError: a preload cannot be imported.
-        StartInterruptedError: `should_stop` said so.
-        OSError: a worker could not be started.
+        UsageError: A preload cannot be imported.
+        StartInterruptedError: `should_stop` has returned True.
+        OSError: A worker could not be started.
     """
     context = ForkServerContext(
         name,
@@ -91,7 +91,7 @@ def start_workers(
         numa_options,
         duplicate_stdout_filters,
         duplicate_stderr_filters,
-        warm=warm,
+        fork_server=fork_server,
         should_stop=should_stop,
     )
     try:
@@ -117,86 +117,87 @@ class ForkServerContext(PContext):
         duplicate_stdout_filters: list[str] | None,
         duplicate_stderr_filters: list[str] | None,
         *,
-        warm: ForkServer,
+        fork_server: ForkServer,
         should_stop: Callable[[], bool] | None,
     ) -> None:
         filters = (duplicate_stdout_filters, duplicate_stderr_filters)
         super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters)
         followed = [each for tail in self._tail_logs for each in _files_of(tail)]
         self._tail_logs: list[Any] = [Tail(followed, self._log_times())]
-        self._warm = warm
+        self._fork_server = fork_server
         self._numa_options = numa_options
         self._should_stop = should_stop
         self._pids: dict[int, int] = {}
-        self._ends: dict[int, int] = {}
+        self._pidfds: dict[int, int] = {}
         self._exits: dict[int, int] = {}
         self._failures: dict[int, ProcessFailure] = {}
         self._results: dict[int, int] = {}
         self._return_values: dict[int, Any] = {}
         self._swept = False
-        self._left: tuple[int, ...] = ()
+        self._unended: tuple[int, ...] = ()
 
     def start(self) -> None:
-        """Start the workers. Unlike torch's, leaves the signal handlers of this process alone: they are the agent's."""
+        """Start the workers. Unlike torch's, this keeps the signal handlers of the process, which are the agent's."""
         self._start()
         for tail in self._tail_logs:
             tail.start()
 
     def _log_times(self) -> LogTimes | None:
-        """Return what notes the times of the logs; None if no stream goes to a file of its own."""
-        logs = [path for by_rank in (self.stdouts, self.stderrs) for path in by_rank.values() if _is_log(path)]
+        """Return the writer of the times of log lines; None if no stream goes to a file of its own."""
+        paths = [path for by_rank in (self.stdouts, self.stderrs) for path in by_rank.values()]
+        logs = [path for path in paths if path and not path.startswith("/dev/")]
         return LogTimes(str(Path(logs[0]).with_name("times.jsonl")), logs) if logs else None
 
     def pids(self) -> dict[int, int]:
-        """Process ids by local rank."""
+        """Return the process ids by local rank."""
         return dict(self._pids)
 
     def exit_fds(self) -> list[int]:
-        """Descriptors of which one becomes readable when a worker has ended; then call `exits` or `wait(0)`."""
-        return [self._warm.fileno()] if self._warm.state is not State.DEAD else []
+        """Return descriptors, one of which becomes readable when a worker has ended; then call `exits` or `wait(0)`."""
+        return [self._fork_server.fileno()] if self._fork_server.state is not State.DEAD else []
 
     def exits(self) -> dict[int, int]:
-        """Exit codes, or minus signal numbers, by local rank, of the workers that have ended; changes nothing."""
-        self._warm.read()
+        """Return the exit codes, or minus signal numbers, of the workers that have ended, by local rank."""
+        self._fork_server.read()
         for rank, pid in self._pids.items():
-            if pid in self._warm.exit_codes:
-                self._note_exit(rank, self._warm.exit_codes.pop(pid))
+            if pid in self._fork_server.exit_codes:
+                self._note_exit(rank, self._fork_server.exit_codes.pop(pid))
         return dict(self._exits)
 
     def running_fds(self) -> list[int]:
-        """Descriptors of the workers that still run; each becomes readable when its worker has ended.
+        """Return descriptors of the workers that still run; each becomes readable when its worker has ended.
 
         Unlike `exits` this does not wait for the fork server, which may be busy importing for up to a second.
         """
-        ended = wait_on(self._ends.values(), 0)
-        return [descriptor for descriptor in self._ends.values() if descriptor not in ended]
+        ended = wait_on(self._pidfds.values(), 0)
+        return [descriptor for descriptor in self._pidfds.values() if descriptor not in ended]
 
     def signal(self, number: signals.Signals) -> None:
         """Signal the workers' process groups; returns at once."""
-        if self._warm.state is State.DEAD:
+        if self._fork_server.state is State.DEAD:
             return
         for pid in self._pids.values():
-            # Until the round is swept the fork server keeps even the dead as zombies, so the group is still theirs.
+            # The fork server reaps workers when it sweeps the round: until then no other process gets their group id.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, number)
 
     def all_ended(self) -> bool:
-        """Return whether no worker runs any more."""
+        """Return True if no worker runs any more."""
         self.exits()
         return not self.running_fds()
 
     def left(self) -> tuple[int, ...]:
-        """The processes that `close` could not end: the kernel holds them, in uninterruptible sleep."""
-        return self._left
+        """Return the pids of the processes that `close` could not end (uninterruptible sleep)."""
+        return self._unended
 
     def stderr_of(self, local_rank: int) -> str:
-        """The file that a worker's standard error goes to, empty if to none."""
+        """Return the path of the file that a worker's stderr goes to; empty if it goes to no file."""
         return self.stderrs[local_rank]
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
-        """As torch's, but wakes when a worker ends instead of looking now and then, and leaves `close` to the caller.
+        """Wait as torch's does, but without polling, and without closing.
 
-        After a failure torch's contexts stop the other workers before they return, for as long as that takes.
+        After a failure torch's contexts stop the other workers before they return; here the caller does that.
         """
         end = None if timeout < 0 else time.monotonic() + timeout
         while True:
@@ -207,15 +208,15 @@ class ForkServerContext(PContext):
             wait_on(self.exit_fds(), left)
 
     def _start(self) -> None:
-        self._warm.wait_ready(float("inf"), self._should_stop)
-        self._warm.renew()
-        self._warm.wait_ready(float("inf"), self._should_stop)
-        self._warm.check_preload()
+        self._fork_server.wait_ready(float("inf"), self._should_stop)
+        self._fork_server.refresh()
+        self._fork_server.wait_ready(float("inf"), self._should_stop)
+        self._fork_server.check_preload()
         orders: list[Order] = []
         try:
             orders.extend(self._order(rank, {**os.environ, **self.envs[rank]}) for rank in range(self.nprocs))
             self._pids = self._start_orders(orders)
-            self._ends = {rank: os.pidfd_open(pid) for rank, pid in self._pids.items()}
+            self._pidfds = {rank: os.pidfd_open(pid) for rank, pid in self._pids.items()}
         finally:
             for order in orders:
                 for stream, descriptor in order.descriptors.items():
@@ -223,18 +224,18 @@ class ForkServerContext(PContext):
                         os.close(descriptor)
 
     def _start_orders(self, orders: list[Order]) -> dict[int, int]:
-        obstacles = (self._warm.obstacle(order.command, order.environment) for order in orders)
+        obstacles = (self._fork_server.obstacle(order.command, order.environment) for order in orders)
         obstacle = next((found for found in obstacles if found is not None), None)
         if obstacle is not None:
             level = logging.INFO if obstacle == SWITCHED_OFF else logging.WARNING
             logger.log(level, "workers start cold: %s", obstacle)
-            self._warm.revive()
+            self._fork_server.restart_cold()
         try:
-            return self._warm.start_workers(orders, warm=obstacle is None, should_stop=self._should_stop)
+            return self._fork_server.start_workers(orders, warm=obstacle is None, should_stop=self._should_stop)
         except OSError:
-            if obstacle is not None or self._warm.state is not State.DEAD:
+            if obstacle is not None or self._fork_server.state is not State.DEAD:
                 raise
-            # It died under the orders, and what it had started died with it.
+            # The fork server has died, and the workers that it had started died with it: start all of them again.
             return self._start_orders(orders)
 
     def _command(self, rank: int) -> tuple[str, ...]:
@@ -244,7 +245,7 @@ class ForkServerContext(PContext):
 
     def _order(self, rank: int, environment: dict[str, str]) -> Order:
         command = self._command(rank)
-        # What torch decides for a cold worker, it decides here for a warm one too.
+        # A warm worker gets the NUMA binding that torch would put in front of a cold worker's command.
         bound = _wrap_with_numa_binding(command, **{_DEVICE: rank}, numa_options=self._numa_options)
         descriptors = {}
         for stream, path in (("stdout", self.stdouts[rank]), ("stderr", self.stderrs[rank])):
@@ -253,7 +254,7 @@ class ForkServerContext(PContext):
         if not isinstance(self.entrypoint, str):
             descriptors["call"] = memory_file(packed_call(self.name, self.entrypoint, self.args[rank]))
             descriptors["result"] = self._results[rank] = memory_file()
-        arguments = command[1 + len(self._warm.program.options) :] if self._warm.program else ()
+        arguments = command[1 + len(self._fork_server.program.options) :] if self._fork_server.program else ()
         return Order(rank, arguments, command, bound, environment, bound_cpus(bound, command), descriptors)
 
     def _poll(self) -> RunProcsResult | None:
@@ -274,12 +275,12 @@ class ForkServerContext(PContext):
             self.signal(death_sig)
             while (running := self.running_fds()) and time.monotonic() < end:
                 wait_on(running, end - time.monotonic())
-        self._left = tuple(self._warm.sweep(_KILLED_WITHIN))
+        self._unended = tuple(self._fork_server.sweep(_KILLED_WITHIN))
         self.exits()
-        for descriptor in (*self._results.values(), *self._ends.values()):
+        for descriptor in (*self._results.values(), *self._pidfds.values()):
             os.close(descriptor)
         self._results.clear()
-        self._ends.clear()
+        self._pidfds.clear()
         self._swept = True
 
     def _note_exit(self, rank: int, code: int) -> None:
@@ -294,25 +295,43 @@ class ForkServerContext(PContext):
         try:
             return ProcessFailure(rank, self._pids[rank], code, self.error_files[rank])
         except Exception:
-            # Raised for a file that is not what @record writes: a worker killed while it wrote leaves half of one.
+            # The error file is not what @record writes: a worker killed while it writes leaves half of one.
             return ProcessFailure(rank, self._pids[rank], code, "")
 
 
-def _files_of(tail: Any) -> list[Followed]:
-    """Return what one of torch's TailLogs would follow."""
+def bound_cpus(bound: tuple[str, ...], command: tuple[str, ...]) -> tuple[int, ...] | None:
+    """Return the CPUs that torch's NUMA wrapper binds a command to; None if it has left the command alone.
+
+    Args:
+        bound: The command as the wrapper has changed it (torch/numa/binding.py, 2.13).
+        command: The command as it was.
+
+    Raises:
+        RuntimeError: The wrapper has changed the command in another way.
+    """
+    if bound == command:
+        return None
+    option = re.fullmatch(r"--physcpubind=([0-9,-]+)", bound[1])
+    if option is None:
+        raise RuntimeError(f"torch's NUMA binding is not understood: {' '.join(bound[:2])}")
+    cpus: list[int] = []
+    for part in option[1].split(","):
+        first, _dash, last = part.partition("-")
+        cpus.extend(range(int(first), int(last or first) + 1))
+    return tuple(cpus)
+
+
+def _files_of(tail: Any) -> list[FollowedFile]:
+    """Return the files that one of torch's TailLogs would follow."""
     prefixes = tail._log_line_prefixes or {}
     return [
-        Followed(path, prefixes.get(rank, f"[{tail._name}{rank}]:"), tail._dst, tail._log_line_filter)
+        FollowedFile(path, prefixes.get(rank, f"[{tail._name}{rank}]:"), tail._dst, tail._log_line_filter)
         for rank, path in tail._log_files.items()
     ]
 
 
-def _is_log(path: str) -> bool:
-    return bool(path) and not path.startswith("/dev/")
-
-
 def _opened(path: str) -> int:
-    """A stream's file, or the console or /dev/null, which torch names by their paths."""
+    """Open the file of a stream; torch names the console and /dev/null by their paths, too."""
     if path.startswith("/dev/"):
         return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     return write_own(path)

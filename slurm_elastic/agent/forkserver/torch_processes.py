@@ -1,6 +1,6 @@
-"""The workers of one round, started by torch's own start_processes: for a torch that the fork server does not know.
+"""The workers of one round, started by torch's own start_processes: for a torch that lacks a hook of the fork server.
 
-Only what torch documents is used here. Compared with the fork server: every worker imports torch by itself, a round
+Only what torch documents is used here. Compared with the fork server: each worker imports torch, a round
 that fails ends only after torch has stopped the other workers (SIGTERM, after 30 s SIGKILL), and an agent that is
 killed by SIGKILL leaves its workers to Slurm.
 """
@@ -22,7 +22,7 @@ from slurm_elastic.agent.forkserver._waiting import wait_on
 __all__ = ["TorchProcesses", "signal_handlers_kept"]
 
 _POLL_INTERVAL = 0.1
-"""Seconds between two looks at the workers, as in torch's own agent: a function's end can only be polled."""
+"""Seconds between two polls of the workers, as in torch's own agent: start_processes tells the end of no function."""
 _KILLED_WITHIN = 5.0
 """Seconds after SIGKILL in which a process has to be gone, unless the kernel holds it."""
 
@@ -31,19 +31,19 @@ class TorchProcesses:
     """See `slurm_elastic.agent.worker_processes.WorkerProcesses`.
 
     Args:
-        should_stop: not used: torch's start cannot be given up.
-        options: the arguments of torch's start_processes.
+        should_stop: Not used: torch's start cannot be interrupted.
+        options: The arguments of torch's start_processes.
     """
 
     def __init__(self, *, should_stop: Callable[[], bool] | None = None, **options: Any) -> None:
         with signal_handlers_kept():
             self._context = start_processes(**options)
         self._pids = dict(self._context.pids())
-        self._ends = {rank: os.pidfd_open(pid) for rank, pid in self._pids.items()}
-        self._left: tuple[int, ...] = ()
+        self._pidfds = {rank: os.pidfd_open(pid) for rank, pid in self._pids.items()}
+        self._unended: tuple[int, ...] = ()
         self._closed = threading.Event()
-        self._tick, self._ticker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._thread = threading.Thread(target=self._ticks, name="slurm-elastic-workers", daemon=True)
+        self._tick_reader, self._tick_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._thread = threading.Thread(target=self._write_ticks, name="slurm-elastic-workers", daemon=True)
         self._thread.start()
 
     def pids(self) -> dict[int, int]:
@@ -51,41 +51,41 @@ class TorchProcesses:
         return dict(self._pids)
 
     def exit_fds(self) -> list[int]:
-        """Readable from time to time."""
-        return [self._tick]
+        """Return a descriptor that becomes readable every 0.1 s, to poll the workers."""
+        return [self._tick_reader]
 
     def running_fds(self) -> list[int]:
-        """Descriptors of the workers that still run; each becomes readable when its worker has ended."""
-        ended = wait_on(self._ends.values(), 0)
-        return [descriptor for descriptor in self._ends.values() if descriptor not in ended]
+        """Return descriptors of the workers that still run; each becomes readable when its worker has ended."""
+        ended = wait_on(self._pidfds.values(), 0)
+        return [descriptor for descriptor in self._pidfds.values() if descriptor not in ended]
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
         """See torch's PContext.wait."""
         with contextlib.suppress(BlockingIOError):
-            os.read(self._tick, 4096)
+            os.read(self._tick_reader, 4096)
         return self._context.wait(timeout, period)
 
     def all_ended(self) -> bool:
         """Return True if no worker runs any more."""
         with contextlib.suppress(BlockingIOError):
-            os.read(self._tick, 4096)
+            os.read(self._tick_reader, 4096)
         return not self.running_fds()
 
     def stderr_of(self, local_rank: int) -> str:
-        """Return the file that a worker's stderr goes to, empty if to none."""
+        """Return the path of the file that a worker's stderr goes to; empty if it goes to no file."""
         return str(self._context.stderrs[local_rank])
 
     def signal(self, number: signals.Signals) -> None:
         """Signal the process groups of the workers that still run."""
         running = self.running_fds()
         for rank, pid in self._pids.items():
-            if self._ends.get(rank) in running:
+            if self._pidfds.get(rank) in running:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    # A function's process is in the group of the agent; a script's leads its own.
+                    # A function's process is in the process group of the agent; a script's process leads its own.
                     (os.killpg if os.getpgid(pid) == pid else os.kill)(pid, number)
 
     def close(self, death_sig: signals.Signals | None = None, timeout: int = 30) -> None:
-        """End the workers that still run and their process groups, and their output."""
+        """Signal the workers that still run, kill them after `timeout` seconds, and close their output."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -95,19 +95,19 @@ class TorchProcesses:
         # The agent is a subreaper: what the workers started is its child now.
         kill_orphans(set(self._pids.values()), _KILLED_WITHIN)
         running = self.running_fds()
-        self._left = tuple(self._pids[rank] for rank, descriptor in self._ends.items() if descriptor in running)
-        for descriptor in (self._tick, self._ticker, *self._ends.values()):
+        self._unended = tuple(self._pids[rank] for rank, descriptor in self._pidfds.items() if descriptor in running)
+        for descriptor in (self._tick_reader, self._tick_writer, *self._pidfds.values()):
             os.close(descriptor)
-        self._ends.clear()
+        self._pidfds.clear()
 
     def left(self) -> tuple[int, ...]:
-        """Return the processes that `close` could not end: the kernel holds them, in uninterruptible sleep."""
-        return self._left
+        """Return the pids of the processes that `close` could not end (uninterruptible sleep)."""
+        return self._unended
 
-    def _ticks(self) -> None:
+    def _write_ticks(self) -> None:
         while not self._closed.wait(_POLL_INTERVAL):
             with contextlib.suppress(BlockingIOError):
-                os.write(self._ticker, b".")
+                os.write(self._tick_writer, b".")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The command that every worker of a node runs, known before torch is imported."""
+"""The command of the workers of a node, found without importing torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["FUNCTION", "Program", "worker_environment"]
 
 
 class Program(NamedTuple):
-    """The Python command of a worker, without what differs from rank to rank.
+    """The Python command that all workers of a node have in common.
 
     torchrun starts `<interpreter> -u [-m] <target> <arguments>` (torch/distributed/run.py, config_from_args, 2.13).
     """
@@ -21,13 +21,13 @@ class Program(NamedTuple):
     interpreter: str
     """Path of the Python interpreter."""
     options: tuple[str, ...]
-    """What stands between the interpreter and the script's own arguments: ("-u", "train.py"), ("-u", "-m", "train")."""
+    """The words between the interpreter and the script's own arguments: ("-u", "train.py"), ("-u", "-m", "train")."""
     arguments: tuple[str, ...] = ()
-    """The script's own arguments; a worker may be given others."""
+    """The script's own arguments; those of a worker may differ."""
 
     @classmethod
     def script(cls, target: str, arguments: Sequence[str] = (), *, module: bool = False) -> Program:
-        """A script or, with `module`, what `python -m` runs; by the interpreter that torchrun would take."""
+        """Return the command of a script or, with `module`, of `python -m`, with torchrun's choice of interpreter."""
         options = ("-u", "-m", target) if module else ("-u", target)
         return cls(os.environ.get("PYTHON_EXEC", sys.executable), options, tuple(arguments))
 
@@ -35,15 +35,15 @@ class Program(NamedTuple):
     def from_command_line(cls, arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Program | None:
         """Return what torchrun's parser would run for these arguments, found without importing torch.
 
-        A wrong guess costs speed, never truth: workers whose command differs start cold and say so.
+        If the result is wrong, workers start cold, since their command differs, and a log line says so.
 
         Args:
-            arguments: torchrun's flags, then the script and its arguments. A flag that torchrun lacks is taken to have
-                a value.
+            arguments: torchrun's flags, then the script and its arguments. A flag that torchrun lacks is assumed to
+                have a value.
             environment: Where torchrun's parser finds PET_* defaults for its switches.
 
         Returns:
-            None when no Python script is run (--no-python), or none was named. With --run-path: FUNCTION.
+            None if no Python script is run (--no-python) or named; FUNCTION with --run-path.
         """
         found = scan(arguments, environment)
         if found.script is None or found.has("no_python"):
@@ -53,20 +53,20 @@ class Program(NamedTuple):
         return cls.script(found.script, found.arguments, module=found.has("module"))
 
     def command(self) -> list[str]:
-        """The command line."""
+        """Return the whole command."""
         return [self.interpreter, *self.options, *self.arguments]
 
     def arguments_of(self, command: Sequence[str]) -> tuple[str, ...] | None:
-        """The script's own arguments in a command that runs this same program; None if it runs another."""
+        """Return the script's own arguments in a command that runs this program; None if it runs another."""
         start = 1 + len(self.options)
         return tuple(command[start:]) if tuple(command[:start]) == (self.interpreter, *self.options) else None
 
 
 def worker_environment(environment: Mapping[str, str], local_world_size: int | None) -> dict[str, str]:
-    """Return the environment that workers will have, as far as libraries read it at import.
+    """Return the workers' environment, as far as libraries read it at import.
 
-    torchrun sets OMP_NUM_THREADS to 1 where there are several workers on a node and it is not set
-    (torch/distributed/run.py, config_from_args, 2.13), and OpenMP reads that at import.
+    torchrun sets OMP_NUM_THREADS to 1 if a node has several workers and it is not set (torch/distributed/run.py,
+    config_from_args, 2.13), and OpenMP reads it at import.
     """
     known = dict(environment)
     if local_world_size is not None and local_world_size > 1:
@@ -85,4 +85,4 @@ FUNCTION = Program(
         "from slurm_elastic.agent.forkserver._function_call import main; main()",
     ),
 )
-"""The program of workers whose entry point is a function; the call itself reaches them later."""
+"""The program of workers whose entry point is a function; each gets its call through a memory file."""

@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from slurm_elastic.agent.health._config import HealthSettings, health_settings
     from slurm_elastic.agent.health._server import HealthServer
     from slurm_elastic.agent.health._service import Health, health_port, withdraw_lost
-    from slurm_elastic.agent.health._state import Place, Snapshot, Stage, WorkerPlace
+    from slurm_elastic.agent.health._state import AgentState, RoundInfo, Stage, WorkerInfo
     from slurm_elastic.agent.health._status_reporter import Reporter
 else:
     # Most parts need no torch, and are imported while its libraries are loaded.
     __getattr__ = lazy(
         __name__,
         {
+            "AgentState": "_state",
             "Health": "_service",
             "HealthServer": "_server",
             "HealthSettings": "_config",
-            "Place": "_state",
             "Reporter": "_status_reporter",
-            "Snapshot": "_state",
+            "RoundInfo": "_state",
             "Stage": "_state",
-            "WorkerPlace": "_state",
+            "WorkerInfo": "_state",
             "health_port": "_service",
             "health_settings": "_config",
             "withdraw_lost": "_service",
@@ -37,14 +37,14 @@ else:
     )
 
 __all__ = [
+    "AgentState",
     "Health",
     "HealthServer",
     "HealthSettings",
-    "Place",
     "Reporter",
-    "Snapshot",
+    "RoundInfo",
     "Stage",
-    "WorkerPlace",
+    "WorkerInfo",
     "health_port",
     "health_settings",
     "withdraw_lost",

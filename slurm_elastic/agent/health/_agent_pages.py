@@ -1,4 +1,4 @@
-"""The pages of an agent: its reporter's snapshot, and readings that are taken for each request."""
+"""The pages of an agent: its reporter's state, and readings that are taken for each request."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from slurm_elastic.agent.health._state import Readings, Snapshot, Stage
+from slurm_elastic.agent.health._state import AgentState, Readings, Stage
 from slurm_elastic.agent.health._status_page import status_page
 from slurm_elastic.agent.health._status_reporter import Reporter
 from slurm_elastic.agent.watchdog import Watchdog, collect_stacks
 from slurm_elastic.control import WorkerProgress
+from slurm_elastic.slow_ranks import Pace, SlowRank
 
 __all__ = ["NodePages"]
 
@@ -33,6 +34,10 @@ class NodePages:
         leadership: Returns the leader's node, and True if this agent is the leader.
         rejected: Returns the number of records without the run's secret that the leader here has dropped.
         progress: Returns the progress of the workers here.
+        paces: Returns their paces by local rank.
+        slow: Returns the ranks of the run that stay slow.
+        snapshots: Returns the bytes that the agent holds for snapshots, and the step of the newest one of which other
+            nodes have copies; None if there is none.
     """
 
     def __init__(self, reporter: Reporter) -> None:
@@ -41,6 +46,9 @@ class NodePages:
         self.leadership: Callable[[], tuple[str, bool]] = lambda: ("", False)
         self.rejected: Callable[[], int] = int
         self.progress: Callable[[], Sequence[WorkerProgress]] = tuple
+        self.paces: Callable[[], Mapping[int, Pace]] = dict
+        self.slow: Callable[[], Sequence[SlowRank]] = tuple
+        self.snapshots: Callable[[], tuple[int, int | None]] = lambda: (0, None)
         self._closing = False
 
     def last_progress(self) -> int:
@@ -55,29 +63,29 @@ class NodePages:
 
     def ready(self) -> tuple[bool, str]:
         """Return whether workers train on this node, and the state as text."""
-        snapshot = self._reporter.snapshot
-        text = snapshot.stage.value
-        if snapshot.place is not None and snapshot.stage in _TRAINS:
-            text += f" in round {snapshot.place.round}"
-        return snapshot.stage in _TRAINS, text
+        state = self._reporter.state
+        text = state.stage.value
+        if state.round_info is not None and state.stage in _TRAINS:
+            text += f" in round {state.round_info.round}"
+        return state.stage in _TRAINS, text
 
     def status(self) -> bytes:
         """Return the status as JSON."""
-        snapshot = self._reporter.snapshot
-        return status_page(snapshot, self._readings(snapshot))
+        state = self._reporter.state
+        return status_page(state, self._readings(state))
 
     def metrics(self) -> tuple[bytes, str]:
         """Return the metrics in Prometheus' format, and their content type."""
         # The import of prometheus_client takes a tenth of a second, and most agents never serve this page.
         from slurm_elastic.agent.health._metrics import CONTENT_TYPE, metrics_page
 
-        snapshot = self._reporter.snapshot
-        return metrics_page(snapshot, self._readings(snapshot)), CONTENT_TYPE
+        state = self._reporter.state
+        return metrics_page(state, self._readings(state)), CONTENT_TYPE
 
     def stacks(self) -> bytes:
         """Return the stacks of all threads of the workers and of the agent."""
-        place = self._reporter.snapshot.place
-        workers = {worker.pid: worker.rank for worker in place.workers} if place is not None else {}
+        round_info = self._reporter.state.round_info
+        workers = {worker.pid: worker.rank for worker in round_info.workers} if round_info is not None else {}
         stacks = collect_stacks(sorted(workers), _STACKS_TIMEOUT, lambda: self._closing)
         parts = [
             f"rank {workers[pid]}\n{text}" for pid, text in sorted(stacks.items(), key=lambda one: workers[one[0]])
@@ -88,11 +96,12 @@ class NodePages:
         """Stop collecting stacks."""
         self._closing = True
 
-    def _readings(self, snapshot: Snapshot) -> Readings:
+    def _readings(self, state: AgentState) -> Readings:
         watchdog = self.watchdog
         times = os.times()
         leader, leads = self.leadership()
-        progress = () if snapshot.counted else self.progress()
+        progress = () if state.counted else self.progress()
+        snapshot_bytes, safe_step = self.snapshots()
         return Readings(
             now=time.monotonic(),
             cpu_seconds=times.user + times.system,
@@ -102,6 +111,8 @@ class NodePages:
             watchdog_age=None if watchdog is None else watchdog.age(),
             ignored=0 if watchdog is None else watchdog.dropped,
             rejected=self.rejected(),
+            snapshot_bytes=snapshot_bytes,
+            safe_step=safe_step,
             steps=tuple((one.local_rank, one.step) for one in progress if one.step is not None),
             step_ages=tuple(
                 (one.local_rank, one.seconds_since_boundary)
@@ -110,6 +121,8 @@ class NodePages:
             ),
             losses=tuple((one.local_rank, one.loss) for one in progress if one.loss is not None),
             steps_here=sum(one.boundary for one in progress),
+            paces=tuple(self.paces().items()),
+            slow=tuple(self.slow()),
         )
 
 

@@ -14,7 +14,7 @@ from slurm_elastic.agent.health._agent_pages import NodePages
 from slurm_elastic.agent.health._config import HealthSettings, listen
 from slurm_elastic.agent.health._routes import Refused
 from slurm_elastic.agent.health._server import HealthServer
-from slurm_elastic.agent.health._state import Snapshot
+from slurm_elastic.agent.health._state import AgentState
 from slurm_elastic.agent.health._status_reporter import Reporter
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rundir import RunDir
@@ -42,7 +42,7 @@ class Health:
 
 
 @contextlib.contextmanager
-def health_port(settings: HealthSettings | None, run_dir: RunDir, snapshot: Snapshot) -> Iterator[Health]:
+def health_port(settings: HealthSettings | None, run_dir: RunDir, state: AgentState) -> Iterator[Health]:
     """Keep the port open during a with block.
 
     A thread publishes the address in the run directory, in the format of Prometheus' file_sd_configs, reads the token's
@@ -51,12 +51,12 @@ def health_port(settings: HealthSettings | None, run_dir: RunDir, snapshot: Snap
     Args:
         settings: The settings; None for no port.
         run_dir: The run directory, opened.
-        snapshot: The first snapshot of the agent.
+        state: The first state of the agent.
 
     Raises:
         UsageError: See `listen`.
     """
-    health = Health(Reporter(snapshot))
+    health = Health(Reporter(state))
     try:
         if settings is None:
             yield health
@@ -66,7 +66,7 @@ def health_port(settings: HealthSettings | None, run_dir: RunDir, snapshot: Snap
             health.pages.last_progress, listener, _TIMEOUT, health.pages, protected=settings.protected
         )
         server.start()
-        publication = _Publication(settings, run_dir, snapshot, server)
+        publication = _Publication(settings, run_dir, state, server)
         try:
             yield health
         finally:
@@ -78,13 +78,13 @@ def health_port(settings: HealthSettings | None, run_dir: RunDir, snapshot: Snap
 
 
 def withdraw_lost(run_dir: RunDir, agent: str) -> None:
-    """Withdraw what a lost agent has published; returns at once.
+    """Remove the published address of a lost agent's health port, in a thread.
 
-    Its port may be anybody's by now, and Prometheus would show it the token of the run.
+    Another user may have the port by now, to whom Prometheus would send the token of the run.
 
     Args:
-        run_dir: of the run.
-        agent: identity of the agent, ``node/job.restarts/pid``.
+        run_dir: The run directory.
+        agent: The identity of the agent, ``node/job.restarts/pid``.
     """
 
     def withdraw() -> None:
@@ -98,8 +98,8 @@ def withdraw_lost(run_dir: RunDir, agent: str) -> None:
 
 
 class _Publication:
-    def __init__(self, settings: HealthSettings, run_dir: RunDir, snapshot: Snapshot, server: HealthServer) -> None:
-        self._settings, self._run_dir, self._snapshot, self._server = settings, run_dir, snapshot, server
+    def __init__(self, settings: HealthSettings, run_dir: RunDir, state: AgentState, server: HealthServer) -> None:
+        self._settings, self._run_dir, self._state, self._server = settings, run_dir, state, server
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._publish, name="slurm-elastic-health-file", daemon=True)
         self._thread.start()
@@ -109,7 +109,7 @@ class _Publication:
         self._thread.join(_CLOSE_TIMEOUT)
 
     def _publish(self) -> None:
-        node, job = self._snapshot.node, self._snapshot.job
+        node, job = self._state.node, self._state.job
         host = _host(self._settings.bind, node)
         group = {"targets": [f"{host}:{self._server.port}"], "labels": {"slurm_job": job}}
         try:

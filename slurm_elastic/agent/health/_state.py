@@ -6,7 +6,19 @@ import bisect
 import enum
 from dataclasses import dataclass, replace
 
-__all__ = ["CHANGE_BUCKETS", "Leave", "Place", "Readings", "Snapshot", "Stage", "WorkerPlace", "enter", "lost_seconds"]
+from slurm_elastic.slow_ranks import Pace, SlowRank
+
+__all__ = [
+    "CHANGE_BUCKETS",
+    "AgentState",
+    "Leave",
+    "Readings",
+    "RoundInfo",
+    "Stage",
+    "WorkerInfo",
+    "enter",
+    "lost_seconds",
+]
 
 CHANGE_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds, in seconds, of the histogram of round changes."""
@@ -37,7 +49,7 @@ _LOST = frozenset({Stage.STARTING, Stage.JOINING, Stage.FAILED, Stage.STOPPING})
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerPlace:
+class WorkerInfo:
     """A worker of this node: global rank, local rank, process id."""
 
     rank: int
@@ -46,7 +58,7 @@ class WorkerPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RoundInfo:
     """This node's part in a round.
 
     Attributes:
@@ -65,7 +77,7 @@ class Place:
     members: str
     node_rank: int
     world_size: int
-    workers: tuple[WorkerPlace, ...]
+    workers: tuple[WorkerInfo, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +96,7 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class AgentState:
     """The state of an agent, without the facts that are read for each request.
 
     Attributes:
@@ -92,7 +104,7 @@ class Snapshot:
         max_restarts: Maximum of restarts of the run.
         stage: The stage.
         since: Monotonic time at which the stage began.
-        place: This node's part in the present round, or in its last one; None before the first.
+        round_info: This node's part in the present round, or in its last one; None before the first.
         restarts: Restarts charged to the run so far.
         notices: Reasons for which this agent had to leave, the first one first.
         leave: The departure that it has announced last; None before.
@@ -113,7 +125,7 @@ class Snapshot:
     since: float
     max_restarts: int = 0
     stage: Stage = Stage.STARTING
-    place: Place | None = None
+    round_info: RoundInfo | None = None
     restarts: int = 0
     notices: tuple[str, ...] = ()
     leave: Leave | None = None
@@ -141,10 +153,14 @@ class Readings:
         watchdog_age: Seconds since the last activity of the watchdog; None without a watchdog.
         ignored: Requests that the watchdog ignored.
         rejected: Records without the run's secret that the leader dropped; 0 on other agents.
+        snapshot_bytes: Memory that the agent holds for snapshots.
+        safe_step: Step of the newest snapshot of which other nodes have copies; None if there is none.
         steps: Last reported step by local rank.
         step_ages: Seconds since that step by local rank.
         losses: Last reported loss by local rank.
         steps_here: Steps of all workers of this node in this round.
+        paces: Pace by local rank.
+        slow: Ranks of the run that stay slow; only the agent of rank 0 knows them.
     """
 
     now: float
@@ -155,38 +171,42 @@ class Readings:
     watchdog_age: float | None = None
     ignored: int = 0
     rejected: int = 0
+    snapshot_bytes: int = 0
+    safe_step: int | None = None
     steps: tuple[tuple[int, int], ...] = ()
     step_ages: tuple[tuple[int, float], ...] = ()
     losses: tuple[tuple[int, float], ...] = ()
     steps_here: int = 0
+    paces: tuple[tuple[int, Pace], ...] = ()
+    slow: tuple[SlowRank, ...] = ()
 
 
-def enter(snapshot: Snapshot, stage: Stage, now: float) -> Snapshot:
-    """Return the snapshot in another stage, with the times of the stage that ends."""
-    training, lost = snapshot.training, lost_seconds(snapshot, now)
-    if snapshot.stage is Stage.TRAINING:
-        training += now - snapshot.since
-    changed = replace(snapshot, stage=stage, since=now, training=training, lost=lost)
+def enter(state: AgentState, stage: Stage, now: float) -> AgentState:
+    """Return the state in another stage, with the times of the stage that ends."""
+    training, lost = state.training, lost_seconds(state, now)
+    if state.stage is Stage.TRAINING:
+        training += now - state.since
+    changed = replace(state, stage=stage, since=now, training=training, lost=lost)
     if stage is Stage.TRAINING:
         return _change_over(changed, now)
-    if stage in _LOST and snapshot.changing_since is None:
+    if stage in _LOST and state.changing_since is None:
         return replace(changed, changing_since=now)
     return changed
 
 
-def lost_seconds(snapshot: Snapshot, now: float) -> float:
+def lost_seconds(state: AgentState, now: float) -> float:
     """Return the seconds up to now in which workers should have run here and did not."""
-    return snapshot.lost + (now - snapshot.since if snapshot.stage in _LOST else 0.0)
+    return state.lost + (now - state.since if state.stage in _LOST else 0.0)
 
 
-def _change_over(snapshot: Snapshot, now: float) -> Snapshot:
-    place, began = snapshot.place, snapshot.changing_since
-    rounds = dict(snapshot.rounds)
-    if place is not None:
-        rounds[place.reason] = rounds.get(place.reason, 0) + 1
-    snapshot = replace(snapshot, rounds=tuple(rounds.items()), changing_since=None)
+def _change_over(state: AgentState, now: float) -> AgentState:
+    round_info, began = state.round_info, state.changing_since
+    rounds = dict(state.rounds)
+    if round_info is not None:
+        rounds[round_info.reason] = rounds.get(round_info.reason, 0) + 1
+    state = replace(state, rounds=tuple(rounds.items()), changing_since=None)
     if began is None:
-        return snapshot
+        return state
     bucket = bisect.bisect_left(CHANGE_BUCKETS, now - began)
-    changes = (*snapshot.changes[:bucket], snapshot.changes[bucket] + 1, *snapshot.changes[bucket + 1 :])
-    return replace(snapshot, changes=changes, change_seconds=snapshot.change_seconds + now - began)
+    changes = (*state.changes[:bucket], state.changes[bucket] + 1, *state.changes[bucket + 1 :])
+    return replace(state, changes=changes, change_seconds=state.change_seconds + now - began)

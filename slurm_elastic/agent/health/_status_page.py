@@ -7,51 +7,57 @@ from typing import Any
 
 from slurm_elastic._version import __version__
 from slurm_elastic.agent.event_log import json_number
-from slurm_elastic.agent.health._state import Place, Readings, Snapshot, lost_seconds
+from slurm_elastic.agent.health._state import AgentState, Readings, RoundInfo, lost_seconds
+from slurm_elastic.slow_ranks import Pace, scores
 
 __all__ = ["status_page"]
 
 
-def status_page(snapshot: Snapshot, readings: Readings) -> bytes:
+def status_page(state: AgentState, readings: Readings) -> bytes:
     """Return the page; times in seconds."""
-    place = snapshot.place
+    round_info = state.round_info
     content: dict[str, Any] = {
-        "run": snapshot.run,
-        "node": snapshot.node,
-        "job": snapshot.job,
-        "agent": snapshot.agent,
+        "run": state.run,
+        "node": state.node,
+        "job": state.job,
+        "agent": state.agent,
         "version": __version__,
-        "state": snapshot.stage.value,
-        "state_seconds": _rounded(readings.now - snapshot.since),
+        "state": state.stage.value,
+        "state_seconds": _rounded(readings.now - state.since),
         "leader": readings.leader,
         "leads": readings.leads,
-        "round": None if place is None else _round(place),
-        "workers": [] if place is None else _workers(place, readings),
-        "restarts": snapshot.restarts,
-        "restarts_left": max(0, snapshot.max_restarts - snapshot.restarts),
-        "notices": list(snapshot.notices),
-        "lost_seconds": _rounded(lost_seconds(snapshot, readings.now)),
+        "round": None if round_info is None else _round(round_info),
+        "workers": [] if round_info is None else _workers(round_info, readings),
+        "slow_ranks": [
+            {"rank": each.rank, "relative_score": _rounded(each.score.relative), **_pace(each.pace)}
+            for each in readings.slow
+        ],
+        "restarts": state.restarts,
+        "restarts_left": max(0, state.max_restarts - state.restarts),
+        "notices": list(state.notices),
+        "lost_seconds": _rounded(lost_seconds(state, readings.now)),
         "watchdog": None
         if readings.watchdog_age is None
-        else {"age_seconds": _rounded(readings.watchdog_age), "hangs": snapshot.hangs, "kills": snapshot.kills},
+        else {"age_seconds": _rounded(readings.watchdog_age), "hangs": state.hangs, "kills": state.kills},
     }
     return json.dumps(content, indent=1).encode() + b"\n"
 
 
-def _round(place: Place) -> dict[str, Any]:
+def _round(round_info: RoundInfo) -> dict[str, Any]:
     return {
-        "number": place.round,
-        "reason": place.reason,
-        "members": place.nodes,
-        "nodes": place.members,
-        "node_rank": place.node_rank,
-        "world_size": place.world_size,
-        "ranks": [worker.rank for worker in place.workers],
+        "number": round_info.round,
+        "reason": round_info.reason,
+        "members": round_info.nodes,
+        "nodes": round_info.members,
+        "node_rank": round_info.node_rank,
+        "world_size": round_info.world_size,
+        "ranks": [worker.rank for worker in round_info.workers],
     }
 
 
-def _workers(place: Place, readings: Readings) -> list[dict[str, Any]]:
+def _workers(round_info: RoundInfo, readings: Readings) -> list[dict[str, Any]]:
     steps, ages, losses = dict(readings.steps), dict(readings.step_ages), dict(readings.losses)
+    paces = dict(readings.paces)
     return [
         {
             "rank": worker.rank,
@@ -60,9 +66,26 @@ def _workers(place: Place, readings: Readings) -> list[dict[str, Any]]:
             "step": steps.get(worker.local_rank),
             "step_age_seconds": _rounded(ages.get(worker.local_rank)),
             "loss": json_number(losses.get(worker.local_rank)),
+            **_pace(paces.get(worker.local_rank)),
         }
-        for worker in place.workers
+        for worker in round_info.workers
     ]
+
+
+def _pace(pace: Pace | None) -> dict[str, float | None]:
+    if pace is None:
+        return dict.fromkeys(("pace_seconds", "busy_seconds", "loading_seconds", "waiting_seconds", "individual_score"))
+    return {
+        "pace_seconds": _precise(pace.step),
+        "busy_seconds": _precise(pace.busy),
+        "loading_seconds": _precise(pace.loading),
+        "waiting_seconds": _precise(pace.waiting),
+        "individual_score": _rounded(scores({0: pace})[0].individual),
+    }
+
+
+def _precise(seconds: float) -> float:
+    return round(seconds, 6)
 
 
 def _rounded(seconds: float | None) -> float | None:

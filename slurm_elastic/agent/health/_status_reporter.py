@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from slurm_elastic.agent.health._state import Leave, Place, Snapshot, Stage, enter
+from slurm_elastic.agent.health._state import AgentState, Leave, RoundInfo, Stage, enter
 
 __all__ = ["Reporter"]
 
@@ -24,24 +24,24 @@ class Reporter:
     wakes it by `fd`, if its last activity is old; the time without an answer is its silence.
 
     Args:
-        snapshot: The first snapshot.
+        state: The first state.
 
     Attributes:
         fd: Readable when the main loop has to answer; for a selector.
     """
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, state: AgentState) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lock = threading.Lock()
-        self._snapshot = snapshot
+        self._state = state
         self._answered_at = time.monotonic()
         self._asked_at: float | None = None
         self._quiet = False
 
     @property
-    def snapshot(self) -> Snapshot:
+    def state(self) -> AgentState:
         """The present state; a value that does not change."""
-        return self._snapshot
+        return self._state
 
     # Called by the main loop.
 
@@ -55,38 +55,34 @@ class Reporter:
 
     def enter(self, stage: Stage) -> None:
         """Enter a stage."""
-        self._change(lambda snapshot: enter(snapshot, stage, time.monotonic()))
+        self._change(lambda state: enter(state, stage, time.monotonic()))
 
     def join(self) -> None:
         """Enter the stage of joining, without workers."""
         now = time.monotonic()
-        self._change(lambda snapshot: enter(_without_workers(snapshot), Stage.JOINING, now))
+        self._change(lambda state: enter(_without_workers(state), Stage.JOINING, now))
 
-    def train(self, place: Place, restarts: int) -> None:
+    def train(self, round_info: RoundInfo, restarts: int) -> None:
         """Enter the stage of training in a round."""
         now = time.monotonic()
         self._change(
-            lambda snapshot: enter(
-                replace(snapshot, place=place, restarts=restarts, counted=False), Stage.TRAINING, now
+            lambda state: enter(
+                replace(state, round_info=round_info, restarts=restarts, counted=False), Stage.TRAINING, now
             )
         )
 
     def count(self, steps: int) -> None:
         """Add the steps of this node's workers in a round that is over."""
-        self._change(
-            lambda snapshot: (
-                snapshot if snapshot.counted else replace(snapshot, steps=snapshot.steps + steps, counted=True)
-            )
-        )
+        self._change(lambda state: state if state.counted else replace(state, steps=state.steps + steps, counted=True))
 
     def notice(self, reason: str, detail: str = "", seconds: float | None = None) -> None:
         """Add a notice: why this agent leaves, the same for people, and the seconds until it has to be gone."""
         leave = Leave(reason, detail, None if seconds is None else time.monotonic() + seconds)
-        self._change(lambda snapshot: replace(snapshot, notices=(*snapshot.notices, reason), leave=leave))
+        self._change(lambda state: replace(state, notices=(*state.notices, reason), leave=leave))
 
     def hung(self, killed: bool) -> None:
         """Count a worker that the watchdog found hanging. Any thread may call this."""
-        self._change(lambda snapshot: replace(snapshot, hangs=snapshot.hangs + 1, kills=snapshot.kills + int(killed)))
+        self._change(lambda state: replace(state, hangs=state.hangs + 1, kills=state.kills + int(killed)))
 
     def over(self) -> None:
         """Note that the main loop has ended as intended; from now on it counts as alive."""
@@ -113,11 +109,11 @@ class Reporter:
                 os.eventfd_write(self.fd, 1)
             return 0.0 if self._asked_at is None else now - self._asked_at
 
-    def _change(self, change: Callable[[Snapshot], Snapshot]) -> None:
+    def _change(self, change: Callable[[AgentState], AgentState]) -> None:
         with self._lock:
-            self._snapshot = change(self._snapshot)
+            self._state = change(self._state)
 
 
-def _without_workers(snapshot: Snapshot) -> Snapshot:
-    place = snapshot.place
-    return snapshot if place is None else replace(snapshot, place=replace(place, workers=()))
+def _without_workers(state: AgentState) -> AgentState:
+    round_info = state.round_info
+    return state if round_info is None else replace(state, round_info=replace(round_info, workers=()))

@@ -1,4 +1,4 @@
-"""A worker that hangs: its description, its end and its stacks."""
+"""The description of a worker that hangs, the signal to it, and the file of its stacks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ class Hang:
     """A worker whose timer expired, or that takes no step any more.
 
     Attributes:
-        worker: the one that hangs.
-        scope: the name of its timer.
-        pid: the process that started the timer: the worker, or one that it started.
-        seconds: how long the timer ran.
-        state: the worker's state, see :class:`ProcessState`; D is uninterruptible sleep, which no signal ends.
-        killed: the signal, None if the client wants no kill.
-        stacks: file with the stacks of its threads, empty if none could be written.
-        steps: how many steps it has taken in its round, if it hangs because it takes no further one; else None.
+        worker: The worker that hangs.
+        scope: The name of its timer.
+        pid: The process that started the timer: the worker, or one that it started.
+        seconds: How long the timer ran.
+        state: The worker's state, see :class:`ProcessState`; D is uninterruptible sleep, which no signal ends.
+        killed: The signal; None if the client wants no kill.
+        stacks: The file with the stacks of its threads; empty if it could not be written.
+        steps: The number of steps that it has taken in its round, if it takes no further one; None for a timer.
+        in_collective: True if its main thread was in a collective; None if that is unknown.
     """
 
     worker: Watched
@@ -38,6 +39,7 @@ class Hang:
     killed: signal.Signals | None
     stacks: str
     steps: int | None = None
+    in_collective: bool | None = None
 
     def __str__(self) -> str:
         text = f"timer {self.scope!r} expired after {self.seconds:.1f} s"
@@ -58,7 +60,7 @@ def kill(pid: int, number: signal.Signals) -> None:
 
 
 def write_stacks(worker: Watched, text: str) -> str:
-    """Add the stacks to the file beside the worker's logs, and return its name; empty if it cannot be written."""
+    """Append stacks to the file beside the worker's logs; return its path, empty if it cannot be written."""
     if worker.logs is None:
         logger.warning("stacks of rank %s:\n%s", worker.rank, text)
         return ""

@@ -12,34 +12,45 @@ from slurm_elastic.agent.watchdog._hang import Hang, kill, write_stacks
 from slurm_elastic.agent.watchdog._proc import Watched, process_state
 from slurm_elastic.agent.watchdog._stacks import collect_stacks, dump_python_stacks
 from slurm_elastic.agent.watchdog._timers import Timer
+from slurm_elastic.control import Agreement
 
-__all__ = ["HangHandler"]
+__all__ = ["DUMP_TIMEOUT", "HangHandler"]
 
 logger = logging.getLogger("slurm_elastic")
 
 _STACKS_TIMEOUT = 5.0
-_DUMP_TIMEOUT = 1.0
-"""Seconds that Python's faulthandler gets to write its stacks."""
+_DUMPS_TIMEOUT = 1.0
+"""Seconds for the workers of all nodes to write their dumps, before one is killed. Each node finds the hang by itself,
+at nearly the same time, and the first worker that is killed ends the collective that the others wait in."""
+DUMP_TIMEOUT = 1.0
+"""Seconds for Python's faulthandler to write its stacks, before the client's signal."""
 _SIGNAL_TIMEOUT = 2.0
-"""Seconds that a worker gets to end of the client's own signal, before SIGKILL."""
+"""Seconds for a worker to end by the client's signal, before SIGKILL."""
 
 
 class HangHandler:
     """The workers of the present round that hang, by process id.
 
-    Each batch of them has a thread of its own, so that the watchdog reads on. Methods are called with the lock held.
+    Each batch of them has a thread of its own, so that the watchdog reads on. The caller of a method holds the lock.
 
     Args:
-        lock: without it no worker is signalled.
-        report: told every hang, on the thread of its batch.
-        say: told what torch's own watchdog would record: the name of the event and the timer; on the same thread.
+        lock: The watchdog's lock; a worker is signalled only by the thread that holds it.
+        report: Called with every hang, on the thread of its batch.
+        record_event: Called with each event of torch's own watchdog and the timer, on the same thread.
+        dump_timeout: See `DUMP_TIMEOUT`.
 
     Attributes:
-        threads: that handle hangs at this moment.
+        threads: The threads that handle hangs at this moment.
     """
 
-    def __init__(self, lock: threading.Lock, report: Callable[[Hang], None], say: Callable[[str, Timer], None]) -> None:
-        self._lock, self._report, self._say = lock, report, say
+    def __init__(
+        self,
+        lock: threading.Lock,
+        report: Callable[[Hang], None],
+        record_event: Callable[[str, Timer], None],
+        dump_timeout: float,
+    ) -> None:
+        self._lock, self._report, self._record_event, self._dump_timeout = lock, report, record_event, dump_timeout
         self._round = 0
         self._hung: set[int] = set()
         self._killed: dict[int, Hang] = {}
@@ -49,53 +60,66 @@ class HangHandler:
         return pid in self._hung
 
     def hang_of(self, pid: int) -> Hang | None:
-        """Return the hang for which a worker was killed, None if it was not."""
+        """Return the hang for which the watchdog has killed a worker; None if it has not."""
         return self._killed.get(pid)
 
     def end_round(self) -> None:
-        """Kill no worker of the round any more."""
+        """Kill no worker of the round from now on."""
         self._round += 1
         self._hung.clear()
         self._killed.clear()
 
-    def handle(self, found: Mapping[int, list[Timer]], workers: Mapping[int, Watched]) -> None:
-        """Handle workers that were not known to hang, in a thread.
+    def handle(self, found: Mapping[int, list[Timer]], workers: Mapping[int, Watched], agreement: Agreement) -> None:
+        """Handle workers that have begun to hang, in a thread.
 
         Args:
-            found: their expired timers, first ones first.
-            workers: all of the round.
+            found: Their expired timers, in order of expiry, by process id.
+            workers: All workers of the round, by process id.
+            agreement: Asks all of them for their dumps.
         """
         self._hung.update(found)
         thread = threading.Thread(
-            target=self._handle, args=(found, workers, self._round), name="slurm-elastic-hang", daemon=True
+            target=self._handle, args=(found, workers, self._round, agreement), name="slurm-elastic-hang", daemon=True
         )
         self.threads = (*(thread for thread in self.threads if thread.is_alive()), thread)
         thread.start()
 
     # On the thread of a batch, without the lock.
 
-    def _handle(self, found: Mapping[int, list[Timer]], workers: Mapping[int, Watched], round_: int) -> None:
+    def _handle(
+        self, found: Mapping[int, list[Timer]], workers: Mapping[int, Watched], round_: int, agreement: Agreement
+    ) -> None:
         for timers in found.values():
             for timer in timers:
                 why = "it takes no step" if timer.steps is not None else f"timer {timer.request.scope!r} expired"
                 logger.warning("rank %s does not go on: %s", workers[timer.worker].rank, why)
         pids = {timer.request.pid for timers in found.values() for timer in timers} | set(found)
+        agreement.ask_for_dumps()
+        by = time.monotonic() + _DUMPS_TIMEOUT
         stacks = collect_stacks(sorted(pids), _STACKS_TIMEOUT, lambda: self._round != round_)
-        handled = [self._end(workers[pid], timers, stacks, round_) for pid, timers in found.items()]
+        while agreement.writes_dumps and self._round == round_ and time.monotonic() < by:
+            time.sleep(0.02)
+        waiting = {worker.local_rank: worker.in_collective for worker in agreement.progress()}
+        handled = [self._end(workers[pid], timers, stacks, round_, waiting) for pid, timers in found.items()]
         for pid, killed in handled:
             if killed is not None:
-                self._make_sure(pid, killed, round_)
+                self._ensure_ended(pid, killed, round_)
             else:
                 with self._lock:
                     if self._round == round_:
-                        # It lives; its later timers count again.
+                        # The worker lives on: its later timers count again.
                         self._hung.discard(pid)
 
     def _end(
-        self, worker: Watched, timers: list[Timer], stacks: dict[int, str], round_: int
+        self,
+        worker: Watched,
+        timers: list[Timer],
+        stacks: dict[int, str],
+        round_: int,
+        waiting: Mapping[int, bool | None],
     ) -> tuple[int, signal.Signals | None]:
-        """Send the first signal to a worker, and report."""
-        # As torch's server: the first timer that names a signal decides.
+        """Send the first signal to a worker, and report its hang; `waiting` says by local rank who waits."""
+        # As in torch's server, the first timer that names a signal decides.
         timer = next((timer for timer in timers if timer.request.signal > 0), timers[0])
         killed = signal.Signals(timer.request.signal) if timer.request.signal > 0 else None
         path = write_stacks(worker, "\n".join(stacks[pid] for pid in dict.fromkeys((timer.request.pid, worker.pid))))
@@ -103,22 +127,23 @@ class HangHandler:
             process = process_state(worker.pid)
             if self._round != round_ or process is None or process.state == "Z":
                 return worker.pid, None
-            seconds = max(0.0, timer.expires - timer.acquired)  # It may have been read too late.
+            seconds = max(0.0, timer.expires - timer.acquired)  # The request may have been read after it expired.
             request = timer.request
-            hang = Hang(worker, request.scope, request.pid, seconds, process.state, killed, path, timer.steps)
+            waits = waiting.get(worker.local_rank)
+            hang = Hang(worker, request.scope, request.pid, seconds, process.state, killed, path, timer.steps, waits)
             if killed is not None:
                 self._killed[worker.pid] = hang
                 if not dump_python_stacks(worker.pid):
                     kill(worker.pid, killed)
         self._report(hang)
         for expired in timers:
-            self._say("timer expired", expired)
+            self._record_event("timer expired", expired)
         if killed is not None:
-            self._say("kill worker process", timer)
+            self._record_event("kill worker process", timer)
         return worker.pid, killed
 
-    def _make_sure(self, pid: int, killed: signal.Signals, round_: int) -> None:
-        for seconds, number in ((_DUMP_TIMEOUT, killed), (_SIGNAL_TIMEOUT, signal.SIGKILL)):
+    def _ensure_ended(self, pid: int, killed: signal.Signals, round_: int) -> None:
+        for seconds, number in ((self._dump_timeout, killed), (_SIGNAL_TIMEOUT, signal.SIGKILL)):
             by = time.monotonic() + seconds
             while time.monotonic() < by:
                 process = process_state(pid)

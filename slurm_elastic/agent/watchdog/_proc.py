@@ -1,4 +1,4 @@
-"""Which processes belong to the workers, by /proc."""
+"""The workers of a round, and the states and ancestors of processes by /proc."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Watched:
     """A worker of the present round.
 
     Attributes:
-        pid: its process.
-        rank: its global rank.
-        local_rank: its rank on this node.
-        round: the number of the round.
-        logs: directory for its stacks; None for no files.
+        pid: Its process id.
+        rank: Its global rank.
+        local_rank: Its rank on this node.
+        round: The number of the round.
+        logs: The directory for its stacks; None for no files.
     """
 
     pid: int
@@ -35,9 +35,9 @@ class ProcessState:
     """A process, from proc_pid_stat(5).
 
     Attributes:
-        parent: its parent's id.
-        state: one letter, as D for uninterruptible sleep, T for stopped, Z for ended.
-        started: when, in clock ticks since boot; tells a process from a later one with the same id.
+        parent: The process id of its parent.
+        state: One letter, such as D for uninterruptible sleep, T for stopped, Z for ended.
+        started: Its start in clock ticks since boot, which differs from that of a later process with the same id.
     """
 
     parent: int
@@ -57,7 +57,7 @@ def process_state(pid: int) -> ProcessState | None:
 
 
 def nearest_ancestor(pid: int, among: Collection[int]) -> int | None:
-    """Return the one of these processes that this one is, or descends from; None if none."""
+    """Return the process among these that `pid` is, or descends from; None if there is none."""
     for _ in range(_DEEPEST):
         if pid in among:
             return pid

@@ -1,8 +1,8 @@
-"""The stacks of the threads of a process, as far as this node shows them from outside.
+"""Collects the stacks of the threads of a process from outside.
 
-The kernel's view is always there. py-spy, where it is installed, adds Python's frames; it needs leave to trace
-(ptrace(2), kernel.yama.ptrace_scope), and what it says when it has none is kept too. gdb is not asked: it reads the
-symbols of libtorch first, which takes it longer than a hung group should wait.
+The kernel's view is always available. py-spy, where it is installed, adds Python's frames; it needs permission to trace
+(ptrace(2), kernel.yama.ptrace_scope), and its error message is kept, too. gdb is not used: it reads the symbols of
+libtorch first, which takes longer than a hung group should wait.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _TOOLS = {
 }
 _MOST_THREADS = 512
 _MOST_BYTES = 1 << 20
-_BETWEEN_QUESTIONS = 0.05
+_POLL_INTERVAL = 0.05
 
 
 def collect_stacks(pids: Iterable[int], timeout: float, should_stop: Callable[[], bool]) -> dict[int, str]:
-    """Describe every thread of these processes, all at the same time.
+    """Return a description of all threads of each process, by process id; the tools run in parallel.
 
     Args:
-        pids: the processes.
-        timeout: seconds that the tools get, together.
-        should_stop: called every 0.05 s; returns True if the stacks are not needed any more.
+        pids: The processes.
+        timeout: Seconds for all tools together.
+        should_stop: Called every 0.05 s; returns True if the stacks are not needed any more.
     """
     pids = tuple(pids)
     end = time.monotonic() + timeout
@@ -48,13 +48,13 @@ def collect_stacks(pids: Iterable[int], timeout: float, should_stop: Callable[[]
 
 
 def dump_python_stacks(pid: int) -> bool:
-    """Let Python write the stacks of all its threads to its standard error, and end.
+    """Let a Python process write the stacks of all its threads to its standard error, and end.
 
-    That is what its faulthandler does on SIGABRT, without the interpreter's lock, so also when the main thread hangs in
-    native code. torch's @record enables it, as does PYTHONFAULTHANDLER=1.
+    Its faulthandler does so on SIGABRT without the GIL, also while the main thread hangs in native code. torch's
+    @record enables it, and so does PYTHONFAULTHANDLER=1.
 
     Returns:
-        True if the process handles SIGABRT; otherwise it was left alone.
+        True if the process handles SIGABRT; otherwise no signal was sent.
     """
     mask = 0
     with contextlib.suppress(OSError, ValueError):
@@ -64,7 +64,7 @@ def dump_python_stacks(pid: int) -> bool:
     if not mask & 1 << (signal.SIGABRT - 1):
         return False
     with contextlib.suppress(OSError, ValueError):
-        # No core dump of all that memory: 1 refuses it also where a program takes core dumps (fs/coredump.c).
+        # No core dump of all its memory: a limit of 1 also prevents one that is piped to a program (fs/coredump.c).
         resource.prlimit(pid, resource.RLIMIT_CORE, (1, resource.prlimit(pid, resource.RLIMIT_CORE)[1]))
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGABRT)
@@ -132,7 +132,7 @@ def _finish_tool(
             process.wait()
             break
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_BETWEEN_QUESTIONS)
+            process.wait(_POLL_INTERVAL)
     with output:
         output.seek(0)
         return output.read(_MOST_BYTES).decode(errors="replace") + note

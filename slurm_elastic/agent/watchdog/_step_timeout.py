@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.errors import UsageError
 
-__all__ = ["HangTimeout", "StepWatch", "Stuck", "hang_timeout"]
+__all__ = ["HangTimeout", "StepWatch", "StalledWorker", "hang_timeout"]
 
-_LEAST_AUTO = 300.0
-_TIMES_LONGEST = 10.0
+_SHORTEST_AUTO = 300.0
+_AUTO_FACTOR = 10.0
 _STEPS_BEFORE_AUTO = 10
 
 
@@ -21,21 +21,21 @@ class HangTimeout:
     """The longest time that a worker may go without a step.
 
     Attributes:
-        seconds: the time; None for ten times the longest time between two steps so far, at least five minutes.
+        seconds: The time; None for ten times the longest time between two steps so far, at least 300 s.
     """
 
     seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Stuck:
+class StalledWorker:
     """A worker that takes no step any more.
 
     Attributes:
-        local_rank: of the worker.
-        boundary: how many steps it has taken in this round.
-        step: the last one by the script's own count, if it tells.
-        seconds: since then.
+        local_rank: The worker's local rank.
+        boundary: The number of steps that it has taken in this round.
+        step: The last step by the script's own count; None if the script does not report it.
+        seconds: The seconds since that step.
     """
 
     local_rank: int
@@ -45,10 +45,10 @@ class Stuck:
 
 
 def hang_timeout(text: str | None) -> HangTimeout | None:
-    """Read ``--hang-timeout``: seconds, ``auto``, or ``off``, which is also what it is when not given.
+    """Parse ``--hang-timeout``: seconds, ``auto``, or ``off``, the default.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: The text is none of these.
     """
     if text is None or text == "off":
         return None
@@ -62,82 +62,82 @@ def hang_timeout(text: str | None) -> HangTimeout | None:
 class StepWatch:
     """The steps of the workers of one node, for all rounds.
 
-    A worker is watched from its first step on, if its script asks `slurm_elastic.trainer.should_stop` after every step,
-    until it is told to stop.
+    A worker whose script calls `slurm_elastic.trainer.should_stop` after every step is watched from its first step
+    until it is asked to stop.
     """
 
     def __init__(self, timeout: HangTimeout) -> None:
         self._timeout = timeout
         self._longest = 0.0
         self._taken = 0
-        self._before: dict[int, tuple[int, float]] = {}
-        self._told: set[tuple[int, int]] = set()
-        self._still: list[tuple[float, float]] = []
+        self._last_steps: dict[int, tuple[int, float]] = {}
+        self._returned: set[tuple[int, int]] = set()
+        self._pauses: list[tuple[float, float]] = []
 
     def begin(self) -> None:
-        """Another round: its workers count their steps anew."""
-        self._before.clear()
-        self._told.clear()
-        self._still.clear()
+        """Begin a round, in which workers count their steps from 0."""
+        self._last_steps.clear()
+        self._returned.clear()
+        self._pauses.clear()
 
-    def put_off(self, seconds: float, now: float) -> None:
-        """Do not count so many seconds, up to now: the watchdog stood still, and perhaps the workers did, too."""
-        self._still.append((now, seconds))
+    def postpone(self, seconds: float, now: float) -> None:
+        """Subtract the last `seconds` before `now`: the watchdog was paused, and perhaps the workers, too."""
+        self._pauses.append((now, seconds))
 
-    def look(self, progress: Sequence[WorkerProgress], now: float) -> tuple[list[Stuck], float]:
-        """Look at the workers.
+    def check(self, progress: Sequence[WorkerProgress], now: float) -> tuple[list[StalledWorker], float]:
+        """Find workers that take no step any more.
 
         Args:
-            progress: how far they are.
-            now: own monotonic time.
+            progress: The workers' progress.
+            now: The agent's own monotonic time in seconds.
 
         Returns:
-            Those that hang and were not returned before, and after how many seconds to look again at the latest.
+            Those that hang and were not returned before, and after how many seconds to check again at the latest.
         """
         limit = self._limit()
-        stuck, left = [], [limit]
+        stalled, left = [], [limit]
         for worker in progress:
             since = self._since(worker, now)
-            if since is None or worker.stopped or (worker.local_rank, worker.boundary) in self._told:
+            if since is None or worker.stopped or (worker.local_rank, worker.boundary) in self._returned:
                 continue
             if since < limit:
                 left.append(limit - since)
                 continue
-            self._told.add((worker.local_rank, worker.boundary))
-            stuck.append(Stuck(worker.local_rank, worker.boundary, worker.step, since))
-        if not stuck:
-            # What hangs is no measure of how long a step may take.
+            self._returned.add((worker.local_rank, worker.boundary))
+            stalled.append(StalledWorker(worker.local_rank, worker.boundary, worker.step, since))
+        if not stalled:
+            # The time of a worker that hangs says nothing about the duration of steps.
             self._learn(progress, now)
-        return stuck, min(left)
+        return stalled, min(left)
 
     def _since(self, worker: WorkerProgress, now: float) -> float | None:
-        """Return the seconds since its last step, without those in which the watchdog stood still."""
+        """Return the seconds since a worker's last step, without those in which the watchdog was paused."""
         since = worker.seconds_since_boundary
         if since is None:
             return None
-        return max(0.0, since - sum(seconds for until, seconds in self._still if until > now - since))
+        return max(0.0, since - sum(seconds for until, seconds in self._pauses if until > now - since))
 
     def _limit(self) -> float:
         if self._timeout.seconds is not None:
             return self._timeout.seconds
         if self._taken < _STEPS_BEFORE_AUTO:
             return float("inf")
-        return max(_LEAST_AUTO, _TIMES_LONGEST * self._longest)
+        return max(_SHORTEST_AUTO, _AUTO_FACTOR * self._longest)
 
     def _learn(self, progress: Sequence[WorkerProgress], now: float) -> None:
         if self._timeout.seconds is not None:
             return
-        # A clock that stands still when the watchdog does.
-        awake = now - sum(seconds for _, seconds in self._still)
+        # A clock that stops while the watchdog is paused.
+        awake = now - sum(seconds for _, seconds in self._pauses)
         for worker in progress:
             since = self._since(worker, now)
             if since is None:
                 continue
-            boundary, at = self._before.get(worker.local_rank, (0, awake - since))
+            boundary, at = self._last_steps.get(worker.local_rank, (0, awake - since))
             taken = worker.boundary - boundary
             if taken:
                 # Steps between two looks took so long on average; a long one among them was seen while it lasted.
                 self._longest = max(self._longest, (awake - since - at) / taken)
                 self._taken += taken
-                self._before[worker.local_rank] = (worker.boundary, awake - since)
+                self._last_steps[worker.local_rank] = (worker.boundary, awake - since)
             self._longest = max(self._longest, since)

@@ -1,4 +1,4 @@
-"""The named pipe of one agent: made once, never in place of something else."""
+"""The named pipe of one agent, which replaces no existing file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_elastic.agent.scratch_dir import NodeDirectory
+from slurm_elastic.agent.scratch_dir import SHARED_MEMORY, NodeDirectory
 
 __all__ = ["Pipe", "is_enabled", "make_pipe"]
 
@@ -21,8 +21,8 @@ logger = logging.getLogger("slurm_elastic")
 _ENABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
 _FILE = "TORCHELASTIC_TIMER_FILE"
 _CAPACITY = 1 << 20
-"""Bytes, the most that pipe(7) allows to every user. torch's client opens the pipe without blocking, so a full pipe
-would raise in the training script."""
+"""Bytes, the most that pipe(7) allows to every user. torch's client opens the pipe non-blocking, so a full pipe would
+raise an error in the training script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class Pipe:
     """A named pipe and its reading end.
 
     Attributes:
-        path: what workers get as TORCHELASTIC_TIMER_FILE.
-        fd: open for reading, never at its end; reading does not block.
-        directory: that was made for it, None if it lies where the user said.
-        variable: name of the variable by which workers learn of the path.
+        path: The value of TORCHELASTIC_TIMER_FILE in workers.
+        fd: A descriptor for reading, which never meets an end of file and never blocks.
+        directory: The directory that was made for the pipe; None if the user has chosen the path.
+        variable: The name of the variable that tells workers the path.
     """
 
     path: Path
@@ -42,7 +42,7 @@ class Pipe:
     variable: str = _FILE
 
     def close(self) -> None:
-        """Close it and remove what was made."""
+        """Close the pipe, and remove it with its directory."""
         os.close(self.fd)
         with contextlib.suppress(OSError):
             self.path.unlink()
@@ -51,19 +51,23 @@ class Pipe:
 
 
 def is_enabled(environ: Mapping[str, str]) -> bool:
-    """Return True if TORCHELASTIC_ENABLE_FILE_TIMER is 1, which switches torch's on, or not set."""
+    """Return True if TORCHELASTIC_ENABLE_FILE_TIMER is not set, or 1, which enables torch's own watchdog."""
     return environ.get(_ENABLE, "1") == "1"
 
 
-def make_pipe(environ: Mapping[str, str]) -> Pipe | None:
+def make_pipe(environ: Mapping[str, str], memory: Path = SHARED_MEMORY) -> Pipe | None:
     """Make the pipe of this agent.
 
-    It is at TORCHELASTIC_TIMER_FILE if that is set and nothing is there. Otherwise, as with a path that two agents of
-    one node were given, it is in a new directory, mode 0700; see
+    Its path is TORCHELASTIC_TIMER_FILE if that is set and no file exists there. Otherwise, for instance if two agents
+    of a node were given the same path, it is in a new directory with mode 0700; see
     :class:`~slurm_elastic.agent.scratch_dir.NodeDirectory`.
 
+    Args:
+        environ: The environment of the agent.
+        memory: See `NodeDirectory`.
+
     Returns:
-        None, with a line in the log, if no pipe can be made.
+        The pipe; None, with a line in the log, if it cannot be made.
     """
     given = environ.get(_FILE)
     if given:
@@ -72,7 +76,7 @@ def make_pipe(environ: Mapping[str, str]) -> Pipe | None:
         except OSError as error:
             logger.warning("no pipe at %s=%s (%s): the watchdog uses one of its own", _FILE, given, error.strerror)
     try:
-        directory = NodeDirectory("watchdog")
+        directory = NodeDirectory("watchdog", memory)
     except OSError as error:
         logger.warning("no watchdog: no directory for its pipe (%s); mend TMPDIR or give --no-watchdog", error)
         return None
@@ -85,20 +89,20 @@ def make_pipe(environ: Mapping[str, str]) -> Pipe | None:
 
 
 def _open(path: Path, directory: NodeDirectory | None) -> Pipe:
-    # Fails if anything is there.
+    # Fails if the path exists.
     os.mkfifo(path, 0o600)
     try:
-        # Linux opens a pipe for both at once (fifo(7)): so there is always a writer, and reading never meets an end.
+        # Linux opens a pipe for reading and writing (fifo(7)): so there is always a writer, and no end of file.
         fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         path.unlink()
         raise
     status = os.fstat(fd)
     if not stat.S_ISFIFO(status.st_mode) or status.st_uid != os.geteuid():
-        # Where others may write to the directory, one may have been put there meanwhile.
+        # Another user who may write to the directory has replaced the pipe.
         os.close(fd)
         raise PermissionError(errno.EPERM, "another user has replaced it", str(path))
     with contextlib.suppress(OSError):
-        # Refused beyond /proc/sys/fs/pipe-user-pages-soft.
+        # The kernel refuses it beyond /proc/sys/fs/pipe-user-pages-soft.
         fcntl.fcntl(fd, getattr(fcntl, "F_SETPIPE_SZ", 1031), _CAPACITY)
     return Pipe(path, fd, directory)

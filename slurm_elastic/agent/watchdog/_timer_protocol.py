@@ -12,8 +12,8 @@ __all__ = ["LineReader", "Request"]
 
 _LONGEST_SCOPE = 512
 _BEGINNING = b'{"version"'
-"""How a line of torch 2.13 begins (FileTimerRequest.to_json). A quote inside a JSON string is escaped, so this is
-nowhere else in a line."""
+"""The beginning of each line of torch 2.13 (FileTimerRequest.to_json). It occurs nowhere else in a line, as a quote
+inside a JSON string is escaped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,10 @@ class Request:
     """The request of a client.
 
     Attributes:
-        pid: the process that hangs when the timer expires.
-        scope: the name of the timer.
-        expires_at: by the wall clock of this machine, seconds since the epoch; negative to release the timer.
-        signal: to kill the process with; 0 or less to report only.
+        pid: The process that hangs when the timer expires.
+        scope: The name of the timer.
+        expires_at: Seconds since 1970 by the wall clock of this machine; negative to release the timer.
+        signal: The signal to kill the process with; 0 or less to report only.
     """
 
     pid: int
@@ -33,15 +33,15 @@ class Request:
     signal: int
 
     def later(self, seconds: float) -> Request:
-        """The same, to expire so much later."""
+        """Return the request with its expiry moved by `seconds`; a release stays as it is."""
         return self if self.expires_at < 0 else replace(self, expires_at=self.expires_at + seconds)
 
 
 class LineReader:
-    """Takes what comes out of the pipe apart. Whatever is no request is dropped and counted.
+    """Splits the content of the pipe into requests; drops and counts everything else.
 
     Attributes:
-        dropped: how many lines, or rests of lines, were no requests.
+        dropped: The number of lines, or parts of lines, that were no requests.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class LineReader:
             request = _request(line)
             begin = line.rfind(_BEGINNING)
             if request is None and begin > 0:
-                # Half a line of another process before a whole one.
+                # A partial line of another process, followed by a whole one.
                 self.dropped += 1
                 request = _request(line[begin:])
             if request is None:

@@ -9,7 +9,7 @@ from slurm_elastic.agent.watchdog._timer_protocol import Request
 __all__ = ["Timer", "Timers"]
 
 _MOST = 10_000
-"""A script has a few timers at a time; more are a mistake, or meant badly."""
+"""Timers of one node at a time. A script has a few; more are a mistake or an attack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +17,12 @@ class Timer:
     """One timer that was acquired and not released.
 
     Attributes:
-        request: what the client asked for.
-        worker: process id of the worker that the client is, or descends from.
-        started: see `ProcessState`, of the client.
-        acquired, expires: own monotonic time in seconds.
-        steps: for the pause after a step, how many the worker has taken in its round; None for what a client asks for.
+        request: The client's request.
+        worker: The process id of the worker that the client is, or descends from.
+        started: The start time of the client's process, see `ProcessState`.
+        acquired, expires: The agent's own monotonic time in seconds.
+        steps: The number of steps that the worker has taken in its round, if the timer stands for its next step; None
+            for a client's timer.
     """
 
     request: Request
@@ -42,7 +43,7 @@ class Timers:
         return len(self._timers)
 
     def acquire(self, timer: Timer) -> bool:
-        """Start a timer, or start it anew. Returns False if there are too many."""
+        """Start a timer, or restart it; return False if there are too many."""
         key = (timer.request.pid, timer.request.scope)
         if len(self._timers) >= _MOST and key not in self._timers:
             return False
@@ -50,24 +51,24 @@ class Timers:
         return True
 
     def release(self, request: Request) -> None:
-        """Forget a timer, if there is such."""
+        """Remove a timer, if it runs."""
         self._timers.pop((request.pid, request.scope), None)
 
-    def put_off(self, seconds: float) -> None:
-        """Let all expire so much later."""
+    def postpone(self, seconds: float) -> None:
+        """Move the expiry of all timers by `seconds`."""
         self._timers = {key: replace(timer, expires=timer.expires + seconds) for key, timer in self._timers.items()}
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all timers."""
         self._timers.clear()
 
     def take_expired(self, now: float) -> list[Timer]:
-        """Return the timers that have expired, first ones first, and forget them."""
+        """Remove the timers that have expired, and return them in order of expiry."""
         expired = sorted((timer for timer in self._timers.values() if timer.expires <= now), key=lambda t: t.expires)
         for timer in expired:
             self.release(timer.request)
         return expired
 
     def next_expiry(self) -> float | None:
-        """When the next timer expires, None if none runs."""
+        """Return the time at which the next timer expires; None if none runs."""
         return min((timer.expires for timer in self._timers.values()), default=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import pytest
 
 from slurm_elastic.rendezvous.transport.session import PROTOCOL
 from slurm_elastic.rundir import RunDir
-from tests.local.agents import WORKER, Allocation, agent_command, eventually
+from tests.local.agents import ROOT, WORKER, Allocation, agent_command, eventually
 
 Allocate = Callable[..., Allocation]
 
@@ -23,7 +24,7 @@ def test_a_finished_run_is_0_for_members_and_spares_and_stays_finished(allocate:
     nodes = allocate(3)
     agents = nodes.start_all("--nnodes=1:2")
     nodes.seen(0)
-    eventually(lambda: "waits as a spare" in nodes.story())
+    eventually(lambda: "waits as a spare" in nodes.log())
     # The first to finish waits for the other; their end must not depend on who it is.
     nodes.touch("finish.1")
     nodes.touch("finish.0")
@@ -40,7 +41,7 @@ def test_a_failed_run_is_1_everywhere_and_its_root_cause_is_said_last(allocate: 
     nodes = allocate(3)
     agents = nodes.start_all("--nnodes=1:2")
     members = nodes.nodes_of(0)
-    eventually(lambda: "waits as a spare" in nodes.story())
+    eventually(lambda: "waits as a spare" in nodes.log())
     nodes.touch("fail.0.1", "17")
     assert [agent.wait() for agent in agents] == [1, 1, 1]
     leader = agents[0].err.splitlines()
@@ -203,6 +204,30 @@ def test_output_that_nobody_reads_holds_nobody_up(allocate: Allocate) -> None:
         os.close(reading)
     (log,) = nodes.run_dir.glob("logs/*/*/*/stdout.log")
     assert log.read_text().splitlines()[-1].startswith("39999 ")
+
+
+@pytest.mark.parametrize("start", ["warm", "cold"])
+def test_the_end_of_an_agent_is_recorded_once_more_when_its_process_ends(allocate: Allocate, start: str) -> None:
+    nodes = allocate(1)
+    script = nodes.directory / "script.py"
+    script.touch()
+    # An exit function that is registered before those of torch, and so runs after them.
+    (nodes.directory / "sitecustomize.py").write_text(
+        "import atexit, os, pathlib, time\n"
+        "atexit.register(lambda: pathlib.Path(f'exits.{os.getpid()}').write_text(str(time.time())))\n"
+    )
+    command = agent_command("--local-addr=127.0.0.1", f"--start={start}", str(script))
+    agent = nodes.command(1, *command, PYTHONPATH=f"{nodes.directory}:{ROOT}")
+    assert agent.wait() == 0
+    (progress,) = (nodes.run_dir / "progress").iterdir()
+    records = [json.loads(line) for line in progress.read_text().splitlines()]
+    first, last = (record for record in records if record["event"] == "agent_ended")
+    assert {**first, "time": ""} == {**last, "time": ""}
+    assert first["time"] < last["time"]
+    if start == "warm":
+        exits = float((nodes.directory / f"exits.{agent.pid}").read_text())
+        # Records have milliseconds.
+        assert datetime.datetime.fromisoformat(last["time"]).timestamp() > exits - 0.001
 
 
 @pytest.mark.parametrize(("way", "state"), [("finish.0", "SUCCEEDED"), ("fail.0.0", "SUCCEEDED"), ("", "FAILED")])

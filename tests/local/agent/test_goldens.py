@@ -17,7 +17,7 @@ from tests.local.agent.test_health import ask, status, target
 from tests.local.agents import Allocation, allocation, eventually
 
 Allocate = Callable[..., Allocation]
-SCRIPT = str(Path(__file__).with_name("golden_worker.py"))
+SCRIPT = str(Path(__file__).parent / "scripts" / "golden_worker.py")
 
 
 def test_a_run_with_every_event(allocate: Allocate, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,7 +29,7 @@ def test_a_run_with_every_event(allocate: Allocate, tmp_path: Path, capsys: pyte
     fourth = nodes.start(4, *options, script=[SCRIPT])
     first.expect("waits as a spare")
     where = target(nodes, 2)
-    eventually(lambda: status(where)["state"] == "training", nodes.story)
+    eventually(lambda: status(where)["state"] == "training", nodes.log)
     pages = {"status": sorted(keys(status(where))), "metrics": metrics(ask(where, "/metrics")[1])}
     # A node is lost and the spare takes its place; the leader is lost; the next leader leaves with notice.
     third.kill()

@@ -11,11 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.control._flight_recorder import collectives
+from slurm_elastic.failures import strikes
 from tests.local.agent.test_health import ask, status, target
 from tests.local.agents import Allocation, eventually
+from tests.planted_faults import planted
 
 Allocate = Callable[..., Allocation]
-STEPPING = str(Path(__file__).with_name("stepping.py"))
+ABSENT = str(Path(__file__).parent / "scripts" / "absent.py")
+LINE = 1 + Path(ABSENT).read_text().splitlines().index("    time.sleep(1000)")
+STEPPING = str(Path(__file__).parent / "scripts" / "stepping.py")
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
@@ -24,12 +29,12 @@ def test_a_worker_without_steps_hangs_and_no_other_does(allocate: Allocate) -> N
     # As long as a worker that has something to do may have to wait for a processor.
     agents = nodes.start_all("--max-restarts=1", "--hang-timeout=3", script=[STEPPING])
     where = target(nodes, 2)
-    eventually(lambda: nodes.rounds() == 2, nodes.story)
-    eventually(lambda: status(where)["state"] == "training", nodes.story)
-    eventually(lambda: (status(where)["workers"][0]["step"] or 0) > 1000, nodes.story)
+    eventually(lambda: nodes.rounds() == 2, nodes.log)
+    eventually(lambda: status(where)["state"] == "training", nodes.log)
+    eventually(lambda: (status(where)["workers"][0]["step"] or 0) > 1000, nodes.log)
     metrics = ask(where, "/metrics")[1]
     nodes.touch("finish")
-    assert [agent.wait() for agent in agents] == [0, 0], nodes.story()
+    assert [agent.wait() for agent in agents] == [0, 0], nodes.log()
     (hang,) = [event for event in nodes.events() if event["event"] == "worker_hung"]
     assert (hang["rank"], hang["scope"], hang["steps"], hang["round"]) == (1, "step", 5, 0)
     seconds = re.search(r"no step for ([\d.]+) s", hang["text"])
@@ -45,12 +50,84 @@ def test_a_worker_without_steps_hangs_and_no_other_does(allocate: Allocate) -> N
 def test_a_hang_names_the_rank_on_another_node_that_is_behind(allocate: Allocate) -> None:
     nodes = allocate(2)
     agents = nodes.start_all("--max-restarts=1", script=[STEPPING, "together"])
-    eventually(lambda: nodes.rounds() == 2, nodes.story)
+    eventually(lambda: nodes.rounds() == 2, nodes.log)
     nodes.touch("finish")
-    assert [agent.wait() for agent in agents] == [0, 0], nodes.story()
+    assert [agent.wait() for agent in agents] == [0, 0], nodes.log()
     (ended,) = [event for event in nodes.events() if event["event"] == "round_ended" and event["round"] == 0]
     assert "rank 0: by the watchdog: timer 'all_reduce' expired" in ended["text"]
     assert "; rank 1 is behind: 5 steps in this round, others" in ended["text"]
+
+
+def test_a_hang_names_the_rank_that_does_not_come_to_a_collective(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    # Rank 0 waits in the collective for as long as rank 1 does something else: both expire, whichever is seen first.
+    agents = nodes.start_all("--max-restarts=1", "--hang-timeout=3", script=[ABSENT])
+    assert [agent.wait() for agent in agents] == [0, 0], nodes.log()
+    (ended,) = [event for event in nodes.events() if event["event"] == "round_ended" and event["round"] == 0]
+    who = "; rank 1 is not in the collective that others wait in (all_reduce, number 6), after 5 steps; "
+    assert f"{who}at absent.py:{LINE} in load_batch" in ended["text"]
+    assert ended["stragglers"] == [{"rank": 1, "node": nodes.nodes[1]}]
+    # On a busy machine a worker of the next round may take no step for 3 s before its first one.
+    of_round = [(0.0, event) for event in nodes.events() if event.get("round") == 0]
+    assert {strike.node for strike in strikes(of_round)} == {nodes.nodes[1]}, nodes.events()
+    for rank, node, last in ((0, nodes.nodes[0], 6), (1, nodes.nodes[1], 5)):
+        logs = nodes.run_dir / "logs" / "round_0000" / node / f"rank_{rank:02}"
+        assert collectives((logs / "flight_recorder.json").read_bytes()) == (("0", last, "all_reduce"),)
+        assert has_place(logs, in_collective=rank == 0)
+        assert not list(logs.glob("*.new"))
+    assert nodes.action(of_round=0) == planted("a rank that does not come to a collective").action
+
+
+def has_place(logs: Path, *, in_collective: bool) -> bool:
+    """Whether the logs of a rank of round 0 have its place in the script.
+
+    If its collective has failed, as it timed out or as the other worker was killed a second earlier, that is the
+    traceback.
+    """
+    places = ["stacks.txt", "stderr.log"] if in_collective else ["stacks.txt"]
+    return any('absent.py", line' in (logs / name).read_text() for name in places if (logs / name).exists())
+
+
+@pytest.mark.parametrize(
+    ("fault", "how", "options", "who", "stragglers"),
+    [
+        (
+            "a rank that does not come to a collective, which times out",
+            "timeout",
+            (),
+            "; rank 1 is not in the collective that others wait in (all_reduce, number 6), after 5 steps; at absent.py",
+            [1],
+        ),
+        (
+            "a rank that calls another collective",
+            "different",
+            ("--hang-timeout=3",),
+            ", both number 6 of their process group: the script calls different collectives; at absent.py",
+            [],
+        ),
+        (
+            "a rank that does not come to a collective, which times out, in a plain script",
+            "plain",
+            ("--start=warm",),
+            "; rank 1 is not in the collective that others wait in (all_reduce, number 6); at absent.py",
+            [1],
+        ),
+    ],
+)
+def test_what_the_flight_recorder_tells(
+    allocate: Allocate, fault: str, how: str, options: tuple[str, ...], who: str, stragglers: list[int]
+) -> None:
+    nodes = allocate(2)
+    agents = nodes.start_all("--max-restarts=1", *options, script=[ABSENT, how])
+    assert [agent.wait() for agent in agents] == [0, 0], nodes.log()
+    (ended,) = [event for event in nodes.events() if event["event"] == "round_ended" and event["round"] == 0]
+    assert who in ended["text"]
+    assert [each["rank"] for each in ended.get("stragglers", [])] == stragglers
+    assert nodes.action(of_round=0) == planted(fault).action
+    for rank, node in enumerate(nodes.nodes):
+        logs = nodes.run_dir / "logs" / "round_0000" / node / f"rank_{rank:02}"
+        assert (logs / "flight_recorder.json").exists()
+        assert has_place(logs, in_collective=rank == 0 or how == "different")
 
 
 def test_a_time_without_a_watchdog_is_a_contradiction(allocate: Allocate) -> None:

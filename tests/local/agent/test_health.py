@@ -24,7 +24,7 @@ Allocate = Callable[..., Allocation]
 def target(nodes: Allocation, number: int) -> str:
     """Where the health port of a node is."""
     path = nodes.run_dir / "health" / f"{nodes.nodes[number - 1]}.{nodes.job_id}.json"
-    eventually(path.exists, nodes.story)
+    eventually(path.exists, nodes.log)
     ((group,),) = [json.loads(path.read_text())]
     assert group["labels"] == {"slurm_job": nodes.job_id}
     return group["targets"][0]
@@ -59,7 +59,7 @@ def test_it_answers_before_the_first_round_through_a_change_and_to_the_end(alloc
     first = nodes.start(1, "--nnodes=2", "--nproc-per-node=2", "--max-restarts=2")
     where = target(nodes, 1)
     assert ask(where, "/healthz") == (200, "alive\n")
-    eventually(lambda: ask(where, "/readyz") == (503, "joining\n"), nodes.story)
+    eventually(lambda: ask(where, "/readyz") == (503, "joining\n"), nodes.log)
     assert status(where)["round"] is None
 
     failed: list[str] = []
@@ -78,7 +78,7 @@ def test_it_answers_before_the_first_round_through_a_change_and_to_the_end(alloc
     asking.start()
     second = nodes.start(2, "--nnodes=2", "--nproc-per-node=2", "--max-restarts=2")
     seen = nodes.seen(0)
-    eventually(lambda: ask(where, "/readyz") == (200, "training in round 0\n"), nodes.story)
+    eventually(lambda: ask(where, "/readyz") == (200, "training in round 0\n"), nodes.log)
     found = status(where)
     assert found["round"]["ranks"] == [0, 1]
     assert found["round"]["nodes"] == "127.0.0.[1-2]"
@@ -86,7 +86,7 @@ def test_it_answers_before_the_first_round_through_a_change_and_to_the_end(alloc
     assert (found["leads"], found["restarts_left"]) == (True, 2)
     other = target(nodes, 2)
     # Its worker may be seen before it has told that itself.
-    eventually(lambda: status(other)["state"] == "training", nodes.story)
+    eventually(lambda: status(other)["state"] == "training", nodes.log)
     found = status(other)
     assert (found["leads"], found["leader"], found["round"]["ranks"]) == (False, nodes.nodes[0], [2, 3])
     stacks = ask(where, "/stacks", (nodes.run_dir / "health-token").read_text().strip())[1]
@@ -95,7 +95,7 @@ def test_it_answers_before_the_first_round_through_a_change_and_to_the_end(alloc
 
     nodes.touch("fail.0.3", "1")
     nodes.seen(1)
-    eventually(lambda: status(where)["round"]["number"] == 1 and status(where)["state"] == "training", nodes.story)
+    eventually(lambda: status(where)["round"]["number"] == 1 and status(where)["state"] == "training", nodes.log)
     assert (status(where)["restarts"], status(where)["restarts_left"]) == (1, 1)
     metrics = ask(where, "/metrics")[1]
     assert 'slurm_elastic_rounds_total{node="127.0.0.1",reason="worker_failed",run="7"} 1.0' in metrics
@@ -105,7 +105,7 @@ def test_it_answers_before_the_first_round_through_a_change_and_to_the_end(alloc
     listening = listeners(where)
     assert listening
     nodes.touch("finish")
-    assert [first.wait(), second.wait()] == [0, 0], nodes.story()
+    assert [first.wait(), second.wait()] == [0, 0], nodes.log()
     assert list((nodes.run_dir / "health").iterdir()) == []
     # By now the port may be somebody else's.
     assert not listening & listeners(where)
@@ -132,7 +132,7 @@ def test_bound_elsewhere_it_takes_the_token_and_two_jobs_share_a_node(allocate: 
     assert [ask(where, page, token)[0] for page in ("/status", "/metrics", "/stacks")] == [200, 200, 200]
     agent.signal(signal.SIGTERM)
     # Its worker has not ended, so it is still there.
-    eventually(lambda: "preempted" in ask(where, "/status", token)[1], nodes.story)
+    eventually(lambda: "preempted" in ask(where, "/status", token)[1], nodes.log)
     nodes.touch("finish")
     assert agent.wait() == 75
     assert token not in agent.err

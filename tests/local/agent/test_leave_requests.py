@@ -32,6 +32,15 @@ def test_drained_nodes_leave_and_the_others_go_on(allocate: Allocate, capsys: py
     assert leader.wait() == 0
 
 
+def test_all_nodes_can_be_drained(allocate: Allocate, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = allocate(1)
+    (agent,) = nodes.start_all()
+    nodes.seen(0)
+    assert main(["drain", "7", "--all", "--run-dir", str(nodes.directory)]) == 0
+    assert capsys.readouterr().out == "asked to leave: 127.0.0.1\n"
+    assert agent.wait() == 75
+
+
 def test_a_requeue_reaches_every_agent_and_is_written_down(
     allocate: Allocate, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,11 +16,13 @@ from textual.coordinate import Coordinate
 from textual.widgets import DataTable
 
 from slurm_elastic.cli import main
+from slurm_elastic.cli._run_view import Queue, present_status
 from slurm_elastic.cli._top_view import TopView
 from slurm_elastic.cli.top import RunSource
-from slurm_elastic.rundir import RunDir
+from slurm_elastic.observe.records import read_records
+from slurm_elastic.rundir import RunContents, RunDir
 from tests.local.agents import Allocation
-from tests.local.waiting import PATIENCE, eventually
+from tests.local.waiting import HANG, eventually
 
 Allocate = Callable[..., Allocation]
 STEPPING = str(Path(__file__).parents[1] / "stepping.py")
@@ -31,14 +33,14 @@ async def watch_and_drain(nodes: Allocation, node: str) -> None:
     """Watch the run by slurm-elastic top until it shows step times, and drain its second node by a key."""
     app = TopView(RunSource(RunDir.for_run(nodes.directory, nodes.job_id)), 1.0)
     async with app.run_test(size=(80, 24)) as pilot:
-        table, deadline = app.query_one(DataTable), time.monotonic() + PATIENCE
+        table, deadline = app.query_one(DataTable), time.monotonic() + HANG
         while table.row_count < 2 or not re.search("[▁-█]", str(table.get_cell_at(Coordinate(1, 6)))):
-            assert time.monotonic() < deadline, nodes.story()
+            assert time.monotonic() < deadline, nodes.log()
             await pilot.pause(0.05)
         assert table.get_row_at(1)[:4] == [node, "training", "0", "2-3"]
         await pilot.press("down", "d", "y")
         while not app._notifications:
-            assert time.monotonic() < deadline, nodes.story()
+            assert time.monotonic() < deadline, nodes.log()
             await pilot.pause(0.05)
         assert [each.message for each in app._notifications] == [f"asked to leave: {node}"]
 
@@ -49,6 +51,7 @@ def test_agents_answer_through_the_leader_without_a_health_port(
     nodes = allocate(2)
     nodes.touch("pace", "0.02")
     notify = f"--notify=/bin/cat >> {nodes.directory}/notified"
+    run_dir = RunDir.for_run(nodes.directory, nodes.job_id)
     agents = nodes.start_all("--nproc-per-node=2", "--nnodes=1:2", notify, script=[STEPPING])
 
     def said(*words: str) -> str:
@@ -66,7 +69,7 @@ def test_agents_answer_through_the_leader_without_a_health_port(
         workers = [worker for agent in found.get("agents", ()) for worker in (agent["live"] or {}).get("workers", ())]
         return found if len([worker for worker in workers if worker["steps_per_second"]]) == 4 else {}
 
-    status = eventually(all_step, nodes.story)
+    status = eventually(all_step, nodes.log)
     assert (status["live"]["asked"], status["live"]["answered"], status["live"]["silent"]) == (2, 2, "")
     assert status["live"]["leader"].startswith(nodes.leader())
     assert [worker["rank"] for agent in status["agents"] for worker in agent["live"]["workers"]] == [0, 1, 2, 3]
@@ -83,8 +86,12 @@ def test_agents_answer_through_the_leader_without_a_health_port(
     agents[1].signal(signal.SIGCONT)
     assert "1 of 2 agents have answered in" in out
     assert "; no answer from 127.0.0.2" in out
+    before = read_records(RunContents(run_dir), nodes.job_id)
     asyncio.run(watch_and_drain(nodes, "127.0.0.2"))
     assert agents[1].wait() == 75
+    eventually(lambda: told().get("round") == 1, nodes.log)
+    # As top looks at them, which reads the records less often.
+    assert (before.newest_round, present_status(run_dir, Queue(), live=True, records=before).round) == (0, 1)
     nodes.touch("finish")
     assert agents[0].wait() == 0
     # Once, by the agent that led, and before it has ended.

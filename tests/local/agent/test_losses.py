@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from tests.local.agents import PATIENCE, WORKER, Allocation, agent_command, allocation, eventually
+from tests.local.agents import HANG, WORKER, Allocation, agent_command, allocation, eventually
 from tests.local.waiting import is_there
 
 Allocate = Callable[..., Allocation]
@@ -34,7 +35,9 @@ def test_a_killed_agent_is_replaced_by_a_spare_and_leaves_no_worker(allocate: Al
     eventually(lambda: not nodes.processes(), lambda: str(nodes.processes()))
     assert {before[rank]["env"]["MASTER_PORT"] for rank in before} != {env["MASTER_PORT"]}
     lost = [event for event in nodes.events() if event["event"] == "node_lost"]
-    assert [(event["nodes"], event["why"]) for event in lost] == [(["127.0.0.2"], "its connection broke")]
+    assert [event["nodes"] for event in lost] == [["127.0.0.2"]]
+    # Where the answer of its node takes longer than a broken connection may, that is the reason.
+    assert lost[0]["why"] in ("its process has ended", "its connection broke")
 
 
 def test_a_silent_member_is_given_up_and_joins_again_when_it_goes_on(allocate: Allocate) -> None:
@@ -105,6 +108,40 @@ def test_of_two_the_one_that_does_not_lead_waits_for_the_other(allocate: Allocat
     assert [leader.wait(), member.wait()] == [0, 0]
 
 
+_SLOW_TO_END = """
+import pathlib, signal, sys, time, torch, torch.distributed as dist
+def end(number, frame):
+    dist.destroy_process_group()
+    pathlib.Path("ending").touch()
+    time.sleep(2.0)
+    sys.exit(1)
+signal.signal(signal.SIGTERM, end)
+dist.init_process_group("gloo")
+last = torch.zeros(1)
+while not last:
+    time.sleep(0.01)
+    last = torch.tensor([float(pathlib.Path("finish").exists())])
+    dist.all_reduce(last)
+    pathlib.Path("stepped").touch()
+"""
+
+
+def test_what_fails_because_a_member_was_cut_off_is_not_charged(allocate: Allocate) -> None:
+    nodes = allocate(2)
+    (nodes.directory / "slow_to_end.py").write_text(_SLOW_TO_END)
+    leader, member = nodes.start_all("--nnodes=2", "--rdzv-conf=heartbeat_limit=3", script=["slow_to_end.py"])
+    eventually((nodes.directory / "stepped").exists, nodes.log)
+    leader.signal(signal.SIGSTOP)
+    # Its worker, which it stops, is missed by that of the leader's node at once, and ends 2 s later.
+    eventually((nodes.directory / "ending").exists, nodes.log)
+    leader.signal(signal.SIGCONT)
+    eventually(lambda: nodes.rounds() == 2, nodes.log)
+    nodes.touch("finish")
+    assert [leader.wait(), member.wait()] == [0, 0]
+    formed = [event for event in nodes.events() if event["event"] == "round_formed"]
+    assert [(event["reason"], event["restarts"]) for event in formed] == [("start", 0), ("node_lost", 0)]
+
+
 _SLOW_TO_PUBLISH = """
 import os, pathlib, signal, sys, time
 from slurm_elastic import trainer
@@ -158,13 +195,13 @@ def test_killed_leaders_are_followed_until_one_agent_is_left(allocate: Allocate)
         killed.append(nodes.leader())
         left.pop(killed[-1]).kill()
         round_ = nodes.comes_to(sorted(left), after=round_)
-        eventually(lambda: followed() == killed, nodes.story)
+        eventually(lambda: followed() == killed, nodes.log)
     nodes.touch("finish")
     assert [agent.wait() for agent in left.values()] == [0]
     eventually(lambda: not nodes.processes(), lambda: str(nodes.processes()))
 
 
-def test_a_leader_that_is_told_to_go_hands_over(allocate: Allocate) -> None:
+def test_a_leader_that_is_is_leaving_hands_over(allocate: Allocate) -> None:
     nodes = allocate(3)
     agents = nodes.start_all()
     nodes.seen(0)
@@ -195,7 +232,7 @@ def test_what_a_worker_leaves_behind_is_gone_in_the_next_round(allocate: Allocat
     seen = nodes.seen(0)
     (nodes.directory / "leave-child").unlink()
     # Just executed, it may not show its command line yet.
-    eventually(lambda: len(nodes.processes("/bin/sleep")) == 2, nodes.story)
+    eventually(lambda: len(nodes.processes("/bin/sleep")) == 2, nodes.log)
     nodes.touch("fail.0.1", "3")
     nodes.seen(1)
     assert not nodes.processes("/bin/sleep")
@@ -210,7 +247,7 @@ def test_what_a_worker_that_ended_well_leaves_behind_is_gone_at_the_end(allocate
     nodes.touch("leave-child")
     agent = nodes.start(1)
     nodes.seen(0)
-    eventually(lambda: nodes.processes("/bin/sleep"), nodes.story)
+    eventually(lambda: nodes.processes("/bin/sleep"), nodes.log)
     nodes.touch("finish")
     assert agent.wait() == 0
     assert not nodes.processes()
@@ -249,7 +286,7 @@ def test_strangers_that_hold_more_connections_than_there_are_descriptors(allocat
     port = json.loads((nodes.run_dir / "endpoints" / "7.0.json").read_text())["port"]
     with ExitStack() as stack:
         for _ in range(400):
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE))
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=HANG))
         # Descriptors are left for a round change, and for agents that come.
         nodes.touch("fail.0.1", "1")
         nodes.seen(1)
@@ -262,3 +299,43 @@ def test_strangers_that_hold_more_connections_than_there_are_descriptors(allocat
         assert [leader.wait(), nodes.agents[-1].wait()] == [0, 0]
     assert leader.err.count("dropped ") == 1
     assert "out of system resource" not in leader.err
+
+
+def test_a_hard_limit_on_open_files_that_is_too_low_to_lead_is_said_before_anybody_trains(allocate: Allocate) -> None:
+    nodes = allocate(1000)
+    limited = ("/bin/bash", "-c", 'ulimit -n 1000 && exec "$@"', "bash")
+    # Also the one that does not lead at first.
+    agents = [
+        nodes.command(number, *limited, *agent_command(f"--local-addr=127.0.0.{number}", str(WORKER)))
+        for number in (1, 2)
+    ]
+    assert [agent.wait() for agent in agents] == [2, 2]
+    line = (
+        "slurm-elastic: error: the limit on open files is 1000 here (ulimit -Hn), and an agent that leads 1000 agents "
+        "needs 1384; raise the hard limit of the shell that submits the job, or of slurmd (LimitNOFILE), or take fewer "
+        "nodes\n"
+    )
+    assert [agent.err for agent in agents] == [line, line]
+    assert not nodes.run_dir.exists()
+    assert not nodes.processes()
+
+
+def test_a_leader_paused_for_5_s_while_others_connect_forms_one_round_of_all(allocate: Allocate) -> None:
+    nodes = allocate(4)
+    limit = "--rdzv-conf=heartbeat_limit=3"
+    leader = nodes.start(1, limit)
+    eventually((nodes.run_dir / "endpoints" / "7.0.json").exists)
+    alone = _sockets(leader.pid)
+    early = nodes.start(2, limit)
+    eventually(lambda: _sockets(leader.pid) - alone)
+    leader.signal(signal.SIGSTOP)
+    late = [nodes.start(number, limit) for number in (3, 4)]
+    # The one that is connected gives it up meanwhile, and comes again; the others wait for its answer.
+    time.sleep(5)
+    leader.signal(signal.SIGCONT)
+    assert nodes.nodes_of(0) == list(nodes.nodes)
+    nodes.touch("finish")
+    assert [agent.wait() for agent in (leader, early, *late)] == [0, 0, 0, 0]
+    assert nodes.rounds() == 1
+    # The one that was connected may have begun to lead, as after any silence of that length; nobody counts as lost.
+    assert {event["event"] for event in nodes.events()} <= {"leader_changed", "round_formed", "run_ended"}

@@ -17,7 +17,7 @@ import pytest
 from slurm_elastic.rendezvous.records.etcd import EtcdServer
 from slurm_elastic.rendezvous.transport.session import Role, Session
 from slurm_elastic.slurm.ports import ephemeral_low, port_sequence
-from tests.local.agents import PATIENCE, ROOT, Allocation, eventually
+from tests.local.agents import HANG, ROOT, Allocation, eventually
 
 EXAMPLES = ROOT / "docs/examples"
 PYTHON = Path("/usr/bin/python3")
@@ -73,7 +73,7 @@ def test_a_neighbour_changes_nothing(nodes: Allocation, etcd: EtcdServer) -> Non
             agents = nodes.start_all("--health-port=0", f"--rdzv-endpoint={etcd.config}", script=script)
             codes = [agent.wait() for agent in agents]
             (reports / "over").touch()
-            assert neighbour.wait(PATIENCE) == 0
+            assert neighbour.wait(HANG) == 0
         finally:
             neighbour.kill()
             for path in set(names.glob("slurm-elastic-*")) - before:
@@ -81,18 +81,19 @@ def test_a_neighbour_changes_nothing(nodes: Allocation, etcd: EtcdServer) -> Non
                     path.unlink()
 
     found = json.loads(report.read_text())
-    assert codes == [0, 0, 0], nodes.story()
+    assert codes == [0, 0, 0], nodes.log()
     assert found["changed"] == []
     assert len(found["did"]) > 20
     assert found["did"]["etcd 200"] > 50
-    assert [nodes.nodes_of_round(number) for number in range(nodes.rounds())] == [list(nodes.nodes)]
+    rounds = [nodes.nodes_of_round(number) for number in range(nodes.rounds())]
+    assert rounds == [list(nodes.nodes)], nodes.log()
     assert not [event for event in nodes.events() if event["event"] in ("node_lost", "worker_failed")]
     command = [sys.executable, str(EXAMPLES / "count_samples.py"), "records", "checkpoint.pt"]
     counted = subprocess.run(command, cwd=nodes.directory, capture_output=True, text=True)
     assert counted.stdout.splitlines() == [
         f"epoch {epoch}: 1437 of 1437 samples once, exactly once" for epoch in range(EPOCHS)
     ], counted.stderr
-    said = nodes.story()
+    said = nodes.log()
     assert "dropped the etcd key" in said
     assert all(len(agent.err.splitlines()) < LINES for agent in agents), said
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", said)

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from slurm_elastic.rendezvous.leader.releases import own_releases
 from slurm_elastic.slurm import ephemeral_low, port_sequence
 from tests.local.agents import WORKER, Allocation, agent_command, eventually
@@ -41,7 +43,7 @@ def test_the_leader_can_be_on_another_node_than_the_first(allocate: Allocate) ->
     nodes = allocate(2)
     nodes.start(2, "--leader-node", nodes.nodes[1])
     published = nodes.run_dir / "endpoints" / "7.0.json"
-    eventually(published.exists, nodes.story)
+    eventually(published.exists, nodes.log)
     # Where all expect it. Whoever steps in for a leader that never came listens somewhere else.
     assert json.loads(published.read_text())["port"] in port_sequence("7", 0, ephemeral_low())
     nodes.start(1, "--leader-node", nodes.nodes[1])
@@ -205,7 +207,7 @@ def test_workers_that_wait_in_the_store_for_a_peer_that_was_stopped_can_save(all
     conf = "--rdzv-conf=last_call_timeout=0.01,min_round_time=0"
     options = ("--nnodes=2:3", conf, "--shutdown-timeout=300")
     agents = [nodes.start(number, *options, script=("meeting.py",)) for number in (1, 2)]
-    eventually(lambda: all((nodes.directory / f"there.{rank}").exists() for rank in (0, 1)), nodes.story)
+    eventually(lambda: all((nodes.directory / f"there.{rank}").exists() for rank in (0, 1)), nodes.log)
     agents.append(nodes.start(3, *options, script=("meeting.py",)))
     # Rank 1 waits in C++ code, where no handler of Python's runs. Nobody is killed; it is the end of the store that
     # brings it back.
@@ -293,7 +295,7 @@ def test_workers_that_use_torch_find_a_fresh_store_and_do_not_wait_for_the_dead(
         "dist.destroy_process_group()\n"
     )
     agents = nodes.start_all(script=[str(script)])
-    eventually(lambda: len(list(nodes.directory.glob("collective.0.*"))) == 2, nodes.story)
+    eventually(lambda: len(list(nodes.directory.glob("collective.0.*"))) == 2, nodes.log)
     # Rank 0 waits in the collective for a peer that dies with its agent.
     agents[1].kill()
     assert agents[0].wait() == 0, agents[0].err
@@ -302,9 +304,10 @@ def test_workers_that_use_torch_find_a_fresh_store_and_do_not_wait_for_the_dead(
     assert (record["reason"], record["restarts"]) == ("node_lost", 0)
 
 
-def test_rounds_have_a_multiple_of_the_node_unit_and_the_others_are_spares(allocate: Allocate) -> None:
+@pytest.mark.parametrize("option", ["--node-unit=2", "--valid-nodes=2"])
+def test_rounds_have_a_valid_number_of_nodes_and_the_others_are_spares(allocate: Allocate, option: str) -> None:
     nodes = allocate(3)
-    agents = nodes.start_all("--node-unit=2")
+    agents = nodes.start_all(option)
     members = nodes.nodes_of(0)
     (spare,) = [agent for agent in agents if agent.node not in members]
     spare.expect("waits as a spare")

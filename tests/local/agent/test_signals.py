@@ -139,7 +139,7 @@ def test_while_python_is_still_importing(allocate: Allocate) -> None:
     (site / "sitecustomize.py").write_text(_WAITS_BEFORE_TORCH)
     path = os.pathsep.join([str(site), nodes.environment(1)["PYTHONPATH"]])
     agent = nodes.command(1, *agent_command("--local-addr=127.0.0.1", str(WORKER)), PYTHONPATH=path)
-    eventually((nodes.directory / "importing").exists, nodes.story)
+    eventually((nodes.directory / "importing").exists, nodes.log)
     agent.signal(signal.SIGTERM)
     nodes.touch("signalled")
     assert agent.wait() == 75

@@ -29,7 +29,7 @@ def repeated(nodes: Allocation, round_: int) -> int:
     taken = [steps(nodes, rank) for rank in range(nodes.size)]
     first = {min(step for number, step, _ in taken[rank] if number == round_) for rank in range(world)}
     before = max(step for ranks in taken for number, step, _ in ranks if number < round_)
-    assert len(first) == 1, nodes.story()
+    assert len(first) == 1, nodes.log()
     return before - first.pop() + 1
 
 
@@ -53,7 +53,7 @@ def test_nodes_go_on_without_the_leader_and_a_new_one_gets_the_snapshot(allocate
     assert repeated(nodes, 1) in (0, 1)
     # The node is back, and has nothing in memory.
     agents[0] = nodes.start(1, "--nnodes=1:3", script=(STEPPING, "snapshots"))
-    eventually(lambda: nodes.rounds() > 2, nodes.story)
+    eventually(lambda: nodes.rounds() > 2, nodes.log)
     stepped(nodes, 2)
     nodes.touch("finish")
     assert [agent.wait() for agent in agents] == [0, 0, 0]
@@ -69,11 +69,11 @@ def test_a_state_from_which_workers_fail_is_left_for_older_ones_and_then_for_dis
     nodes.touch("finish")
     assert agent.wait() == 0
     resumed = [int(line.split()[-1]) for line in agent.out.splitlines() if "resumed at" in line]
-    assert resumed == [0, 6, 5, 4, 0], nodes.story()
+    assert resumed == [0, 6, 5, 4, 0], nodes.log()
     assert "failed before the next snapshot; it starts from disk" in agent.err
 
 
-def test_a_job_that_is_told_to_go_starts_again_from_what_its_agent_wrote_to_disk(allocate: Allocate) -> None:
+def test_a_job_that_is_is_leaving_starts_again_from_what_its_agent_wrote_to_disk(allocate: Allocate) -> None:
     nodes = allocate(1, job_id="19")
     nodes.touch("pace", "0.01")
     agent = nodes.start(1, script=(STEPPING, "snapshots", "disk"))
@@ -88,7 +88,7 @@ def test_a_job_that_is_told_to_go_starts_again_from_what_its_agent_wrote_to_disk
     agent = again.start(1, script=(STEPPING, "snapshots", "disk"))
     stepped(again, 1)
     again.touch("finish")
-    assert agent.wait() == 0, again.story()
+    assert agent.wait() == 0, again.log()
     assert repeated(again, 1) == 0
 
 

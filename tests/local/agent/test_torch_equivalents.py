@@ -136,13 +136,13 @@ def test_torchrun_needs_neither_endpoint_nor_id(allocate: Allocate) -> None:
     (nodes.directory / "train.py").write_text(TORCHRUN_WORKER)
     command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=slurm", "--nnodes=1:2"]
     first, second = (nodes.command(number, *command, f"--local-addr=127.0.0.{number}", "train.py") for number in (1, 2))
-    eventually(lambda: len(list(nodes.directory.glob("torchrun.2.*"))) == 2, nodes.story)
+    eventually(lambda: len(list(nodes.directory.glob("torchrun.2.*"))) == 2, nodes.log)
     told = {(nodes.directory / f"torchrun.2.{rank}").read_text() for rank in (0, 1)}
     assert len(told) == 1
     assert told.pop().endswith(" 7")
     # A lost node: the other one goes on without it, at once and uncharged, as --max-restarts is 0.
     second.kill()
-    eventually((nodes.directory / "torchrun.1.0").exists, nodes.story)
+    eventually((nodes.directory / "torchrun.1.0").exists, nodes.log)
     nodes.touch("finish")
     assert first.wait() == 0, first.err
     assert (nodes.run_dir / "done.json").exists()

@@ -91,7 +91,7 @@ def test_different_releases_on_the_nodes_of_a_run_are_said_once(allocate: Alloca
     nodes.seen(0)
     nodes.touch("finish")
     assert [agent.wait() for agent in agents] == [0, 0, 0]
-    lines = [line for line in nodes.story().splitlines() if "install the same releases on all nodes of a run" in line]
+    lines = [line for line in nodes.log().splitlines() if "install the same releases on all nodes of a run" in line]
     assert len(lines) == 1
     # Whichever joined first.
     assert "has Python 3.9, torch 2.12.0" in lines[0]

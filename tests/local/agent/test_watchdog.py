@@ -10,15 +10,15 @@ import pytest
 from tests.local.agents import Allocation, eventually
 
 Allocate = Callable[..., Allocation]
-HANGING = str(Path(__file__).with_name("hanging.py"))
+HANGING = str(Path(__file__).parent / "scripts" / "hanging.py")
 
 
 def test_a_hung_worker_costs_a_restart_and_its_agent_lives(allocate: Allocate) -> None:
     nodes = allocate(2)
     agents = nodes.start_all("--start=warm", "--max-restarts=1", script=[HANGING])
-    eventually(lambda: nodes.rounds() == 2, nodes.story)
+    eventually(lambda: nodes.rounds() == 2, nodes.log)
     nodes.touch("finish")
-    assert [agent.wait() for agent in agents] == [0, 0], nodes.story()
+    assert [agent.wait() for agent in agents] == [0, 0], nodes.log()
     events = {event["event"]: event for event in nodes.events()}
     hang = events["worker_hung"]
     assert (hang["rank"], hang["scope"], hang["signal"], hang["round"]) == (1, "step", "SIGKILL", 0)

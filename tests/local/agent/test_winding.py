@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.local.agents import PATIENCE, Allocation, eventually
+from tests.local.agents import HANG, Allocation, eventually
 from tests.local.waiting import at_once
 
 Allocate = Callable[..., Allocation]
@@ -37,13 +37,13 @@ def steps(nodes: Allocation, rank: int = 0) -> list[tuple[int, int, float]]:
 
 def stepped(nodes: Allocation, round_: int, least: int = 3) -> None:
     """Wait until rank 0 has taken steps in this round."""
-    eventually(lambda: len([1 for number, *_ in steps(nodes) if number == round_]) >= least, nodes.story)
+    eventually(lambda: len([1 for number, *_ in steps(nodes) if number == round_]) >= least, nodes.log)
 
 
 def into_a_long_step(nodes: Allocation) -> None:
     """Wait until a rank is in a step of five minutes, so that none can come to the end of it."""
     nodes.touch("pace", "300")
-    eventually(lambda: list(nodes.directory.glob("in-300.*")), nodes.story)
+    eventually(lambda: list(nodes.directory.glob("in-300.*")), nodes.log)
 
 
 def ended_at(nodes: Allocation, round_: int) -> set[int]:
@@ -57,7 +57,7 @@ def ended_at(nodes: Allocation, round_: int) -> set[int]:
 
 def no_step_was_lost(nodes: Allocation) -> None:
     taken = [step for _, step, _ in steps(nodes)]
-    assert taken == list(range(1, len(taken) + 1)), nodes.story()
+    assert taken == list(range(1, len(taken) + 1)), nodes.log()
 
 
 def test_a_node_leaves_and_another_comes_and_no_step_is_lost(allocate: Allocate) -> None:
@@ -98,15 +98,15 @@ def test_a_node_that_joins_a_living_run_has_imported_before_what_its_workers_nee
     second = others.start(1, "--start=warm", "--preload=waiting", *living, constants=constants)
     # The leader knows of it before it is ready, so that others which come about now can wait for it.
     place = nodes.directory / "elastic-runs" / "living" / "health" / "127.0.0.1.8.json"
-    eventually(place.exists, nodes.story)
+    eventually(place.exists, nodes.log)
     ((group,),) = [json.loads(place.read_text())]
     status: dict[str, Any] = {}
     while not status.get("leader"):
-        with urllib.request.urlopen(f"http://{group['targets'][0]}/status", timeout=PATIENCE) as answer:
+        with urllib.request.urlopen(f"http://{group['targets'][0]}/status", timeout=HANG) as answer:
             status = json.load(answer)
     assert status["state"] == "starting"
     nodes.touch("go")
-    eventually(lambda: "imported: " in second.out and second.out.endswith("\n"), nodes.story)
+    eventually(lambda: "imported: " in second.out and second.out.endswith("\n"), nodes.log)
     assert "imported: True" in second.out
     stepped(nodes, 1)
     nodes.touch("finish")
@@ -173,7 +173,7 @@ def test_two_nodes_leave_at_once_and_the_third_loses_no_step(allocate: Allocate)
     first, second, third = training(nodes)
     at_once([(first, signal.SIGTERM), (third, signal.SIGUSR2)])
     assert [first.wait(), third.wait()] == [75, 75]
-    eventually(lambda: nodes.rounds() > 1 and steps(nodes)[-1][0] == nodes.rounds() - 1, nodes.story)
+    eventually(lambda: nodes.rounds() > 1 and steps(nodes)[-1][0] == nodes.rounds() - 1, nodes.log)
     nodes.touch("finish")
     second.expect("the run succeeded")
     # As no first node is left that could end the job, it stays to do that, unless it is told to go.
@@ -201,7 +201,7 @@ def test_workers_that_end_well_on_a_signal_have_not_finished_the_run(allocate: A
     assert agents[1].wait() == 75
     stepped(nodes, 1)
     assert (nodes.directory / "checkpoint").exists()
-    assert "the run succeeded" not in nodes.story()
+    assert "the run succeeded" not in nodes.log()
     nodes.touch("finish")
     assert agents[0].wait() == 0
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slurm_elastic.agent.forkserver import _linux as linux
-from tests.local.forkserver.workplace import Workplace
+from tests.local.forkserver.helpers.workplace import Workplace
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.agent.forkserver import Program
-from tests.local.forkserver.workplace import Workplace, comparable
+from tests.local.forkserver.helpers.workplace import Workplace, comparable
 
 SCRIPTS = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "scripts").glob("*.py"))}
 SCRIPTS["syntax_error"] = 'print("never printed"\n'

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.agent.forkserver._linux import children
-from tests.local.forkserver.workplace import HANG, Workplace
+from tests.local.forkserver.helpers.workplace import HANG, Workplace
 from tests.local.waiting import eventually
 
 Make = Callable[..., Workplace]
+AGENT = str(Path(__file__).parent / "helpers" / "agent.py")
 COLD = {"TORCH_COLD": "1"}
 
 FAMILY = """
@@ -30,7 +31,7 @@ def note(kind, pid):
 
 note("worker", os.getpid())
 note("child", subprocess.Popen(["sleep", "1000"]).pid)
-note("group", subprocess.Popen(["sleep", "1000"], process_group=0).pid)
+note("group", subprocess.Popen(["sleep", "1000"], preexec_fn=os.setpgrp).pid)
 note("session", subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)
 if os.fork() == 0:
     os.setsid()
@@ -52,7 +53,7 @@ class Pids:
         self.environment = {"PIDS": str(file)}
 
     def wait(self, families: int = 1) -> dict[str, int]:
-        """By kind, once everybody is there."""
+        """By kind, once all_pids is there."""
         end = time.monotonic() + HANG
         # Nobody waits for the daemon, so it may write itself down after the others are ready.
         while min(self._written().count(word) for word in ("ready 0\n", "daemon ")) < families:
@@ -126,22 +127,22 @@ def test_nothing_outlives_a_round(workplace: Make, pids: Pids, environment: dict
 @pytest.mark.parametrize("start", ["warm", "cold"])
 def test_nothing_outlives_the_agent(tmp_path: Path, pids: Pids, start: str) -> None:
     (tmp_path / "train.py").write_text(WAIT)
-    agent = subprocess.Popen([sys.executable, str(Path(__file__).with_name("agent.py")), str(tmp_path), start])
+    agent = subprocess.Popen([sys.executable, AGENT, str(tmp_path), start])
     try:
         family = pids.wait(families=2)
         warm = children(agent.pid)
-        everybody = [int(line.split()[1]) for line in pids.file.read_text().splitlines() if "ready" not in line]
+        all_pids = [int(line.split()[1]) for line in pids.file.read_text().splitlines() if "ready" not in line]
     finally:
         agent.kill()
         agent.wait()
     assert warm
-    assert_gone(*warm, *everybody)
+    assert_gone(*warm, *all_pids)
     assert family
 
 
 def test_workers_die_when_agent_and_fork_server_are_killed_at_once(tmp_path: Path, pids: Pids) -> None:
     (tmp_path / "train.py").write_text(WAIT)
-    agent = subprocess.Popen([sys.executable, str(Path(__file__).with_name("agent.py")), str(tmp_path), "warm"])
+    agent = subprocess.Popen([sys.executable, AGENT, str(tmp_path), "warm"])
     try:
         family = pids.wait(families=2)
         # Two for the moment in which a replacement takes over.
@@ -160,7 +161,7 @@ def test_workers_die_when_agent_and_fork_server_are_killed_at_once(tmp_path: Pat
 def test_fork_server_that_imports_dies_with_the_agent(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(f"import time\nopen({str(tmp_path / 'here')!r}, 'w')\ntime.sleep(1000)\n")
     (tmp_path / "train.py").touch()
-    agent = subprocess.Popen([sys.executable, str(Path(__file__).with_name("agent.py")), str(tmp_path), "slow"])
+    agent = subprocess.Popen([sys.executable, AGENT, str(tmp_path), "slow"])
     try:
         end = time.monotonic() + HANG
         while not (tmp_path / "here").exists():
@@ -180,7 +181,7 @@ def test_workers_die_with_the_fork_server_and_start_cold_then(
     place.script.write_text(WAIT)
     context = place.context(environment={**pids.environment, "SLURM_ELASTIC_ROUND": "0"})
     family = pids.wait()
-    dead = place.warm.pid
+    dead = place.fork_server.pid
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as own:
         os.kill(dead, signal.SIGKILL)
         result = context.wait(HANG)
@@ -194,14 +195,14 @@ def test_workers_die_with_the_fork_server_and_start_cold_then(
     for _round in range(2):
         assert place.run_warm().stdout == "False\n"
     assert caplog.messages == ["workers start cold: the fork server died (SIGKILL)"] * 2
-    assert place.warm.pid != dead
+    assert place.fork_server.pid != dead
 
 
 def test_fork_server_that_dies_between_rounds(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:
     place = workplace()
     place.script.write_text("print('here')\n")
     assert place.run_warm().stdout == "here\n"
-    os.kill(place.warm.pid, signal.SIGKILL)
+    os.kill(place.fork_server.pid, signal.SIGKILL)
     assert place.run_warm().stdout == "here\n"
     assert "the fork server died (SIGKILL)" in caplog.text
 
@@ -212,7 +213,7 @@ def test_signals_of_slurm_do_not_end_the_fork_server(workplace: Make) -> None:
     place.script.write_text("import sys\nprint('torch' in sys.modules)\n")
     for _moment in ("while it starts", "when it serves"):
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
-            os.kill(place.warm.pid, number)
+            os.kill(place.fork_server.pid, number)
         assert place.run_warm().stdout == "True\n"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from slurm_elastic.agent.forkserver import ForkServer
 from slurm_elastic.agent.forkserver._linux import children
-from tests.local.forkserver.workplace import HANG, Workplace
+from tests.local.forkserver.helpers.workplace import HANG, Workplace
 
 RESTARTS = 500
 ORDER = 20
@@ -18,8 +18,8 @@ COME_AND_GO = 5
 """Descriptors, threads and processes of each kind that may be there at the moment of one look and not of another."""
 
 
-def size(warm: ForkServer) -> dict[str, int]:
-    process = Path("/proc", str(warm.pid))
+def size(server: ForkServer) -> dict[str, int]:
+    process = Path("/proc", str(server.pid))
     memory = re.search(r"VmData:\s+(\d+) kB", (process / "status").read_text())
     assert memory is not None
     return {
@@ -27,7 +27,7 @@ def size(warm: ForkServer) -> dict[str, int]:
         "files": len(list((process / "fd").iterdir())),
         "our files": len(list(Path("/proc/self/fd").iterdir())),
         "threads": len(list((process / "task").iterdir())),
-        "processes": len(children(warm.pid)),
+        "processes": len(children(server.pid)),
     }
 
 
@@ -44,14 +44,14 @@ def test_restarts_do_not_grow(workplace: Callable[..., Workplace]) -> None:
             assert not result.failures
 
     end = time.monotonic() + HANG
-    while not place.warm.complete:
+    while not place.fork_server.complete:
         assert time.monotonic() < end
         time.sleep(0.1)
-        place.warm.renew()
+        place.fork_server.refresh()
     restart(50)
-    before = size(place.warm)
+    before = size(place.fork_server)
     restart(RESTARTS - 50)
-    after = size(place.warm)
+    after = size(place.fork_server)
     grown = {name: after[name] - before[name] for name in after}
     assert grown.pop("memory") < ORDER * (RESTARTS - 50) / 2
     assert max(grown.values()) <= COME_AND_GO, grown

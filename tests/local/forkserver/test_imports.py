@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from slurm_elastic.agent.forkserver._linux import children
+from tests.local.forkserver.helpers.workplace import HANG, Ended, Workplace, comparable
 from tests.local.forkserver.test_ends import assert_gone
-from tests.local.forkserver.workplace import HANG, Ended, Workplace, comparable
 
 PACKAGES = {
     "plain": "import plain_part\nIMPORTED = 1\n",
@@ -102,10 +102,10 @@ class Site:
 
     def _wait_prepared(self, place: Workplace) -> None:
         end = time.monotonic() + HANG
-        while place.warm._prepared is None:
+        while place.fork_server.prepared is None:
             assert time.monotonic() < end
             time.sleep(0.05)
-            place.warm.read()
+            place.fork_server.read()
 
 
 @pytest.fixture
@@ -181,19 +181,19 @@ def test_next_attempt_imports_only_what_has_come_since(site: Site) -> None:
         "import late\ntime.sleep(1000)\n"
     )
     context = place.context(environment=site.worker_environment())
-    server, worker = place.warm.pid, context.pids()[0]
+    server, worker = place.fork_server.pid, context.pids()[0]
     end, found = time.monotonic() + HANG, set()
     try:
         while len(found) < 2:
             assert time.monotonic() < end
             time.sleep(0.05)
-            place.warm.read()
-            if place.warm._prepared is not None:
-                found.add(place.warm._prepared.pid)
+            place.fork_server.read()
+            if place.fork_server.prepared is not None:
+                found.add(place.fork_server.prepared.pid)
                 more.touch()
         # It was forked from the one before, becomes the fork server's when that ends, and outlives the round.
-        assert place.warm._prepared is not None
-        while place.warm._prepared.pid not in children(server):
+        assert place.fork_server.prepared is not None
+        while place.fork_server.prepared.pid not in children(server):
             assert time.monotonic() < end
             time.sleep(0.05)
     finally:
@@ -314,13 +314,13 @@ def test_another_node_takes_over_what_the_first_has_found(site: Site, caplog: py
     second = Workplace(site.script.parent, imports=str(site.lists), environment=site.environment)
     found = []
     try:
-        assert second.warm.wait_ready(HANG)
+        assert second.fork_server.wait_ready(HANG)
         for place in (first, second):
             caplog.clear()
             imports.write_text("")
             site.learn_in(place)
-            assert place.warm._prepared is not None
-            forked = forks.read_text().split().count(str(place.warm._prepared.pid))
+            assert place.fork_server.prepared is not None
+            forked = forks.read_text().split().count(str(place.fork_server.prepared.pid))
             imported = len(imports.read_text().split())
             assert place.run_warm(environment=site.worker_environment()).stdout == "['noted']\n"
             found.append((forked, imported, len([message for message in caplog.messages if "anew" in message])))
@@ -352,7 +352,7 @@ def test_script_that_imports_something_else_in_the_next_round(site: Site, caplog
     asked = asking("plain", "after")
     site.learn(asked + "import plain\nprint(there)\n")
     site.script.write_text(asked + "import after\nprint(there, after.SEEN)\n")
-    server = site.place.warm.pid if site.place is not None else 0
+    server = site.place.fork_server.pid if site.place is not None else 0
     assert site.run({"CHOICE": "given"}).stdout == "['plain'] given\n"
     assert not [message for message in caplog.messages if "changed" in message]
     assert_gone(server)
@@ -387,7 +387,7 @@ def test_later_run_does_not_wait_long_for_a_list_that_has_become_slow(site: Site
         "import time, sys\ntime.sleep(0 if 'RANK' in __import__('os').environ else 1000)\n"
     )
     place, begun = site.start(), time.monotonic()
-    assert place.warm.wait_ready(HANG)
+    assert place.fork_server.wait_ready(HANG)
     assert site.run().stdout == "[]\n"
     assert time.monotonic() - begun < 60.0
 
@@ -462,11 +462,17 @@ def test_a_killed_worker_has_reported(site: Site) -> None:
         time.sleep(0.05)
     os.kill(context.pids()[0], signal.SIGKILL)
     assert context.wait(HANG) is not None
-    while place.warm._prepared is None:
+    while place.fork_server.prepared is None:
         assert time.monotonic() < end
         time.sleep(0.05)
-        place.warm.read()
+        place.fork_server.read()
     context.close()
+    assert site.run().stdout == "['plain']\n"
+
+
+def test_an_encoding_is_not_worth_a_replacement(site: Site) -> None:
+    script = asking("plain", "encodings.cp037") + "import plain\nb'a'.decode('cp037')\nprint(there)\n"
+    assert site.learn(script) == "[]\n"
     assert site.run().stdout == "['plain']\n"
 
 
@@ -474,7 +480,7 @@ def test_nothing_is_learned_where_that_is_switched_off(site: Site) -> None:
     site.script.write_text(asking("plain") + "import plain\nprint(there)\n")
     site.place = Workplace(site.script.parent, environment=site.environment)
     assert site.run().stdout == "[]\n"
-    site.place.warm.import_all(HANG)
+    site.place.fork_server.import_all(HANG)
     assert site.run().stdout == "[]\n"
     assert not site.lists.exists()
 

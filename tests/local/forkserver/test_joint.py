@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.local.forkserver.joint import ROOT
-from tests.local.forkserver.workplace import HANG
+from tests.local.forkserver.helpers.joint import ROOT
+from tests.local.forkserver.helpers.workplace import HANG
 
 TWICE = "every node imports torch twice, for its agent and for its workers, and starts seconds later"
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.py"))
@@ -85,7 +85,7 @@ def test_scripts_run_as_under_torchrun(tmp_path: Path, inherited_file: int) -> N
     for name in ("a_look.py", "z_look.py"):
         (tmp_path / "scripts" / name).write_text(look)
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("joint.py")), str(tmp_path)],
+        [sys.executable, str(Path(__file__).parent / "helpers" / "joint.py"), str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=HANG,
@@ -107,10 +107,10 @@ def test_nothing_waits_for_the_libraries_that_are_loaded_meanwhile() -> None:
         "from slurm_elastic.agent.forkserver import _import_overlap as ahead\n"
         "from slurm_elastic.agent.forkserver._bytecode_prefetch import ReadAhead\n"
         "def libraries(): return {line.split()[-1] for line in open('/proc/self/maps') if '.so' in line}\n"
-        "ahead.import_before()\n"
+        "ahead.import_extension_modules()\n"
         "before = libraries()\n"
-        "ahead.import_meanwhile()\n"
-        "ReadAhead().read(ahead.READ_MEANWHILE, enough=lambda: False)\n"
+        "ahead.import_pure_modules()\n"
+        "ReadAhead().read(ahead.READ_AHEAD_PACKAGES, enough=lambda: False)\n"
         "print(libraries() - before, 'torch' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -123,7 +123,7 @@ def test_what_was_read_meanwhile_is_imported() -> None:
         "from slurm_elastic.agent.forkserver import _import_overlap as ahead\n"
         "from slurm_elastic.agent.forkserver._bytecode_prefetch import ReadAhead\n"
         "read_ahead = ReadAhead()\n"
-        "read_ahead.read(ahead.READ_MEANWHILE, enough=lambda: False)\n"
+        "read_ahead.read(ahead.READ_AHEAD_PACKAGES, enough=lambda: False)\n"
         "read = {*read_ahead.names}\n"
         "import torch.distributed\n"
         "print(len(read) > 300, len(read & {*sys.modules}) / len(read) > 0.8)\n"

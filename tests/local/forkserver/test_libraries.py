@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.local.forkserver.workplace import HANG
+from tests.local.forkserver.helpers.workplace import HANG
 
 PYTHON = Path("/opt/slurm-elastic/frameworks/bin/python")
 CHECKOUT = Path(__file__).parents[3]
@@ -24,7 +24,7 @@ from tests.local.forkserver.test_imports import Site, asking
 
 logging.basicConfig(level=logging.INFO, stream=sys.stderr)
 site = Site(pathlib.Path(sys.argv[1]))
-script = pathlib.Path("tests/local/forkserver/libraries.py").read_text()
+script = pathlib.Path("tests/local/forkserver/helpers/libraries.py").read_text()
 cold = site.learn(asking(*{NAMES}) + "sys.stderr.write(f'{{there}}\\\\n')\\n" + script)
 warm = site.run()
 site.place.close()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.local.forkserver.helpers.workplace import HANG, Workplace
 from tests.local.forkserver.test_ends import assert_gone
-from tests.local.forkserver.workplace import HANG, Workplace
 
 Make = Callable[..., Workplace]
 
@@ -26,12 +26,12 @@ def test_round_changes_do_not_wait_for_its_imports(workplace: Make, tmp_path: Pa
     place = workplace(environment={**os.environ, **path})
     place.script.write_text("import sys\nprint('torch' in sys.modules)\n")
     assert place.run_warm(environment=path).stdout == "True\n"
-    warm, end = place.warm.pid, time.monotonic() + HANG
+    warm, end = place.fork_server.pid, time.monotonic() + HANG
     while not here.exists() or not here.read_text():
         assert time.monotonic() < end
         time.sleep(0.05)
     assert place.run_warm(environment=path).stdout == "True\n"
-    assert place.warm.pid == warm
+    assert place.fork_server.pid == warm
     place.close()
     assert_gone(warm, int(here.read_text()))
 
@@ -39,17 +39,17 @@ def test_round_changes_do_not_wait_for_its_imports(workplace: Make, tmp_path: Pa
 def test_it_starts_the_workers_of_later_rounds(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:
     place = workplace()
     place.script.write_text("import sys\nprint('torch._dynamo' in sys.modules)\n")
-    before, end = place.warm.pid, time.monotonic() + HANG
+    before, end = place.fork_server.pid, time.monotonic() + HANG
     assert place.run_warm().stdout == "False\n"
-    while not place.warm.complete:
+    while not place.fork_server.complete:
         assert time.monotonic() < end
         time.sleep(0.1)
-        place.warm.renew()
+        place.fork_server.refresh()
     assert_gone(before)
     for _round in range(2):
         assert place.run_warm().stdout == "True\n"
     assert not caplog.messages
-    os.kill(place.warm.pid, signal.SIGKILL)
+    os.kill(place.fork_server.pid, signal.SIGKILL)
     assert place.run_warm().stdout == "False\n"
     assert caplog.messages == ["workers start cold: the fork server died (SIGKILL)"]
 
@@ -62,7 +62,7 @@ def test_the_first_workers_have_everything_where_that_is_waited_for(
     place.script.write_text(
         "import os, sys\nprint('torch._dynamo' in sys.modules, [name for name in os.environ if 'INDUCTOR' in name])\n"
     )
-    place.warm.import_all(HANG)
+    place.fork_server.import_all(HANG)
     assert place.run_warm().stdout == "True []\n"
 
 
@@ -71,11 +71,11 @@ def test_it_ends_with_a_fork_server_that_is_killed(workplace: Make) -> None:
     place.script.write_text("import sys\nprint('torch' in sys.modules)\n")
     assert place.run_warm().stdout == "True\n"
     end = time.monotonic() + HANG
-    while place.warm._replacement is None:
+    while place.fork_server.replacement is None:
         assert time.monotonic() < end
         time.sleep(0.05)
-        place.warm.read()
-    replacement = place.warm._replacement.pid
-    os.kill(place.warm.pid, signal.SIGKILL)
+        place.fork_server.read()
+    replacement = place.fork_server.replacement.pid
+    os.kill(place.fork_server.pid, signal.SIGKILL)
     assert place.run_warm().stdout == "False\n"
     assert_gone(replacement)

@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 from slurm_elastic.agent.forkserver import FUNCTION, ForkServer, Program, StartInterruptedError, State, torch_context
 from slurm_elastic.control import RoundControl
 from slurm_elastic.errors import UsageError
-from tests.local.forkserver.workplace import HANG, Workplace
+from tests.local.forkserver.helpers.workplace import HANG, Workplace
 
 Make = Callable[..., Workplace]
 FORKED = "import sys\nprint('torch' in sys.modules)\n"
@@ -32,8 +32,8 @@ def test_cold_start_on_demand(workplace: Make, caplog: pytest.LogCaptureFixture)
 
 def test_program_that_is_not_python(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:
     place = workplace(program=None, entrypoint="/bin/echo")
-    place.warm.close()
-    place.warm = ForkServer.start(None)
+    place.fork_server.close()
+    place.fork_server = ForkServer.start(None)
     place.program = Program("/bin/echo", ())
     assert place.run_warm(["a", "b"]).stdout == "a b\n"
     assert caplog.messages == ["workers start cold: the entry point is not a Python script"]
@@ -147,8 +147,8 @@ def test_waiting_for_imports_can_be_stopped(workplace: Make) -> None:
     place = workplace(preload=["slow"], modules={"slow": "import time\ntime.sleep(1000)\n"})
     asked = []
     with pytest.raises(StartInterruptedError):
-        place.warm.wait_ready(HANG, lambda: asked.append(1) is None and len(asked) > 2)
-    assert not place.warm.wait_ready(0)
+        place.fork_server.wait_ready(HANG, lambda: asked.append(1) is None and len(asked) > 2)
+    assert not place.fork_server.wait_ready(0)
 
 
 def test_worker_inherits_nothing_of_the_agent(workplace: Make) -> None:
@@ -171,7 +171,9 @@ def test_worker_inherits_nothing_of_the_agent(workplace: Make) -> None:
 
 def test_agent_signal_mask_and_handlers_do_not_matter(workplace: Make) -> None:
     place = workplace()
-    place.script.write_text("import signal\nprint(signal.pthread_sigmask(0, []), signal.getsignal(signal.SIGUSR1))\n")
+    place.script.write_text(
+        "import signal\nprint(signal.pthread_sigmask(0, []), int(signal.getsignal(signal.SIGUSR1)))\n"
+    )
     previous = signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
         assert place.run_warm().stdout == "set() 0\n"

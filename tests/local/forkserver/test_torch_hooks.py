@@ -19,10 +19,9 @@ from torch.numa import binding
 
 from slurm_elastic.agent import option_table
 from slurm_elastic.agent.forkserver import torch_context
-from slurm_elastic.agent.forkserver._numa import bound_cpus
-from slurm_elastic.agent.forkserver.torch_context import ForkServerContext, start_workers
+from slurm_elastic.agent.forkserver.torch_context import ForkServerContext, bound_cpus, start_workers
 from slurm_elastic.agent.forkserver.torch_processes import signal_handlers_kept
-from tests.local.forkserver.workplace import HANG
+from tests.local.forkserver.helpers.workplace import HANG
 
 
 def test_context_has_the_methods_that_torch_asks_for() -> None:

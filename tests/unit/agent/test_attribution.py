@@ -12,6 +12,8 @@ import pytest
 from slurm_elastic.agent.attribution import AttributionFeature
 from slurm_elastic.agent.features import RunningRound
 from slurm_elastic.agent.memory_kills import memory_kills, resident
+from slurm_elastic.agent.root_cause import last_output
+from slurm_elastic.control import WorkerProgress
 from slurm_elastic.rendezvous.membership import Reason, WorkerFailure
 from slurm_elastic.rendezvous.membership.assignment import Place
 from slurm_elastic.rendezvous.transport.messages import Assignment
@@ -53,6 +55,31 @@ def test_a_worker_that_the_kernel_killed_for_lack_of_memory(before: int | None, 
         assert found.detail == first.removeprefix("by the kernel: ")
 
 
+@pytest.mark.parametrize("recorded", [True, False])
+def test_an_exception_is_the_cause_also_where_the_exit_after_it_is_aborted(tmp_path: Path, recorded: bool) -> None:
+    traceback = 'Traceback (most recent call last):\n  File "t.py", line 1\nValueError: bad sample 7\n'
+    log, error_file = tmp_path / "stderr.log", tmp_path / "error.json"
+    log.write_text(f"{traceback}terminate called without an active exception\n")
+    if recorded:
+        error_file.write_text(json.dumps({"message": {"message": "", "extraInfo": {"py_callstack": traceback}}}))
+    feature = AttributionFeature()
+    feature.workers_started(
+        replace(running({0: 1}), progress=lambda: (WorkerProgress(0, True, 3, 3, None, 0.0, False),))
+    )
+    found = []
+    for exit_code in (1, -6):
+        message = last_output(str(error_file), str(log))
+        assert message.endswith("ValueError: bad sample 7")
+        found.append(feature.attribute(replace(failure(exit_code, message, str(error_file)), log=str(log)), 1))
+    assert [each.cause for each in found] == ["exception", "exception"]
+    assert found[0].fingerprint == found[1].fingerprint != ""
+    # Of a crash whose last word is no exception the signal tells.
+    log.write_text("terminate called without an active exception\n")
+    error_file.unlink(missing_ok=True)
+    assert last_output("", str(log)) == "terminate called without an active exception"
+    assert feature.attribute(replace(failure(-6), log=str(log)), 1).cause == "native_crash"
+
+
 def test_a_worker_that_the_watchdog_killed_was_not_killed_by_the_kernel() -> None:
     kills = iter([3, 4])
     feature = AttributionFeature(kills=lambda: next(kills))
@@ -86,7 +113,7 @@ def test_the_fault_of_a_node_is_not_charged_in_two_rounds() -> None:
     text = "OSError: [Errno 28] No space left on device: '/tmp/x'"
     charged = []
     for round_ in range(3):
-        feature.workers_started(replace(running({}), placed=replace(PLACED, round=round_)))
+        feature.workers_started(replace(running({}), assignment=replace(PLACED, round=round_)))
         # All workers of the node fail, and that is one fault.
         found = [feature.attribute(failure(1, text), pid) for pid in (1, 2, 3)]
         charged.append([not each.uncharged for each in found])

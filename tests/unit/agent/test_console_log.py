@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm_elastic.agent.console_log import tell
+from slurm_elastic.agent.console_log import configure_logging
 from slurm_elastic.errors import UsageError
 
 CHATTER = "torch.distributed.elastic.multiprocessing.api"
@@ -35,7 +35,7 @@ class Terminal(io.StringIO):
 
 def test_a_line_for_each_event() -> None:
     stream = io.StringIO()
-    tell("n2", stream)
+    configure_logging("n2", stream)
     log = logging.getLogger("slurm_elastic.agent")
     log.debug("hidden")
     log.info("lost %s", "n3")
@@ -50,8 +50,8 @@ def test_a_line_for_each_event() -> None:
 
 def test_told_twice_it_is_told_once() -> None:
     first, second = io.StringIO(), io.StringIO()
-    tell("n2", first)
-    tell("n2", second)
+    configure_logging("n2", first)
+    configure_logging("n2", second)
     logging.getLogger("slurm_elastic").info("one")
     assert (lines(first.getvalue()), lines(second.getvalue())) == ([], ["<time> [slurm-elastic n2] one"])
 
@@ -60,7 +60,7 @@ def test_colour_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     stream = Terminal()
-    tell("n2", stream)
+    configure_logging("n2", stream)
     logging.getLogger("slurm_elastic").warning("a [link] " + "long " * 60)
     shown = stream.getvalue()
     assert "\x1b[33m" in shown
@@ -71,7 +71,7 @@ def test_colour_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_traceback_is_kept() -> None:
     stream = io.StringIO()
-    tell("n2", stream)
+    configure_logging("n2", stream)
     try:
         raise ValueError("x")
     except ValueError:
@@ -88,7 +88,7 @@ def test_levels(monkeypatch: pytest.MonkeyPatch, level: str | None, own: int, ch
     logging.getLogger(CHATTER).setLevel(logging.NOTSET)
     if level:
         monkeypatch.setenv("LOGLEVEL", level)
-    tell("n2", io.StringIO())
+    configure_logging("n2", io.StringIO())
     assert (logging.getLogger("slurm_elastic").level, logging.getLogger(CHATTER).level) == (own, chatter)
 
 
@@ -96,4 +96,4 @@ def test_levels(monkeypatch: pytest.MonkeyPatch, level: str | None, own: int, ch
 def test_a_level_that_torch_would_choke_on(monkeypatch: pytest.MonkeyPatch, level: str) -> None:
     monkeypatch.setenv("LOGLEVEL", level)
     with pytest.raises(UsageError, match=r"^LOGLEVEL='.*' is no level; set it to DEBUG, INFO, WARNING or ERROR"):
-        tell("n2", io.StringIO())
+        configure_logging("n2", io.StringIO())

@@ -116,8 +116,8 @@ def test_an_agent_that_knows_no_srun_does_nothing(signalled: int) -> None:
 )
 def test_who_sees_to_the_end_of_the_job(rank: int, leader: str, members: str, stands: bool) -> None:
     place = Place(f"n{rank + 1}/7.0/5", f"n{rank + 1}", rank, 1, rank, "default", rank, 2)
-    placed = Assignment(1, place, 0, Reason.START, 2, 2, "n1", 1, 0, leader=leader, members=members)
-    assert represents_job(job(rank), place.agent, placed) is stands
+    assignment = Assignment(1, place, 0, Reason.START, 2, 2, "n1", 1, 0, leader=leader, members=members)
+    assert represents_job(job(rank), place.agent, assignment) is stands
 
 
 def test_nobody_stands_for_a_job_that_never_trained() -> None:

@@ -36,15 +36,15 @@ from slurm_elastic.agent.lifecycle import (
     Reported,
     ReportFailure,
     ReportFinished,
+    ReportLeft,
     RequestLeave,
     RoundClosed,
-    SayLeft,
     Signalled,
     SignalWorkers,
     Started,
     StartFailed,
-    StartGivenUp,
     Starting,
+    StartInterrupted,
     StartWorkers,
     State,
     StepAccepted,
@@ -83,12 +83,12 @@ DEPARTURE = Departure(PREEMPTED, "SIGTERM", stop_by=125.0, gone_by=130.0)
 STOP = (ExpectExits(), TerminateWorkers())
 
 
-def placed(rank: int = 1, nodes: int = 2) -> messages.Assignment:
+def assignment(rank: int = 1, nodes: int = 2) -> messages.Assignment:
     place = Place("n1/7.0/1", "n1", rank, 1, rank, "default", rank, nodes)
     return messages.Assignment(1, place, 4, Reason.START, nodes, nodes, "n0", 1, 0)
 
 
-ROUND = placed()
+ROUND = assignment()
 TRAINING = Training(ROUND)
 STATES: tuple[State, ...] = (
     Joining(),
@@ -142,7 +142,7 @@ def test_an_agent_joins_first() -> None:
 
 def test_an_agent_that_was_signalled_before_it_began_leaves_without_joining() -> None:
     state, actions = play(Joining(), Started(signalled=True), SIGTERM)
-    assert actions == [ANNOUNCED, SayLeft(PREEMPTED), LEFT]
+    assert actions == [ANNOUNCED, ReportLeft(PREEMPTED), LEFT]
     assert state == Done(LEFT.outcome, None)
 
 
@@ -157,7 +157,7 @@ def test_a_program_that_cannot_be_run_is_a_worker_that_fails() -> None:
 
 
 def test_a_start_that_was_given_up_waits_for_the_leader_and_takes_part_in_no_stop() -> None:
-    state, actions = play(Starting(ROUND), StartGivenUp(), messages.Holding(4))
+    state, actions = play(Starting(ROUND), StartInterrupted(), messages.Holding(4))
     assert (state, actions) == (Reported(ROUND, None), [AnswerHold(4, None)])
 
 
@@ -233,7 +233,7 @@ def test_processes_that_survive_sigkill_end_the_agent() -> None:
     for then in (Rejoin(), DEPARTURE, Ending(AgentOutcome(ExitCode.FINISHED))):
         state, actions = play(Stopping(ROUND, then, NOW + 1), WorkersEnded(), RoundClosed(survivors="process 5"))
         assert state == Done(outcome, ROUND)
-        assert actions == [CloseRound(), SayLeft(LeaveReason.FAILED), End(outcome)]
+        assert actions == [CloseRound(), ReportLeft(LeaveReason.FAILED), End(outcome)]
 
 
 # The planned end of a round.
@@ -370,11 +370,11 @@ def test_an_agent_without_training_workers_leaves_at_once(state: State) -> None:
     assert (stopping.then, stopping.stop_by) == (DEPARTURE, 130.0)
     assert actions[0] == ANNOUNCED
     done, actions = play(stopping, WorkersEnded(), RoundClosed())
-    assert (done, actions) == (Done(LEFT.outcome, ROUND), [CloseRound(), SayLeft(PREEMPTED), LEFT])
+    assert (done, actions) == (Done(LEFT.outcome, ROUND), [CloseRound(), ReportLeft(PREEMPTED), LEFT])
 
 
 def test_an_agent_that_joins_leaves_at_once_and_says_how_its_workers_stopped() -> None:
-    assert play(Joining(agreed=True), SIGTERM)[1] == [ANNOUNCED, SayLeft(PREEMPTED, stopped=True), LEFT]
+    assert play(Joining(agreed=True), SIGTERM)[1] == [ANNOUNCED, ReportLeft(PREEMPTED, stopped=True), LEFT]
 
 
 @pytest.mark.parametrize(
@@ -384,10 +384,10 @@ def test_an_agent_that_joins_leaves_at_once_and_says_how_its_workers_stopped() -
 def test_who_serves_the_store_or_leads_stays_until_the_others_have_stopped(
     rank: int, nodes: int, *, leads: bool, lingers: bool
 ) -> None:
-    round_ = placed(rank, nodes)
+    round_ = assignment(rank, nodes)
     leaving = Leaving(Training(round_, 12), DEPARTURE)
     state, actions = play(leaving, WorkersSucceeded(agreed=True), RoundClosed(leads=leads))
-    left = SayLeft(PREEMPTED, stopped=True)
+    left = ReportLeft(PREEMPTED, stopped=True)
     if not lingers:
         assert (state, actions) == (Done(LEFT.outcome, round_), [ExpectExits(), CloseRound(), left, LEFT])
         return
@@ -410,17 +410,19 @@ def test_a_request_to_leave_is_a_notice_without_a_signal() -> None:
 
 # Ends.
 
-GIVES_UP: tuple[tuple[Event, ExitCode, str], ...] = (
-    (Unreachable("no answer"), ExitCode.LEFT, "no leader of run 7 on n0: no answer"),
-    (Unreachable("no answer", usage=True), ExitCode.USAGE, "no leader of run 7 on n0: no answer"),
-    (RecordsLost("disk full"), ExitCode.LEFT, "disk full"),
+GIVES_UP: tuple[tuple[Event, ExitCode, str, bool], ...] = (
+    (Unreachable("no answer"), ExitCode.LEFT, "no leader of run 7 on n0: no answer", True),
+    (Unreachable("no answer", usage=True), ExitCode.USAGE, "no leader of run 7 on n0: no answer", False),
+    (RecordsLost("disk full"), ExitCode.LEFT, "disk full", False),
 )
 
 
 @pytest.mark.parametrize("state", STATES, ids=lambda state: type(state).__name__)
-@pytest.mark.parametrize(("event", "code", "detail"), GIVES_UP)
-def test_an_agent_gives_up_without_leader_or_records(state: State, event: Event, code: ExitCode, detail: str) -> None:
-    _gives_up(state, event, AgentOutcome(code, detail=detail, gave_up=True))
+@pytest.mark.parametrize(("event", "code", "detail", "no_leader"), GIVES_UP)
+def test_an_agent_gives_up_without_leader_or_records(
+    state: State, event: Event, code: ExitCode, detail: str, no_leader: bool
+) -> None:
+    _gives_up(state, event, AgentOutcome(code, detail=detail, gave_up=True, no_leader=no_leader))
 
 
 @pytest.mark.parametrize("state", [Joining(), TRAINING, Reported(ROUND, None), Stopping(ROUND, Rejoin(), NOW + 9)])
@@ -492,7 +494,7 @@ def test_what_the_shell_watches() -> None:
         Joining: (WorkerWatch.NOTHING, None),
         Training: (WorkerWatch.RESULT, None),
         Leaving: (WorkerWatch.RESULT, 125.0),
-        Reported: (WorkerWatch.REST, None),
+        Reported: (WorkerWatch.EXITS, None),
         Stopping: (WorkerWatch.END, NOW + 1),
         Lingering: (WorkerWatch.NOTHING, 125.0),
     }

@@ -23,12 +23,12 @@ from slurm_elastic.agent.lifecycle import (
     Join,
     Joining,
     LifecycleConfig,
+    ReportLeft,
     RoundClosed,
-    SayLeft,
     Signalled,
     Started,
     StartFailed,
-    StartGivenUp,
+    StartInterrupted,
     StartWorkers,
     State,
     StepAccepted,
@@ -106,7 +106,7 @@ class Node:
                 by = self.now + max(seconds, 2.0)
                 # More time may become known, but not for workers that are being stopped.
                 self.leave_by = by if self.leave_by is None else max(self.leave_by, by)
-            case SayLeft():
+            case ReportLeft():
                 assert not self.workers_run, "a farewell beside workers"
                 self.said_left += 1
             case End(outcome):
@@ -120,7 +120,7 @@ class Node:
         self.obey_sigterm = self.chance.random() < 0.5
         if self.workers_run:
             return WorkersStarted()
-        return self.chance.choice((StartGivenUp(), StartFailed(FAILURE)))
+        return self.chance.choice((StartInterrupted(), StartFailed(FAILURE)))
 
     def draw(self) -> Event:
         """Something that may come at any moment."""

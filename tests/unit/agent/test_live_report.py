@@ -4,19 +4,19 @@ import json
 import math
 from dataclasses import replace
 
-from slurm_elastic.agent.health import Place, Snapshot, Stage, WorkerPlace
+from slurm_elastic.agent.health import AgentState, RoundInfo, Stage, WorkerInfo
 from slurm_elastic.agent.health._state import Leave
 from slurm_elastic.agent.live_report import live_report
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.observe.live import LiveAgent, LiveLeave, LiveWorker, live_run
 from slurm_elastic.rendezvous.status_requests import StatusAnswer, is_report
 
-START = Snapshot("7", "n2", "7", "n2/7.0/1", since=10.0)
+START = AgentState("7", "n2", "7", "n2/7.0/1", since=10.0)
 
 
-def place(workers: int) -> Place:
-    ranks = tuple(WorkerPlace(8 + local, local, 100 + local) for local in range(workers))
-    return Place(3, "node_lost", 4, "n[1-4]", 1, 4 * workers, ranks)
+def info(workers: int) -> RoundInfo:
+    ranks = tuple(WorkerInfo(8 + local, local, 100 + local) for local in range(workers))
+    return RoundInfo(3, "node_lost", 4, "n[1-4]", 1, 4 * workers, ranks)
 
 
 def read(text: str) -> LiveAgent:
@@ -26,8 +26,8 @@ def read(text: str) -> LiveAgent:
 
 
 def test_what_an_agent_reports_is_read_as_it_was() -> None:
-    snapshot = replace(
-        START, stage=Stage.TRAINING, place=place(4), leave=Leave("preempted", "caf\u00e9", 32.5), hangs=1
+    state = replace(
+        START, stage=Stage.TRAINING, round_info=info(4), leave=Leave("preempted", "caf\u00e9", 32.5), hangs=1
     )
     progress = [
         WorkerProgress(0, True, 21, 120, 100, 0.5, False, 10.5, 100, math.nan, 119),
@@ -35,8 +35,9 @@ def test_what_an_agent_reports_is_read_as_it_was() -> None:
         WorkerProgress(2, True, 21, 120, 120, 0.0, True, 10.0, 100),
         WorkerProgress(3, False, 0, None, None, None, False),
     ]
-    agent = read(live_report(snapshot, progress, {100: "R", 101: "D"}, 30.0))
+    agent = read(live_report(state, progress, {100: "R", 101: "D"}, 30.0, None, (3 << 30, 118)))
     assert (agent.state, agent.seconds, agent.round, agent.hangs) == ("training", 20.0, 3, 1)
+    assert (agent.snapshot_bytes, agent.safe_step) == (3 << 30, 118)
     assert agent.leave == LiveLeave("preempted", "caf\u00e9", 2.5)
     assert agent.workers == (
         LiveWorker(8, 100, "stepping", "R", 21, 120, 100, 0.5, 2.0, "nan", 119),
@@ -49,12 +50,13 @@ def test_what_an_agent_reports_is_read_as_it_was() -> None:
 def test_before_the_first_round_there_are_no_workers() -> None:
     agent = read(live_report(START, (), {}, 11.0))
     assert (agent.state, agent.seconds, agent.round, agent.workers) == ("starting", 1.0, None, ())
+    assert (agent.snapshot_bytes, agent.safe_step) == (0, None)
 
 
 def test_a_report_is_never_longer_than_the_leader_passes_on() -> None:
-    snapshot = replace(START, stage=Stage.TRAINING, place=place(200), leave=Leave("drained", "\u00e9" * 5000, None))
+    state = replace(START, stage=Stage.TRAINING, round_info=info(200), leave=Leave("drained", "\u00e9" * 5000, None))
     progress = [WorkerProgress(local, True, 10**9, 10**9, 10**9, 0.1, False, 10.0, 0) for local in range(200)]
-    text = live_report(snapshot, progress, {}, 30.0)
+    text = live_report(state, progress, {}, 30.0)
     assert is_report(text)
     agent = read(text)
     assert len(agent.workers) > 15

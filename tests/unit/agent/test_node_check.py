@@ -13,6 +13,7 @@ from slurm_elastic.agent.signals import Notices
 from slurm_elastic.agent.site_command import run_site_command
 from slurm_elastic.agent.watchdog import process_state
 from slurm_elastic.errors import UsageError
+from tests.local.waiting import eventually
 
 
 @pytest.mark.parametrize(
@@ -39,8 +40,15 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
     result = run_site_command(f"echo waits; sleep 600 & echo $! > {tmp_path}/pid; wait", 0.5)
     assert result.problem == "took too long and was killed: waits"
     assert time.monotonic() - before < 60
-    child = process_state(int((tmp_path / "pid").read_text()))
-    assert child is None or child.state == "Z", "an orphan, which its new parent has not reaped yet"
+    child = int((tmp_path / "pid").read_text())
+
+    def has_ended() -> bool:
+        state = process_state(child)
+        # An orphan, which its new parent may not have reaped yet.
+        return state is None or state.state == "Z"
+
+    # SIGKILL was sent; a process ends when it gets a processor next.
+    eventually(has_ended)
 
 
 def test_a_command_that_leaves_a_process_is_not_waited_for() -> None:
@@ -57,7 +65,9 @@ def test_a_command_that_prints_a_gigabyte() -> None:
 
 
 def test_a_command_that_prints_for_ever_is_killed() -> None:
-    assert run_site_command("yes", 0.2) == (None, "y")
+    result = run_site_command("yes", 0.2)
+    assert (result.exit_code, result.last_line) == (None, "y")
+    assert len(result.output) <= 4096
 
 
 @pytest.mark.parametrize(
@@ -77,6 +87,13 @@ def test_a_sound_node(monkeypatch: pytest.MonkeyPatch) -> None:
     assert NodeCheck("", 60).problem(Notices()) == ""
     assert NodeCheck("true", 60).problem(Notices()) == ""
     assert NodeCheck("exit 4", 60).problem(Notices()) == "--node-check ended with exit code 4"
+
+
+def test_a_check_that_hangs_or_is_missing() -> None:
+    assert NodeCheck("echo looks; sleep 600", 0.3).problem(Notices()) == (
+        "--node-check took too long and was killed: looks"
+    )
+    assert NodeCheck("/no/such/check", 60).problem(Notices()).startswith("--node-check ended with exit code 127: ")
 
 
 def test_a_directory_that_takes_no_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,43 +14,38 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.agent import nonblocking_output
-from slurm_elastic.agent.log_tail import Followed, Tail
+from slurm_elastic.agent.log_tail import FollowedFile, Tail
 from slurm_elastic.agent.nonblocking_output import NonblockingStream, make_output_nonblocking
 
-PATIENCE = 60.0
+HANG = 60.0
 
 
 class Pipe:
-    """An stream into a pipe, and the end at which somebody may read."""
+    """A stream into a pipe, and the end for a reader."""
 
-    def __init__(self) -> None:
+    def __init__(self, stalled_after: float) -> None:
         self.reading, self.writing = os.pipe()
-        self.stream = NonblockingStream(self.writing)
+        self.stream = NonblockingStream(self.writing, stalled_after)
 
     def read(self, until: bytes) -> bytes:
         found = b""
         while until not in found:
-            assert select.select([self.reading], [], [], PATIENCE)[0], found[-100:]
+            assert select.select([self.reading], [], [], HANG)[0], found[-100:]
             found += os.read(self.reading, 1 << 16)
         return found
 
     def close(self) -> None:
         # What waits cannot be written any more, so the thread is through with the descriptor.
         os.close(self.reading)
-        while self._waits():
+        while self.stream.pending:
             self.stream.finish()
         os.close(self.writing)
 
-    def _waits(self) -> bool:
-        # Between two lines of the thread nothing waits although it is about to say what it dropped.
-        with self.stream._changed:
-            return bool(self.stream._size)
-
 
 @pytest.fixture
-def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
-    monkeypatch.setattr(nonblocking_output, "_STALLED", 0.1)
-    made = Pipe()
+def pipe(request: pytest.FixtureRequest) -> Iterator[Pipe]:
+    """A pipe whose reader counts as stalled after 0.1 s, or after the seconds of the parameter."""
+    made = Pipe(getattr(request, "param", 0.1))
     yield made
     made.close()
 
@@ -79,23 +74,23 @@ def test_a_reader_that_stops_holds_up_nobody_and_is_told_what_is_left_out(pipe: 
     pipe.read(b"again\n")
 
 
-def test_a_slow_reader_misses_nothing_of_who_has_time(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nonblocking_output, "_STALLED", PATIENCE)
+@pytest.mark.parametrize("pipe", [HANG], indirect=True)
+def test_a_slow_reader_misses_nothing_of_who_has_time(pipe: Pipe) -> None:
     with subprocess.Popen(["wc", "-c"], stdin=pipe.reading, stdout=subprocess.PIPE, text=True) as reader:
         for _ in range(30):
             pipe.stream.wait_for_room()
             pipe.stream.write("x" * 100_000)
-        while pipe.stream._size:
+        while pipe.stream.pending:
             pipe.stream.finish()
         os.close(pipe.writing)
-        assert reader.communicate(timeout=PATIENCE)[0] == "3000000\n"
+        assert reader.communicate(timeout=HANG)[0] == "3000000\n"
     pipe.writing = os.open(os.devnull, os.O_WRONLY)
 
 
 def test_workers_output_that_nobody_reads_does_not_hold_up_the_end_of_a_round(pipe: Pipe, tmp_path: Path) -> None:
     log = tmp_path / "stdout.log"
     log.write_bytes(b"many words\n" * 500_000)
-    tail = Tail([Followed(str(log), "", pipe.stream, lambda line: True)])
+    tail = Tail([FollowedFile(str(log), "", pipe.stream, lambda line: True)])
     tail.start()
     tail.stop()
 

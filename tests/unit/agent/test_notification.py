@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.notification import Delivery, Look, Notification, Watch, step
+from slurm_elastic.agent.features import RunningRound
+from slurm_elastic.agent.notification import Delivery, Look, Notification, NotifyFeature, Watch, step
 from slurm_elastic.agent.option_values import NotifySettings, notify_settings
 from slurm_elastic.errors import UsageError
+from slurm_elastic.failures import Loop
 from slurm_elastic.rendezvous.run_events import Entry
-from slurm_elastic.rundir import RunDir
+from slurm_elastic.rundir import RunDir, RunDirError
 from tests.local.waiting import eventually, process_state
+from tests.unit.agent.test_attribution import PLACED
 
 FORMED = Entry("round_formed", "", {"round": 3})
 ENDED = Entry("round_ended", "")
@@ -126,7 +129,7 @@ def test_a_command_that_hangs_is_killed_with_all_that_it_started(
     begin = time.monotonic()
     delivery(tmp_path, f"sleep 300 & echo $! > {tmp_path}/pid; wait").deliver(FINISHED, 1.0)
     assert time.monotonic() - begin < 30
-    assert "the notification 'finished' was not delivered: the command took more than 1 s" in caplog.text
+    assert "the notification 'finished' was not delivered: the command took too long and was killed" in caplog.text
     # A child of no living process is reaped by init at some moment.
     pid = int((tmp_path / "pid").read_text())
     eventually(lambda: (process_state(pid) or "Z")[0] == "Z")
@@ -151,3 +154,34 @@ def test_options() -> None:
     ):
         with pytest.raises(UsageError, match=line):
             notify_settings(target, after)
+
+
+def test_the_leader_tells_of_loops_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[None] = []
+    loop = Loop("node_flapping", "n2 was lost and has joined again 4 times in 6 h", "leave it out", 86400.0, ("n2",))
+
+    def loops() -> list[Loop]:
+        calls.append(None)
+        if len(calls) == 1:
+            raise RunDirError("events: Input/output error")
+        return [loop]
+
+    settings = NotifySettings(f"cat >> {tmp_path}/told", after=0.04)
+    delivery = Delivery(settings, RunDir.for_run(tmp_path, "7").open(), "n1")
+    leads: list[bool] = []
+    feature = NotifyFeature(settings, delivery, "7.0", lambda: bool(leads), loops, loop_interval=0.0)
+    feature.workers_started(RunningRound(PLACED, {}, {}, tuple))
+    time.sleep(0.1)
+    assert not calls
+    leads.append(True)
+    eventually(lambda: len(calls) > 4)
+    feature.close()
+    (record,) = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    assert (record["event"], record["loop"], record["nodes"], record["advice"]) == (
+        "loop",
+        "node_flapping",
+        ["n2"],
+        "leave it out",
+    )
+    assert [path.name for path in (tmp_path / "elastic-runs/7/notified").iterdir()] == ["loop.node_flapping.n2.1.json"]
+    assert caplog.messages == ["the events of the run cannot be read: events: Input/output error"]

@@ -13,7 +13,6 @@ from signal import SIGCONT, SIGINT, SIGTERM, SIGUSR2, Signals
 
 import pytest
 
-from slurm_elastic.agent import preemption as module
 from slurm_elastic.agent.preemption import SignalDiagnosis, asks_slurm, concerns_job, leave_reason
 from slurm_elastic.agent.signals import Notices
 from slurm_elastic.rundir import RunDir
@@ -90,6 +89,7 @@ class Told:
             SignalDefaults(grace=20.0, warning=120.0),
             Controller(timeout) if asks else None,
             self.record,
+            answer_timeout=0.3,
         )
         self.diagnoses.append(diagnosis)
         return diagnosis
@@ -102,11 +102,11 @@ class Told:
             self.notices.note(number)
 
 
-def news(diagnosis: SignalDiagnosis) -> Diagnosis:
+def next_finding(diagnosis: SignalDiagnosis) -> Diagnosis:
     end = time.monotonic() + 60.0
     while (left := end - time.monotonic()) > 0:
         select.select([diagnosis.fd], [], [], left)
-        if (found := diagnosis.news()) is not None:
+        if (found := diagnosis.next_finding()) is not None:
             return found
     raise AssertionError("no news")
 
@@ -127,7 +127,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
 def test_nothing_is_asked_while_nobody_signals(told: Told) -> None:
     diagnosis = told.diagnosis()
     told.signal(SIGCONT)
-    assert diagnosis.look() is None
+    assert diagnosis.check() is None
     diagnosis.close()
     assert not (told.directory / "calls").exists()
 
@@ -137,9 +137,9 @@ def test_a_leave_is_known_at_once_and_explained_soon(told: Told) -> None:
     told.write("now", "1795175800")
     diagnosis = told.diagnosis()
     told.signal(SIGCONT, SIGTERM)
-    assert diagnosis.look() == Diagnosis(Cause.UNKNOWN, None, "SIGTERM")
-    assert diagnosis.look() is None
-    assert news(diagnosis) == Diagnosis(Cause.PREEMPTED, 47.0, "grace of 60 s")
+    assert diagnosis.check() == Diagnosis(Cause.UNKNOWN, None, "SIGTERM")
+    assert diagnosis.check() is None
+    assert next_finding(diagnosis) == Diagnosis(Cause.PREEMPTED, 47.0, "grace of 60 s")
     diagnosis.close()
     assert {signals for signals, _ in told.records} == {(SIGCONT, SIGTERM)}
     # At first what is known at once, and at last once more, as the workers may have saved in the meantime.
@@ -151,8 +151,8 @@ def test_the_grace_of_a_job_without_a_time_limit_is_that_of_its_partition(told: 
     told.write("now", "1795347147")
     diagnosis = told.diagnosis()
     told.signal(SIGCONT, SIGTERM)
-    diagnosis.look()
-    assert news(diagnosis) == Diagnosis(Cause.PREEMPTED, 13.0, "grace of 15 s")
+    diagnosis.check()
+    assert next_finding(diagnosis) == Diagnosis(Cause.PREEMPTED, 13.0, "grace of 15 s")
     diagnosis.close()
     # The clock once more, as any question may take seconds.
     assert told.calls() == ["show job 1", "show config", "show partition low", "show config"]
@@ -165,8 +165,8 @@ def test_the_configured_grace_counts_where_slurm_tells_none(told: Told) -> None:
     told.write("type", "preempt/qos")
     diagnosis = told.diagnosis()
     told.signal(SIGCONT, SIGTERM)
-    diagnosis.look()
-    assert news(diagnosis) == Diagnosis(Cause.PREEMPTED, 18.0, "grace of 20 s, as --grace says")
+    diagnosis.check()
+    assert next_finding(diagnosis) == Diagnosis(Cause.PREEMPTED, 18.0, "grace of 20 s, as --grace says")
     diagnosis.close()
 
 
@@ -174,12 +174,12 @@ def test_another_signal_is_another_question(told: Told) -> None:
     told.shows("job_running.txt")
     diagnosis = told.diagnosis()
     told.signal(SIGUSR2)
-    assert diagnosis.look() is not None
-    assert news(diagnosis) == Diagnosis(Cause.TIME_LIMIT_NEAR, 47.0, "SIGUSR2")
+    assert diagnosis.check() is not None
+    assert next_finding(diagnosis) == Diagnosis(Cause.TIME_LIMIT_NEAR, 47.0, "SIGUSR2")
     told.shows("job_time_limit.txt")
     told.signal(SIGTERM)
-    assert diagnosis.look() is not None
-    assert news(diagnosis).cause is Cause.TIME_LIMIT_REACHED
+    assert diagnosis.check() is not None
+    assert next_finding(diagnosis).cause is Cause.TIME_LIMIT_REACHED
     diagnosis.close()
 
 
@@ -187,14 +187,14 @@ def test_what_slurm_said_is_not_replaced_by_a_guess(told: Told) -> None:
     told.shows("job_preempted_in_grace.txt")
     diagnosis = told.diagnosis()
     told.signal(SIGTERM)
-    diagnosis.look()
-    assert news(diagnosis).cause is Cause.PREEMPTED
+    diagnosis.check()
+    assert next_finding(diagnosis).cause is Cause.PREEMPTED
     told.scontrol(f'echo "{DOWN}" >&2; exit 1')
     # A signal that says nothing new is no question either.
     told.signal(SIGCONT)
-    assert diagnosis.look() is None
+    assert diagnosis.check() is None
     told.signal(SIGTERM)
-    diagnosis.look()
+    diagnosis.check()
     assert not select.select([diagnosis.fd], [], [], 1.0)[0]
     diagnosis.close()
     assert told.records[-1][1].cause is Cause.PREEMPTED
@@ -205,8 +205,8 @@ def test_a_person_on_a_drained_node(told: Told) -> None:
     told.write("node", "ALLOCATED+DRAIN")
     diagnosis = told.diagnosis()
     told.signal(SIGTERM)
-    diagnosis.look()
-    assert news(diagnosis).cause is Cause.DRAINED
+    diagnosis.check()
+    assert next_finding(diagnosis).cause is Cause.DRAINED
     diagnosis.close()
 
 
@@ -214,8 +214,8 @@ def test_without_scontrol_the_configured_meaning_counts(told: Told) -> None:
     (told.directory / "scontrol").unlink()
     diagnosis = told.diagnosis()
     told.signal(SIGTERM)
-    diagnosis.look()
-    found = news(diagnosis)
+    diagnosis.check()
+    found = next_finding(diagnosis)
     assert (found.cause, found.detail) == (Cause.UNKNOWN, "SIGTERM")
     assert found.seconds == nearly(20.0)
     diagnosis.close()
@@ -225,12 +225,12 @@ def test_a_controller_that_is_down_is_asked_again(told: Told) -> None:
     told.scontrol(f'[ -e job.txt ] || {{ echo "{DOWN}" >&2; exit 1; }}; echo "$(<job.txt)"')
     diagnosis = told.diagnosis()
     told.signal(SIGUSR2)
-    diagnosis.look()
-    found = news(diagnosis)
+    diagnosis.check()
+    found = next_finding(diagnosis)
     assert found.cause is Cause.TIME_LIMIT_NEAR
     assert found.seconds == nearly(120.0)
     told.shows("job_preempted_in_grace.txt")
-    assert news(diagnosis).cause is Cause.PREEMPTED
+    assert next_finding(diagnosis).cause is Cause.PREEMPTED
     diagnosis.close()
 
 
@@ -239,59 +239,57 @@ def test_a_slow_scontrol_holds_nobody_up(told: Told) -> None:
     diagnosis = told.diagnosis(timeout=30.0)
     told.signal(SIGTERM)
     begun = time.monotonic()
-    assert diagnosis.look() is not None
+    assert diagnosis.check() is not None
     assert time.monotonic() - begun < 20
     diagnosis.close(0.0)
     diagnosis = told.diagnosis(timeout=0.5)
     told.signal(SIGTERM)
-    assert diagnosis.look() is not None
-    assert news(diagnosis).cause is Cause.UNKNOWN
+    assert diagnosis.check() is not None
+    assert next_finding(diagnosis).cause is Cause.UNKNOWN
     diagnosis.close()
 
 
-def test_others_wait_for_the_one_that_asks(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_HEARSAY", 0.3)
+def test_others_wait_for_the_one_that_asks(told: Told) -> None:
     diagnosis = told.diagnosis(asks=False)
     told.signal(SIGTERM)
-    assert diagnosis.look() == Diagnosis(Cause.UNKNOWN, None, "SIGTERM")
-    found = news(diagnosis)
+    assert diagnosis.check() == Diagnosis(Cause.UNKNOWN, None, "SIGTERM")
+    found = next_finding(diagnosis)
     assert found.cause is Cause.UNKNOWN
     assert found.seconds == nearly(20.0)
     diagnosis.close()
     assert not (told.directory / "calls").exists()
 
 
-def test_but_not_when_they_were_told(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_HEARSAY", 0.3)
+def test_but_not_when_they_were_told(told: Told) -> None:
     diagnosis = told.diagnosis(asks=False)
     told.signal(SIGTERM)
-    diagnosis.look()
-    diagnosis.told()
+    diagnosis.check()
+    diagnosis.note_answer()
     assert not select.select([diagnosis.fd], [], [], 1.0)[0]
     diagnosis.close()
 
 
 def test_what_a_person_wants_is_written_down(told: Told) -> None:
     diagnosis = told.diagnosis()
-    diagnosis.told(Cause.REQUEUE_WANTED)
+    diagnosis.note_answer(Cause.REQUEUE_WANTED)
     diagnosis.close()
     assert told.records[-1][1].cause is Cause.REQUEUE_WANTED
-    assert diagnosis.news() is None
+    assert diagnosis.next_finding() is None
 
 
 def test_outside_of_slurm_nobody_is_asked(told: Told) -> None:
     diagnosis = SignalDiagnosis(told.notices, None, SignalDefaults())
     told.signal(SIGINT)
-    assert diagnosis.look() == Diagnosis(Cause.SIGNALLED, None, "SIGINT")
+    assert diagnosis.check() == Diagnosis(Cause.SIGNALLED, None, "SIGINT")
     diagnosis.close()
-    assert diagnosis.news() is None
+    assert diagnosis.next_finding() is None
 
 
 def test_close_does_not_wait_for_slurm(told: Told) -> None:
     told.slow_scontrol()
     diagnosis = told.diagnosis(timeout=30.0)
     told.signal(SIGTERM)
-    diagnosis.look()
+    diagnosis.check()
     begun = time.monotonic()
     diagnosis.close(0.5)
     assert time.monotonic() - begun < 20

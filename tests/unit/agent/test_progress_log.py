@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slurm_elastic.agent import progress_log
 from slurm_elastic.agent.features import RunningRound
+from slurm_elastic.agent.lifecycle import Departure, Leaving, Training
 from slurm_elastic.agent.progress_log import ProgressLog
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.errors import ExitCode
@@ -65,12 +66,8 @@ def workers(boundary: int) -> Sequence[WorkerProgress]:
 
 
 @pytest.mark.parametrize("base_rank", [0, 2])
-def test_the_agent_of_rank_0_records_the_steps_while_they_are_taken(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, base_rank: int
-) -> None:
-    monkeypatch.setattr(progress_log, "_FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(progress_log, "_LONGEST_PAUSE", 0.02)
-    log = ProgressLog(run_dir, "n1", AGENT, 2, 3)
+def test_the_agent_of_rank_0_records_the_steps_while_they_are_taken(run_dir: RunDir, base_rank: int) -> None:
+    log = ProgressLog(run_dir, "n1", AGENT, 2, 3, pauses=(0.01, 0.02))
     steps, looks = [7], []
 
     def progress() -> Sequence[WorkerProgress]:
@@ -85,7 +82,8 @@ def test_the_agent_of_rank_0_records_the_steps_while_they_are_taken(
         steps[0] = 9
         eventually(lambda: len(records(run_dir)) == 4)
     log.round_ended(workers(11))
-    log.close(ExitCode.LEFT)
+    log.ended(ExitCode.LEFT)
+    # What is written when the agent may be killed: Slurm ends the job that it requeues.
     found = records(run_dir)
     kinds = [record["event"] for record in found]
     sampled = ["progress", "progress"] if base_rank == 0 else []
@@ -107,11 +105,34 @@ def test_the_agent_of_rank_0_records_the_steps_while_they_are_taken(
     assert first["first"] <= first["last"] <= found[-2]["seconds"]
     assert second == {"rank": base_rank + 1, "reports": False}
     assert found[-1]["exit_code"] == 75
+    time.sleep(0.01)
+    log.close()
+    *others, last = records(run_dir)
+    assert others == found
+    assert last == {**found[-1], "time": last["time"]}
+    assert last["time"] > found[-1]["time"]
+
+
+def test_the_steps_and_the_newest_checkpoint_before_a_stop_are_recorded_once(run_dir: RunDir) -> None:
+    log = ProgressLog(run_dir, "n1", AGENT, 2, 3, pauses=(0.01, 0.01))
+    steps = [7]
+    log.workers_started(RunningRound(assignment(0), {}, {}, lambda: workers(steps[0])))
+    eventually(lambda: len(records(run_dir)) == 3)
+    log.state_changed(Training(assignment(0)))
+    steps[0] = 9
+    log.state_changed(Leaving(Training(assignment(0), stop_step=11), Departure("", "", 0, 0)))
+    steps[0] = 11
+    # They save with the last step, and the next look would be due.
+    time.sleep(0.05)
+    log.round_ended(workers(11))
+    log.ended(ExitCode.LEFT)
+    assert [record["steps"] for record in records(run_dir) if record["event"] == "progress"] == [7, 9]
 
 
 def test_a_disk_that_fails_is_one_line_and_stops_nothing(run_dir: RunDir, caplog: pytest.LogCaptureFixture) -> None:
     (run_dir.path / "progress").write_text("a file in the place of the directory")
     log = ProgressLog(run_dir, "n1", AGENT, 2, 3)
-    log.close(ExitCode.FINISHED)
+    log.ended(ExitCode.FINISHED)
+    log.close()
     assert [record.message for record in caplog.records if "progress is not written" in record.message] != []
     assert len(caplog.records) == 1

@@ -7,7 +7,7 @@ import select
 from slurm_elastic.agent.queue_watch import QueueWatch
 from slurm_elastic.slurm import Controller
 
-PATIENCE = 30.0
+HANG = 30.0
 
 
 class Queue(Controller):
@@ -26,7 +26,7 @@ class Queue(Controller):
 def test_a_job_is_over_when_slurm_says_so_and_not_when_it_says_nothing() -> None:
     queue = Queue(True, None, False)
     with QueueWatch("7", queue, 0.001) as watch:
-        assert select.select([watch.fd], [], [], PATIENCE)[0]
+        assert select.select([watch.fd], [], [], HANG)[0]
         assert watch.is_over()
     assert queue.asked == ["7", "7", "7"]
 

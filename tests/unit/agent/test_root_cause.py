@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.root_cause import last_words, root_cause
+from slurm_elastic.agent.root_cause import last_output, root_cause
 from slurm_elastic.rendezvous.membership import WorkerFailure
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    step()\nValueError: nan\n'
@@ -63,7 +63,7 @@ def test_last_words_are_the_recorded_exception(tmp_path: Path) -> None:
     extra = {"py_callstack": TRACEBACK, "timestamp": "1"}
     error_file.write_text(json.dumps({"message": {"message": "ValueError: nan", "extraInfo": extra}}))
     log.write_text("something else\n")
-    assert last_words(str(error_file), str(log)) == TRACEBACK.rstrip()
+    assert last_output(str(error_file), str(log)) == TRACEBACK.rstrip()
 
 
 @pytest.mark.parametrize(
@@ -80,18 +80,18 @@ def test_other_shapes_of_the_record(tmp_path: Path, record: object, expected: st
     error_file, log = tmp_path / "error.json", tmp_path / "stderr.log"
     error_file.write_text(json.dumps(record))
     log.write_text("from the log\n")
-    assert last_words(str(error_file), str(log)) == expected
+    assert last_output(str(error_file), str(log)) == expected
 
 
 def test_without_a_record_the_log_speaks(tmp_path: Path) -> None:
     log = tmp_path / "stderr.log"
     log.write_bytes(b"x" * 200_000 + b"\nwarm up\n" + TRACEBACK.encode() + b"\xff last\n")
     (tmp_path / "error.json").write_text('{"message": ')
-    assert last_words(str(tmp_path / "error.json"), str(log)) == TRACEBACK + "\ufffd last"
+    assert last_output(str(tmp_path / "error.json"), str(log)) == TRACEBACK + "\ufffd last"
     log.write_text("one\n\ntwo\n")
-    assert last_words("", str(log)) == "one\ntwo"
+    assert last_output("", str(log)) == "one\ntwo"
 
 
 def test_nothing_is_known(tmp_path: Path) -> None:
-    assert last_words(str(tmp_path / "none.json"), str(tmp_path / "none.log")) == ""
-    assert last_words("", "") == ""
+    assert last_output(str(tmp_path / "none.json"), str(tmp_path / "none.log")) == ""
+    assert last_output("", "") == ""

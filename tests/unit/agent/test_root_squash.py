@@ -21,7 +21,7 @@ from slurm_elastic.agent.worker_logs import RoundLogsSpecs
 from slurm_elastic.errors import UsageError
 from slurm_elastic.ownership import open_own, write_own
 from slurm_elastic.rundir import RunDir
-from tests.unit.rundir.processes import NOBODY, as_root, race
+from tests.unit.rundir.helpers.processes import OTHER_USER, as_root, race
 
 STRANGER = 64999
 RANK = {"RANK": "0", "WORLD_SIZE": "1", "SLURM_ELASTIC_ROUND": "3", "SLURM_ELASTIC_NODE": "n1"}
@@ -33,7 +33,7 @@ pytestmark = as_root
 def exported() -> Iterator[Path]:
     """A directory of root's on the file server; not below pytest's, which others may not look into."""
     base = Path(tempfile.mkdtemp())
-    os.chown(base, NOBODY, NOBODY)
+    os.chown(base, OTHER_USER, OTHER_USER)
     yield base
     shutil.rmtree(base)
 
@@ -43,8 +43,8 @@ def squashed(action: Callable[[], Any]) -> Any:
 
     def act(_: int) -> Any:
         libc = ctypes.CDLL(None)
-        libc.setfsgid(NOBODY)
-        libc.setfsuid(NOBODY)
+        libc.setfsgid(OTHER_USER)
+        libc.setfsuid(OTHER_USER)
         return action()
 
     return race(act, racers=1)[0]
@@ -81,7 +81,7 @@ def test_root_works_in_a_run_directory_that_the_file_server_gives_to_nobody(expo
 
     assert squashed(work) == {
         "user": 0,
-        "owner": NOBODY,
+        "owner": OTHER_USER,
         "same secret": True,
         "won": True,
         "round": 0,

@@ -20,7 +20,7 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.records.etcd.config import Endpoint, EtcdConfig
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import AddressPreference, SlurmJob, ephemeral_low, port_sequence
-from tests.unit.agent.command_lines import ELEMENT, FIRST, STEP, settle
+from tests.unit.agent.helpers.command_lines import ELEMENT, FIRST, STEP, settle
 
 PASSWORD = "SLURM_ELASTIC_ETCD_PASSWORD"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.errors import UsageError
-from tests.unit.agent.command_lines import ELEMENT, ONE, STEP, settle
+from tests.unit.agent.helpers.command_lines import ELEMENT, ONE, STEP, settle
 
 pytestmark = pytest.mark.usefixtures("clean_place")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import inspect
 import re
 import signal
@@ -22,6 +23,7 @@ from typing import Any
 import pytest
 import torch
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.health_check_server import HealthCheckServer
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -195,9 +197,17 @@ def test_no_other_file_imports_what_is_private_to_torch() -> None:
     # torch.distributed has these two, too, but not for type checkers.
     stores = {name for _, name in found} & {f"torch._C._distributed_c10d.{name}" for name in ("Store", "TCPStore")}
     assert {(path, name) for path, name in found if name not in stores} == {
-        ("agent/forkserver/torch_context.py", "torch.numa.binding._maybe_wrap_command_args_with_numa_binding")
+        ("agent/forkserver/torch_context.py", "torch.numa.binding._maybe_wrap_command_args_with_numa_binding"),
+        ("snapshot/checkpoint_writer.py", "torch.distributed.checkpoint.filesystem._StorageInfo"),
     }
     assert all(getattr(torch.distributed, name.rpartition(".")[2]) is not None for name in stores)
+
+
+def test_a_place_in_a_checkpoint_is_a_file_an_offset_and_a_length() -> None:
+    # Its module takes seconds to import, so no agent checks this at its start.
+    fields = [field.name for field in dataclasses.fields(_StorageInfo)]
+    assert fields[:3] == ["relative_path", "offset", "length"]
+    assert _StorageInfo("part", 8, 16).length == 16
 
 
 class _Context(PContext):
@@ -325,8 +335,8 @@ def test_whoever_waits_in_a_store_comes_back_when_it_is_not_served_any_more() ->
     agent = TorchAgent(_agent()._worker_group.spec, _Specs(), lambda: RunResult(state=WorkerState.HEALTHY), print)
     reserved = FreshPorts().reserve()
     place = Place("n1/1.0/1", "n1", 0, 1, 0, "default", 0, 1)
-    placed = Assignment(1, place, 0, Reason.START, 1, 1, "127.0.0.1", reserved.port, 0)
-    served = open_worker_store(placed, reserved)
+    assignment = Assignment(1, place, 0, Reason.START, 1, 1, "127.0.0.1", reserved.port, 0)
+    served = open_worker_store(assignment, reserved)
     agent.serve_store(served)
     # Workers of one node find it on the loopback, and nobody finds it elsewhere.
     assert reserved.address == "127.0.0.1"

@@ -17,11 +17,11 @@ def environment(interface: str = "", **environ: str) -> dict[str, str]:
     spec: Any = SimpleNamespace(role="trainer", max_restarts=3)
     worker: Any = SimpleNamespace(global_rank=5, role_rank=5, world_size=8, role_world_size=8, local_rank=1)
     place = Place("n3/7.0/1", "n3", 2, 2, 4, "trainer", 4, 8)
-    placed = Assignment(1, place, 4, Reason.NODE_LOST, 4, 8, "n1", 20000, 0)
+    assignment = Assignment(1, place, 4, Reason.NODE_LOST, 4, 8, "n1", 20000, 0)
     rendezvous: Any = SimpleNamespace(
         run_id="7", run_dir=SimpleNamespace(path=Path("/runs/7")), node="n3", incarnation="7", interface=interface
     )
-    return worker_environment(spec, worker, placed, rendezvous, environ)
+    return worker_environment(spec, worker, assignment, rendezvous, environ)
 
 
 def test_a_worker_knows_its_node_by_torchs_name_and_by_that_of_other_frameworks() -> None:

@@ -1,9 +1,9 @@
-"""The first code of a fork server: Python imports it in the middle of its own start.
+"""The entry point of a fork server: Python imports this module in the middle of its own start.
 
-`site` imports a module of this name before the interpreter looks at its script (docs.python.org, site). The warm
-process is started exactly as a worker is, `python -u train.py ...`, with this directory in front of PYTHONPATH; here it
-stops, imports torch, and forks. What is forked returns from here, and the interpreter goes on to run the script by
-itself, as it always does. The process never gets past this point itself.
+`site` imports a module of this name before the interpreter opens its script (docs.python.org, site). The fork server is
+started exactly as a worker is, `python -u train.py ...`, with this directory in front of PYTHONPATH; here it stops,
+imports torch, and forks. A forked worker returns from here, and the interpreter goes on to run the script as usual. The
+fork server itself never returns from here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NAME = "sitecustomize"
 
 
 def _restore_path(original: str | None) -> str:
-    """Take this directory out of everything that the script could see; return the root of our package."""
+    """Remove this directory from sys.path and PYTHONPATH, where the script would see it; return our package's root."""
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
     while here in sys.path:
         sys.path.remove(here)
@@ -30,7 +30,7 @@ def _restore_path(original: str | None) -> str:
 
 
 def _run_site_customization() -> BaseException | None:
-    """Run the installation's own module of this name, which ours hides; return what it raised."""
+    """Run the installation's own module of this name, which this one hides; return the error that it raises."""
     del sys.modules[_NAME]
     spec = importlib.util.find_spec(_NAME)
     if spec is None or spec.loader is None:
@@ -45,24 +45,24 @@ def _run_site_customization() -> BaseException | None:
 
 
 def _wait_for_work(settings: dict[str, object], root: str) -> None:
-    """Serve the agent; return only in a worker. Leaves no trace of our package among the worker's modules."""
-    before = set(sys.modules)
+    """Serve the agent; return only in a worker, without our package among its modules."""
+    modules_before = set(sys.modules)
     sys.path.insert(0, root)
     from slurm_elastic.agent.forkserver._fast_exit import FastExit
     from slurm_elastic.agent.forkserver._import_overlap import load_libraries
 
-    finalization = FastExit()
+    fast_exit = FastExit()
     read_ahead = load_libraries() if "joint" in settings else None
     from slurm_elastic.agent.forkserver._server import ServerProcess
-    from slurm_elastic.agent.forkserver._shared_import import part
+    from slurm_elastic.agent.forkserver._shared_import import import_and_fork
 
     sys.path.remove(root)
     if read_ahead is not None:
-        settings = part(settings, before, read_ahead)
-    for name in set(sys.modules) - before:
+        settings = import_and_fork(settings, modules_before, read_ahead)
+    for name in set(sys.modules) - modules_before:
         if name.partition(".")[0] == "slurm_elastic":
             del sys.modules[name]
-    ServerProcess(settings, finalization).serve()
+    ServerProcess(settings, fast_exit).serve()
 
 
 def _main() -> None:
@@ -72,7 +72,7 @@ def _main() -> None:
     try:
         _wait_for_work(settings, root)
     except BaseException:
-        # An error that got out of here would only be printed by `site`, and the script would run in this process.
+        # `site` would only print the error, and Python would run the script in this process.
         sys.excepthook(*sys.exc_info())
         os._exit(70)  # EX_SOFTWARE of sysexits.h
     if raised is not None:

@@ -53,5 +53,12 @@ def test_obstacles(command: list[str], environment: dict[str, str], directory: s
 def test_variables_read_at_import() -> None:
     for name in ("PYTHONPATH", "PYTHONHASHSEED", "LD_LIBRARY_PATH", "TORCH_DISTRIBUTED_DEBUG", "TZ", "LC_ALL", "LANG"):
         assert is_read_at_import(name)
-    for name in ("PATH", "TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "NCCL_DEBUG", "LOCAL_RANK"):
+    for name in (
+        "PATH",
+        "TORCHELASTIC_ERROR_FILE",
+        "TORCH_FR_BUFFER_SIZE",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE",
+        "NCCL_DEBUG",
+        "LOCAL_RANK",
+    ):
         assert not is_read_at_import(name)

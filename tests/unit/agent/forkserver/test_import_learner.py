@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from pathlib import Path
+
+import pytest
 
 from slurm_elastic.agent.forkserver._import_learner import ImportLearner, Outcome
 from slurm_elastic.agent.forkserver._import_plan import ImportPlan, ImportStep
+from slurm_elastic.agent.forkserver._import_recorder import ImportRecord
 
 
 def attempts(learner: ImportLearner, plan: ImportPlan | None, harmful: Container[str]) -> list[ImportPlan]:
@@ -14,7 +18,7 @@ def attempts(learner: ImportLearner, plan: ImportPlan | None, harmful: Container
     while plan is not None:
         tried.append(plan)
         harm = any(step.module in harmful for step in plan.steps)
-        if not harm and not learner.searches:
+        if not harm and not learner.is_searching:
             break
         outcome = Outcome(plan, complete=not harm, probe="it does harm" if harm else "")
         plan = learner.next_attempt(plan, outcome, 0)
@@ -34,7 +38,31 @@ def test_attempts_end_where_module_after_module_does_harm() -> None:
     learner = ImportLearner(None, [], [], [])
     tried = attempts(learner, ImportPlan(tuple(map(ImportStep, names))), set(names))
     assert len(tried) < 100
-    assert learner.news()["notes"] == [
+    assert learner.message_fields()["notes"] == [
         "each worker imports everything anew: more than 16 modules cannot be shared;"
         " --learn-imports off ends the attempts"
     ]
+
+
+@pytest.mark.parametrize(
+    ("plan", "changes"),
+    [
+        (ImportPlan((ImportStep("json"), ImportStep("os"))), False),
+        (ImportPlan((ImportStep("json"), ImportStep("not_imported"))), True),
+        (ImportPlan((ImportStep("json"),), {"other": "some workers import it"}), True),
+    ],
+)
+def test_a_replacement_is_worth_it_only_if_it_would_differ(plan: ImportPlan, changes: bool) -> None:
+    assert ImportLearner(None, [], [], []).would_change(plan) is changes
+
+
+def test_a_file_of_the_script_that_is_not_known_is_worth_a_replacement(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("import os\nos.environ['A'] = 'B'\n")
+    learner, record = ImportLearner(None, [], [], []), ImportRecord()
+    record.append(f"O {own}")
+    learner.add(1, record)
+    learner.make_plan()
+    assert learner.would_change(ImportPlan((ImportStep("json"),)))
+    learner.keep_plan(ImportPlan((ImportStep("json"),)))
+    assert not learner.would_change(ImportPlan((ImportStep("json"),)))

@@ -7,17 +7,18 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from slurm_elastic.agent.health import Place, Snapshot, Stage, WorkerPlace
+from slurm_elastic.agent.health import AgentState, RoundInfo, Stage, WorkerInfo
 from slurm_elastic.agent.health._metrics import metrics_page
 from slurm_elastic.agent.health._state import CHANGE_BUCKETS, Readings, enter, lost_seconds
 from slurm_elastic.agent.health._status_page import status_page
+from slurm_elastic.slow_ranks import Pace, Score, SlowRank
 
-PLACE = Place(3, "node_lost", 4, "n[1-4]", 1, 8, (WorkerPlace(2, 0, 100), WorkerPlace(3, 1, 101)))
-START = Snapshot("7", "n2", "7", "n2/7.0/1", since=10.0, changing_since=10.0, max_restarts=3)
+PLACE = RoundInfo(3, "node_lost", 4, "n[1-4]", 1, 8, (WorkerInfo(2, 0, 100), WorkerInfo(3, 1, 101)))
+START = AgentState("7", "n2", "7", "n2/7.0/1", since=10.0, changing_since=10.0, max_restarts=3)
 
 
-def train(snapshot: Snapshot, now: float) -> Snapshot:
-    return enter(replace(snapshot, place=PLACE, restarts=1), Stage.TRAINING, now)
+def train(state: AgentState, now: float) -> AgentState:
+    return enter(replace(state, round_info=PLACE, restarts=1), Stage.TRAINING, now)
 
 
 def test_time_without_workers_is_lost_until_they_run() -> None:
@@ -45,11 +46,19 @@ def test_a_round_change_lasts_from_the_end_of_training_to_its_beginning() -> Non
 
 
 def test_the_status_page() -> None:
-    snapshot = replace(train(START, 14.0), notices=("SIGTERM",), kills=1, hangs=2)
+    state = replace(train(START, 14.0), notices=("SIGTERM",), kills=1, hangs=2)
+    pace = Pace(1.0, 0.4, 0.1, 0.5, 0.2)
     readings = Readings(
-        20.0, leader="n1", watchdog_age=0.25, steps=((0, 118),), step_ages=((0, 1.5),), losses=((0, math.inf),)
+        20.0,
+        leader="n1",
+        watchdog_age=0.25,
+        steps=((0, 118),),
+        step_ages=((0, 1.5),),
+        losses=((0, math.inf),),
+        paces=((0, pace),),
+        slow=(SlowRank(7, pace, Score(0.625, 0.5, 0.25)),),
     )
-    page = json.loads(status_page(snapshot, readings))
+    page = json.loads(status_page(state, readings))
     assert (page["run"], page["node"], page["state"], page["state_seconds"]) == ("7", "n2", "training", 6.0)
     assert page["round"] == {
         "number": 3,
@@ -67,8 +76,16 @@ def test_the_status_page() -> None:
         "step": 118,
         "step_age_seconds": 1.5,
         "loss": "inf",
+        "pace_seconds": 1.0,
+        "busy_seconds": 0.4,
+        "loading_seconds": 0.1,
+        "waiting_seconds": 0.5,
+        "individual_score": 0.5,
     }
-    assert page["workers"][1]["step"] is None
+    assert [(slow["rank"], slow["relative_score"], slow["busy_seconds"]) for slow in page["slow_ranks"]] == [
+        (7, 0.625, 0.4)
+    ]
+    assert (page["workers"][1]["step"], page["workers"][1]["busy_seconds"]) == (None, None)
     assert (page["restarts"], page["restarts_left"], page["notices"]) == (1, 2, ["SIGTERM"])
     assert page["watchdog"] == {"age_seconds": 0.25, "hangs": 2, "kills": 1}
     assert (page["leader"], page["leads"], page["lost_seconds"]) == ("n1", False, 4.0)
@@ -80,7 +97,7 @@ def test_the_status_page_before_anything_happened() -> None:
 
 
 def test_the_metrics_page_says_the_same() -> None:
-    snapshot = replace(train(START, 14.0), notices=("SIGTERM", "SIGTERM"), steps=100, kills=1)
+    state = replace(train(START, 14.0), notices=("SIGTERM", "SIGTERM"), steps=100, kills=1)
     readings = Readings(
         now=20.0,
         cpu_seconds=1.5,
@@ -95,7 +112,7 @@ def test_the_metrics_page_says_the_same() -> None:
         steps_here=7,
     )
     found = {}
-    for family in text_string_to_metric_families(metrics_page(snapshot, readings).decode()):
+    for family in text_string_to_metric_families(metrics_page(state, readings).decode()):
         for sample in family.samples:
             labels = dict(sample.labels)
             assert (labels.pop("run"), labels.pop("node")) == ("7", "n2")

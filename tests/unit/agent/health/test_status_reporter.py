@@ -4,7 +4,7 @@ import select
 
 import pytest
 
-from slurm_elastic.agent.health import Reporter, Snapshot
+from slurm_elastic.agent.health import AgentState, Reporter
 from slurm_elastic.agent.health import _status_reporter as module
 
 
@@ -28,7 +28,7 @@ def asked(reporter: Reporter) -> bool:
 
 
 def test_the_main_loop_is_asked_only_when_its_last_sign_is_old(clock: Clock) -> None:
-    reporter = Reporter(Snapshot("7", "n1", "7", "n1/7.0/1", 0.0))
+    reporter = Reporter(AgentState("7", "n1", "7", "n1/7.0/1", 0.0))
     clock.now += 0.5
     assert reporter.silence() == 0.0
     assert not asked(reporter)
@@ -45,7 +45,7 @@ def test_the_main_loop_is_asked_only_when_its_last_sign_is_old(clock: Clock) -> 
 
 
 def test_a_main_loop_that_has_ended_owes_nothing(clock: Clock) -> None:
-    reporter = Reporter(Snapshot("7", "n1", "7", "n1/7.0/1", 0.0))
+    reporter = Reporter(AgentState("7", "n1", "7", "n1/7.0/1", 0.0))
     clock.now += 10.0
     reporter.silence()
     reporter.over()

@@ -14,81 +14,81 @@ def worker(boundary: int, since: float, *, local_rank: int = 0, stopped: bool = 
 
 def test_a_worker_hangs_when_its_last_step_is_too_long_ago() -> None:
     watch = StepWatch(HangTimeout(10.0))
-    assert watch.look([worker(5, 4.0), worker(4, 7.0, local_rank=1)], 100.0) == ([], 3.0)
-    stuck, _ = watch.look([worker(5, 7.0), worker(4, 10.0, local_rank=1)], 103.0)
+    assert watch.check([worker(5, 4.0), worker(4, 7.0, local_rank=1)], 100.0) == ([], 3.0)
+    stuck, _ = watch.check([worker(5, 7.0), worker(4, 10.0, local_rank=1)], 103.0)
     assert [(one.local_rank, one.boundary, one.step, one.seconds) for one in stuck] == [(1, 4, 104, 10.0)]
 
 
 def test_each_hang_is_told_once() -> None:
     watch = StepWatch(HangTimeout(10.0))
-    assert len(watch.look([worker(5, 11.0)], 100.0)[0]) == 1
-    assert watch.look([worker(5, 12.0)], 101.0) == ([], 10.0)
-    assert len(watch.look([worker(6, 11.0)], 120.0)[0]) == 1
+    assert len(watch.check([worker(5, 11.0)], 100.0)[0]) == 1
+    assert watch.check([worker(5, 12.0)], 101.0) == ([], 10.0)
+    assert len(watch.check([worker(6, 11.0)], 120.0)[0]) == 1
     watch.begin()
-    assert len(watch.look([worker(6, 11.0)], 130.0)[0]) == 1
+    assert len(watch.check([worker(6, 11.0)], 130.0)[0]) == 1
 
 
 def test_whoever_has_taken_no_step_or_was_told_to_stop_is_not_watched() -> None:
     watch = StepWatch(HangTimeout(10.0))
-    assert watch.look([worker(0, 0.0), worker(9, 99.0, stopped=True)], 100.0) == ([], 10.0)
-    assert watch.look([], 200.0) == ([], 10.0)
+    assert watch.check([worker(0, 0.0), worker(9, 99.0, stopped=True)], 100.0) == ([], 10.0)
+    assert watch.check([], 200.0) == ([], 10.0)
 
 
 def test_no_worker_is_blamed_for_the_time_in_which_nobody_was_watched() -> None:
     watch = StepWatch(HangTimeout(10.0))
-    assert watch.look([worker(5, 4.0), worker(4, 9.0, local_rank=1)], 100.0) == ([], 1.0)
-    watch.put_off(3600.0, 3700.0)
-    assert watch.look([worker(5, 3604.0), worker(4, 3609.0, local_rank=1)], 3700.0) == ([], 1.0)
+    assert watch.check([worker(5, 4.0), worker(4, 9.0, local_rank=1)], 100.0) == ([], 1.0)
+    watch.postpone(3600.0, 3700.0)
+    assert watch.check([worker(5, 3604.0), worker(4, 3609.0, local_rank=1)], 3700.0) == ([], 1.0)
     # One goes on, the other does not.
-    stuck, _ = watch.look([worker(6, 2.0), worker(4, 3611.0, local_rank=1)], 3702.0)
+    stuck, _ = watch.check([worker(6, 2.0), worker(4, 3611.0, local_rank=1)], 3702.0)
     assert [(one.local_rank, one.seconds) for one in stuck] == [(1, 11.0)]
     # What has taken a step since then has no more time than before.
-    assert len(watch.look([worker(6, 10.5)], 3710.5)[0]) == 1
+    assert len(watch.check([worker(6, 10.5)], 3710.5)[0]) == 1
 
 
 def test_auto_does_not_learn_from_the_time_in_which_nobody_was_watched() -> None:
     watch = StepWatch(HangTimeout())
-    watch.look([worker(1, 0.0)], 0.0)
-    watch.look([worker(21, 1.0)], 21.0)
-    watch.put_off(3600.0, 3621.0)
-    assert watch.look([worker(21, 3601.0)], 3621.0)[0] == []
-    assert watch.look([worker(22, 0.0)], 3622.0)[0] == []
-    assert len(watch.look([worker(22, 301.0)], 3923.0)[0]) == 1
+    watch.check([worker(1, 0.0)], 0.0)
+    watch.check([worker(21, 1.0)], 21.0)
+    watch.postpone(3600.0, 3621.0)
+    assert watch.check([worker(21, 3601.0)], 3621.0)[0] == []
+    assert watch.check([worker(22, 0.0)], 3622.0)[0] == []
+    assert len(watch.check([worker(22, 301.0)], 3923.0)[0]) == 1
 
 
 def test_auto_waits_for_ten_steps_and_never_less_than_five_minutes() -> None:
     watch = StepWatch(HangTimeout())
-    assert watch.look([worker(5, 1.0)], 100.0) == ([], float("inf"))
-    assert watch.look([worker(9, 1e6)], 104.0)[0] == []
+    assert watch.check([worker(5, 1.0)], 100.0) == ([], float("inf"))
+    assert watch.check([worker(9, 1e6)], 104.0)[0] == []
     watch = StepWatch(HangTimeout())
-    watch.look([worker(1, 1.0)], 100.0)
-    watch.look([worker(20, 1.0)], 119.0)
-    assert watch.look([worker(21, 299.0)], 500.0)[0] == []
+    watch.check([worker(1, 1.0)], 100.0)
+    watch.check([worker(20, 1.0)], 119.0)
+    assert watch.check([worker(21, 299.0)], 500.0)[0] == []
     watch = StepWatch(HangTimeout())
-    watch.look([worker(1, 1.0)], 100.0)
-    watch.look([worker(20, 1.0)], 119.0)
-    assert len(watch.look([worker(21, 301.0)], 500.0)[0]) == 1
+    watch.check([worker(1, 1.0)], 100.0)
+    watch.check([worker(20, 1.0)], 119.0)
+    assert len(watch.check([worker(21, 301.0)], 500.0)[0]) == 1
 
 
 def test_auto_learns_from_the_longest_pause() -> None:
     watch = StepWatch(HangTimeout())
-    watch.look([worker(1, 0.0)], 0.0)
+    watch.check([worker(1, 0.0)], 0.0)
     # Sixty seconds each on average.
-    watch.look([worker(21, 0.0)], 1200.0)
-    assert watch.look([worker(21, 599.0)], 1799.0)[0] == []
+    watch.check([worker(21, 0.0)], 1200.0)
+    assert watch.check([worker(21, 599.0)], 1799.0)[0] == []
     # And now one that took ten minutes, seen while it lasted.
-    assert watch.look([worker(22, 0.0)], 1800.0)[0] == []
-    assert watch.look([worker(22, 5000.0)], 6800.0)[0] == []
-    assert len(StepWatch(HangTimeout()).look([worker(22, 5000.0)], 0.0)[0]) == 0
+    assert watch.check([worker(22, 0.0)], 1800.0)[0] == []
+    assert watch.check([worker(22, 5000.0)], 6800.0)[0] == []
+    assert len(StepWatch(HangTimeout()).check([worker(22, 5000.0)], 0.0)[0]) == 0
 
 
 def test_what_hangs_is_no_measure() -> None:
     watch = StepWatch(HangTimeout())
-    watch.look([worker(1, 0.0)], 0.0)
-    watch.look([worker(21, 0.0)], 20.0)
-    assert len(watch.look([worker(21, 400.0)], 420.0)[0]) == 1
+    watch.check([worker(1, 0.0)], 0.0)
+    watch.check([worker(21, 0.0)], 20.0)
+    assert len(watch.check([worker(21, 400.0)], 420.0)[0]) == 1
     watch.begin()
-    assert len(watch.look([worker(1, 400.0)], 1000.0)[0]) == 1
+    assert len(watch.check([worker(1, 400.0)], 1000.0)[0]) == 1
 
 
 @pytest.mark.parametrize("text", ["0", "-5", "1e3", "ten", "", "inf", "0.0"])

@@ -8,14 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent import scratch_dir
 from slurm_elastic.agent.watchdog import is_enabled, make_pipe
-
-
-@pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(scratch_dir, "_SHARED_MEMORY", tmp_path)
-    return tmp_path
 
 
 def test_torch_decides_what_switches_it_off() -> None:
@@ -26,7 +19,7 @@ def test_torch_decides_what_switches_it_off() -> None:
 
 
 def test_a_pipe_that_another_user_has_put_there_is_not_used(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root gives files away")
@@ -38,15 +31,15 @@ def test_a_pipe_that_another_user_has_put_there_is_not_used(
             os.chown(path, 65534, -1)
 
     monkeypatch.setattr(os, "mkfifo", replaced)
-    pipe = make_pipe({"TORCHELASTIC_TIMER_FILE": str(temporary / "given")})
+    pipe = make_pipe({"TORCHELASTIC_TIMER_FILE": str(tmp_path / "given")}, tmp_path)
     assert pipe is not None
     assert pipe.path.name == "timer"
     assert "another user has replaced it): the watchdog uses one of its own" in caplog.text
     pipe.close()
 
 
-def test_a_private_pipe_that_leaves_nothing_behind(temporary: Path) -> None:
-    first, second = make_pipe({}), make_pipe({})
+def test_a_private_pipe_that_leaves_nothing_behind(tmp_path: Path) -> None:
+    first, second = make_pipe({}, tmp_path), make_pipe({}, tmp_path)
     assert first is not None
     assert second is not None
     assert first.path != second.path
@@ -55,48 +48,47 @@ def test_a_private_pipe_that_leaves_nothing_behind(temporary: Path) -> None:
     assert stat.S_IMODE(first.path.parent.stat().st_mode) == 0o700
     first.close()
     second.close()
-    assert list(temporary.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_the_pipe_is_where_the_user_wants_it(temporary: Path) -> None:
-    wish = temporary / "mine"
-    pipe = make_pipe({"TORCHELASTIC_TIMER_FILE": str(wish)})
+def test_the_pipe_is_where_the_user_wants_it(tmp_path: Path) -> None:
+    wanted = tmp_path / "mine"
+    pipe = make_pipe({"TORCHELASTIC_TIMER_FILE": str(wanted)}, tmp_path)
     assert pipe is not None
-    assert pipe.path == wish
+    assert pipe.path == wanted
     assert pipe.directory is None
     pipe.close()
-    assert list(temporary.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["file", "pipe", "dangling link", "no directory"])
-def test_what_is_there_stays_there(kind: str, temporary: Path, caplog: pytest.LogCaptureFixture) -> None:
-    wish = temporary / "taken"
+def test_what_is_there_stays_there(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    wanted = tmp_path / "taken"
     match kind:
         case "file":
-            wish.write_text("precious")
+            wanted.write_text("precious")
         case "pipe":
-            os.mkfifo(wish)
+            os.mkfifo(wanted)
         case "dangling link":
-            wish.symlink_to(temporary / "nowhere")
+            wanted.symlink_to(tmp_path / "nowhere")
         case "no directory":
-            wish = temporary / "missing" / "timer"
-    before = wish.lstat() if kind != "no directory" else None
+            wanted = tmp_path / "missing" / "timer"
+    before = wanted.lstat() if kind != "no directory" else None
     with caplog.at_level(logging.WARNING):
-        pipe = make_pipe({"TORCHELASTIC_TIMER_FILE": str(wish)})
-    assert str(wish) in caplog.text
+        pipe = make_pipe({"TORCHELASTIC_TIMER_FILE": str(wanted)}, tmp_path)
+    assert str(wanted) in caplog.text
     assert pipe is not None
-    assert pipe.path != wish
+    assert pipe.path != wanted
     pipe.close()
     if before is not None:
-        assert wish.lstat().st_ino == before.st_ino
-        assert wish.lstat().st_mtime_ns == before.st_mtime_ns
+        assert wanted.lstat().st_ino == before.st_ino
+        assert wanted.lstat().st_mtime_ns == before.st_mtime_ns
 
 
 def test_without_a_directory_there_is_no_watchdog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(scratch_dir, "_SHARED_MEMORY", tmp_path / "missing")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with caplog.at_level(logging.WARNING):
-        assert make_pipe({}) is None
+        assert make_pipe({}, tmp_path / "missing") is None
     assert "no watchdog" in caplog.text

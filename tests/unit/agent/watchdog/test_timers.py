@@ -35,7 +35,7 @@ def test_a_timer_acquired_again_starts_anew_and_a_released_one_never_expires() -
 def test_timers_that_are_put_off_expire_later_and_new_ones_do_not() -> None:
     timers = Timers()
     timers.acquire(timer(7, "a", 5.0))
-    timers.put_off(3600.0)
+    timers.postpone(3600.0)
     timers.acquire(timer(7, "b", 3605.5))
     assert timers.next_expiry() == 3605.0
     assert timers.take_expired(3604.9) == []

@@ -52,22 +52,24 @@ class Workplace:
             (directory / f"{name}.py").write_text(source)
         self.entrypoint = entrypoint
         self.program = program or Program.script(str(self.script), arguments)
-        self.warm = ForkServer.start(self.program, **options)
+        self.fork_server = ForkServer.start(self.program, **options)
 
     def close(self) -> None:
-        self.warm.close()
+        self.fork_server.close()
 
     def left(self) -> list[int]:
         """The children of the fork server, without those that are to take its place."""
-        found = children(self.warm.pid)
-        self.warm.read()
-        replacements = {other.pid for other in (self.warm._replacement, self.warm._prepared) if other is not None}
+        found = children(self.fork_server.pid)
+        self.fork_server.read()
+        replacements = {
+            other.pid for other in (self.fork_server.replacement, self.fork_server.prepared) if other is not None
+        }
         return [pid for pid in found if pid not in replacements]
 
     def context(
         self, arguments: Sequence[Any] = (), environment: Mapping[str, str] | None = None, workers: int = 1
     ) -> ForkServerContext:
-        return start_workers(*self.call(arguments, environment, workers), warm=self.warm)
+        return start_workers(*self.call(arguments, environment, workers), fork_server=self.fork_server)
 
     def call(self, arguments: Sequence[Any], environment: Mapping[str, str] | None, workers: int) -> tuple[Any, ...]:
         args = (*self.program.options, *arguments) if isinstance(self.entrypoint, str) else tuple(arguments)

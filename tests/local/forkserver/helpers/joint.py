@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 sys.path.insert(0, str(ROOT))
 
 from slurm_elastic.agent.forkserver import ForkServer, Program  # noqa: E402
@@ -19,16 +19,16 @@ from slurm_elastic.agent.forkserver.joint import execute_jointly, obstacle  # no
 ARGUMENTS = ["--lr", "1e-3", ""]
 
 
-def go_on(arguments: Sequence[str], warm: ForkServer | None, mask: Sequence[int], why: str | None) -> int:
+def agent_main(arguments: Sequence[str], fork_server: ForkServer | None, mask: Sequence[int], why: str | None) -> int:
     """Write to results.json what became of each script that the directory `scripts` holds."""
-    from tests.local.forkserver.workplace import Workplace, comparable
+    from tests.local.forkserver.helpers.workplace import Workplace, comparable
 
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    assert warm is not None, why
-    assert warm.program is not None
+    assert fork_server is not None, why
+    assert fork_server.program is not None
     place = Workplace.__new__(Workplace)
     place.directory = Path(arguments[0])
-    place.script, place.program, place.warm = place.directory / "train.py", warm.program, warm
+    place.script, place.program, place.fork_server = place.directory / "train.py", fork_server.program, fork_server
     place.entrypoint = sys.executable
     results = {}
     for script in sorted((place.directory / "scripts").iterdir()):
@@ -36,7 +36,7 @@ def go_on(arguments: Sequence[str], warm: ForkServer | None, mask: Sequence[int]
         ended = [place.run_warm(ARGUMENTS, {"GIVEN": "x"}), place.run_plain(ARGUMENTS, {"GIVEN": "x"})]
         results[script.stem] = [asdict(comparable(one)) for one in ended]
     (place.directory / "results.json").write_text(json.dumps(results))
-    warm.close()
+    fork_server.close()
     return 5
 
 
@@ -51,7 +51,7 @@ if __name__ == "__main__":
         os.environ,
         workers=2,
         imports=None,
-        go_on="tests.local.forkserver.joint:go_on",
+        agent_main="tests.local.forkserver.helpers.joint:agent_main",
         arguments=[str(directory)],
         signals=[signal.SIGTERM],
     )

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import pickle
 import resource
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
+
+_CLONE_NEWNS = 0x00020000
+"""unshare(2); Python has it since 3.12."""
 
 
 def _raise(error: BaseException) -> NoReturn:
@@ -28,6 +34,19 @@ def _open_files() -> None:
 
 def _write_to_full_disk() -> None:
     Path("/dev/full").write_text("x")
+
+
+def _fill_tmp() -> None:
+    """Open a file on a full file system below /tmp, which no other process sees mounted."""
+    assert ctypes.CDLL(None).unshare(_CLONE_NEWNS) == 0
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        subprocess.run(["/bin/mount", "--make-rprivate", "/"], check=True)
+        # Its directory takes the only inode.
+        subprocess.run(["/bin/mount", "-t", "tmpfs", "-o", "nr_inodes=1", "full", directory], check=True)
+        try:
+            Path(directory, "batch.pt").touch()
+        finally:
+            subprocess.run(["/bin/umount", directory], check=True)
 
 
 def _bind_twice() -> None:
@@ -64,6 +83,7 @@ FAULTS: list[tuple[str, Callable[[], Any]]] = [
     ("data_damaged", lambda: json.loads("{")),
     ("checkpoint_damaged", lambda: pickle.loads(b"\x80\x04\x95")),
     ("disk_full", _write_to_full_disk),
+    ("node_disk_full", _fill_tmp),
     ("descriptors", _open_files),
     ("host_memory", lambda: bytearray(1 << 60)),
     ("port_taken", _bind_twice),

@@ -1,0 +1,47 @@
+"""The events and the progress of a run, as its run directory has them, for functions that judge them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import Any
+
+from slurm_elastic.rundir import RunContents, RunDir, RunFile
+
+__all__ = ["read_events", "read_history"]
+
+
+def read_events(run_dir: RunDir) -> list[tuple[float, dict[str, Any]]]:
+    """Return the events of all starts of the run, each with its time in seconds since 1970."""
+    return _read(RunContents(run_dir).events())
+
+
+def read_history(run_dir: RunDir) -> list[tuple[float, dict[str, Any]]]:
+    """Return the events and the progress of all starts of the run, each with its time in seconds since 1970."""
+    contents = RunContents(run_dir)
+    return _read([*contents.events(), *contents.progress()])
+
+
+def _read(files: list[RunFile]) -> list[tuple[float, dict[str, Any]]]:
+    return [
+        (when, event)
+        for file in files
+        for line in file.content.splitlines()
+        if (event := _event(line)) is not None and (when := _time(event)) is not None
+    ]
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        # The agent was killed while it wrote this line.
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _time(event: dict[str, Any]) -> float | None:
+    try:
+        return datetime.datetime.fromisoformat(event["time"]).timestamp()
+    except (KeyError, TypeError, ValueError):
+        return None

@@ -1,0 +1,200 @@
+"""A feature of the agent: measures the pace of its workers, and names ranks of the run that stay slow.
+
+The agent of rank 0 compares all ranks. It asks the leader for the reports of all agents, as `slurm-elastic status`
+does, so what it costs the others is bounded by the leader. `slurm_elastic.slow_ranks` decides.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from slurm_elastic.agent.features import Feature, RunningRound
+from slurm_elastic.control import WorkerProgress
+from slurm_elastic.errors import SlurmElasticError
+from slurm_elastic.rendezvous.leader_client import LeaderEndpoint, ask_status, find_leader
+from slurm_elastic.rendezvous.run_events import Entry
+from slurm_elastic.rundir import RunDir
+from slurm_elastic.slow_ranks import Meter, Pace, Reading, SlowRank, SlowRanks, read, step
+
+__all__ = ["LeaderLink", "Reports", "StepTimingFeature", "paces_of", "slow_event"]
+
+logger = logging.getLogger("slurm_elastic")
+
+_NODES_PER_SECOND = 32
+"""Agents that are asked per second at the most, on average: a sixteenth of what a leader takes."""
+_END = 1.0
+"""Seconds for which the agent waits at its end for a look that is under way."""
+
+
+class Reports(Protocol):
+    """The source of the reports of all agents."""
+
+    def __call__(self) -> Mapping[str, str]:
+        """Return the reports as JSON, by the identities of agents. May take seconds.
+
+        Raises:
+            SlurmElasticError: There are none now.
+        """
+
+
+class LeaderLink:
+    """The reports of all agents, from the leader of the run.
+
+    Args:
+        run_dir: Of the run.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+        self._leader: LeaderEndpoint | None = None
+
+    def __call__(self) -> Mapping[str, str]:
+        """See base class."""
+        leader = self._leader or find_leader(self._run_dir)
+        self._leader = None
+        _, reports = ask_status(leader)
+        self._leader = leader
+        return reports
+
+
+class StepTimingFeature(Feature):
+    """Measures paces in a thread of its own, and on the agent of rank 0 compares those of all ranks.
+
+    Args:
+        node: Slurm's name of this node.
+        reports: Of all agents.
+        record: Records an event with a level of the log; from any thread.
+        look: Seconds between two looks.
+    """
+
+    def __init__(self, node: str, reports: Reports, record: Callable[[Entry, int], None], look: float) -> None:
+        self._node, self._reports, self._record, self._look = node, reports, record, look
+        self._running: RunningRound | None = None
+        self._measured: tuple[RunningRound | None, Mapping[int, Pace]] = None, {}
+        self._slow = SlowRanks()
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def paces(self) -> Mapping[int, Pace]:
+        """Return the pace of each worker here of which it is known, by local rank; from any thread."""
+        running, paces = self._measured
+        # Until the thread wakes, they are those of the last round.
+        return paces if running is self._running else {}
+
+    def slow(self) -> Sequence[SlowRank]:
+        """Return the ranks that stay slow, on the agent of rank 0; from any thread."""
+        return tuple(self._slow.named.values()) if self._measured[0] is self._running else ()
+
+    def workers_started(self, running: RunningRound) -> None:
+        """See base class."""
+        self._running = running
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._live, name="slurm-elastic-timing", daemon=True)
+            self._thread.start()
+
+    def round_ended(self, progress: Sequence[WorkerProgress]) -> None:
+        """See base class."""
+        self._running = None
+
+    def run_ended(self) -> None:
+        """See base class."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(_END)
+
+    def _live(self) -> None:
+        before: RunningRound | None = None
+        meters: dict[int, Meter] = {}
+        next_look = 0.0
+        while not self._over.wait(self._look / 2):
+            running = self._running
+            if running is not before:
+                before, meters = running, {}
+                self._measured, self._slow = (running, {}), SlowRanks()
+            if running is None:
+                continue
+            now = time.monotonic()
+            for worker in running.progress():
+                reading = _reading(worker, now)
+                if reading is not None:
+                    meters[worker.local_rank] = read(meters.get(worker.local_rank, Meter()), reading, self._look)
+            paces = {rank: meter.pace for rank, meter in meters.items() if meter.pace is not None}
+            self._measured = running, paces
+            assignment = running.assignment
+            if paces and assignment.place.base_rank == 0 and assignment.world_size > 1 and now >= next_look:
+                next_look = now + max(self._look, assignment.nodes / _NODES_PER_SECOND) - 0.01
+                self._compare(assignment.round)
+
+    def _compare(self, round_: int) -> None:
+        try:
+            reports = self._reports()
+        except SlurmElasticError as error:
+            # A leader that changes now, or has no time: the next look comes.
+            logger.debug("no look at the pace of ranks: %s", error)
+            return
+        paces, nodes = paces_of(reports, round_)
+        self._slow, changed = step(self._slow, round_, paces)
+        for rank in changed:
+            entry = slow_event(round_, nodes.get(rank.rank, ""), rank)
+            self._record(entry, logging.INFO if rank.over else logging.WARNING)
+
+
+def paces_of(reports: Mapping[str, str], round_: int) -> tuple[dict[int, Pace], dict[int, str]]:
+    """Return the paces of the workers of a round by rank, and their nodes, from the reports of agents."""
+    paces: dict[int, Pace] = {}
+    nodes: dict[int, str] = {}
+    for agent, text in reports.items():
+        try:
+            report: dict[str, Any] = json.loads(text)
+            if report.get("round") != round_ or report.get("state") != "training":
+                continue
+            for worker in report["workers"]:
+                rank = int(worker["rank"])
+                nodes[rank] = agent.partition("/")[0]
+                if "busy_seconds" in worker:
+                    paces[rank] = Pace(
+                        float(worker["pace_seconds"]),
+                        float(worker["busy_seconds"]),
+                        float(worker["loading_seconds"]),
+                        float(worker["waiting_seconds"]),
+                        float(worker["best_busy_seconds"]),
+                        int(worker["paces"]),
+                    )
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            logger.debug("the report of %s cannot be read", agent)
+    return paces, nodes
+
+
+def slow_event(round_: int, node: str, slow: SlowRank) -> Entry:
+    """Return the event of a rank that stays slow, or is slow no more."""
+    pace, score = slow.pace, slow.score
+    others = score.others or 0.0
+    text = f"rank {slow.rank} on {node} "
+    text += "is slow no more: it " if slow.over else "is slow and holds up the others: it "
+    text += f"works {pace.busy:.3g} s per step outside of collectives, the others {others:.3g} s"
+    if not slow.over and pace.loading >= (pace.busy - others) / 2:
+        text += f"; it waits {pace.loading:.3g} s of that for input"
+    fields: dict[str, object] = {
+        "round": round_,
+        "rank": slow.rank,
+        "nodes": [node],
+        "relative_score": round(score.relative or 0.0, 3),
+        "individual_score": round(score.individual, 3),
+        "step_seconds": round(pace.step, 6),
+        "busy_seconds": round(pace.busy, 6),
+        "others_busy_seconds": round(others, 6),
+        "loading_seconds": round(pace.loading, 6),
+    }
+    return Entry("rank_fast" if slow.over else "rank_slow", text, fields)
+
+
+def _reading(worker: WorkerProgress, now: float) -> Reading | None:
+    use, last = worker.since_first, worker.seconds_since_boundary
+    if use is None or use.waiting is None or last is None:
+        return None
+    return Reading(now, worker.boundary, now - last, use.waiting, use.loading, use.saving + use.restoring)

@@ -1,0 +1,206 @@
+"""Processes that the fork server forks for the agent: they are no workers, and have torch from the start."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from slurm_elastic import snapshot
+from slurm_elastic.agent.forkserver import ForkServer, State
+from slurm_elastic.agent.forkserver._linux import children
+from slurm_elastic.agent.forkserver._replacement import ForkedProcess
+from slurm_elastic.snapshot import checkpoint_writer
+from slurm_elastic.snapshot.agent_side import AgentMemory, Group
+from slurm_elastic.snapshot.checkpoint_writer import Order, Outcome, WriterProcess
+from tests.local.forkserver.helpers import agent_child
+from tests.local.forkserver.helpers.workplace import HANG, Workplace
+from tests.local.snapshot.memories import in_worker
+from tests.local.waiting import eventually
+
+Make = Callable[..., Workplace]
+
+
+@pytest.fixture
+def place(workplace: Make) -> Workplace:
+    made = workplace()
+    assert made.fork_server.wait_ready(HANG)
+    assert made.fork_server.state is State.WARM
+    return made
+
+
+@pytest.fixture
+def no_other_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer that is not forked cannot start."""
+
+    def start_child(module: str) -> None:
+        raise FileNotFoundError(module)
+
+    monkeypatch.setattr(checkpoint_writer, "start_child", start_child)
+
+
+class Writer:
+    """A process that writes checkpoints, forked from a fork server."""
+
+    def __init__(self, fork_server: ForkServer, directory: Path) -> None:
+        self._directory = directory
+        self._forked: list[tuple[ForkedProcess, socket.socket]] = []
+
+        def fork(module: str, should_stop: Callable[[], bool]) -> tuple[ForkedProcess, socket.socket] | None:
+            forked = fork_server.fork_child(module, should_stop)
+            self._forked += [forked] if forked is not None else []
+            return forked
+
+        self.process = WriterProcess(fork)
+
+    @property
+    def pid(self) -> int:
+        ((child, _),) = self._forked
+        return child.pid
+
+    def works(self) -> bool:
+        """True if it carries out an order."""
+        order = Order(str(self._directory), start=1, step=1, keep=1, writer=1, task="discard")
+        return self.process.carry_out(order) == Outcome(written=True)
+
+
+@pytest.fixture
+def writer(place: Workplace, tmp_path: Path, no_other_start: None) -> Iterator[Writer]:
+    made = Writer(place.fork_server, tmp_path)
+    yield made
+    made.process.close()
+
+
+def test_it_outlives_signals_to_the_job_a_round_and_a_fork_server_that_another_one_replaces(
+    place: Workplace, writer: Writer
+) -> None:
+    assert writer.works()
+    first = place.fork_server.pid
+    assert writer.pid in children(first)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        os.kill(writer.pid, number)
+    place.script.write_text("print('trained')")
+    assert place.run_warm().stdout == "trained\n"
+    assert place.fork_server.pid == first
+    assert writer.works()
+
+    place.fork_server.import_all(HANG)
+
+    def is_replaced() -> bool:
+        # The fork server may tell that nothing is left to import before its replacement tells that it is ready.
+        place.fork_server.refresh()
+        return place.fork_server.pid != first
+
+    eventually(is_replaced, lambda: "the fork server is the first one")
+    assert place.run_warm().stdout == "trained\n"
+    eventually(lambda: not Path(f"/proc/{first}").exists(), lambda: "the fork server has not ended")
+    assert writer.works()
+
+    again = Writer(place.fork_server, place.directory)
+    assert again.works()
+    assert again.pid in children(place.fork_server.pid)
+    again.process.close()
+
+
+def test_it_outlives_a_fork_server_that_is_killed_and_ends_with_its_socket(place: Workplace, writer: Writer) -> None:
+    assert writer.works()
+    os.kill(place.fork_server.pid, signal.SIGKILL)
+
+    def is_dead() -> bool:
+        # Its end of the channel is closed: the process that was forked has not inherited it.
+        place.fork_server.read()
+        return place.fork_server.state is State.DEAD
+
+    eventually(is_dead, lambda: str(place.fork_server.state))
+    assert writer.works()
+    pid = writer.pid
+    writer.process.close()
+    assert pid not in children(os.getpid())
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_it_ends_when_its_agent_is_gone(place: Workplace) -> None:
+    forked = place.fork_server.fork_child(checkpoint_writer.__name__)
+    assert forked is not None
+    child, ours = forked
+    ours.close()
+    assert child.wait(HANG) in (0, -signal.SIGKILL)
+
+
+def test_it_has_nothing_of_the_fork_server_but_its_imports_and_takes_no_signal(place: Workplace) -> None:
+    # A process that waits for its order: the other end of its channel is the fork server's.
+    context = place.context()
+    forked = place.fork_server.fork_child(agent_child.__name__)
+    assert forked is not None
+    child, ours = forked
+    with ours:
+        told = json.loads(ours.recv(4096))
+    context.close(signal.SIGKILL)
+    assert told["files"] == [0, 1, 2, told["socket"]]
+    assert told["output"] == os.devnull
+    assert told["session"]
+    assert {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"} <= set(told["blocked"])
+    assert child.wait(HANG) in (0, -signal.SIGKILL)
+
+
+def test_the_module_is_that_of_this_package_though_the_path_has_one_of_the_same_name(
+    workplace: Make, tmp_path: Path, no_other_start: None
+) -> None:
+    (tmp_path / "slurm_elastic.py").write_text("raise SystemExit('not this one')")
+    made = workplace(environment={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert made.fork_server.wait_ready(HANG)
+    found = Writer(made.fork_server, tmp_path)
+    assert found.works()
+    found.process.close()
+
+
+def test_a_fork_server_that_starts_workers_cold_forks_none(workplace: Make, tmp_path: Path) -> None:
+    made = workplace(warm=False)
+    assert made.fork_server.wait_ready(HANG)
+    assert made.fork_server.fork_child(checkpoint_writer.__name__) is None
+    # It starts, and imports torch.
+    found = Writer(made.fork_server, tmp_path)
+    assert found.works()
+    found.process.close()
+
+
+def test_a_fork_server_that_does_not_answer_is_not_waited_for_when_the_agent_ends(place: Workplace) -> None:
+    asked = []
+
+    def should_stop() -> bool:
+        asked.append(True)
+        return True
+
+    os.kill(place.fork_server.pid, signal.SIGSTOP)
+    try:
+        assert place.fork_server.fork_child(checkpoint_writer.__name__, should_stop) is None
+    finally:
+        os.kill(place.fork_server.pid, signal.SIGCONT)
+    assert asked == [True]
+
+
+def test_an_agent_writes_its_snapshot_without_an_import_of_torch(
+    place: Workplace, tmp_path: Path, no_other_start: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "agent").mkdir()
+    fork = place.fork_server.fork_child
+    agent = AgentMemory(tmp_path / "agent", b"s" * 32, "7.0", "one", "one", "127.0.0.1", fork=fork)
+
+    def work() -> bool:
+        snapshot.to_disk(tmp_path / "checkpoints")
+        snapshot.load(weight=torch.zeros(3))
+        snapshot.save(5, weight=torch.ones(3))
+        return True
+
+    variables = agent.begin(0, "", first=True, group=Group(0, 1, 1))
+    assert in_worker({**variables, "SLURM_ELASTIC_ROUND": "0", "LOCAL_RANK": "0"}, work)
+    agent.inventory()
+    agent.close()
+    there = [path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()]
+    assert there == ["start-000001.step-000000000005"], caplog.text
