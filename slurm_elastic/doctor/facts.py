@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from slurm_elastic import typed_json
 from slurm_elastic.slurm import ClusterConfig, PartitionView, QosView
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "RunDirFacts",
     "SiteFacts",
     "SlurmFacts",
+    "StopFacts",
     "TorchFacts",
     "decode_result",
     "encode",
@@ -194,7 +196,8 @@ class RunDirFacts:
         error: Why an agent would refuse it; empty if it would not.
         is_exclusive: False if two creations of one file have both succeeded.
         filesystem: Its type, such as ``nfs4``; empty if unknown.
-        free: Bytes that are free for this user.
+        free: Bytes that are free for this user, quotas apart.
+        quota_left: Bytes that are left of the user's quota; None without one, or if nothing tells it.
         write_speed: Bytes per second of one large file, written and synced.
         record_seconds: Time that one small durable record takes.
     """
@@ -204,6 +207,7 @@ class RunDirFacts:
     is_exclusive: bool = True
     filesystem: str = ""
     free: int | None = None
+    quota_left: int | None = None
     write_speed: float | None = None
     record_seconds: float | None = None
 
@@ -224,6 +228,14 @@ class EtcdFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class StopFacts:
+    """The id of a run, and the seconds in which its workers have saved and ended when they last stopped as planned."""
+
+    run: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class SiteFacts:
     """Everything that was gathered.
 
@@ -235,6 +247,7 @@ class SiteFacts:
             default one.
         qos: The QOS, in the same way; empty if it is not known.
         checkpoint: Seconds that the user's script takes to save; None if not given.
+        last_stop: Of the newest run that tells; None if there is none, or if `checkpoint` is given.
         expected: The nodes of the doctor's job; empty without one.
         results: What those nodes have found out; without nodes that have written nothing.
         job: Id of that job; empty without one.
@@ -248,6 +261,7 @@ class SiteFacts:
     partition: str = ""
     qos: str = ""
     checkpoint: float | None = None
+    last_stop: StopFacts | None = None
     expected: tuple[str, ...] = ()
     results: tuple[ProbeResult, ...] = ()
     job: str = ""
@@ -271,4 +285,4 @@ def decode_result(content: bytes) -> ProbeResult:
     Raises:
         msgspec.MsgspecError: The content is not such a result.
     """
-    return msgspec.json.decode(content, type=ProbeResult)
+    return typed_json.decode(content, ProbeResult)

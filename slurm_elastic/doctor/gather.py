@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import resource
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from slurm_elastic._version import __version__
 from slurm_elastic.agent.torch_hooks import HOOKS, gaps, require_torch
 from slurm_elastic.control import has_membarrier
-from slurm_elastic.doctor.facts import EtcdFacts, GpuFacts, NodeFacts, RunDirFacts, SlurmFacts, TorchFacts
+from slurm_elastic.doctor.facts import EtcdFacts, GpuFacts, NodeFacts, RunDirFacts, SlurmFacts, StopFacts, TorchFacts
 from slurm_elastic.errors import SlurmElasticError, UsageError, did_you_mean
+from slurm_elastic.observe.find import own_run_dirs
+from slurm_elastic.observe.records import Event, read_records
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
 from slurm_elastic.rendezvous.transport.session import PROTOCOL
-from slurm_elastic.rundir import RunDir
+from slurm_elastic.rundir import RunContents, RunDir, RunDirError
 from slurm_elastic.slurm import AddressPreference, Controller, choose_address, data_interface, gather_facts, resolve
 
-__all__ = ["etcd_facts", "node_facts", "require_possible", "run_dir_facts", "slurm_facts"]
+__all__ = [
+    "etcd_facts",
+    "last_stop",
+    "node_facts",
+    "quota_left",
+    "require_possible",
+    "run_dir_facts",
+    "slurm_facts",
+    "stop_seconds",
+]
 
 _LARGE = 32 << 20
 """Bytes of the file by which the speed of writing is measured."""
@@ -32,7 +45,12 @@ _RECORDS = 5
 """Records that are written; the fastest counts, as a file server has other users."""
 _SHM = Path("/dev/shm")
 _MATRIX = 1024
+_RUNS = 3
+"""Runs whose records are read; one of 500 nodes has a thousand files."""
 _ETCD_SECONDS = 10.0
+_QUOTA_SECONDS = 10.0
+"""A file server that does not answer is no reason to wait longer."""
+_QUOTA_COLUMNS = 8
 
 
 def slurm_facts(controller: Controller) -> SlurmFacts:
@@ -148,11 +166,35 @@ def run_dir_facts(run_dir: RunDir) -> RunDirFacts:
     return RunDirFacts(
         path=str(base),
         is_exclusive=first and not second,
-        filesystem=_filesystem(run_dir.path),
+        filesystem=(mount := _mount(run_dir.path)).kind,
         free=free.f_bavail * free.f_frsize,
+        quota_left=_quota_left(mount),
         write_speed=_LARGE / took,
         record_seconds=min(times),
     )
+
+
+def last_stop(base: Path) -> StopFacts | None:
+    """Return what the newest run below a directory tells about the time that its workers take to save and end."""
+    newest = sorted(own_run_dirs(base), key=lambda each: _changed(each.path), reverse=True)
+    for run_dir in newest[:_RUNS]:
+        with contextlib.suppress(RunDirError):
+            seconds = stop_seconds(read_records(RunContents(run_dir), run_dir.run_id).events)
+            if seconds is not None:
+                return StopFacts(run_dir.run_id, round(seconds, 1))
+    return None
+
+
+def stop_seconds(events: Iterable[Event]) -> float | None:
+    """Return the seconds from the last agreement on a step to stop at to the end of all workers; None without one."""
+    begun: dict[int | None, float] = {}
+    found = None
+    for event in events:
+        if event.kind == "round_ending":
+            begun.setdefault(event.round, event.time)
+        elif event.kind == "round_ended" and event.whole("step") and event.round in begun:
+            found = event.time - begun[event.round]
+    return found
 
 
 def etcd_facts(config: EtcdConfig) -> EtcdFacts:
@@ -264,6 +306,13 @@ def _address(node: str, preference: AddressPreference, controller: Controller, t
     return _Address(resolve(name) or name, "", data_interface(preference, facts), interfaces)
 
 
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def _write(path: Path) -> None:
     block = os.urandom(1 << 20)
     with path.open("wb", buffering=0) as file:
@@ -278,14 +327,19 @@ def _seconds(call: Callable[[], Any]) -> float:
     return max(time.monotonic() - begin, 1e-9)
 
 
-def _filesystem(path: Path, source: Path = Path("/proc/self/mountinfo")) -> str:
-    """Return the type of the file system of a path; proc(5): mount point, and after ``-`` the type."""
-    found, length = "", -1
+class _Mount(NamedTuple):
+    point: str
+    kind: str
+
+
+def _mount(path: Path, source: Path = Path("/proc/self/mountinfo")) -> _Mount:
+    """Return mount point and type of the file system of a path; proc(5): mount point, and after ``-`` the type."""
+    found = _Mount("", "")
     target = str(path.resolve())
     try:
         lines = source.read_text().splitlines()
     except OSError:
-        return ""
+        return found
     for line in lines:
         before, _, after = line.partition(" - ")
         fields, kinds = before.split(), after.split()
@@ -293,6 +347,38 @@ def _filesystem(path: Path, source: Path = Path("/proc/self/mountinfo")) -> str:
             continue
         point = fields[4].encode().decode("unicode_escape")
         # A later mount on the same point hides the earlier one.
-        if (target == point or target.startswith(point.rstrip("/") + "/")) and len(point) >= length:
-            found, length = kinds[0], len(point)
+        if (target == point or target.startswith(point.rstrip("/") + "/")) and len(point) >= len(found.point):
+            found = _Mount(point, kinds[0])
     return found
+
+
+def _quota_left(mount: _Mount) -> int | None:
+    """Return the bytes that are left of this user's quota; None without a quota, or if nothing here tells it."""
+    user = str(os.geteuid())
+    lustre = ["lfs", "quota", "-q", "-u", user, mount.point]
+    command = lustre if mount.kind == "lustre" else ["quota", "--no-wrap", "--raw-grace", f"--filesystem={mount.point}"]
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_QUOTA_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    # quota(1) ends with 1 when a limit is exceeded.
+    return quota_left(done.stdout)
+
+
+def quota_left(output: str) -> int | None:
+    """Return the bytes that are left by the last line of quota(1) or lfs-quota(1); None if it shows no limit.
+
+    The last eight columns of both: blocks of 1 KiB, soft limit, hard limit, grace, and the same of files. Above a limit
+    the blocks have an asterisk. lfs puts numbers that it is not sure of in brackets, and behind a mount point of more
+    than 15 characters it begins a new line (print_quota in lustre/utils/lfs.c).
+    """
+    for line in reversed(output.splitlines()):
+        columns = [word.strip("*[]") for word in line.split()[-_QUOTA_COLUMNS:]]
+        if len(columns) == _QUOTA_COLUMNS and all(column.isdecimal() for column in columns[:3]):
+            used, *limits = (int(column) for column in columns[:3])
+            # The soft limit may be exceeded for a while.
+            limit = min((each for each in limits if each), default=None)
+            return None if limit is None else max(0, limit - used) * 1024
+    return None

@@ -159,7 +159,10 @@ def _gpus(node: NodeFacts) -> Finding:
             why,
             "install a build of torch for this driver (pytorch.org, Get started)",
         )
-    return Finding(check, Level.OK, shown, "each made a product of two matrices" if node.gpus else "")
+    if not node.gpus:
+        return Finding(check, Level.OK, shown)
+    found = f"{shown}; driver {node.nvidia_driver}, torch is built for CUDA {torch.cuda}"
+    return Finding(check, Level.OK, found, "each made a product of two matrices")
 
 
 def _shared_memory(node: NodeFacts) -> Finding:
@@ -333,11 +336,12 @@ def run_dir_findings(site: SiteFacts) -> Iterator[Finding]:
         )
     yield _shared(site, facts.filesystem)
     if facts.free is not None:
-        little = facts.free < _LITTLE_SPACE
+        quota = "quotas apart" if facts.quota_left is None else f"{size_text(facts.quota_left)} left of your quota"
+        little = min(facts.free, facts.free if facts.quota_left is None else facts.quota_left) < _LITTLE_SPACE
         yield Finding(
             "run_dir.space",
             Level.LIMIT if little else Level.OK,
-            f"{size_text(facts.free)} free, quotas apart",
+            f"{size_text(facts.free)} free, {quota}",
             "records, logs and checkpoints beside them need space; a run whose records cannot be written ends"
             if little
             else "",
@@ -356,7 +360,8 @@ def run_dir_findings(site: SiteFacts) -> Iterator[Finding]:
 
 def _shared(site: SiteFacts, filesystem: str) -> Finding:
     check, name = "run_dir.shared", filesystem or "an unknown file system"
-    delays = [link.file_delay for result in site.results for link in result.links]
+    # A node that was not reached was not asked for a file.
+    delays = [link.file_delay for result in site.results for link in result.links if not link.free_port_error]
     if delays:
         seen = [delay for delay in delays if delay is not None]
         if len(seen) == len(delays):

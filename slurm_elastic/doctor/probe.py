@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from slurm_elastic import typed_json
 from slurm_elastic.doctor.facts import CollectiveFacts, NodeFacts, ProbeResult, encode
 from slurm_elastic.doctor.gather import node_facts
 from slurm_elastic.doctor.peers import Peer, PeerServer, ask_peer
@@ -94,8 +95,6 @@ def _collectives(
     job: SlurmJob, facts: NodeFacts, peers: Mapping[str, Peer], listening: socket.socket
 ) -> Iterator[CollectiveFacts]:
     """Make all-reduces of all nodes by gloo, and by NCCL where all have GPUs."""
-    from slurm_elastic.agent.worker_env import data_network
-
     missing = [node for node in job.nodes if node not in peers]
     without = [node for node in job.nodes if node in peers and not peers[node].has_torch]
     if missing or without:
@@ -104,6 +103,9 @@ def _collectives(
             "gloo", error=late if missing else f"there is no torch that works on {', '.join(without)}"
         )
         return
+    # This imports torch.
+    from slurm_elastic.agent.worker_env import data_network
+
     os.environ.update(data_network(facts.collective_interface, os.environ))
     backends = ("gloo", "nccl") if all(peer.has_gpus for peer in peers.values()) else ("gloo",)
     found = {backend: CollectiveFacts(backend, error=f"no end within {_COLLECTIVE:g} s") for backend in backends}
@@ -189,7 +191,7 @@ def _first_line(error: BaseException) -> str:
 def _peer(run_dir: RunDir, node: str) -> Peer | None:
     content = run_dir.read(_peer_name(node))
     try:
-        return None if content is None else msgspec.json.decode(content, type=Peer)
+        return None if content is None else typed_json.decode(content, Peer)
     except msgspec.MsgspecError:
         return None
 

@@ -56,6 +56,7 @@ def slurm_findings(site: SiteFacts) -> Iterator[Finding]:
     yield _unkillable(config)
     yield _user_signal(config)
     yield _bad_exit(config)
+    yield _memory_accounting(config)
 
 
 def save_seconds(grace: float) -> float:
@@ -177,18 +178,22 @@ def _grace(site: SiteFacts, config: ClusterConfig, partition: PartitionView) -> 
     from_where = f"KillWait, {kill_wait} s" if not seconds else f"{seconds} s"
     # In an allocation and in an array alike; they differ in who has to save.
     why = f"a preempted job has {from_where} from the notice to SIGKILL, and its workers {usable:g} s of it to save"
-    if site.checkpoint is not None:
-        found += f"; a checkpoint takes {site.checkpoint:g} s"
-    if site.checkpoint is not None and site.checkpoint > usable:
+    needed = site.checkpoint
+    if needed is not None:
+        found += f"; a checkpoint takes {needed:g} s"
+    elif site.last_stop is not None:
+        needed = site.last_stop.seconds
+        found += f"; the last checkpoint of run {site.last_stop.run} took {needed:g} s, with the end of its workers"
+    if needed is not None and needed > usable:
         return Finding(
             check,
             Level.LIMIT,
             found,
-            f"{why}: too little for a checkpoint of {site.checkpoint:g} s, so each preemption loses the steps "
+            f"{why}: too little for a checkpoint of {needed:g} s, so each preemption loses the steps "
             "since the last one",
-            f"save faster or at shorter intervals, or ask for a GraceTime of {_grace_for(site.checkpoint):g} s",
+            f"save faster or at shorter intervals, or ask for a GraceTime of {_grace_for(needed):g} s",
         )
-    if not seconds:
+    if not seconds and needed is None:
         return Finding(
             check,
             Level.LIMIT,
@@ -291,6 +296,22 @@ def _proctrack(config: ClusterConfig) -> Finding:
             "others end on the notice itself",
         )
     return Finding(check, Level.OK, kind, "Slurm signals agents only, and they tell their workers")
+
+
+def _memory_accounting(config: ClusterConfig) -> Finding:
+    kind, parameters = config.text("JobAcctGatherType"), config.parameters("JobAcctGatherParams")
+    told = (kind or "none", config.text("JobAcctGatherParams"))
+    check, found = "slurm.memory_accounting", ", ".join(filter(None, told))
+    if "overmemorykill" in parameters and kind.endswith("/linux") and not parameters.keys() & {"usepss", "noshared"}:
+        return Finding(
+            check,
+            Level.LIMIT,
+            found,
+            "Slurm ends jobs by the sum of what their processes use, and counts memory that processes share, such as "
+            "snapshots and what workers share with the process that has forked them, once for each of them",
+            "ask for UsePss in JobAcctGatherParams, or for more memory by --mem",
+        )
+    return Finding(check, Level.OK, found, "jobs are not ended for memory that their processes share")
 
 
 def _slurmd_timeout(config: ClusterConfig) -> Finding:

@@ -66,7 +66,7 @@ def findings(planned: Plan, undisturbed: RunFacts, disturbed: RunFacts, toleranc
         tolerance: By which part of themselves losses may differ.
     """
     return [
-        _ends(planned, disturbed),
+        _ends(planned, undisturbed, disturbed),
         *_failed_workers(planned, disturbed),
         _resume(disturbed),
         *_lost(disturbed),
@@ -170,7 +170,7 @@ def _first_steps(round_: Sequence[WorkerSeen]) -> list[int]:
     return [each.first_step for each in round_ if each.first_step is not None]
 
 
-def _ends(planned: Plan, facts: RunFacts) -> Finding:
+def _ends(planned: Plan, undisturbed: RunFacts, facts: RunFacts) -> Finding:
     codes = sorted({end.exit_code for end in facts.agents if not end.killed} - {0, 75})
     missed = len(planned.mishaps) - len(facts.happened)
     if facts.gave_up:
@@ -182,6 +182,14 @@ def _ends(planned: Plan, facts: RunFacts) -> Finding:
     elif missed:
         text = f"the run ended before '{planned.mishaps[-missed]}'"
         mend = "a later round took fewer steps than the run without mishaps: see the rows below"
+    elif (facts.last_step or 0) < (undisturbed.last_step or 0):
+        return Finding(
+            "run.ends",
+            Level.LIMIT,
+            f"the run ended after step {facts.last_step}, and after step {undisturbed.last_step} without mishaps",
+            "the training is cut short, or has other steps where the number of ranks is another one",
+            "load the position in the training with the checkpoint; keep the batch of the whole group the same",
+        )
     else:
         return Finding("run.ends", Level.OK, "the run ended with 0 after all mishaps")
     return Finding("run.ends", Level.BROKEN, text, "the run does not survive what happens on a cluster", mend)
@@ -403,7 +411,7 @@ def _asked(planned: Plan, undisturbed: RunFacts, disturbed: RunFacts) -> Finding
                 f"'{happened.mishap}': no worker was told to stop at a step",
                 "the workers were ended without notice",
                 "call should_stop on all ranks, equally often",
-                place=_short(_any_place(disturbed)),
+                place=_short(next((each.asked for each in disturbed.workers if each.asked), "")),
             )
     notice = min((each.seconds for each in planned.mishaps if each.seconds is not None), default=_GRACE)
     worker = max((*undisturbed.workers, *disturbed.workers), key=lambda each: each.pause)
@@ -421,18 +429,36 @@ def _asked(planned: Plan, undisturbed: RunFacts, disturbed: RunFacts) -> Finding
 
 
 def _files(undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
+    check, why = "checkpoint.atomic", "a node that is killed while it saves leaves half a checkpoint"
+    saved = _short(next((each.saved for each in disturbed.workers if each.saved), ""))
     found = sorted({*undisturbed.overwritten, *disturbed.overwritten})
-    if not found:
-        return Finding("checkpoint.atomic", Level.OK, "no file was overwritten in place")
-    saved = next((each.saved for each in disturbed.workers if each.saved), "")
-    return Finding(
-        "checkpoint.atomic",
-        Level.BROKEN,
-        f"overwritten in place: {', '.join(found[:5])}",
-        "a node that is killed meanwhile leaves half a file, and the checkpoint before is gone, too",
-        "write a file of another name and rename it: os.replace(temporary, final)",
-        place=_short(saved),
-    )
+    if found:
+        return Finding(
+            check,
+            Level.BROKEN,
+            f"overwritten in place: {', '.join(found[:5])}",
+            f"{why}, and the one before is gone, too",
+            "write a file of another name and rename it: os.replace(temporary, final)",
+            place=saved,
+        )
+    taken = [name for round_, name in disturbed.halves.items() if not _is_left_out(round_, disturbed)]
+    if taken:
+        return Finding(
+            check,
+            Level.BROKEN,
+            f"the script does not go on from an older checkpoint beside half of {taken[0]}",
+            f"{why}, which has its name already",
+            "write a file or directory of another name and rename it when it is complete; or load the newest one whose "
+            "last file is there",
+            place=saved,
+        )
+    left_out = "".join(f"; half of {name} was left out" for name in disturbed.halves.values())
+    return Finding(check, Level.OK, f"no file was overwritten in place{left_out}")
+
+
+def _is_left_out(round_: int, facts: RunFacts) -> bool:
+    """Return True if the round after this one went on from the newest whole checkpoint."""
+    return any(change.before == round_ and change.resumed >= (change.checkpoint or 0) for change in _changes(facts))
 
 
 def _superseded(facts: RunFacts) -> Iterator[Finding]:
@@ -473,10 +499,6 @@ def _processes(undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
         "they take memory, GPUs and ports from the next round",
         "end what the script starts",
     )
-
-
-def _any_place(facts: RunFacts) -> str:
-    return next((each.asked for each in facts.workers if each.asked), "")
 
 
 def _short(place: str) -> str:

@@ -120,6 +120,7 @@ class RunFacts:
         cut_short: Rounds whose workers should stop at a step and ended in another way, with the time at which they were
             ended.
         overwritten: Files that were changed in place while a checkpoint could be in them.
+        halves: Half-written checkpoints that the rehearsal has left in a round, as a kill would.
         left: Command lines of processes that were left behind.
         gave_up: Why the rehearsal has ended the run; empty if it has not.
         directory: Where its files are.
@@ -134,6 +135,7 @@ class RunFacts:
     failures: tuple[str, ...] = ()
     cut_short: Mapping[int, float] = field(default_factory=dict)
     overwritten: tuple[str, ...] = ()
+    halves: Mapping[int, str] = field(default_factory=dict)
     left: tuple[str, ...] = ()
     gave_up: str = ""
     directory: str = ""

@@ -126,7 +126,8 @@ class Nodes:
 
     def leftover(self) -> list[str]:
         """Return the command lines of processes of the run that still live."""
-        return sorted(command for pid, (_, command) in processes(self.directory).items() if not self._is_agent(pid))
+        agents = {node.process.pid for node in self.all if node.running}
+        return sorted(command for pid, (_, command) in processes(self.directory).items() if pid not in agents)
 
     def close(self) -> None:
         """End all processes of the run."""
@@ -148,9 +149,6 @@ class Nodes:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.005)
-
-    def _is_agent(self, pid: int) -> bool:
-        return any(node.process.pid == pid and node.running for node in self.all)
 
     def _agent(self, index: int, indices: Sequence[int]) -> subprocess.Popen[bytes]:
         first = self._jobs == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ from slurm_elastic.observe.status import run_status
 from slurm_elastic.rehearsal.checks import findings, losses, require_comparable, steps_lost
 from slurm_elastic.rehearsal.facts import Happened, RunFacts, WorkerSeen, read_worker
 from slurm_elastic.rehearsal.files import WatchedFiles
+from slurm_elastic.rehearsal.half_written import NewNames, entries, leave_half, newest_in_place
 from slurm_elastic.rehearsal.nodes import Node, Nodes
 from slurm_elastic.rehearsal.scenario import Kind, Mishap, Plan, node_name, plan, spread
 from slurm_elastic.rundir import RunContents, RunDir, RunDirError
@@ -114,14 +116,14 @@ def rehearse(options: Options) -> Rehearsal:
     if options.mishaps is not None:
         plan(options.mishaps, options.nodes)
     else:
-        plan(spread(options.kinds, options.nodes, 10**6), options.nodes)
-    with _directory(options.keep) as directory:
+        plan(spread(options.kinds, options.nodes, len(options.kinds) + 1), options.nodes)
+    with _directory(options.keep) as directory, contextlib.closing(NewNames(directory)) as names:
         nothing = Plan(options.nodes, options.nodes)
-        undisturbed = _Run(options, directory, "undisturbed", nothing).facts()
+        undisturbed = _Run(options, directory, "undisturbed", nothing, names).facts()
         steps = require_comparable(undisturbed, options.mishaps)
         mishaps = spread(options.kinds, options.nodes, steps) if options.mishaps is None else options.mishaps
         planned = plan(mishaps, options.nodes)
-        run = _Run(options, directory, "disturbed", planned, max(each.pause for each in undisturbed.workers))
+        run = _Run(options, directory, "disturbed", planned, names, undisturbed)
         disturbed = run.facts()
         found = findings(planned, undisturbed, disturbed, options.tolerance)
         lost = sum(steps_lost(disturbed).values())
@@ -194,7 +196,7 @@ class _Recordings:
         )
 
     def ended(self, round_: int, node: str) -> bool:
-        """Return True if all workers of a node have ended by themselves."""
+        """Return True if all workers of a node have ended without a signal."""
         return all(
             b'"event": "ends"' in lines[-1] for lines in self._of(round_) if json.loads(lines[0])["node"] == node
         )
@@ -230,11 +232,23 @@ class _Run:
         directory: Of the rehearsal.
         name: Of the run.
         planned: Its mishaps.
-        pause: Longest time between two steps, as far as is known.
+        names: The names that its files get.
+        undisturbed: What was seen of the run without mishaps; None if this is that one.
     """
 
-    def __init__(self, options: Options, directory: Path, name: str, planned: Plan, pause: float = 0.0) -> None:
-        self._options, self._plan = options, planned
+    def __init__(
+        self,
+        options: Options,
+        directory: Path,
+        name: str,
+        planned: Plan,
+        names: NewNames,
+        undisturbed: RunFacts | None = None,
+    ) -> None:
+        self._options, self._plan, self._names = options, planned, names
+        before = undisturbed.workers if undisturbed is not None else ()
+        self._saved_before = {step for each in before for step, _ in each.checkpoints}
+        self._halves: dict[int, Path] = {}
         self._directory = directory / name
         self._work = self._directory / "work"
         self._work.mkdir(parents=True)
@@ -252,10 +266,11 @@ class _Run:
             command,
             options.agent_options,
             self._work,
-            max(_HANG, 5 * pause),
+            max(_HANG, 5 * max((each.pause for each in before), default=0.0)),
         )
         self._recordings = _Recordings(self._directory)
-        self._files = WatchedFiles([self._work, self._run_dir.path])
+        self._roots = (self._work, self._run_dir.path)
+        self._files = WatchedFiles(self._roots)
         self._happened: list[Happened] = []
         self._under_way: Happened | None = None
         self._restart: list[int] = []
@@ -280,11 +295,12 @@ class _Run:
         return report(records, run_status(records, time.time()), time.time())
 
     def _follow(self) -> str:
-        """Let the mishaps happen until no agent runs; return why the run was ended, empty if it has ended by itself."""
+        """Let the mishaps happen until no agent runs; return why the rehearsal ended the run, empty if it did not."""
         since, reached = time.monotonic(), 0.0
         while self._nodes.present or self._restart:
             now = time.monotonic()
             self._end_overdue(now)
+            self._names.read()
             if self._restart and not self._nodes.present:
                 indices, self._restart = self._restart, []
                 self._nodes.start(indices)
@@ -312,6 +328,8 @@ class _Run:
         node = self._victim(mishap)
         self._options.say(str(mishap) + (f" ({node.name})" if mishap.kind is Kind.LEADER and node else ""))
         name = node.name if node is not None else ""
+        if mishap.kind in (Kind.KILL, Kind.LEADER, Kind.FAIL):
+            self._leave_half(mishap, round_)
         self._happened.append(Happened(mishap, name, time.monotonic(), round_))
         match mishap.kind:
             case Kind.KILL | Kind.LEADER:
@@ -341,6 +359,21 @@ class _Run:
             self._under_way = self._happened[-1]
         else:
             self._done(index)
+
+    def _leave_half(self, mishap: Mishap, round_: int) -> None:
+        """Leave what would be there if the workers were killed while they write the checkpoint of a later step."""
+        saved = {step for each in self._recordings.workers() for step, _ in each.checkpoints}
+        self._names.read()
+        left = set(self._halves.values())
+        paths = (path for path in entries(self._roots) if left.isdisjoint((path, *path.parents)))
+        source = newest_in_place(paths, saved, self._names.in_place)
+        if source is None or source.step > mishap.step:
+            return
+        # One that the script will not write itself.
+        taken = self._saved_before | {each.step for each in self._plan.mishaps}
+        step = next(step for step in itertools.count(mishap.step + 1) if step not in taken)
+        self._halves[round_] = source.of_step(step)
+        leave_half(source.path, self._halves[round_])
 
     def _note_end_of_mishap(self) -> None:
         """Let workers pass the step of an announced mishap when its stop has begun."""
@@ -453,6 +486,7 @@ class _Run:
             failures=tuple(dict.fromkeys(printable(each, 500) for each in failures)),
             cut_short=_cut_short(records),
             overwritten=tuple(self._short(path) for path in self._files.overwritten()),
+            halves={round_: self._short(str(path)) for round_, path in self._halves.items()},
             left=left,
             gave_up=gave_up,
             directory=str(self._directory),
@@ -463,7 +497,7 @@ class _Run:
         return tuple(printable(line, 500) for line in lines[-1:])
 
     def _short(self, path: str) -> str:
-        for root in (self._work, self._run_dir.path):
+        for root in self._roots:
             if Path(path).is_relative_to(root):
                 return str(Path(path).relative_to(root))
         return path

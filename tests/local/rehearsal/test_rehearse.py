@@ -19,6 +19,9 @@ from tests.local.waiting import eventually
 
 HERE = Path(__file__).parent
 TRAINS = HERE / "trains.py"
+EXAMPLES = HERE.parents[2] / "docs/examples"
+FRAMEWORKS = Path("/opt/slurm-elastic/frameworks/bin/python")
+"""In an environment with the frameworks."""
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +71,16 @@ def test_a_planted_mistake_is_named(
     assert place == "trains.py"
 
 
+def test_a_checkpoint_that_has_its_name_before_it_is_complete(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, told = rehearse(tmp_path, capsys, "at step 25 kill node 1", str(TRAINS), "named-early")
+    ended = {"run.ends", "worker.exit", "resume.step", "samples.once"}
+    assert (set(wrong(told)), code) == (ended | {"checkpoint.atomic"}, 1)
+    (found,) = [each["found"] for each in told["checks"] if each["check"] == "checkpoint.atomic"]
+    assert found == "the script does not go on from an older checkpoint beside half of step_26"
+
+
 def test_a_right_script_loses_no_step_that_it_need_not_lose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenario = "at step 23 preempt node 1; at step 44 join; at step 66 leader"
     code, told = rehearse(tmp_path, capsys, scenario, f"--report={tmp_path / 'page.html'}", str(TRAINS))
@@ -82,10 +95,28 @@ def test_a_right_script_loses_no_step_that_it_need_not_lose(tmp_path: Path, caps
 def test_the_examples_of_the_documentation_are_right(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], example: str
 ) -> None:
-    script = HERE.parents[2] / "docs/examples" / example
-    words = (str(script), "--epochs=1", "--batch-size=32", "--checkpoint-every=5")
+    words = (str(EXAMPLES / example), "--epochs=1", "--batch-size=32", "--checkpoint-every=5")
     code, told = rehearse(tmp_path, capsys, "at step 7 preempt node 1", *words)
     assert (wrong(told), code, told["steps_lost"]) == ({}, 0, 0)
+
+
+@pytest.mark.parametrize("example", ["transformers_trainer.py", "lightning_trainer.py"])
+def test_the_examples_with_frameworks_are_right(tmp_path: Path, example: str) -> None:
+    if not FRAMEWORKS.exists():
+        pytest.fail(f"{FRAMEWORKS} is missing: run `make setup` first", pytrace=False)
+    (tmp_path / "scenario.txt").write_text("at step 7 preempt node 1; at step 12 fail node 0")
+    words = ["--nodes=2", f"--scenario={tmp_path / 'scenario.txt'}", "--json", str(EXAMPLES / example), "--epochs=2"]
+    words += ["--batch-size=24", "--checkpoint-every=5"]
+    # These imports take longer than the lists of them.
+    environ = {**os.environ, "PET_LEARN_IMPORTS": "on", "XDG_STATE_HOME": str(tmp_path / "state")}
+    command = [FRAMEWORKS, "-m", "slurm_elastic", "rehearse", *words]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    told = json.loads(done.stdout)
+    assert (wrong(told), done.returncode) == ({}, 0), done.stderr
+    # Every row has something to judge.
+    assert "unknown" not in {each["level"] for each in told["checks"]}
+    # The last checkpoint before the failure was that of step 10.
+    assert (told["steps_lost"], len(told["losses"])) == (2, told["steps"])
 
 
 def test_a_group_that_was_paused_replaces_the_checkpoint_of_its_successor(

@@ -1,7 +1,7 @@
 """A training in plain PyTorch, on ranks whose number changes, with a mistake that the command line names.
 
-Mistakes: no-resume, in-place, forgets-place, slow-save, fails-on-stop, publishes-late; none for a script that is right.
-With endless it trains for ever.
+Mistakes: no-resume, in-place, named-early, forgets-place, slow-save, fails-on-stop, publishes-late; none for a script
+that is right. With endless it trains for ever.
 """
 
 from __future__ import annotations
@@ -21,11 +21,21 @@ MISTAKE = (sys.argv[1:] or ["none"])[0]
 CHECKPOINT = Path("checkpoint.pt")
 
 
+def newest() -> Path:
+    directories = sorted(Path().glob("step_*"), key=lambda each: int(each.name.removeprefix("step_")))
+    return directories[-1] / "weights.pt" if directories else CHECKPOINT
+
+
 def save(state: dict[str, object]) -> None:
     if dist.get_rank() != 0:
         return
     if MISTAKE == "in-place":
         torch.save(state, CHECKPOINT)
+    elif MISTAKE == "named-early":
+        directory = Path(f"step_{state['step']}")
+        directory.mkdir()
+        torch.save(state, directory / "weights.pt")
+        (directory / "complete.txt").touch()
     else:
         temporary = CHECKPOINT.with_suffix(f".{os.environ['SLURM_ELASTIC_ROUND']}")
         torch.save(state, temporary)
@@ -42,8 +52,8 @@ def main() -> None:
     weights = torch.zeros(4)
     sampler = ElasticSampler(len(data), batch_size=8)
     step = 0
-    if CHECKPOINT.exists() and MISTAKE != "no-resume":
-        state = torch.load(CHECKPOINT)
+    if newest().exists() and MISTAKE != "no-resume":
+        state = torch.load(newest())
         weights, step = state["weights"], state["step"]
         if MISTAKE != "forgets-place":
             sampler.load_state_dict(state["sampler"])

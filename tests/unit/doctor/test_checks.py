@@ -23,6 +23,7 @@ from slurm_elastic.doctor.facts import (
     NodeFacts,
     RunDirFacts,
     SiteFacts,
+    StopFacts,
     decode_result,
     encode,
 )
@@ -100,6 +101,14 @@ def collective(found: CollectiveFacts) -> Callable[[SiteFacts], SiteFacts]:
     return change
 
 
+def on_gpus(site: SiteFacts) -> SiteFacts:
+    """Node n2 has GPUs, and all of them belong to the job."""
+    torch_facts = replace(site.results[1].facts.torch, cuda="12.4", devices=4)
+    gpus = tuple(GpuFacts(index, "NVIDIA H100") for index in range(4))
+    driver = "550.54.15"
+    return n2(torch=torch_facts, gpus=gpus, job_gpus=4, nvidia_driver=driver, locked_memory=-1)(site)
+
+
 def run_dir(**changed: Any) -> Callable[[SiteFacts], SiteFacts]:
     def change(site: SiteFacts) -> SiteFacts:
         assert site.run_dir is not None
@@ -146,11 +155,21 @@ def test_a_checkpoint_is_held_against_the_grace() -> None:
     assert "workers 25 s of it to save: too little for a checkpoint of 41 s" in found.why
     assert "GraceTime of 46 s" in found.mend
     assert save_seconds(46) == 41
+    (found,) = of("slurm.grace", findings(replace(slow, checkpoint=None, last_stop=StopFacts("77", 41))))
+    assert found.level is Level.LIMIT
+    assert found.found.endswith("30 s; the last checkpoint of run 77 took 41 s, with the end of its workers")
     (found,) = of("slurm.grace", findings(replace(slow, checkpoint=25)))
     assert found.level is Level.OK
 
 
 FAULTS: list[tuple[Callable[[SiteFacts], SiteFacts], str, Level, str, tuple[str, ...]]] = [
+    (
+        config(JobAcctGatherType="jobacct_gather/linux", JobAcctGatherParams="OverMemoryKill"),
+        "slurm.memory_accounting",
+        Level.LIMIT,
+        "jobacct_gather/linux, OverMemoryKill",
+        (),
+    ),
     (config(SLURM_VERSION="21.08.8"), "slurm.release", Level.LIMIT, "21.08.8", ()),
     (config(SLURM_VERSION="27.05.1"), "slurm.release", Level.UNKNOWN, "27.05.1", ()),
     (partition(state="DOWN"), "slurm.partition", Level.BROKEN, "low: DOWN", ()),
@@ -174,6 +193,7 @@ FAULTS: list[tuple[Callable[[SiteFacts], SiteFacts], str, Level, str, tuple[str,
     (run_dir(error="/x: No space left; make space"), "run_dir.usable", Level.BROKEN, "/x: No space left", ()),
     (run_dir(is_exclusive=False), "run_dir.usable", Level.BROKEN, "a file was created twice", ()),
     (run_dir(free=1 << 20), "run_dir.space", Level.LIMIT, "1 MiB free", ()),
+    (run_dir(quota_left=5 << 20), "run_dir.space", Level.LIMIT, "5 MiB left of your quota", ()),
     (run_dir(record_seconds=2.5), "run_dir.speed", Level.LIMIT, "2500 ms for a record", ()),
     (run_dir(write_speed=1e6), "run_dir.speed", Level.LIMIT, "1 MB/s", ()),
     (link(file_delay=None), "run_dir.shared", Level.BROKEN, "1 of 2 new files", ()),
@@ -259,8 +279,21 @@ def test_a_fault_is_found_and_is_the_only_one(
         (config(PreemptParameters="reorder_count=2,send_user_signal"), "slurm.send_user_signal", "on"),
         (config(KillOnBadExit="1"), "slurm.kill_on_bad_exit", "1"),
         (config(KillWait="30 sec"), "slurm.kill_wait", "30 s"),
+        (config(JobAcctGatherType="(null)"), "slurm.memory_accounting", "none"),
+        (
+            config(JobAcctGatherType="jobacct_gather/linux", JobAcctGatherParams="UsePss,OverMemoryKill"),
+            "slurm.memory_accounting",
+            "jobacct_gather/linux, UsePss,OverMemoryKill",
+        ),
+        (
+            config(JobAcctGatherType="jobacct_gather/cgroup", JobAcctGatherParams="OverMemoryKill"),
+            "slurm.memory_accounting",
+            "jobacct_gather/cgroup, OverMemoryKill",
+        ),
         (n2(own_name_address="127.0.1.1", collective_interface="eth0"), "network.address", "on eth0"),
         (n2(has_py_spy=True, ptrace_scope=1), "node.ptrace", "ptrace_scope 1"),
+        (on_gpus, "node.gpus", "4 x NVIDIA H100; driver 550.54.15, torch is built for CUDA 12.4"),
+        (collective(CollectiveFacts("nccl", bandwidth=21e9)), "network.nccl", "21000 MB/s"),
     ],
 )
 def test_what_differs_between_sites_is_told_and_no_fault(
@@ -282,6 +315,11 @@ def test_without_an_answer_of_any_node_nothing_is_said_of_ports() -> None:
     deaf = replace(site(), results=tuple(replace(each, links=()) for each in site().results))
     for name in ("network.leader_port", "network.free_port", "network.round_trip", "network.clocks", "run_dir.shared"):
         assert [each.level for each in of(name, findings(deaf))] == [Level.UNKNOWN], name
+
+
+def test_a_node_that_was_not_reached_says_nothing_of_the_run_directory() -> None:
+    deaf = link(free_port_error="no answer within 3 s", file_delay=None, round_trip=None, clock_offset=None)(site())
+    assert [each.level for each in of("run_dir.shared", findings(deaf))] == [Level.OK]
 
 
 def test_of_several_partitions_one_counts() -> None:

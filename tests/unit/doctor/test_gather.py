@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 from pathlib import Path
@@ -9,8 +10,17 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.cli import main
-from slurm_elastic.doctor.facts import ProbeResult, SlurmFacts, decode_result, encode
-from slurm_elastic.doctor.gather import _filesystem, node_facts, require_possible, run_dir_facts, slurm_facts
+from slurm_elastic.doctor.facts import ProbeResult, SlurmFacts, StopFacts, decode_result, encode
+from slurm_elastic.doctor.gather import (
+    _mount,
+    _nvidia_driver,
+    last_stop,
+    node_facts,
+    quota_left,
+    require_possible,
+    run_dir_facts,
+    slurm_facts,
+)
 from slurm_elastic.doctor.peers import Peer, PeerServer, ask_peer
 from slurm_elastic.doctor.probe_job import batch_script, node_count, removed_afterwards, template_options
 from slurm_elastic.errors import UsageError
@@ -63,8 +73,78 @@ def test_the_innermost_mount_tells_the_file_system(tmp_path: Path) -> None:
         f"40 22 0:40 / {tmp_path} rw - nfs4 server:/x rw\n"
         f"41 22 0:41 / {tmp_path}/other rw - tmpfs none rw\n"
     )
-    assert _filesystem(tmp_path / "run", table) == "nfs4"
-    assert _filesystem(Path("/usr"), table) == "ext4"
+    assert _mount(tmp_path / "run", table) == (str(tmp_path), "nfs4")
+    assert _mount(Path("/usr"), table) == ("/", "ext4")
+
+
+QUOTA = """\
+Disk quotas for user elastic (uid 1000):
+     Filesystem  blocks   quota   limit   grace   files   quota   limit   grace
+server:/home   {blocks}   {soft}   30000       0       1       0       0       0
+"""
+LUSTRE = "     /lustre   15000   0   {hard}       -    1234       0       0       -\n"
+# Of the cluster of Mila, whose home directories are on Lustre (milatools/utils/disk_quota.py in mila-iqia/milatools).
+MILA = """\
+Disk quotas for usr normandf (uid 1471600598):
+     Filesystem  kbytes   quota   limit   grace   files   quota   limit   grace
+/home/mila/n/normandf
+                95747836       0 104857600       -  908722       0 1048576       -
+uid 1471600598 is using default block quota setting
+uid 1471600598 is using default file quota setting
+"""
+# As a site's check of Lustre documents it, where a device of the file system did not answer.
+INACCURATE = """\
+        /univ_1 [10200224]       0       {hard}       -   17724       0       0       -
+Some errors happened when getting quota info. Some devices may be not working or deactivated. The data in "[]" is \
+inaccurate.
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "left"),
+    [
+        (QUOTA.format(blocks="5000", soft=20000), 15000 << 10),
+        (QUOTA.format(blocks="25000*", soft=20000), 0),
+        (QUOTA.format(blocks="5000", soft=0), 25000 << 10),
+        (LUSTRE.format(hard=20000), 5000 << 10),
+        (LUSTRE.format(hard=0), None),
+        (MILA, (104857600 - 95747836) << 10),
+        (INACCURATE.format(hard=0), None),
+        (INACCURATE.format(hard=10200225), 1 << 10),
+        ("Disk quotas for user elastic (uid 1000): none\n", None),
+        ("", None),
+    ],
+)
+def test_the_rest_of_a_quota_as_its_commands_show_it(output: str, left: int | None) -> None:
+    assert quota_left(output) == left
+
+
+@pytest.mark.parametrize(
+    ("line", "release"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024", "550.54.15"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build", "570.124.06"),
+    ],
+)
+def test_the_release_of_the_driver(tmp_path: Path, line: str, release: str) -> None:
+    (tmp_path / "version").write_text(f"{line}\nGCC version:\n")
+    assert _nvidia_driver(tmp_path / "version") == release
+    assert _nvidia_driver(tmp_path / "none") == ""
+
+
+def test_the_newest_run_tells_how_long_its_workers_took_to_save(tmp_path: Path) -> None:
+    run_dir = RunDir.for_run(tmp_path, "7").open()
+    run_dir.secret()
+    assert last_stop(tmp_path) is None
+    events: list[dict[str, object]] = [
+        {"event": "round_ending", "round": 0, "step": 9, "time": "2026-11-23T10:00:00+00:00"},
+        {"event": "round_ended", "round": 0, "step": 9, "time": "2026-11-23T10:00:41.250+00:00"},
+        {"event": "round_ending", "round": 1, "step": 19, "time": "2026-11-23T10:10:00+00:00"},
+        {"event": "round_ended", "round": 1, "reason": "node_lost", "time": "2026-11-23T10:11:00+00:00"},
+    ]
+    for event in events:
+        run_dir.append_event("n1", json.dumps({"schema": 1, "node": "n1", "text": "", **event}))
+    assert last_stop(tmp_path) == StopFacts("7", 41.2)
 
 
 def peer(server: PeerServer, **changed: int) -> Peer:

@@ -88,8 +88,15 @@ def test_a_kill_costs_the_steps_since_the_last_checkpoint() -> None:
     assert sum(steps_lost(facts).values()) == 2
 
 
-def begins_again() -> RunFacts:
-    return after_notice(workers=(stopped(0), stopped(1), worker(1, 0, 1, 8), worker(1, 1, 1, 8)))
+def test_half_a_checkpoint_that_was_left_out_is_right() -> None:
+    found = rows(after_notice(halves={0: "step_5"}))["checkpoint.atomic"]
+    assert (found.level, found.found) == (Level.OK, "no file was overwritten in place; half of step_5 was left out")
+    failed = after_notice(workers=(stopped(0), stopped(1)), finished=False, halves={0: "step_5"})
+    assert rows(failed)["checkpoint.atomic"].level is Level.BROKEN
+
+
+def begins_again(**fields: object) -> RunFacts:
+    return after_notice(workers=(stopped(0), stopped(1), worker(1, 0, 1, 8), worker(1, 1, 1, 8)), **fields)
 
 
 def forgets_place() -> RunFacts:
@@ -129,6 +136,11 @@ def other_losses() -> RunFacts:
     return after_notice(workers=(stopped(0), stopped(1), rest))
 
 
+def ends_early() -> RunFacts:
+    rest = worker(1, 0, 5, 6, samples=tuple((step, 0, 2 * step + rank) for step in (5, 6) for rank in (0, 1)))
+    return after_notice(workers=(stopped(0), stopped(1), rest))
+
+
 MISTAKES: list[tuple[Callable[[], RunFacts], dict[str, str]]] = [
     (begins_again, {"resume.step": "went on from the beginning, not from step 4", "steps.announced": "4 steps"}),
     (forgets_place, {"samples.once": "8 samples were trained on more often"}),
@@ -141,8 +153,13 @@ MISTAKES: list[tuple[Callable[[], RunFacts], dict[str, str]]] = [
     (fails_while_another_saves, {"worker.exit": "did not end with 0", "steps.announced": "2 steps"}),
     (lambda: after_notice(restarts=1, failures=("ValueError: no",)), {"worker.exit": r"by itself \(ValueError: no\)"}),
     (lambda: after_notice(overwritten=("last.pt",)), {"checkpoint.atomic": "overwritten in place: last.pt"}),
+    (
+        lambda: begins_again(halves={0: "step_5"}),
+        {"resume.step": "", "steps.announced": "", "checkpoint.atomic": "an older checkpoint beside half of step_5"},
+    ),
     (lambda: after_notice(left=("python server.py",)), {"processes.left": "1 processes stayed: python server.py"}),
     (lambda: after_notice(gave_up="no worker has taken a step for 9 s"), {"run.ends": "no worker has taken a step"}),
+    (ends_early, {"run.ends": "ended after step 6, and after step 8 without", "samples.once": "4 less often"}),
     (lambda: after_notice(happened=()), {"run.ends": "ended before 'at step 4 preempt node 1"}),
 ]
 
