@@ -2,10 +2,14 @@
 
     torchrun --nproc-per-node 2 fsdp.py
     sbatch elastic.sbatch fsdp.py
+    sbatch elastic.sbatch --snapshot-replicas=1 fsdp.py --snapshots
 
 torch.distributed.checkpoint writes each rank's shards and reads what a rank of another world needs of them, so a run of
 four nodes goes on with three, and with four again. A checkpoint is a directory that gets its name when all ranks have
 written their part. The directory of checkpoints has to be visible to all nodes.
+
+With --snapshots the agents hold the state of each step in memory, and a copy of each shard on another node: a lost node
+costs a step or two. They also write the checkpoints, and the script writes only the last one.
 """
 
 import argparse
@@ -27,7 +31,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from slurm_elastic import trainer
+from slurm_elastic import snapshot, trainer
 from slurm_elastic.data import ElasticSampler
 
 VOCABULARY, LENGTH, WIDTH = 64, 16, 32
@@ -112,8 +116,12 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     sampler = ElasticSampler(len(data), args.batch_size)
     step = 0
-    checkpoint = newest(args.checkpoint_dir)
-    if checkpoint is not None:
+    # By state_dict and load_state_dict of FSDP2 and torch: each rank has its shards.
+    state = {"model": model, "optimizer": optimizer, "sampler": sampler}
+    if args.snapshots:
+        snapshot.to_disk(args.checkpoint_dir / "snapshots", every=args.disk_every)
+        step = snapshot.load(**state, step=0)
+    elif (checkpoint := newest(args.checkpoint_dir)) is not None:
         progress = load(checkpoint, model, optimizer)
         step = progress["step"]
         sampler.load_state_dict(progress["sampler"])
@@ -121,6 +129,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         print(f"step {step}: begins with world size {dist.get_world_size()}", flush=True)
 
     for epoch in sampler.epochs(args.epochs):
+        loss = None
         for (tokens,) in DataLoader(data, batch_sampler=sampler):
             loss = model(tokens.to(device))
             # FSDP divides the sum of all gradients by the world size; with the weight it is the mean per token.
@@ -131,12 +140,15 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             trainer.report(step, loss=loss.detach() * sampler.weight / LENGTH)
             sampler.step()
             time.sleep(args.step_time)
+            if args.snapshots:
+                snapshot.save(step, **state, step=step)
             stop = trainer.should_stop(step)
-            if stop or step % args.checkpoint_every == 0:
+            if not args.snapshots and (stop or step % args.checkpoint_every == 0):
                 save(args.checkpoint_dir, model, optimizer, {"step": step, "sampler": sampler.state_dict()})
             if stop:
                 return
-        if dist.get_rank() == 0:
+        # After a snapshot of the last step of an epoch, none of its steps is left.
+        if dist.get_rank() == 0 and loss is not None:
             print(f"epoch {epoch}: step {step}, loss {loss.item() / len(tokens) / LENGTH:.4f}", flush=True)
     save(args.checkpoint_dir, model, optimizer, {"step": step, "sampler": sampler.state_dict()})
 
@@ -148,6 +160,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=24, help="samples per step of the whole group")
     parser.add_argument("--checkpoint-dir", type=Path, default=Path(run_dir or ".", "checkpoints"))
     parser.add_argument("--checkpoint-every", type=int, default=50, metavar="STEPS")
+    parser.add_argument("--snapshots", action="store_true", help="hold the state of each step in memory")
+    parser.add_argument("--disk-every", type=float, default=600, metavar="SECONDS", help="with --snapshots")
     parser.add_argument("--step-time", type=float, default=0.0, metavar="SECONDS", help="pause after every step")
     return parser.parse_args()
 

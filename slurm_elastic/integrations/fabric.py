@@ -1,4 +1,4 @@
-"""Lightning Fabric: the world that it has to be told of; the loop is the script's own and asks by itself.
+"""Lightning Fabric: its arguments for the world of a run. The script has the loop, and calls the trainer API there.
 
 ::
 

@@ -7,7 +7,7 @@
     trainer = Trainer(**elastic_world(), callbacks=[ElasticCallback(), ModelCheckpoint("out", save_last=True)])
     trainer.fit(model, loader, ckpt_path="last")
 
-Read in lightning 2.6. Its own requeueing by Slurm stays out by itself: TorchElasticEnvironment comes first.
+Read in lightning 2.6. It does not requeue Slurm jobs here, since it detects TorchElasticEnvironment first.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ __all__ = ["ElasticCallback", "elastic_world"]
 class ElasticCallback(Callback):
     """Asks after every optimizer step whether to stop; then it saves `last.ckpt`, and the worker ends.
 
+    It also reports the checkpoints that others write, as ModelCheckpoint does.
+
     The checkpoint is where the first ModelCheckpoint writes, else in the trainer's `default_root_dir`; for
     `fit(ckpt_path="last")` ModelCheckpoint needs a directory that is the same at every start.
     """
@@ -42,6 +44,7 @@ class ElasticCallback(Callback):
         """
         self._sampler = sampler
         self._step = -1
+        self._saved: int | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that Lightning knows the world."""
@@ -51,6 +54,10 @@ class ElasticCallback(Callback):
         """Take Lightning's handler of SIGTERM away: it broadcasts from within the handler, and hangs where one rank
         got the signal and the others did not."""
         self._step = trainer.global_step
+        if self._sampler is not None:
+            # Of a checkpoint after the last batch of an epoch, Lightning begins the next one without a call of
+            # on_train_epoch_start (FitLoop.on_advance_start).
+            self._sampler.set_epoch(trainer.current_epoch)
         if elastic.is_managed():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -58,6 +65,16 @@ class ElasticCallback(Callback):
         """Have the sampler deal this epoch."""
         if self._sampler is not None:
             self._sampler.set_epoch(trainer.current_epoch)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Note the step: the checkpoint is about to be written."""
+        self._saved = trainer.global_step
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Report the checkpoint that was written since the last batch."""
+        if self._saved is not None and trainer.is_global_zero:
+            elastic.report_checkpoint(self._saved)
+        self._saved = None
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -63,15 +63,20 @@ def _is_complete(checkpoint: Path) -> bool:
 
 
 class ElasticCallback(TrainerCallback):
-    """Asks after every optimizer step whether to stop; then Trainer saves, and the worker ends when training has."""
+    """Asks after every optimizer step whether to stop; then Trainer saves, and the worker ends when training has.
+
+    It also reports the checkpoints that Trainer writes, and the losses that Trainer logs.
+    """
 
     def __init__(self) -> None:
         self._stop: trainer.Stop | None = None
+        self._logged = 0
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Say so if Trainer goes on at another place of its data than the checkpoint was at."""
+        self._logged = state.global_step
         loader = kwargs.get("train_dataloader")
         if not state.global_step or not state.epoch or not isinstance(loader, Sized):
             return
@@ -94,6 +99,25 @@ class ElasticCallback(TrainerCallback):
             control.should_save = control.should_training_stop = True
             control.should_evaluate = False
         return control
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Report the loss, which is the mean of all ranks over the steps since the last log or the start.
+
+        A mean over fewer steps than at other times is left out, as it would differ from that of a run without a start
+        between.
+        """
+        if logs is None or "loss" not in logs:
+            return
+        steps, self._logged = state.global_step - self._logged, state.global_step
+        if steps >= state.logging_steps and state.is_world_process_zero:
+            trainer.report(state.global_step, loss=logs["loss"])
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -11,7 +11,7 @@ from submitit.core import core, utils
 from submitit.local import local
 from submitit.slurm import slurm
 
-from slurm_elastic.agent.root_cause import recorded, root_cause
+from slurm_elastic.agent.root_cause import recorded_traceback, root_cause
 from slurm_elastic.ownership import open_own
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rundir import RunDir
@@ -42,7 +42,7 @@ class WorkerFailedError(utils.FailedJobError):
     def of(cls, job_id: str, failure: WorkerFailure) -> WorkerFailedError:
         """Return the error with the worker's rank and node, its whole traceback, and the paths of its logs."""
         lines = root_cause(failure).splitlines()
-        trace = recorded(failure.error_file).rstrip()
+        trace = recorded_traceback(failure.error_file).rstrip()
         if trace:
             rest = [line for line in lines[1:] if not line.startswith("  ")]
             lines = [lines[0], "-" * 22, trace, "-" * 22, *rest]
@@ -140,7 +140,7 @@ class _Run(core.Job[Any]):
         return utils.UncompletedJobError(self._description(status))
 
     def _description(self, status: RunStatus) -> str:
-        output = self._last_output()
+        output = (self.stderr() or self.stdout() or "").splitlines()
         usage = [line.removeprefix(_USAGE) for line in output if line.startswith(_USAGE)]
         how = f"job {self.job_id} ended in state {self.state}, its run unfinished"
         if usage:
@@ -151,9 +151,6 @@ class _Run(core.Job[Any]):
                 "share"
             )
         return "\n".join([f"{how}; its last output:", *output[-_LINES:]])
-
-    def _last_output(self) -> list[str]:
-        return (self.stderr() or self.stdout() or "").splitlines()
 
     def stdout(self) -> str | None:
         """Return the stdout of all workers; for a task, that of its rank in the last round."""

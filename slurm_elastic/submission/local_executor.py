@@ -32,7 +32,7 @@ class LocalElasticExecutor(local.LocalExecutor):
         max_num_timeout: How often the run starts again after a time-out, as with submitit's executors.
         folder: As for `ElasticExecutor`, like all arguments.
         min_nodes: See there.
-        max_nodes: See there; the executor starts so many agents.
+        max_nodes: See there; the executor starts this number of agents.
         workers_per_node: See there.
         max_restarts: See there.
         agent_arguments: See there.

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from slurm_elastic import typed_json
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rundir import RunDir
@@ -61,7 +62,7 @@ def latest_log(run_dir: RunDir, rank: int, name: str) -> Path | None:
 def _newest_round(run_dir: RunDir) -> dict[str, Any]:
     number = run_dir.last_round()
     content = None if number is None else run_dir.round_record(number)
-    return {} if content is None else msgspec.json.decode(content, type=dict[str, Any])
+    return {} if content is None else typed_json.decode(content, dict[str, Any])
 
 
 def _failure(run_dir: RunDir, newest: dict[str, Any]) -> WorkerFailure | None:
@@ -69,7 +70,7 @@ def _failure(run_dir: RunDir, newest: dict[str, Any]) -> WorkerFailure | None:
     agents = {place["agent"] for place in newest.get("places", ())}
     for content in run_dir.failures():
         with contextlib.suppress(msgspec.MsgspecError):
-            failure = msgspec.json.decode(content, type=WorkerFailure)
+            failure = typed_json.decode(content, WorkerFailure)
             if failure.agent in agents:
                 return failure
     return None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.local.agents import ROOT
-from tests.local.waiting import PATIENCE
+from tests.local.waiting import HANG
 
 
 @pytest.fixture
@@ -24,10 +24,10 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def eventually(happened: Callable[[], Any], job: Any) -> Any:
     """Wait until this is true, and return it; else cancel the job and fail with what it said."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + HANG
     while not (result := happened()):
         if time.monotonic() > deadline:
             job.cancel()
-            pytest.fail(f"not within {PATIENCE:g} s: {job.stderr()}")
+            pytest.fail(f"not within {HANG:g} s: {job.stderr()}")
         time.sleep(0.05)
     return result

@@ -13,7 +13,7 @@ import pytest
 import submitit
 
 from slurm_elastic import DebugElasticExecutor, LocalElasticExecutor
-from tests.local.waiting import PATIENCE, eventually
+from tests.local.waiting import HANG, eventually
 
 EXECUTORS = {"local": LocalElasticExecutor, "debug": DebugElasticExecutor}
 
@@ -62,7 +62,7 @@ def test_a_cancelled_job_has_no_result(runs: Path) -> None:
     with pytest.raises(submitit.core.utils.UncompletedJobError):
         job.result()
     assert job.done()
-    job._process.wait(PATIENCE)
+    job._process.wait(HANG)
     agents = f"--run-dir={runs}".encode()
     eventually(lambda: not any(agents in line for line in command_lines()), lambda: "an agent is left")
 

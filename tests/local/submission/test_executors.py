@@ -12,7 +12,7 @@ import submitit
 
 from slurm_elastic import DebugElasticExecutor, LocalElasticExecutor, UsageError, WorkerFailedError
 from slurm_elastic.submission.job_environment import ElasticJobEnvironment
-from tests.local.waiting import PATIENCE
+from tests.local.waiting import HANG
 
 
 def _where(word: str) -> Callable[[], dict[str, Any]]:
@@ -53,7 +53,7 @@ def test_two_agents_one_run(runs: Path) -> None:
     assert job.task(3).result() == values[3]
     assert job.task(3).stdout() == "hello from 3\n"
     # Agents show the last lines when they end, which they do when the run is finished.
-    assert job._process.wait(PATIENCE) == 0
+    assert job._process.wait(HANG) == 0
     assert (job.stdout() or "").count("hello from") == 4
     assert job.exception() is None
     assert job.__class__(runs, job.job_id).results() == values, "known by its id alone"
@@ -76,7 +76,7 @@ def test_batch_of_scripts(runs: Path) -> None:
     assert job.results() == [None]
     assert job.task(0).stdout() == "--lr 1 2 1\n"
     assert job.submission().function.arguments == ("--lr", "1 2")
-    job._process.wait(PATIENCE)
+    job._process.wait(HANG)
     assert job.state == "FINISHED"
 
 
