@@ -7,18 +7,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from slurm_elastic.agent.lifecycle import Departure, depart
-from slurm_elastic.rendezvous.election.follower import Participant
+from slurm_elastic.rendezvous.election.follower import Follower
 from slurm_elastic.rendezvous.membership import (
     AgentInfo,
-    Finish,
-    Hold,
-    Interrupt,
+    Ended,
+    Held,
+    Holding,
+    Interrupted,
     LeaveReason,
     Ponged,
-    StopAt,
+    Probed,
+    Stopping,
     WorkerFailure,
 )
-from tests.simulation.network import Connection, Hello, Ping, Place, Welcome
+from tests.simulation.network import Connection, Hello, Place, Welcome
 from tests.simulation.process import Process
 from tests.simulation.workers import Workers
 
@@ -46,7 +48,7 @@ class SimulatedAgent(Process):
     ) -> None:
         super().__init__(world, candidate.agent)
         self.node = candidate.node
-        self.participant = Participant(self.name, coming=True)
+        self.follower = Follower(self.name, coming=True)
         self.over = False
         self.workers: int | None = None
         self.stepping: Workers | None = None
@@ -128,19 +130,19 @@ class SimulatedAgent(Process):
                 self._connection = None
                 if self._pending is None:
                     self._connect_soon()
-            case Ping(probe):
+            case Probed(probe):
                 self.answered = probe
                 self._say(Ponged(self.name, probe))
             case Place():
                 self._take(message)
-            case Hold(round=round_):
-                if self.participant.holding(round_):
+            case Holding(round=round_):
+                if self.follower.holding(round_):
                     self._hold(round_)
-            case StopAt(round=round_, step=step):
+            case Stopping(round=round_, step=step):
                 self._stop_at(round_, step)
-            case Interrupt(round=round_):
+            case Interrupted(round=round_):
                 self._interrupt(round_)
-            case Finish():
+            case Ended():
                 self.over = True
                 self._stop_workers(self._vanish)
 
@@ -149,7 +151,7 @@ class SimulatedAgent(Process):
         if older is not None:
             older.close_by_agent()
         self._heard_again_at = self.world.now
-        self.participant, greeting = self.participant.greet(self.world.now)
+        self.follower, greeting = self.follower.greet(self.world.now)
         for message in greeting:
             self._say(message)
 
@@ -164,7 +166,7 @@ class SimulatedAgent(Process):
 
     def _join(self) -> None:
         self._candidate = replace(self._candidate, store_port=self._candidate.store_port + 1)
-        self.participant, joined = self.participant.join(self._candidate)
+        self.follower, joined = self.follower.join(self._candidate)
         self._say(joined)
 
     def _join_first(self) -> None:
@@ -172,9 +174,9 @@ class SimulatedAgent(Process):
             self._join()
 
     def _take(self, message: Place) -> None:
-        placed = self.participant.placed(message.attempt, message.table.round)
+        placed = self.follower.placed(message.attempt, message.table.round)
         if placed is not None:
-            self.participant = placed
+            self.follower = placed
             self.workers = message.table.round
             self.has_failed = False
             places = message.table.places
@@ -186,13 +188,13 @@ class SimulatedAgent(Process):
                 self.complete_soon()
 
     def _interrupt(self, round_: int) -> None:
-        if self.participant.interrupted(round_):
-            self.participant = self.participant.told_over()
+        if self.follower.interrupted(round_):
+            self.follower = self.follower.note_over()
             if self._lingering:
                 self._vanish()
             else:
                 self._stop_workers(self._join)
-        elif self.participant.candidate is not None:
+        elif self.follower.candidate is not None:
             self._join()
 
     # The planned end of a round.
@@ -202,13 +204,13 @@ class SimulatedAgent(Process):
         if self.over or self.leaving is not None:
             return
         self.leaving = reason
-        patience = 4.0 if seconds is None else seconds
+        timeout = 4.0 if seconds is None else seconds
         margin = self.world.schedule.settings.leave_margin
         now = self.world.now
-        self._departure = depart(reason, "", seconds, shutdown_timeout=patience, margin=margin, now=now)
-        self.participant, leaving = self.participant.leaving(reason, patience, now)
+        self._departure = depart(reason, "", seconds, shutdown_timeout=timeout, margin=margin, now=now)
+        self.follower, leaving = self.follower.leaving(reason, timeout, now)
         self._say(leaving)
-        self.world.at(now + max(patience, 2.0) + 1e-6, self.world.checks.after_deadline, self)
+        self.world.at(now + max(timeout, 2.0) + 1e-6, self.world.checks.after_deadline, self)
         if self._stopping:
             # Workers that are being stopped already have no more time than others.
             self.later(max(0.0, self._departure.gone_by - now), self._stopped, self._goodbye)
@@ -219,23 +221,23 @@ class SimulatedAgent(Process):
 
     def _hold(self, round_: int) -> None:
         if self._stopping:
-            self._say(self.participant.held(round_, None))
+            self._say(Held(self.name, round_, None))
         elif self.stepping is not None:
             step = self.stepping.hold()
             self.world.checks.after_answer(self, self.stepping, step, takes_part=self._takes_part)
-            self._say(self.participant.held(round_, step))
+            self._say(Held(self.name, round_, step))
 
     def _stop_at(self, round_: int, step: int) -> None:
-        told = self.participant.stop
-        stopping = self.participant.stopping(round_, step)
+        told = self.follower.stop
+        stopping = self.follower.stopping(round_, step)
         if stopping is not None:
-            self.participant = stopping
+            self.follower = stopping
             if told is None and self.stepping is not None and not self._stopping:
                 self.stepping.stop_at(step)
 
     def _force(self) -> None:
-        if self.workers is not None and not self._stopping and self.participant.last_round is not None:
-            self._say(self.participant.held(self.participant.last_round, None))
+        if self.workers is not None and not self._stopping and self.follower.last_round is not None:
+            self._say(Held(self.name, self.follower.last_round, None))
         if not self._lingering:
             self._stop_workers(self._goodbye)
         else:
@@ -251,10 +253,10 @@ class SimulatedAgent(Process):
         if self._stopping or self.over:
             return
         if self.leaving is None:
-            self.participant = self.participant.stopped()
+            self.follower = self.follower.stopped()
             self._join()
             return
-        self.participant, left = self.participant.left(self.leaving, stopped=True)
+        self.follower, left = self.follower.left(self.leaving, stopped=True)
         self._say(left)
         if self._serves_store:
             self._lingering = True
@@ -267,13 +269,13 @@ class SimulatedAgent(Process):
             self.stepping = None
 
     def _goodbye(self) -> None:
-        self.participant, left = self.participant.left(self.leaving or LeaveReason.FINISHED, stopped=False)
+        self.follower, left = self.follower.left(self.leaving or LeaveReason.FINISHED, stopped=False)
         self._say(left)
         self._vanish()
 
     def close_run(self) -> None:
         """Close the run for everybody."""
-        self.participant, closed = self.participant.closing()
+        self.follower, closed = self.follower.closing()
         self._say(closed)
 
     # The workers.
@@ -300,7 +302,7 @@ class SimulatedAgent(Process):
             consequence=not own and seed % 2 == 0,
             fingerprint="the same" if own and (seed + self.workers) % 3 else "",
         )
-        self.participant, failed = self.participant.failed(failure)
+        self.follower, failed = self.follower.failed(failure)
         self._say(failed)
         self.world.break_collectives(self, self.workers, cause)
         if self._joins_by_itself:
@@ -318,7 +320,7 @@ class SimulatedAgent(Process):
         self.stepping.group.part(self.stepping)
         self._end_workers()
         self.done, self.workers = self.workers, None
-        self.participant, finished = self.participant.finished()
+        self.follower, finished = self.follower.finished()
         self._say(finished)
         if goes:
             self._goodbye()
@@ -344,7 +346,7 @@ class SimulatedAgent(Process):
     def _stopped(self, then: Callable[[], None]) -> None:
         self.workers = None
         self._stopping = False
-        self.participant = self.participant.stopped()
+        self.follower = self.follower.stopped()
         if self.over:
             then = self._vanish
         elif self.leaving is not None:

@@ -22,15 +22,16 @@ from slurm_elastic.rendezvous.membership import (
     Joined,
     Leaving,
     Left,
-    NodesSeen,
+    NodesDown,
     Outcome,
     Phase,
     Publish,
     Reason,
     Retire,
+    Send,
     State,
     Status,
-    StopAt,
+    Stopping,
     Table,
     Tick,
     next_deadline,
@@ -134,13 +135,13 @@ class Checks:
         planned, now = before.planned_stop, self._world.now
         if planned is None:
             return
-        (self.planned if end.step is not None else self.broken_off).add(end.round)
+        (self.planned if end.step is not None else self.broken_off).add(end.message.round)
         if end.step is not None:
-            members = (place.agent for place in self.tables[end.round].places)
+            members = (place.agent for place in self.tables[end.message.round].places)
             missing = [
                 name
                 for name in members
-                if (end.round, name) not in self._stopped
+                if (end.message.round, name) not in self._stopped
                 and name not in self._finished | self._given_up
                 and not self._world.agents[name].has_failed
             ]
@@ -152,7 +153,7 @@ class Checks:
         told = isinstance(event, Held) and event.step is None
         alone = isinstance(event, Joined) and planned.stop is None
         explained = isinstance(event, Leaving) and before.inquest is not None
-        charged = end.reason is Reason.WORKER_FAILED
+        charged = end.message.reason is Reason.WORKER_FAILED
         require(
             late or unanswered or away or told or alone or explained or charged,
             "a planned end is not broken off without a reason",
@@ -163,7 +164,7 @@ class Checks:
 
     def after_step(self, before: State, event: Event, after: State, decisions: tuple[Decision, ...]) -> None:
         """The machine has processed one event."""
-        if self._world.story is not None:
+        if self._world.transcript is not None:
             self._tell(event, decisions)
         self._follow(event)
         self._check_books(after)
@@ -176,15 +177,16 @@ class Checks:
                 self._check_publish(after, decision.table)
             elif isinstance(decision, Finish) and before.finish is None:
                 self._check_finish(before, after, decision)
-            elif isinstance(decision, StopAt):
-                stop = self._stops.setdefault(decision.round, decision.step)
-                require(stop == decision.step, "all stop at one step", decision)
             elif isinstance(decision, Interrupt):
-                self._over.add(decision.round)
-                if decision.detail != "this round is over":
+                over = decision.message
+                self._over.add(over.round)
+                if over.detail != "this round is over":
                     self._check_planned(before, event, decisions, decision)
-                if decision.reason in (Reason.NODE_LOST, Reason.NODE_LEFT) and after.phase is not before.phase:
+                if over.reason in (Reason.NODE_LOST, Reason.NODE_LEFT) and after.phase is not before.phase:
                     self._check_cause(before, event, decisions)
+            elif isinstance(decision, Send) and isinstance(stopping := decision.message, Stopping):
+                stop = self._stops.setdefault(stopping.round, stopping.step)
+                require(stop == stopping.step, "all stop at one step", decision)
         if (
             after.planned_stop is not None
             and before.planned_stop is None
@@ -198,13 +200,9 @@ class Checks:
         if after.restarts != before.restarts or before.inquest is not None or after.inquest is not None:
             self._check_blame(before, after, decisions)
         elif decisions:
-            ended = [decision for decision in decisions if isinstance(decision, Interrupt)]
-            over = [decision for decision in ended if decision.detail != "this round is over"]
-            require(
-                all(decision.reason is not Reason.WORKER_FAILED for decision in over),
-                "a worker failure is charged or explained",
-                over,
-            )
+            ended = [decision.message for decision in decisions if isinstance(decision, Interrupt)]
+            wrong = [end for end in ended if end.reason is Reason.WORKER_FAILED and end.detail != "this round is over"]
+            require(not wrong, "a worker failure is charged or explained", wrong)
         # A round may close in the step in which the failure of the one before is charged.
         require(after.last_failure == self._last_failure, "the last failure is on record", after.last_failure)
         if after.phase is Phase.FORMING:
@@ -237,7 +235,7 @@ class Checks:
             case Left(agent):
                 self._leaving.add(agent)
                 self._left.add(agent)
-            case NodesSeen(down):
+            case NodesDown(down):
                 self._known_nodes |= down
             case Gone(agents):
                 self._ended.update(agents)
@@ -250,6 +248,10 @@ class Checks:
         if state.phase is not Phase.CLOSED:
             broken = {name for name, agent in state.agents.items() if agent.disconnected_at is not None}
             require(state.broken == broken, "the books are right", ("broken", state.broken, "counted", broken))
+            moments = [agent.disconnected_at for agent in state.agents.values() if agent.disconnected_at is not None]
+            if moments:
+                first = state.first_broken_at
+                require(first is not None and first <= min(moments), "the books are right", ("first broken at", first))
         require(state.restarts <= state.settings.max_restarts, "restarts stay within the limit", state.restarts)
 
     def _check_publish(self, after: State, table: Table) -> None:
@@ -297,8 +299,10 @@ class Checks:
                 )
 
     def _check_blame(self, before: State, after: State, decisions: tuple[Decision, ...]) -> None:
-        judged = [d for d in decisions if isinstance(d, Interrupt) and d.reason is Reason.WORKER_FAILED and d.agents]
-        over = [d for d in judged if d.detail != "this round is over"]
+        judged = [
+            d for d in decisions if isinstance(d, Interrupt) and d.message.reason is Reason.WORKER_FAILED and d.agents
+        ]
+        over = [d for d in judged if d.message.detail != "this round is over"]
         if after.restarts == before.restarts:
             dissolved = before.inquest is not None and after.inquest is None and after.phase is not Phase.CLOSED
             explained = after.reason in (Reason.NODE_LOST, Reason.NODE_LEFT)
@@ -374,7 +378,7 @@ class Checks:
 
     def _check_finish(self, before: State, after: State, finish: Finish) -> None:
         settings, table = after.settings, self._latest
-        match finish.outcome:
+        match finish.message.outcome:
             case Outcome.SUCCEEDED:
                 assert table is not None
                 unfinished = [
@@ -392,7 +396,7 @@ class Checks:
                 pass
 
     def _tell(self, event: Event, decisions: tuple[Decision, ...]) -> None:
-        if not isinstance(event, Tick) and type(event).__name__ != "Heard":
+        if not isinstance(event, Tick) and type(event).__name__ != "SignsOfLife":
             self._world.tell("leader", f"hears {event}")
         for decision in decisions:
             self._world.tell("leader", f"  decides {decision}")

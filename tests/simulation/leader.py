@@ -13,19 +13,16 @@ from slurm_elastic.rendezvous.membership import (
     Event,
     Finish,
     Gone,
-    Heard,
-    Hold,
-    Interrupt,
-    Probe,
     Publish,
     Resend,
+    Send,
     Settings,
+    SignsOfLife,
     State,
-    StopAt,
     Table,
     Tick,
 )
-from tests.simulation.network import Connection, Hello, Ping, Place, Welcome
+from tests.simulation.network import Connection, Hello, Place, Welcome
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -156,7 +153,7 @@ class SimulatedLeader:
                 self._signs[name] = beat
         if self._signs:
             signs, self._signs = tuple(self._signs.items()), {}
-            self.handle(Heard(signs))
+            self.handle(SignsOfLife(signs))
 
     # Carrying out.
 
@@ -183,12 +180,9 @@ class SimulatedLeader:
                     self._send_place(state, place.agent, table)
             case Resend(agent, table):
                 self._send_place(state, agent, table)
-            case Hold(agents) | StopAt(agents) | Interrupt(agents) | Finish(_, agents):
+            case Send(agents, message):
                 for agent in agents:
-                    self._send(agent, decision)
-            case Probe(agents, probe):
-                for agent in agents:
-                    self._send(agent, Ping(probe))
+                    self._send(agent, message)
             case Drop(agent) if agent in self._connections:
                 self._connections.pop(agent).close_by_leader()
             case _:

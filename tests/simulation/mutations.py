@@ -1,32 +1,36 @@
 """Mistakes that the product could have, each of which the simulation has to find.
 
-    python3 -m tests.simulation.mutations --schedules 2000
+    python3 -m tests.simulation --mutations
 
-prints in how many schedules each is found, and by which promise.
+counts in how many schedules each is found, and by which promise. The mistakes in decisions about snapshots are in
+`test_snapshots.py`.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
-from slurm_elastic.rendezvous.election import leader_location, term
+from slurm_elastic.control import Agreement, Stop, WorkerControl
+from slurm_elastic.control._shared_page import BOUNDARY, HOLD
+from slurm_elastic.rendezvous.election import endpoints, leader_location, term
 from slurm_elastic.rendezvous.election import machine as election
-from slurm_elastic.rendezvous.election.follower import Participant
+from slurm_elastic.rendezvous.election import state as election_state
+from slurm_elastic.rendezvous.election.follower import Follower
 from slurm_elastic.rendezvous.election.term import CheckTerm, ConfirmLastRound, RecordsAction
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.membership import (
     Claim,
     Decision,
+    Joined,
     Phase,
     Publish,
     Resign,
+    Resigned,
     Settings,
     State,
     Table,
@@ -41,9 +45,11 @@ from tests.simulation.drawing import draw
 from tests.simulation.election import agent, faults
 from tests.simulation.election.checks import Checks
 from tests.simulation.election.records import Records
+from tests.simulation.interleaving import Memory
 from tests.simulation.leader import SimulatedLeader
 from tests.simulation.network import Place
 from tests.simulation.schedules import play_script
+from tests.simulation.stopping import StopSchedule
 from tests.simulation.violation import Violation
 
 __all__ = ["MUTATIONS", "Mutation"]
@@ -74,6 +80,19 @@ def random_faults(number: int) -> Violation | None:
     return play_script(faults.draw(number))
 
 
+def stop_step(**mistake: Any) -> Play:
+    """Let the workers of a round stop at one step, with a mistake in the code that is played."""
+
+    def play(number: int) -> Violation | None:
+        try:
+            StopSchedule(number, **mistake).play()
+        except (AssertionError, ValueError) as error:
+            return Violation("all workers stop at one step", str(error))
+        return None
+
+    return play
+
+
 def strikes_of(script: faults.Script) -> Play:
     """All that can happen to the leader at the messages of a script, one seed after the other, for a mistake that
     rarely does harm."""
@@ -100,13 +119,15 @@ class Mutation:
         what: is broken.
         promises: of which one is broken then.
         make: makes it.
-        play: plays schedule number so-and-so of those among which it is looked for.
+        play: plays the schedule of a number, of those among which it is looked for.
+        rare: whether it does harm so rarely that these are schedules that come near it.
     """
 
     what: str
     promises: tuple[str, ...]
     make: Make
     play: Play
+    rare: bool = False
 
     def violations(self, schedules: int) -> Iterator[Violation | None]:
         """Play schedules with this mistake; what each breaks."""
@@ -123,7 +144,8 @@ def mutation(what: str, *promises: str, among: Play = several_leaders) -> Callab
     """Note a mistake under the name of the function that makes it."""
 
     def note(make: Make) -> Make:
-        MUTATIONS[make.__name__] = Mutation(what, promises, make, among)
+        rare = among not in (several_leaders, random_faults, one_leader)
+        MUTATIONS[make.__name__] = Mutation(what, promises, make, among, rare)
         return make
 
     return note
@@ -141,14 +163,16 @@ FAILS = faults.failing(4)
 """A worker fails by itself."""
 
 
-TOLD_NOBODY = faults.Script(3, 3, (), store=True, late=((1, 1.1),))
+UNPUBLISHED = faults.Script(3, 3, (), store=True, late=((1, 1.1),))
 """One agent trains alone when another comes; somebody leads who is no member, and so is in nobody's order."""
 
 
 # Who may go on.
 
 
-@mutation("one member of the last round is enough", "a majority goes on", "of two halves one goes on")
+@mutation(
+    "one member of the last round is enough", "a majority goes on", "of two halves one goes on", among=random_faults
+)
 def one_is_enough(patch: pytest.MonkeyPatch) -> None:
     def enough(base: Any, present: Any, *arguments: Any, **options: Any) -> bool:
         here = base is not None and any(name in present for name in base.members)
@@ -158,14 +182,14 @@ def one_is_enough(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(quorum, "has_quorum", enough)
 
 
-@mutation("nobody of the last round is needed", "one group trains")
-def nobody_is_needed(patch: pytest.MonkeyPatch) -> None:
+@mutation("nobody of the last round is needed", "one group trains", among=strikes_of(ALONE))
+def quorum_of_none(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(quorum, "has_quorum", lambda *_, **__: True)
     # What comes of it, and not just that it is so.
     patch.setattr(Checks, "_check_majority", lambda *_: None)
 
 
-@mutation("either half goes on", "of two halves one goes on")
+@mutation("either half goes on", "of two halves one goes on", among=random_faults)
 def either_half_goes_on(patch: pytest.MonkeyPatch) -> None:
     def enough(base: Any, present: Any, gone: Any, own: str, on_tie: Any, **options: Any) -> bool:
         if has_quorum(base, present, gone, own, on_tie, **options):
@@ -181,10 +205,12 @@ def either_half_goes_on(patch: pytest.MonkeyPatch) -> None:
     "a leave counts as gone before its workers have stopped", "one group trains", among=after(2000, strikes_of(ALONE))
 )
 def leaves_count_at_once(patch: pytest.MonkeyPatch) -> None:
-    retire, farewell = transitions.retire, leader_change.farewell
+    retire, leaves = transitions.retire, leader_change.absent_member_leaves
     patch.setattr(transitions, "retire", lambda *arguments, lingers=False: retire(*arguments))
     patch.setattr(
-        leader_change, "farewell", lambda state, event: replace(farewell(state, event), lingering=frozenset())
+        leader_change,
+        "absent_member_leaves",
+        lambda state, event: replace(leaves(state, event), lingering=frozenset()),
     )
 
 
@@ -229,16 +255,31 @@ def without(
     patch.setattr(term, "_to_be_written", to_be_written)
 
 
+def change_joins(patch: pytest.MonkeyPatch, change: Callable[[State, Joined], Joined]) -> None:
+    """Let the leader take other joins than those that come."""
+
+    def joined(state: State, event: Joined, now: float) -> Any:
+        return original(state, change(state, event), now)
+
+    original = machine._HANDLERS[Joined]
+    patch.setitem(machine._HANDLERS, Joined, joined)
+
+
 @mutation(
     "a leader that is lost before it published is taken for the one before it",
     "of two halves one goes on",
     among=after(100500, random_faults),
 )
 def takes_one_leader_for_another(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(election._Step, "_agent_at", lambda step, endpoint, order: step.state.known.leader)
+    patch.setattr(endpoints, "agent_at", lambda state, endpoint, order: state.known.leader)
 
 
-@mutation("epochs fence nobody, and rounds on record can be replaced", "a round is told once", "one group trains")
+@mutation(
+    "epochs fence nobody, and rounds on record can be replaced",
+    "a round is told once",
+    "one group trains",
+    among=random_faults,
+)
 def nothing_is_exclusive(patch: pytest.MonkeyPatch) -> None:
     no_look_at_the_epoch(patch)
     no_look_after_the_claim(patch)
@@ -249,7 +290,9 @@ def nothing_is_exclusive(patch: pytest.MonkeyPatch) -> None:
 @mutation("a leader resigns while its own agent has workers", "one group trains", among=after(2000, strikes_of(ALONE)))
 def resigns_too_soon(patch: pytest.MonkeyPatch) -> None:
     def resign(state: State) -> Any:
-        return replace(state, phase=Phase.CLOSED), (Resign(tuple(state.agents)),)
+        return replace(state, phase=Phase.CLOSED), (
+            Resign(tuple(state.agents), Resigned(state.settings.agent), everyone=True),
+        )
 
     patch.setattr(leader_change, "resign", resign)
 
@@ -260,11 +303,7 @@ def resigns_too_soon(patch: pytest.MonkeyPatch) -> None:
     among=strikes_of(FAILS),
 )
 def forgets_a_charge(patch: pytest.MonkeyPatch) -> None:
-    def joined(state: Any, event: Any, now: float) -> Any:
-        return original(state, replace(event, restarts=0), now)
-
-    original = machine._HANDLERS[machine.Joined]
-    patch.setitem(machine._HANDLERS, machine.Joined, joined)
+    change_joins(patch, lambda state, event: replace(event, restarts=0))
 
 
 @mutation(
@@ -295,23 +334,19 @@ def no_fence(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("an agent that was cut off does not say so when it joins again", "what is said of a round is true")
 def cut_off_in_secret(patch: pytest.MonkeyPatch) -> None:
-    def joined(state: Any, event: Any, now: float) -> Any:
-        return original(state, replace(event, cut_off=False), now)
-
-    original = machine._HANDLERS[machine.Joined]
-    patch.setitem(machine._HANDLERS, machine.Joined, joined)
+    change_joins(patch, lambda state, event: replace(event, cut_off=False))
 
 
-@mutation("a member follows before leader_limit", "a leader that is well is not followed")
+@mutation("a member follows before leader_limit", "a leader that is well is not followed", among=random_faults)
 def follows_too_soon(patch: pytest.MonkeyPatch) -> None:
-    for module in (agent, election):
+    for module in (agent, election_state):
         patch.setattr(module, "default_leader_limit", lambda heartbeat_limit: 0.9 * heartbeat_limit)
 
 
 @mutation(
     "candidates go by the round they were told of, not by the newest on record",
     "the run trains again",
-    among=strikes_of(TOLD_NOBODY),
+    among=strikes_of(UNPUBLISHED),
 )
 def goes_by_an_old_round(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leader_location, "newest_order", lambda told, told_in, recorded, recorded_in: told or recorded)
@@ -340,11 +375,11 @@ def takes_any_number(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("an agent takes a place that answers an earlier join", "one group trains", among=one_leader)
 def any_attempt_will_do(patch: pytest.MonkeyPatch) -> None:
-    def placed(participant: Participant, attempt: int, round_: int) -> Participant | None:
-        return original(participant, participant.attempt, round_)
+    def placed(follower: Follower, attempt: int, round_: int) -> Follower | None:
+        return original(follower, follower.attempt, round_)
 
-    original = Participant.placed
-    patch.setattr(Participant, "placed", placed)
+    original = Follower.placed
+    patch.setattr(Follower, "placed", placed)
 
 
 @mutation(
@@ -361,33 +396,59 @@ def sent_whatever_came_since(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation("a table is sent again to an agent that has stopped its workers", "the run does not settle", among=one_leader)
-def resent_to_whoever_has_stopped(patch: pytest.MonkeyPatch) -> None:
-    def joined(state: Any, event: Any, now: float) -> Any:
+def resent_to_stopped_agents(patch: pytest.MonkeyPatch) -> None:
+    def joined(state: State, event: Joined) -> Joined:
         known = state.agents.get(event.candidate.agent)
-        if known is not None and state.table is not None and known.round == state.table.round:
-            event = replace(event, last_round=None)
-        return original(state, event, now)
+        of_this_round = known is not None and state.table is not None and known.round == state.table.round
+        return replace(event, last_round=None) if of_this_round else event
 
-    original = machine._HANDLERS[machine.Joined]
-    patch.setitem(machine._HANDLERS, machine.Joined, joined)
+    change_joins(patch, joined)
 
 
-def main() -> None:
-    """Count."""
-    parser = argparse.ArgumentParser(prog="tests.simulation.mutations")
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(MUTATIONS)} (default: all)")
-    parser.add_argument("--schedules", type=int, default=2000, help="for each (default: 2000)")
-    arguments = parser.parse_args()
-    for name in arguments.names or MUTATIONS:
-        found: Counter[str] = Counter()
-        first = 0
-        for number, violation in enumerate(MUTATIONS[name].violations(arguments.schedules), 1):
-            if violation is not None:
-                found[violation.promise] += 1
-                first = first or number
-        promises = ", ".join(f"{promise} ({count})" for promise, count in found.most_common())
-        print(f"{name}: {sum(found.values())} of {arguments.schedules}, first {first}: {promises}", flush=True)
+# The step at which workers stop.
 
 
-if __name__ == "__main__":
-    main()
+class _OneTooEarly(Agreement):
+    def hold(self) -> int | None:
+        first = self._earliest is None
+        answer = super().hold()
+        if first and answer is not None and answer > 1:
+            self._earliest = answer = answer - 1
+        return answer
+
+
+class _NoSecondBarrier(Agreement):
+    def _barrier(self) -> None:
+        if self._earliest is None:
+            super()._barrier()
+
+
+class _ReadsFirst(WorkerControl):
+    def ask(self, step: int | None = None) -> Stop | None:
+        held = self._fields[HOLD]
+        self._boundary += 1
+        self._fields[BOUNDARY] = self._boundary
+        return self._wait(self._boundary) if held else None
+
+
+class _ReportsLate(WorkerControl):
+    def ask(self, step: int | None = None) -> Stop | None:
+        self._boundary += 1
+        stop = self._wait(self._boundary) if self._fields[HOLD] else None
+        self._fields[BOUNDARY] = self._boundary
+        return stop
+
+
+def _no_barrier(memory: Memory) -> None:
+    pass
+
+
+for _name, _what, _mistake in (
+    ("one_too_early", "an agent names a step that a worker has passed", {"agreement": _OneTooEarly}),
+    ("no_second_barrier", "the stop step is set without a barrier after its reason", {"agreement": _NoSecondBarrier}),
+    ("reads_first", "a worker reads the hold flag before it reports its call", {"worker": _ReadsFirst}),
+    ("reports_late", "a worker reports its call after it has read the hold flag", {"worker": _ReportsLate}),
+    ("no_barrier", "an agent reads calls without a barrier after the hold flag", {"barrier": _no_barrier}),
+    ("forgets_the_stop", "a second leader lets workers go that have a stop step", {"forgetful": True}),
+):
+    MUTATIONS[_name] = Mutation(_what, ("all workers stop at one step",), lambda patch: None, stop_step(**_mistake))

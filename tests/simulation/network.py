@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tests.simulation.agents import SimulatedAgent
     from tests.simulation.world import World
 
-__all__ = ["Connection", "Hello", "Ping", "Place", "Welcome"]
+__all__ = ["Connection", "Hello", "Place", "Welcome"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,6 @@ class Place:
 
     attempt: int
     table: Table
-
-
-@dataclass(frozen=True, slots=True)
-class Ping:
-    """The agent shall answer at once."""
-
-    probe: int
 
 
 class _Closed:

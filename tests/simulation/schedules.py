@@ -28,8 +28,8 @@ __all__ = [
     "play_strikes",
 ]
 
-_STORY = 200
-"""Lines of a story that are shown."""
+_TRANSCRIPT = 200
+"""Lines of a transcript that are shown."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,9 @@ def play_all(kind: str, seeds: Iterable[int], tell: Callable[[int], None] = lamb
     return Result(played)
 
 
-def play_script(script: Script, story: list[str] | None = None) -> Violation | None:
+def play_script(script: Script, transcript: list[str] | None = None) -> Violation | None:
     """Run a schedule with several possible leaders; the promise it breaks, or None."""
-    return _run(World(script, story))
+    return _run(World(script, transcript))
 
 
 def _run(world: World) -> Violation | None:
@@ -150,8 +150,8 @@ def _report(script: Script, violation: Violation, repeat: str) -> str:
             if found is not None and found.promise == violation.promise:
                 script, violation, smaller = fewer, found, True
                 break
-    story: list[str] = []
-    play_script(script, story)
+    transcript: list[str] = []
+    play_script(script, transcript)
     return "\n".join(
         [
             f"seed {script.seed}, {script.agents} agents{', the first a store' if script.store else ''}: {violation}",
@@ -159,7 +159,7 @@ def _report(script: Script, violation: Violation, repeat: str) -> str:
             "",
             *(f"    {fault}" for fault in script.faults),
             "",
-            *story[-_STORY:],
+            *transcript[-_TRANSCRIPT:],
             f"{violation}",
         ]
     )

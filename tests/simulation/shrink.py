@@ -79,10 +79,10 @@ def _simpler(schedule: Schedule) -> Iterator[Schedule]:
 def report(schedule: Schedule, violation: Violation) -> str:
     """The smallest schedule that was found, what happens in it, and how to see it again."""
     small = shrink(schedule, violation)
-    story: list[tuple[float, str, str]] = []
+    transcript: list[tuple[float, str, str]] = []
     final: BaseException = violation
     try:
-        World(small, story).run()
+        World(small, transcript).run()
     except Exception as error:
         final = error
     noise = "no noise" if small.noise == CALM else f"{small.noise}"
@@ -97,7 +97,7 @@ def report(schedule: Schedule, violation: Violation) -> str:
         *(f"    {action.at:8.3f}  {action.agent:12} {_action(action)}" for action in small.actions),
         "",
         "what happens:",
-        *(f"    {moment:8.3f}  {who:12} {what}" for moment, who, what in story),
+        *(f"    {moment:8.3f}  {who:12} {what}" for moment, who, what in transcript),
         f"    {final}",
     ]
     return "\n".join(lines)

@@ -49,7 +49,9 @@ class Node:
     """A node with its agent's memory and its workers' state."""
 
     name: str
-    slots: list[Memory] = field(default_factory=lambda: [Memory([0] * (8 + WORDS)) for _ in range(lineage.SLOTS)])
+    slots: list[Memory] = field(
+        default_factory=lambda: [Memory([0] * (slots.FIELDS + WORDS)) for _ in range(lineage.SLOTS)]
+    )
     state: int = 0
     step: int = 0
     saved: SnapshotId | None = None
@@ -67,7 +69,7 @@ class Node:
 
         def copied() -> None:
             for index, word in enumerate(words):
-                memory[8 + index] = word
+                memory[slots.FIELDS + index] = word
 
         memory.stores_left = stores_left
         try:
@@ -116,6 +118,10 @@ class Directory:
             on_line = {last.start for last in newest.line} | {newest.number} if newest is not None else set()
             starts = [start for start in reversed(self.starts) if start.number in on_line]
             line = checkpoint_lineage.line_from_memory(starts, run, origin.copy.id.round, origin.copy.id.step)
+            if (lost := origin.lost) is not None:
+                chosen = checkpoint_lineage.checkpoint_between(starts, run, origin.copy.id, lost, self.present)
+            if chosen is not None:
+                line = checkpoint_lineage.line_from_checkpoint(newest, chosen)
         self.starts.append(Start(len(self.starts) + 1, line, run, round_))
         return chosen
 
@@ -248,7 +254,7 @@ class Run:
             return 0
         if plan.fetch and not self._fetch(node, plan.slot, origin.holders, origin.copy):
             return None
-        words = set(node.slots[plan.slot][8:])
+        words = set(node.slots[plan.slot][slots.FIELDS :])
         if len(words) > 1 or origin.copy not in node.held():
             raise ViolationError(f"torn: {node.name} starts from {words}")
         node.state, node.step, node.saved = words.pop(), origin.copy.id.step, origin.copy.id
@@ -258,8 +264,8 @@ class Run:
         for holder in holders:
             sources = [other for other in self.living if other.name == holder.address and copy in other.held()]
             if sources:
-                words = sources[0].slots[sources[0].held().index(copy)][8:]
-                lost = self.random.randrange(12) if self.random.random() < 0.3 else None
+                words = sources[0].slots[sources[0].held().index(copy)][slots.FIELDS :]
+                lost = self.random.randrange(15) if self.random.random() < 0.3 else None
                 try:
                     node.fill(slot, copy, words, lost)
                 except KilledError:
@@ -282,7 +288,7 @@ class Run:
                 continue
             digest = f"{node.name[1:]:0>16}" if differs and draw.random() < 0.5 else "0" * 16
             try:
-                node.save(round_, draw.randrange(14) if draw.random() < 0.2 else None, digest)
+                node.save(round_, draw.randrange(17) if draw.random() < 0.2 else None, digest)
             except KilledError:
                 # The worker is dead. Its agent lives, or goes with it, or is cut off.
                 members.remove(node)

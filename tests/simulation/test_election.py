@@ -60,9 +60,9 @@ def play_one(asked: str, play: Callable[[int], Result], script: Callable[[int], 
     if not where:
         check(play(int(seed)))
         return
-    story: list[str] = []
-    violation = play_script(faults.strike(script(int(seed)), int(where[0]), where[1]), story)
-    print("\n".join(story))
+    transcript: list[str] = []
+    violation = play_script(faults.strike(script(int(seed)), int(where[0]), where[1]), transcript)
+    print("\n".join(transcript))
     assert violation is None
 
 

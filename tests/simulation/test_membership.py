@@ -144,7 +144,7 @@ def test_an_agent_that_is_not_interrupted_again_is_found_and_reported(monkeypatc
     text = report(schedule, violation)
     assert f"SIMULATION_SEED={schedule.seed}" in text
     assert "the smallest schedule found" in text
-    assert re.search(r"\*\*\* (Break|Cut|Hang)", text)
+    assert re.search(r"\*\*\* [A-Z]", text)
 
 
 def test_a_round_that_ends_although_more_are_on_their_way_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

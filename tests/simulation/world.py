@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from slurm_elastic.rendezvous.membership import NodesSeen, Phase, Status, Table
+from slurm_elastic.rendezvous.membership import NodesDown, Phase, Status, Table
 from tests.simulation.agents import SimulatedAgent
 from tests.simulation.checks import Checks
 from tests.simulation.faults import (
@@ -37,15 +37,15 @@ class World:
 
     Attributes:
         agents: all that ever started, by identity.
-        story: what happened, if it is wanted: moment, who, what.
+        transcript: what happened, if it is wanted: moment, who, what.
         completing: whether workers come to their end.
     """
 
-    def __init__(self, schedule: Schedule, story: list[tuple[float, str, str]] | None = None) -> None:
+    def __init__(self, schedule: Schedule, transcript: list[tuple[float, str, str]] | None = None) -> None:
         self.schedule = schedule
         self.noise = schedule.noise
         self.now = 0.0
-        self.story = story
+        self.transcript = transcript
         self.agents: dict[str, SimulatedAgent] = {}
         self.completing = False
         self.checks = Checks(self)
@@ -66,9 +66,9 @@ class World:
         return self.groups[table.round]
 
     def tell(self, who: str, what: object) -> None:
-        """Add a line to the story."""
-        if self.story is not None:
-            self.story.append((self.now, who, str(what)))
+        """Add a line to the transcript."""
+        if self.transcript is not None:
+            self.transcript.append((self.now, who, str(what)))
 
     def break_collectives(self, source: SimulatedAgent, round_: int, cause: str) -> None:
         """Workers of a round are gone: the others' fail soon, or not, as their next collective comes or not."""
@@ -92,8 +92,8 @@ class World:
             self.at(action.at, self._happen, action)
         self._play(until=self.schedule.quiet_at)
         settings = self.schedule.settings
-        patience = 2 * settings.heartbeat_limit + settings.last_call_timeout + 12.0
-        self._play_until(self._unsettled, patience + self._timeout_of_too_few(), "does not settle")
+        seconds_to_settle = 2 * settings.heartbeat_limit + settings.last_call_timeout + 12.0
+        self._play_until(self._unsettled, seconds_to_settle + self._timeout_of_too_few(), "does not settle")
 
     def end(self) -> None:
         """Let all workers come to their end, and see that every agent learns of it."""
@@ -112,11 +112,11 @@ class World:
             action(*arguments)
         self.now = max(self.now, until)
 
-    def _play_until(self, open_question: Callable[[], str], patience: float, name: str) -> None:
-        deadline = self.now + patience
+    def _play_until(self, open_question: Callable[[], str], seconds_to_settle: float, name: str) -> None:
+        deadline = self.now + seconds_to_settle
         while question := open_question():
             if self.now >= deadline:
-                raise Violation(f"the run {name}", f"{patience:g} s after it could: {question}")
+                raise Violation(f"the run {name}", f"{seconds_to_settle:g} s after it could: {question}")
             self._play(self.now + 0.1)
 
     def _living(self) -> list[SimulatedAgent]:
@@ -216,4 +216,4 @@ class World:
         if wrongly in self.agents:
             down.add(self.agents[wrongly].node)
         self.leader.take_in_signs()
-        self.leader.handle(NodesSeen(frozenset(down)))
+        self.leader.handle(NodesDown(frozenset(down)))

@@ -10,38 +10,39 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_elastic.rendezvous import membership
 from slurm_elastic.rendezvous.election import machine
-from slurm_elastic.rendezvous.election.attempts import Answer
-from slurm_elastic.rendezvous.election.campaign import CampaignConfig, CampaignRecords, locate, plan
-from slurm_elastic.rendezvous.election.machine import (
+from slurm_elastic.rendezvous.election.actions import (
     Action,
-    AnnounceLeave,
     AnswerProbe,
-    CampaignRecordsSeen,
     CancelConnect,
     CloseLink,
     Connect,
     Deliver,
-    Depart,
-    ElectionConfig,
-    Event,
-    Join,
     Lead,
-    LinkClosed,
-    LinkFailed,
-    LinkOpened,
-    LocationSeen,
-    LookForCampaign,
-    LookForLeader,
-    Received,
-    ReportFailure,
-    Role,
+    ReadCampaignRecords,
+    ReadLeaderLocation,
     Send,
     StopLeading,
     StopWorkers,
-    Tick,
     Warn,
 )
+from slurm_elastic.rendezvous.election.attempts import Answer
+from slurm_elastic.rendezvous.election.campaign import CampaignConfig, CampaignRecords, locate, plan
+from slurm_elastic.rendezvous.election.events import (
+    AnnounceLeave,
+    CampaignRecordsRead,
+    Depart,
+    Event,
+    Join,
+    LeaderLocationRead,
+    LinkClosed,
+    LinkFailed,
+    LinkOpened,
+    Received,
+    ReportFailure,
+    Tick,
+)
 from slurm_elastic.rendezvous.election.policy import LeaderLoss, default_leader_limit
+from slurm_elastic.rendezvous.election.state import FOUNDER, ElectionConfig, Role, initial_election
 from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import AgentInfo, LeaveReason, OnTie, Ponged, Reason, Settings, WorkerFailure
 from slurm_elastic.rendezvous.transport.connect import Endpoint
@@ -53,9 +54,9 @@ from tests.simulation.election.wire import Closed, Wire
 if TYPE_CHECKING:
     from tests.simulation.election.world import World
 
-__all__ = ["SCOPE", "Agent"]
+__all__ = ["INCARNATION", "Agent"]
 
-SCOPE = "run.0"
+INCARNATION = "run.0"
 GRACE = 30.0
 """Seconds in which a leader without workers hands over; then it is killed."""
 STOOD_STILL = 2 / 3
@@ -77,7 +78,7 @@ class Agent:
         workers: the round whose workers exist here. The truth, not what anybody believes.
         election: state of the product's machine.
         leader: the leader that runs here, with or without a term of its own.
-        heard_at: when something came over its link to a leader last.
+        last_message_at: when something came over its link to a leader last.
         unlinked_since: since when it has no such link; infinite while it has one.
     """
 
@@ -89,7 +90,7 @@ class Agent:
         self.awake_since = -math.inf
         self.workers: int | None = None
         self.leader: Leader | None = None
-        self.heard_at = world.now
+        self.last_message_at = world.now
         self.unlinked_since = world.now
         self.endpoint: Endpoint = (name, 1)
         self.links: dict[int, Wire] = {}
@@ -109,9 +110,9 @@ class Agent:
             connect_timeout=1000.0,
             heartbeat_limit=world.limit,
             leader_limit=default_leader_limit(world.limit),
-            campaign=CampaignConfig(SCOPE, settings, has_workers=trains, node=node),
+            campaign=CampaignConfig(INCARNATION, settings, has_workers=trains, node=node),
         )
-        self.election = machine.initial_election(config, world.now, founder=founder)
+        self.election = initial_election(config, world.now, founder=founder)
         self._candidate = AgentInfo(name, node, position, 1, "trainer", name, 20000, standby_port=1)
         self._events: deque[Event] = deque()
         self._busy = False
@@ -126,14 +127,14 @@ class Agent:
         if self._founder:
             assert config.campaign is not None
             first = plan(config.campaign, self._read_campaign(), LeaderLoss(Reason.START))
-            self._act(Lead(machine.FOUNDER, first))
+            self._act(Lead(FOUNDER, first))
         self._join()
         self.wake_at(self.world.now)
 
     @property
     def restarts(self) -> int:
         """Worker failures charged so far, as it was told."""
-        return self.election.participant.restarts
+        return self.election.follower.restarts
 
     # The process.
 
@@ -154,9 +155,9 @@ class Agent:
 
     def go_on(self) -> None:
         """End a pause."""
-        if self.world.now - self.heard_at > STOOD_STILL * self.world.limit:
+        if self.world.now - self.last_message_at > STOOD_STILL * self.world.limit:
             # It cannot tell whether the leader was paused, too.
-            self.heard_at = self.world.now - self.world.limit / 2
+            self.last_message_at = self.world.now - self.world.limit / 2
         self.paused, self.awake_since = False, self.world.now
         postponed, self._postponed = self._postponed, []
         for action, arguments in postponed:
@@ -208,7 +209,7 @@ class Agent:
             before = self.election
             event = self._events.popleft()
             self.election, actions = machine.step(before, event, self.world.now)
-            if self.world.story is not None and before.role is not self.election.role:
+            if self.world.transcript is not None and before.role is not self.election.role:
                 self.world.tell(self.name, f"is {self.election.role.value} after {event}")
             link = self.election.link
             if link is None:
@@ -216,7 +217,7 @@ class Agent:
             else:
                 self.unlinked_since = math.inf
                 if before.link is None or before.link.number != link.number:
-                    self.heard_at = self.world.now
+                    self.last_message_at = self.world.now
             for action in actions:
                 self._act(action)
         self._busy = False
@@ -240,12 +241,12 @@ class Agent:
                 wire = self.links.pop(number, None)
                 if wire is not None:
                     wire.close_by_member()
-            case LookForLeader(number):
-                self._read(lambda: LocationSeen(number, locate(self.world.records.situation(), SCOPE, ())))
-            case LookForCampaign(number):
-                self._read(lambda: CampaignRecordsSeen(number, self._read_campaign()))
+            case ReadLeaderLocation(number):
+                self._read(lambda: LeaderLocationRead(number, locate(self.world.records.situation(), INCARNATION, ())))
+            case ReadCampaignRecords(number):
+                self._read(lambda: CampaignRecordsRead(number, self._read_campaign()))
             case Lead(number, campaign):
-                self.leader = Leader(self.world, self, number, campaign, SCOPE)
+                self.leader = Leader(self.world, self, number, campaign, INCARNATION)
                 self.leader.handle(membership.Tick())
             case StopLeading():
                 if self.leader is not None:
@@ -256,7 +257,9 @@ class Agent:
                 self.world.tell(self.name, f"stops by itself: {cut_off.detail}")
                 self._stop_workers(self._join)
             case Warn(line):
-                raise AssertionError(line)
+                self.world.tell(self.name, line)
+                # Of all that it warns of, a schedule has cuts only: there is one run, and its records are in order.
+                assert line.startswith("no leader found"), line
             case _:
                 raise AssertionError(action)
 
@@ -307,7 +310,7 @@ class Agent:
 
     def fail(self) -> None:
         """Say that a worker failed by itself, and wait until the round is over."""
-        if self.workers is not None and self.election.participant.running and not self._stopping:
+        if self.workers is not None and self.election.follower.running and not self._stopping:
             self.handle(ReportFailure(WorkerFailure(self.name, self.name, self.position, 1)))
 
     def leave(self, seconds: float) -> None:
@@ -377,5 +380,5 @@ class Agent:
         else:
             link = self.election.link
             if link is not None and link.number == wire.number:
-                self.heard_at = self.world.now
+                self.last_message_at = self.world.now
             self.handle(Received(wire.number, message))

@@ -95,7 +95,7 @@ class Checks:
         """An agent has looked at its clock."""
         if agent.workers is None:
             return
-        lost = agent.heard_at + FENCE * self._world.limit + RESTORE + NAP
+        lost = agent.last_message_at + FENCE * self._world.limit + RESTORE + NAP
         lost = min(lost, agent.unlinked_since + RESTORE)
         if self._world.now > max(lost, agent.awake_since + RESTORE) + STOP + 3 * NAP:
             raise Violation("who hears no leader stops by itself", f"{agent.name} has workers of {agent.workers}")

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 from slurm_elastic.rendezvous import membership
 from slurm_elastic.rendezvous.election import term
 from slurm_elastic.rendezvous.election.campaign import Campaign
-from slurm_elastic.rendezvous.election.machine import CampaignBlocked, LeaderEnded, TermClaimed
+from slurm_elastic.rendezvous.election.events import CampaignBlocked, LeaderEnded, TermClaimed
 from slurm_elastic.rendezvous.election.term import (
     AgentsEnded,
     AgentsGone,
     AskSlurmAboutAgents,
+    CarryOut,
     CheckTerm,
     ClaimTerm,
     ConfirmLastRound,
+    DisconnectedEnded,
+    ProbeDisconnected,
     ProbeMembers,
     PublishEndpoint,
     RecordsAction,
@@ -25,7 +28,6 @@ from slurm_elastic.rendezvous.election.term import (
     ReportBlocking,
     ReportClaimed,
     StepDown,
-    Tell,
     TermAction,
     TermEvent,
     Wake,
@@ -33,8 +35,8 @@ from slurm_elastic.rendezvous.election.term import (
 )
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.outgoing_messages import send_decision
-from slurm_elastic.rendezvous.membership import Disconnected, Heard, Publish, Tick
-from slurm_elastic.rendezvous.transport.messages import AgentMessage, Beat, LeaderMessage
+from slurm_elastic.rendezvous.membership import Disconnected, Publish, SignsOfLife, Tick
+from slurm_elastic.rendezvous.transport.messages import AgentMessage, Heartbeat, LeaderMessage
 from tests.simulation.election.wire import Wire
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Leader"]
 
-_BEAT = Beat()
+_BEAT = Heartbeat()
 
 
 class Leader:
@@ -51,7 +53,7 @@ class Leader:
 
     Attributes:
         began_at: when it began to collect joins.
-        told: as of :class:`~slurm_elastic.rendezvous.leader.agent_connections.AgentConnections`.
+        shared: as of :class:`~slurm_elastic.rendezvous.leader.agent_connections.AgentConnections`.
         term: state of the product's machine.
         loses_answer: whether the next action on the records is not answered.
         answers: how many actions on the records were answered, or not.
@@ -70,7 +72,7 @@ class Leader:
         self.term = term.initial_term(campaign.term, campaign.settings, world.now)
         self.over = self.loses_answer = False
         self.answers = 0
-        self.told: object = None
+        self.shared: object = None
         self.wires: dict[str, Wire] = {}
         self._signs: dict[str, float] = {}
         self._beat_at = world.now
@@ -101,14 +103,14 @@ class Leader:
     def take_in_signs(self) -> None:
         if self._signs:
             signs, self._signs = tuple(self._signs.items()), {}
-            self.handle(Heard(signs))
+            self.handle(SignsOfLife(signs))
 
     def handle(self, event: TermEvent) -> None:
         if self.over:
             return
         self.term, actions = term.step(self.term, event, self.world.now)
-        if self.world.story is not None and not isinstance(event, Tick | Heard | Wake):
-            shown = [action.decision if isinstance(action, Tell) else action for action in actions]
+        if self.world.transcript is not None and not isinstance(event, Tick | SignsOfLife | Wake):
+            shown = [action.decision if isinstance(action, CarryOut) else action for action in actions]
             self.world.tell(f"leader {self.epoch} on {self.agent.name}", f"{event} -> {shown}")
         for action in actions:
             self._act(action)
@@ -126,7 +128,7 @@ class Leader:
         name = wire.member.name
         if self.wires.get(name) is wire:
             self._signs[name] = self.world.now
-            if not isinstance(message, Beat):
+            if not isinstance(message, Heartbeat):
                 self.handle(message)  # type: ignore[arg-type]
 
     def lose(self, wire: Wire) -> None:
@@ -162,7 +164,7 @@ class Leader:
 
     def _act(self, action: TermAction) -> None:
         match action:
-            case Tell(state, decision):
+            case CarryOut(state, decision):
                 if isinstance(decision, Publish):
                     self.world.checks.after_publish(self, decision.table)
                 send_decision(self, self.epoch, state, decision)  # type: ignore[arg-type]
@@ -177,7 +179,9 @@ class Leader:
             case WriteRound(table):
                 self._ask_records(action, lambda: self.ledger.write_round(table))
             case ProbeMembers(agents):
-                self._probe(agents)
+                self._probe(agents, AgentsEnded)
+            case ProbeDisconnected(agent):
+                self._probe((agent,), lambda ended: DisconnectedEnded(agent) if ended else None)
             case AskSlurmAboutAgents(agents):
                 gone = frozenset(name for name in agents if self.world.slurm_knows(name))
                 self.agent.later(self.world.delay(), lambda: self._found_out(AgentsGone(gone)))
@@ -197,10 +201,12 @@ class Leader:
         self.take_in_signs()
         self.handle(event)
 
-    def _probe(self, agents: Sequence[str]) -> None:
+    def _probe(self, agents: Sequence[str], answer: Callable[[frozenset[str]], TermEvent | None]) -> None:
         ended, unanswered = self.world.probe(self.agent, agents)
         seconds = 1.0 if unanswered else self.world.delay()
-        self.agent.later(seconds, lambda: self._found_out(AgentsEnded(ended)))
+        event = answer(ended)
+        if event is not None:
+            self.agent.later(seconds, lambda: self._found_out(event))
 
     def _ask_records(self, action: RecordsAction, operation: Callable[[], bool]) -> None:
         """The operation happens at some moment, and its result is known at a later one; a paused process learns it

@@ -23,7 +23,7 @@ class Records:
         self.published: Record | None = None
         self.order: list[tuple[str, int]] = []
 
-    def newest_epoch(self, *, patient: bool = True) -> int | None:
+    def newest_epoch(self, *, can_wait: bool = True) -> int | None:
         return max(self.epochs, default=None)
 
     def claim_epoch(self, number: int, record: Record) -> bool:

@@ -33,11 +33,11 @@ class World:
         slow_until: until when the records are slow.
         messages: how many have been under way so far; what is done with the records counts twice.
         answers: for each answer of the records to a leader, the first message before which it can be lost.
-        story: what happened, if it is wanted.
+        transcript: what happened, if it is wanted.
     """
 
-    def __init__(self, script: Script, story: list[str] | None = None) -> None:
-        self.seed, self.story = script.seed, story
+    def __init__(self, script: Script, transcript: list[str] | None = None) -> None:
+        self.seed, self.transcript = script.seed, transcript
         self.rng = random.Random(f"{script.seed} world")
         self.now, self.limit = 0.0, 3.0
         self.records = Records()
@@ -75,9 +75,9 @@ class World:
         heapq.heappush(self._heap, (moment, self._count, action, arguments))
 
     def tell(self, who: str, what: str) -> None:
-        """Add a line to the story."""
-        if self.story is not None:
-            self.story.append(f"{self.now:9.3f}  {who:22} {what}")
+        """Add a line to the transcript."""
+        if self.transcript is not None:
+            self.transcript.append(f"{self.now:9.3f}  {who:22} {what}")
 
     def delay(self) -> float:
         """How long a message takes."""

@@ -1,4 +1,4 @@
-"""What happens in the first schedules of every kind, for comparison: `python -m tests.simulation.stories`."""
+"""What happens in the first schedules of every kind, for comparison: `python -m tests.simulation.transcripts`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.simulation.election.world import World as SuccessionWorld
 from tests.simulation.stopping import StopSchedule
 from tests.simulation.world import World
 
-__all__ = ["in_order", "stories"]
+__all__ = ["in_order", "transcripts"]
 
 SCHEDULES = 250
 """Of each kind. Among so many are some in which two agents are lost in the same moment."""
@@ -24,7 +24,7 @@ def in_order(text: str) -> str:
     return _SET.sub(lambda found: f"{{{', '.join(sorted(found[1].split(', ')))}}}", text)
 
 
-def stories() -> Iterator[str]:
+def transcripts() -> Iterator[str]:
     """Line by line."""
     for seed in range(SCHEDULES):
         membership: list[tuple[float, str, str]] = []
@@ -46,5 +46,5 @@ def stories() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    for each in stories():
+    for each in transcripts():
         print(in_order(each))

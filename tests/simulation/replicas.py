@@ -1,0 +1,307 @@
+"""Rounds of nodes whose parts of snapshots are copied to the next node, with the product's decisions.
+
+The product's code names the step that becomes safe (`next_goal`), says which one a node keeps (`kept_step`), which slot
+is overwritten by a worker (`slot_to_write`) and by a copy (`slot_for_replica`), and what the next round starts from
+(`choose`). The simulation has the slots, workers that are more or less far, reports and answers that are late or lost,
+copies that break, and nodes that are lost, alone or together. Some nodes are only cut off, and come back rounds later
+with what they held; processes that report are paused; a leader is lost after it has put a round on record that no agent
+starts. Agents write steps to disk that all of them keep, with copies on other nodes or without any; the last of them to
+end gives the checkpoint its name, also when the next round has started. A round starts from disk if a newer step is
+there than memory has as a whole.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from slurm_elastic.snapshot import lineage, replication
+from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId
+from slurm_elastic.snapshot.lineage import Copy, Holder, Origin, Protection, SnapshotId
+from slurm_elastic.snapshot.replication import Goal, Report
+from tests.simulation.snapshots import Directory, ViolationError
+
+
+@dataclass
+class Node:
+    """A node with one worker, whose part has the number of the node's rank."""
+
+    rank: int
+    parts: list[Copy | None] = field(default_factory=lambda: [None] * lineage.SLOTS)
+    shared: list[Copy | None] = field(default_factory=lambda: [None] * lineage.SLOTS)
+    replicas: list[Copy | None] = field(default_factory=lambda: [None] * 2)
+    goal: Goal = field(default_factory=Goal)
+    copied: int | None = None
+    step: int = 0
+    wanted: bool = False
+    writing: SnapshotId | None = None
+    """The snapshot that is being written to disk."""
+    paused: int = 0
+    """Turns for which the process that reports is paused."""
+
+    def protection(self, round_: int, origin: SnapshotId | None) -> Protection:
+        goal = self.goal
+        safe = origin if goal.safe is None else SnapshotId(round_, goal.safe)
+        return Protection(safe, None if goal.take is None else SnapshotId(round_, goal.take))
+
+    def inventory(self, *, replicates: bool) -> str:
+        held = [copy for copy in (*self.shared, *self.parts, *self.replicas) if copy is not None]
+        return lineage.take_inventory(held, Holder(str(self.rank), 1), str(self.rank), 1 << 16, replicates=replicates)
+
+    def holds(self, copy: Copy) -> bool:
+        return copy in self.parts or copy in self.replicas
+
+    def keeps(self, snapshot: SnapshotId) -> bool:
+        return all(any(copy is not None and copy.id == snapshot for copy in held) for held in (self.parts, self.shared))
+
+
+class Run:
+    """One schedule."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.world = self.random.randint(2, 5)
+        self.nodes = [Node(rank) for rank in range(self.world)]
+        self.replicates = self.random.random() < 0.8
+        self.away: list[Node] = []
+        """Nodes that are cut off, with what they hold."""
+        self.origin: SnapshotId | None = None
+        self.text = ""
+        self.disk = Directory()
+        self.disk.start("run", 0, Origin())
+        self.unwritten: dict[SnapshotId, int] = {}
+        """Of snapshots that are named for the disk, how many nodes have not written them yet."""
+        self.origins: dict[int, SnapshotId | None] = {0: None}
+        """By round."""
+        self.began: dict[int, SnapshotId | None] = {0: None}
+        """What the workers have started from, in memory or on disk, of the rounds that have started."""
+        self.found = 0
+        """Steps that became safe, or were written to disk."""
+
+    def play(self, rounds: int) -> None:
+        round_: int | None = 0
+        for _ in range(rounds):
+            assert round_ is not None
+            self._train(round_)
+            round_ = self._next_round(round_)
+            if round_ is None:
+                return
+
+    def _train(self, round_: int) -> None:
+        draw, goal, reports = self.random, Goal(), dict[int, Report]()
+        for node in self.nodes:
+            began = self.began[round_]
+            node.goal, node.copied, node.step = Goal(), None, 0 if began is None else began.step
+            node.writing, node.paused, node.wanted = None, 0, False
+        for _ in range(draw.randrange(80 * self.world)):
+            node = draw.choice(self.nodes)
+            self._end_writing([node], 0.3)
+            if draw.random() < 0.004:
+                node.paused = draw.randrange(15)
+            if draw.random() < 0.6:
+                # All make a step before one makes the next; a rank may be one ahead.
+                if node.step == min(other.step for other in self.nodes):
+                    node.step += 1
+                    self._save(node, round_)
+            elif node.paused:
+                node.paused -= 1
+            else:
+                node.wanted |= node.rank == 0 and node.writing is None and draw.random() < 0.4
+                report = self._report(node, round_)
+                if draw.random() < 0.2:
+                    continue
+                reports[node.rank] = report
+                before, goal = goal, replication.next_goal(goal, reports, self.world, replicates=self.replicates)
+                self.found += goal.safe != before.safe
+                if draw.random() < 0.8:
+                    self._adopt(node, round_, goal)
+            self._check_safe(round_, goal)
+            for each in self.nodes:
+                if each.writing is not None and not each.keeps(each.writing):
+                    raise ViolationError(f"not on disk: node {each.rank} does not hold {each.writing} any more")
+
+    def _adopt(self, node: Node, round_: int, goal: Goal) -> None:
+        """A node gets an answer. It marks what is to be written to disk before it reports again."""
+        if goal.disk is not None and goal.disk != node.goal.disk:
+            node.writing, node.wanted = SnapshotId(round_, goal.disk), False
+            self.unwritten.setdefault(node.writing, self.world)
+        node.goal = goal
+
+    def _end_writing(self, nodes: Sequence[Node], share: float) -> None:
+        """Some of the nodes that write have written their part of a snapshot, and the last of all gives it its name."""
+        for node in nodes:
+            if node.writing is None or self.random.random() >= share:
+                continue
+            snapshot, node.writing = node.writing, None
+            self.unwritten[snapshot] -= 1
+            if self.unwritten[snapshot] == 0:
+                for start in [each.number for each in self.disk.starts if each.round == snapshot.round]:
+                    # It may have looked for the newest start before that was there.
+                    self.disk.publish(CheckpointId(start, snapshot.step), 0, late=self.random.random() < 0.3)
+
+    def _save(self, node: Node, round_: int) -> None:
+        draw, snapshot = self.random, SnapshotId(round_, node.step)
+        protection = node.protection(round_, self.origin)
+        copies = (
+            (node.parts, Copy.of_part(snapshot, node.rank, self.world)),
+            (node.shared, Copy(snapshot, "", self.world)),
+        )
+        for slots, copy in copies:
+            held = [None if each is None else each.id for each in slots]
+            busy = [slot for slot, each in enumerate(held) if each is not None and each == node.writing]
+            slot = lineage.slot_to_write(held, busy, protection)
+            if slot is None:
+                if busy:
+                    continue
+                raise ViolationError(f"no slot of {slots} for {copy}")
+            slots[slot] = None
+            # A worker that is killed while it copies leaves nothing.
+            if draw.random() < 0.98:
+                slots[slot] = copy
+
+    def _report(self, node: Node, round_: int) -> Report:
+        held = [
+            [None if each is None or each.id.round != round_ else each.id for each in slots]
+            for slots in (node.shared, node.parts)
+        ]
+        protection = node.protection(round_, self.origin)
+        kept, differs = replication.kept_step(protection, held)
+        if kept is not None and not differs and node.copied != kept and self._send(node, SnapshotId(round_, kept)):
+            node.copied = kept
+        newest = [max((each.step for each in ids if each is not None), default=None) for ids in held]
+        known = None if None in newest else min(each for each in newest if each is not None)
+        name, goal = str(node.rank), node.goal
+        return Report(name, Holder(name, 1), known, goal.take, kept, differs, node.copied, node.wanted)
+
+    def _send(self, node: Node, snapshot: SnapshotId) -> bool:
+        if not self.replicates:
+            return True
+        target = self.nodes[(node.rank + 1) % self.world]
+        copy = Copy.of_part(snapshot, node.rank, self.world)
+        if copy not in node.parts:
+            return False
+        if copy in target.replicas:
+            return True
+        safe = replication.newest_of(
+            node.protection(snapshot.round, self.origin).safe, target.protection(snapshot.round, self.origin).safe
+        )
+        slot = replication.slot_for_replica(target.replicas, safe)
+        target.replicas[slot] = None
+        if self.random.random() < 0.2:
+            return False
+        target.replicas[slot] = copy
+        return self.random.random() < 0.9
+
+    def _check_safe(self, round_: int, goal: Goal) -> None:
+        if goal.safe is None or not self.replicates:
+            return
+        for rank in range(self.world):
+            copy = Copy.of_part(SnapshotId(round_, goal.safe), rank, self.world)
+            holders = [node.rank for node in self.nodes if node.holds(copy)]
+            if len(holders) < 2:
+                raise ViolationError(f"not safe: {copy} is held by {holders}")
+        self.safe = SnapshotId(round_, goal.safe)
+
+    safe: SnapshotId | None = None
+
+    def _next_round(self, round_: int) -> int | None:
+        """Form the round that follows, without the nodes that are lost; returns its number, None if the run ends."""
+        draw = self.random
+        self._end_writing(self.nodes, 0.7)
+        lost = draw.sample(self.nodes, min(self.world, draw.choice([0, 1, 1, 2])))
+        left = [node for node in self.nodes if node not in lost]
+        is_seen = True
+        last = round_
+        if left and draw.random() < 0.2:
+            # A leader is lost when it has put the round on record: no agent starts it, and not all have joined it.
+            is_seen = False
+            self._choose(last, draw.sample(left, draw.randint(1, len(left))))
+            last += 1
+        back = [node for node in self.away if draw.random() < 0.5]
+        self.away = [node for node in (*self.away, *lost) if node not in back and draw.random() < 0.7]
+        origin = self._choose(last, [*left, *back])
+        must_be_safe = is_seen and self.replicates and len(lost) < 2
+        safe = self.safe if self.safe is not None and self.safe.round == round_ and must_be_safe else None
+        if origin.copy is None:
+            if safe is not None:
+                raise ViolationError(f"lost: {safe} is safe, and nothing is chosen without {lost}")
+            return None
+        if safe is not None and origin.copy.id < safe:
+            raise ViolationError(f"lost: {safe} is safe, and {origin.copy.id} chosen")
+        seen = [each.id for node in (*left, *back) for each in node.shared if each is not None]
+        seen = [each for each in seen if self._descends(last, each, self.origins)]
+        new = [Node(0) for _ in range(draw.randint(0 if left else 1, 2))]
+        self.nodes = [*left, *back, *new]
+        self.world = len(self.nodes)
+        for rank, node in enumerate(self.nodes):
+            node.rank = rank
+            for slots in (node.parts, node.replicas, node.shared):
+                for slot in lineage.off_line(slots, origin):
+                    slots[slot] = None
+            if origin.copy not in node.shared:
+                held = [None if each is None else each.id for each in node.shared]
+                slot_to_fetch = lineage.slot_to_write(held)
+                assert slot_to_fetch is not None
+                node.shared[slot_to_fetch] = replace(origin.copy)
+        self.origin = origin.copy.id
+        self._start(last + 1, origin, max(seen, default=None))
+        self._end_writing(left, 0.5)
+        return last + 1 if self.world > 1 else None
+
+    def _start(self, round_: int, origin: Origin, seen: SnapshotId | None) -> None:
+        """Rank 0 records the start of a round on disk, from the snapshot in memory or one on disk that is newer."""
+        assert origin.copy is not None
+        newest, last = self.disk.starts[-1], max(self.began)
+        on_disk = [self._snapshot(each) for each in self.disk.present if newest.has(each)]
+        chosen = self.disk.start("run", round_, origin)
+        began = origin.copy.id if chosen is None else self._snapshot(chosen)
+        if not self._descends(last, began, self.began):
+            raise ViolationError(f"off the line on disk: {began} after round {last}, {self.began}")
+        # Of the last round nothing is in memory, so what it has started from has to be the start again, or a later one.
+        before = self.began[last]
+        if before is not None and before in on_disk and began < before:
+            raise ViolationError(f"lost on disk: round {last} has started from {before}, and {began} is chosen")
+        known = [each for each in on_disk if seen is not None and origin.copy.id < each <= seen]
+        if known and began < max(known):
+            raise ViolationError(f"lost on disk: {max(known)}, and {began} is chosen after parts of {seen} are lost")
+        self.began[round_] = began
+
+    def _snapshot(self, checkpoint: CheckpointId) -> SnapshotId:
+        return SnapshotId(self.disk.starts[checkpoint.start - 1].round, checkpoint.step)
+
+    def _choose(self, last: int, present: Sequence[Node]) -> Origin:
+        """Choose the origin of the round after the last one; it is on the line, and whole."""
+        inventories = [node.inventory(replicates=self.replicates) for node in present]
+        self.text = lineage.choose(last, self.text, inventories)
+        origin = lineage.read_origin(self.text)
+        self.origins[last + 1] = None if origin.copy is None else origin.copy.id
+        if origin.copy is None:
+            return origin
+        if not self._descends(last, origin.copy.id, self.origins):
+            raise ViolationError(f"off the line: {origin.copy.id} after round {last}, {self.origins}")
+        for part in range(origin.copy.parts):
+            copy = Copy.of_part(origin.copy.id, part, origin.copy.parts)
+            if not any(node.holds(copy) for node in present):
+                raise ViolationError(f"not covered: {copy} is held by no node that is left, and chosen")
+        return origin
+
+    def _descends(self, round_: int, snapshot: SnapshotId, origins: Mapping[int, SnapshotId | None]) -> bool:
+        """Return True if a round has taken a snapshot, or its state went through it."""
+        before: SnapshotId | None = SnapshotId(round_, snapshot.step)
+        while before is not None:
+            if before.round == snapshot.round:
+                return snapshot.step <= before.step
+            before = origins[before.round]
+        return False
+
+
+def play(seed: int, rounds: int = 5) -> int:
+    """Play one schedule; returns how many steps became safe.
+
+    Raises:
+        ViolationError: a promise is broken.
+    """
+    run = Run(seed)
+    run.play(rounds)
+    return run.found
