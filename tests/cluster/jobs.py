@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.cluster.testbed import Cluster, Process, TestbedError
 from tests.cluster.testbed.machine import PATH
+from tests.planted_faults import Action, action
 
 CHECKOUT = Path(__file__).parents[2]
 TEMPLATE = CHECKOUT / "sbatch_templates/allocation.sbatch"
@@ -92,6 +93,10 @@ class Job:
     def rounds(self) -> list[dict[str, Any]]:
         """The rounds that the leader wrote down, in their order."""
         return [json.loads(path.read_text()) for path in sorted(self.run_dir.glob("rounds/*.json"))]
+
+    def action(self, of_round: int | None = None, *, excluded: bool = False) -> Action:
+        """What the run has done with the fault that the test has planted, in one round if it is given."""
+        return action(self.rounds(), self.events(), of_round, excluded=excluded)
 
     def tables(self) -> list[list[str]]:
         """The nodes of every round, in the order of ranks."""

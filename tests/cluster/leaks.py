@@ -1,8 +1,10 @@
-"""What agents use while they live, and what they leave behind on their nodes when all is over."""
+"""What agents and their processes for snapshots use while they live, and what they leave behind on their nodes."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import time
 from pathlib import Path
 
 from tests.cluster.testbed import Cluster
@@ -12,14 +14,17 @@ __all__ = ["Leaks"]
 
 _MORE_FILES = 40
 """By how many an agent's open files may grow: connections to other agents, and what a leader needs."""
-_MORE_MEMORY = 64 << 10
-"""By how much an agent's memory may grow, in KiB."""
+_MORE_MEMORY = 64 << 20
+"""By how many bytes the memory of an agent, or of one of its processes for snapshots, may grow."""
+_WATCHED = ("slurm-elastic agent", "slurm-elastic checkpoint_writer", "slurm_elastic.snapshot.")
+_SETTLED = 30.0
+"""Seconds after which an agent has imported what it needs and has joined: it uses more before."""
 _DIRECTORIES = 2
 """That one agent has in /dev/shm. Those of a killed agent stay until the next one comes."""
 
 
 class Leaks:
-    """Open files and memory of all agents of a cluster, from the first look at each to the last."""
+    """Open files and memory of all agents of a cluster, from the first look at each that has settled to the last."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -32,16 +37,21 @@ class Leaks:
             for process in self._cluster.processes(node):
                 # It may end at any moment.
                 with contextlib.suppress(OSError, StopIteration):
-                    if "slurm-elastic agent" in process.command and not process.command.startswith("srun"):
+                    watched = any(words in process.command for words in _WATCHED)
+                    if watched and not process.command.startswith("srun"):
                         self._note(process.pid)
 
     def _note(self, pid: int) -> None:
-        files = len([*Path(f"/proc/{pid}/fd").iterdir()])
+        if pid not in self._first and _age(pid) < _SETTLED:
+            return
+        files = [*Path(f"/proc/{pid}/fd").iterdir()]
         status = Path(f"/proc/{pid}/status").read_text().splitlines()
-        memory = next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
-        self._first.setdefault(pid, (files, memory))
+        memory = next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon:"))
+        # Also what of a snapshot is not mapped.
+        memory += sum(file.stat().st_size for file in files if str(file.readlink()).startswith("/memfd:"))
+        self._first.setdefault(pid, (len(files), memory))
         before = self._most.get(pid, (0, 0))
-        self._most[pid] = (max(files, before[0]), max(memory, before[1]))
+        self._most[pid] = (max(len(files), before[0]), max(memory, before[1]))
 
     def found(self) -> list[str]:
         """What is wrong, when no agent lives any more."""
@@ -49,12 +59,12 @@ class Leaks:
             (self._most[pid][0] - files, self._most[pid][1] - memory) for pid, (files, memory) in self._first.items()
         ]
         files, memory = (max((one[index] for one in grown), default=0) for index in (0, 1))
-        print(f"agents seen: {len(grown)}; open files grew by {files} at most, memory by {memory >> 10} MiB")
+        print(f"processes watched: {len(grown)}; open files grew by {files} at most, memory by {memory >> 20} MiB")
         wrong = []
         if files > _MORE_FILES:
-            wrong.append(f"an agent's open files grew by {files}")
+            wrong.append(f"the open files of an agent grew by {files}")
         if memory > _MORE_MEMORY:
-            wrong.append(f"an agent's memory grew by {memory >> 10} MiB")
+            wrong.append(f"the memory of an agent grew by {memory >> 20} MiB")
         return wrong + self._left()
 
     def _left(self) -> list[str]:
@@ -65,3 +75,9 @@ class Leaks:
             if len(left) > _DIRECTORIES:
                 wrong.append(f"left in /dev/shm of {node}: {', '.join(sorted(left))}")
         return wrong
+
+
+def _age(pid: int) -> float:
+    """Seconds since a process has started."""
+    started = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.planted_faults import planted
+
 CHECK = "--node-check=echo no fan; ! grep -qs $SLURMD_NODENAME bad"
 
 
@@ -17,7 +19,10 @@ def test_a_node_that_fails_its_check_is_excluded_from_the_next_start(jobs):
     jobs.cluster.command(["slurm-elastic", "requeue", str(job.id)], cwd=jobs.directory, env=jobs.environ)
     job.wait_until("it does not start elsewhere", lambda: len(job.rounds()) > 1 and job.trained_on(1) == ["n1", "n3"])
     # The user's choice stays.
-    assert jobs.cluster.job(job.id)["ExcNodeList"] == "n[2,4]"
+    excluded = jobs.cluster.job(job.id)["ExcNodeList"]
+    assert excluded == "n[2,4]"
     assert "it excludes n4, n2 from now on: their strikes are in the events of the run" in job.output
     job.say_enough()
     job.wait_for("COMPLETED")
+    found = job.action(excluded=excluded == "n[2,4]")
+    assert found == planted("a node whose check fails, and a requeue").action

@@ -21,7 +21,7 @@ from tests.cluster.testbed.settings import CONTROLLER
 
 MEMBERS = Path(__file__).with_name("etcd_members.py")
 CREDENTIALS = "SLURM_ELASTIC_ETCD_CREDENTIALS"
-_PATIENCE = 60.0
+_HANG = 60.0
 """Seconds for whatever the members are told."""
 
 
@@ -64,7 +64,7 @@ class Members:
 
     def close(self) -> None:
         try:
-            self._process.communicate(timeout=_PATIENCE)
+            self._process.communicate(timeout=_HANG)
         finally:
             self._process.kill()
 
@@ -76,8 +76,8 @@ class Members:
 
     def _expect(self, word: str) -> None:
         assert self._process.stdout
-        answers, _, _ = select.select([self._process.stdout], [], [], _PATIENCE)
-        assert answers, f"the members of etcd do not say {word} within {_PATIENCE} s"
+        answers, _, _ = select.select([self._process.stdout], [], [], _HANG)
+        assert answers, f"the members of etcd do not say {word} within {_HANG} s"
         said = self._process.stdout.readline()
         assert said == f"{word}\n", f"the members of etcd have ended with {self._process.wait()}"
 

@@ -81,10 +81,12 @@ def test_preemption_return_and_requeue_cost_no_step_and_a_killed_node_those_sinc
     assert {round_["restarts"] for round_ in job.rounds()} == {0}
 
 
-def test_a_sharded_model_is_resharded_from_four_nodes_to_three_and_back_without_losing_a_step(jobs):
+def test_a_sharded_model_is_resharded_from_four_nodes_to_three_and_back_twice_without_losing_a_step(jobs):
     jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
     jobs.place(CHECKOUT / "docs/examples/fsdp.py")
-    job = jobs.submit("--array=0-3", "array.sbatch", "--nnodes=3:4", "fsdp.py", "--epochs=1000", "--step-time=0.1")
+    # Shards have no copy on another node: those of the node that leaves are on disk before its agent ends.
+    training = ["fsdp.py", "--epochs=1000", "--step-time=0.1", "--snapshots", "--checkpoint-dir=checkpoints"]
+    job = jobs.submit("--array=0-3", "array.sbatch", "--nnodes=3:4", *training)
 
     def begun() -> list[tuple[int, int]]:
         """The step at which each round's training began, and its world size."""
@@ -100,6 +102,11 @@ def test_a_sharded_model_is_resharded_from_four_nodes_to_three_and_back_without_
     jobs.cluster.wait_until("three do not go on", lambda: trains(4, 3), START)
     high.cancel()
     jobs.cluster.wait_until("the fourth does not come back", lambda: trains(4, 3, 4), START)
+    # It has only just come back, and its agent has written nothing yet.
+    high = jobs.take(victim)
+    jobs.cluster.wait_until("three do not go on again", lambda: trains(4, 3, 4, 3), START)
+    names = [path.name for path in job.directory.glob("checkpoints/snapshots/start-*.step-*")]
+    high.cancel()
     job.cancel()
     jobs.wait_until_all_ended()
 
@@ -108,3 +115,9 @@ def test_a_sharded_model_is_resharded_from_four_nodes_to_three_and_back_without_
     # Steps are counted anew in each round.
     assert [later - earlier for earlier, later in itertools.pairwise(starts)] == ended[: len(starts) - 1]
     assert {round_["restarts"] for round_ in job.rounds()} == {0}
+    # When a node joins, memory has all shards; when one leaves, the others begin with what all have written.
+    first, joined, second = starts[-3:]
+    assert f"start from the snapshot of step {joined}, taken in round" in job.output
+    for step in (first, second):
+        assert re.search(rf"start from the checkpoint start-\d+\.step-{step:012d} of ", job.output)
+    assert max(names).endswith(f"step-{second:012d}")

@@ -7,6 +7,8 @@ import json
 import time
 from pathlib import Path
 
+from tests.planted_faults import planted
+
 HERE = Path(__file__).parent
 ALL = ["n1", "n2", "n3", "n4"]
 TIMEOUT = 4.0
@@ -53,7 +55,16 @@ def test_a_hang_costs_one_restart_and_every_health_port_answers_throughout(jobs)
     assert [round_["restarts"] for round_ in job.rounds()] == [0, 1]
     assert job.tables()[1] == ALL
     behind = f"; rank 2 is behind: {hung_after} steps in this round, others {hung_after + 1}"
-    assert behind in job.events("round_ended")[0]["text"]
+    ended = job.events("round_ended")[0]
+    assert behind in ended["text"]
+    assert ended["stragglers"] == [{"rank": 2, "node": "n3"}]
+    assert job.action(of_round=0) == planted("a rank that hangs before a step").action
+    for rank, node in enumerate(ALL):
+        logs = job.run_dir / "logs" / "round_0000" / node / f"rank_{rank:02}"
+        # The collective of a rank whose node finds the hang more than a second later has failed by then.
+        places = ["stacks.txt"] if rank == 2 else ["stacks.txt", "stderr.log"]
+        assert any('hanging.py", line' in (logs / name).read_text() for name in places)
+        assert json.loads((logs / "flight_recorder.json").read_text())["entries"]
 
     assert {(node, status) for node, status, _ in told(answers)} == {(node, "200") for node in ALL}
     slowest = max(float(taken) for _, _, taken in told(answers))

@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.cluster.jobs import SILENCE, Job, on
 from tests.cluster.testbed import Process
+from tests.planted_faults import planted
 
 
 def formed(job: Job) -> list[tuple[list[str], str, int]]:
@@ -41,6 +42,7 @@ def test_a_killed_node_is_left_behind_and_charged_to_nobody(jobs):
     assert formed(job) == [(["n1", "n2", "n3", "n4"], "start", 0), (["n1", "n2", "n4"], "node_lost", 0)]
     assert [event["nodes"] for event in job.events("node_lost")] == [["n3"]]
     assert job.exit_code() == 0
+    assert job.action() == planted("all processes of a node are killed").action
     steps = job.steps()
     assert_one_group_at_a_time(steps)
     assert_nothing_is_lost(steps)
@@ -92,4 +94,5 @@ def test_an_agent_that_is_cut_off_stops_its_workers_and_joins_again_when_healed(
     job.say_enough()
     job.wait_for("COMPLETED")
     assert [nodes for nodes, _, _ in formed(job)] == [["n1", "n2"], ["n1"], ["n1", "n2"]]
+    assert job.action() == planted("a node whose network is cut").action
     assert_one_group_at_a_time(job.steps())

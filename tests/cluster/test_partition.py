@@ -13,6 +13,7 @@ import time
 
 from tests.cluster.jobs import SILENCE, Job, on
 from tests.cluster.test_node_loss import assert_one_group_at_a_time
+from tests.planted_faults import planted
 
 CUTS = int(os.environ.get("SLURM_ELASTIC_CUTS", "5"))
 SEED = int(os.environ.get("SLURM_ELASTIC_SEED", "1"))
@@ -70,6 +71,7 @@ def test_one_group_trains_through_cuts(jobs):
     job.say_enough()
     job.wait_for("COMPLETED")
     assert_one_group_at_a_time(job.steps())
+    assert job.action() == planted("cuts between any nodes").action
     print(f"seed {SEED}: {CUTS} cuts, all trained again at most {max(healed):.1f} s after healing")
 
 

@@ -10,7 +10,7 @@ from tests.cluster.jobs import SRUN, Job, outermost
 
 COMING_AND_GOING = f"""\
 #!/bin/bash
-#SBATCH --nodes=3 --exclusive
+#SBATCH --nodes=3 --exclusive --nodelist=n[1-3]
 add() {{
     {SRUN} --nodes=1 --ntasks=1 --nodelist="$1" bash agent.sh --nnodes=1:3 train.py --asks --step-time=0.1 &
 }}

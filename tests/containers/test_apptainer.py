@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pwd
 import re
 import shlex
@@ -99,3 +100,17 @@ def test_a_run_directory_that_is_read_only_in_the_container_ends_the_job_with_on
     assert job.exit_code() == 2
     (line,) = said(job)
     assert "or give another run directory by --run-dir" in line
+
+
+def test_the_doctor_looks_at_the_nodes_from_inside_the_image(jobs, image):
+    text = TEMPLATE.read_text().replace("\ncontainer=()\n", f"\ncontainer=({shlex.join(apptainer(image))})\n")
+    jobs.write("container.sbatch", text)
+    argv = ["slurm-elastic", "doctor", "--json", "--nodes=2", "--template=container.sbatch"]
+    done = jobs.cluster.command(argv, cwd=jobs.directory, env=jobs.environ, check=False, timeout=120)
+    found = {each["check"]: each for each in json.loads(done.stdout)["checks"]}
+    (commands, clock) = found["node.slurm_commands"], found["node.clock"]
+    assert (commands["level"], len(commands["nodes"])) == ("limit", 2)
+    assert commands["found"] == "scontrol and squeue get no answer"
+    assert clock["level"] == "unknown"
+    assert found["node.answers"]["level"] == found["network.leader_port"]["level"] == "ok"
+    assert done.returncode == 1

@@ -46,34 +46,34 @@ def _parser() -> argparse.ArgumentParser:
     )
     named = argparse.ArgumentParser(add_help=False)
     named.add_argument("--name", default="default", help="which cluster; several may be up (default: default)")
-    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    up = verbs.add_parser("up", parents=[named], help="bring the cluster up, or use it if it is up")
+    up = commands.add_parser("up", parents=[named], help="bring the cluster up, or use it if it is up")
     up.add_argument("--nodes", type=int, default=4, help="number of nodes (default: 4)")
     up.add_argument("--proctrack", choices=PROCTRACKS, default="cgroup")
     up.add_argument("--accounting", action="store_true", help="with slurmdbd and MariaDB, so that sacct works")
     up.add_argument("--release", choices=ROOTS, default="22.05", help="Slurm release (default: 22.05)")
     up.set_defaults(run=_up)
 
-    down = verbs.add_parser("down", parents=[named], help="end the cluster, leave nothing")
+    down = commands.add_parser("down", parents=[named], help="end the cluster, leave nothing")
     down.set_defaults(run=_down)
-    status = verbs.add_parser("status", parents=[named], help="machines, nodes and jobs")
+    status = commands.add_parser("status", parents=[named], help="machines, nodes and jobs")
     status.set_defaults(run=_status)
-    shell = verbs.add_parser("shell", parents=[named], help=f"a shell on the controller as user {USER}")
+    shell = commands.add_parser("shell", parents=[named], help=f"a shell on the controller as user {USER}")
     shell.add_argument("command", nargs=argparse.REMAINDER, help="run this instead of a shell")
     shell.add_argument("--machine", default=CONTROLLER, help="on another machine (default: ctl)")
     shell.add_argument("--user", default=USER)
     shell.add_argument("--cwd", help="start here (default: the user's home)")
     shell.set_defaults(run=_shell)
-    for verb, text in (
+    for command, text in (
         ("kill", "power loss of a machine: its processes die, connections are reset"),
         ("start", "bring a killed machine back"),
         ("cut", "pull a machine's network cable: silence"),
         ("heal", "plug it in again"),
     ):
-        act = verbs.add_parser(verb, parents=[named], help=text)
+        act = commands.add_parser(command, parents=[named], help=text)
         act.add_argument("machine")
-        act.set_defaults(run=_act, verb=verb)
+        act.set_defaults(run=_act, command=command)
     return parser
 
 
@@ -129,7 +129,7 @@ def _act(options: argparse.Namespace) -> int:
     cluster = Cluster.attach(options.name)
     if options.machine not in cluster.settings.machines:
         raise TestbedError(f"no machine {options.machine!r}: use one of {', '.join(cluster.settings.machines)}")
-    getattr(cluster, options.verb)(options.machine)
+    getattr(cluster, options.command)(options.machine)
     return 0
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from . import accounting, config, files, leftovers, machine, network, processes, slurm
 from .errors import TestbedError
@@ -124,6 +125,24 @@ class Cluster(Login):
     def heal(self, machine_name: str) -> None:
         """Plug the cable in again, where all others have theirs."""
         network.set_cable(self.settings, machine_name, "up")
+
+    @contextmanager
+    def closed_ports(self, machine_name: str, toward: str, ports: range) -> Iterator[None]:
+        """Connections from one machine to these TCP ports of another one come to nothing; those back do."""
+        network.close_ports(self.settings, machine_name, toward, ports)
+        try:
+            yield
+        finally:
+            network.set_free(self.settings, machine_name)
+
+    @contextmanager
+    def slow_network(self, machine_name: str, toward: str) -> Iterator[None]:
+        """What one machine sends to another one takes as on a network that is overloaded."""
+        network.slow_down(self.settings, machine_name, toward)
+        try:
+            yield
+        finally:
+            network.set_free(self.settings, machine_name)
 
     def wait_usable(self, node: str, timeout: float = 60.0) -> None:
         """Wait until the node answers and takes jobs; resume it where Slurm holds it DOWN or drained."""

@@ -50,7 +50,9 @@ def kill(settings: Settings, machine: str) -> None:
     init = processes.init_of(settings.namespace(machine))
     if init is None:
         raise TestbedError(f"{machine} is not running")
-    # The kernel kills a process namespace with its first process; what this adds is the wait.
+    # The kernel kills a process namespace at once with its first process. Killed one after the other, those that are
+    # left could still act: srun's second process cancels the step on every node when srun is gone (Slurm 22.05).
+    processes.end_first(init)
     processes.end([settings.namespace(machine)])
 
 

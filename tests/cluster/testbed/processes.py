@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import select
 import signal
 import time
 from collections.abc import Iterable
@@ -70,6 +71,21 @@ def end(namespaces: Iterable[str], timeout: float = 10.0) -> None:
             raise TestbedError(f"processes do not die: {', '.join(f'{p.pid} {p.name}' for p in left)}")
         kill(left)
         time.sleep(0.02)
+
+
+def end_first(init: Process, timeout: float = 10.0) -> None:
+    """SIGKILL the first process of a process namespace and wait until it is gone, which all others are before it.
+
+    Raises:
+        TestbedError: it is still there after `timeout` seconds.
+    """
+    descriptor = os.pidfd_open(init.pid)
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        if not select.select([descriptor], [], [], timeout)[0]:
+            raise TestbedError(f"process does not die: {init.pid} {init.name}")
+    finally:
+        os.close(descriptor)
 
 
 def kill(found: Iterable[Process]) -> None:
