@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from benchmarks.leading import RUN, SECRET, LeaderProcess
+from slurm_elastic.rendezvous.election.events import AnnounceLeave, Depart, Join
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
-from slurm_elastic.rendezvous.election.machine import AnnounceLeave, Depart, Join
 from slurm_elastic.rendezvous.election.runner import FollowerConfig, Runner
 from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import AgentInfo, LeaveReason

@@ -24,9 +24,9 @@ class Newcomers:
     Each asks what agents ask when they start, by the same calls.
     """
 
-    def __init__(self, etcd: EtcdServer, run_dir: RunDir, scope: str) -> None:
+    def __init__(self, etcd: EtcdServer, run_dir: RunDir, incarnation: str) -> None:
         self._stack = ExitStack()
-        self._records = [_open(self._stack, etcd, run_dir, scope) for _ in range(_CONNECTIONS)]
+        self._records = [_open(self._stack, etcd, run_dir, incarnation) for _ in range(_CONNECTIONS)]
 
     def ask(self, index: int) -> int:
         """The port of the leader, for the agent of this number."""
@@ -42,19 +42,19 @@ class Newcomers:
         self._stack.close()
 
 
-def steady_rate(etcd: EtcdServer, run_dir: RunDir, scope: str, agents: int, seconds: float) -> float:
+def steady_rate(etcd: EtcdServer, run_dir: RunDir, incarnation: str, agents: int, seconds: float) -> float:
     """Requests that reach etcd per agent and second while nothing happens; one of the agents has led and writes."""
     with ExitStack() as stack:
-        everybody = [_open(stack, etcd, run_dir, scope) for _ in range(agents)]
-        everybody[0].claim_epoch(1, {})
-        everybody[0].publish_endpoint({"address": "127.0.0.1", "port": 1})
+        agents_records = [_open(stack, etcd, run_dir, incarnation) for _ in range(agents)]
+        agents_records[0].claim_epoch(1, {})
+        agents_records[0].publish_endpoint({"address": "127.0.0.1", "port": 1})
         before = _requests(etcd)
         time.sleep(seconds)
         return (_requests(etcd) - before) / agents / seconds
 
 
-def _open(stack: ExitStack, etcd: EtcdServer, run_dir: RunDir, scope: str) -> EtcdRecords:
-    records = open_etcd_records(etcd.config, run_dir, scope, limit=_LIMIT)
+def _open(stack: ExitStack, etcd: EtcdServer, run_dir: RunDir, incarnation: str) -> EtcdRecords:
+    records = open_etcd_records(etcd.config, run_dir, incarnation, limit=_LIMIT)
     stack.callback(records.close)
     return records
 

@@ -2,7 +2,7 @@
 
 :mod:`benchmarks.agents` runs the product's runner too, with tasks for each agent. Here one process plays as many agents
 as a large cluster has nodes beside one leader, so one loop around epoll carries out the actions of the machines. What
-each agent does on a node of its own is done at once: it finds in its records what the benchmark says they hold.
+each agent does on a node of its own is done at once. The records of the run are read for all of them together.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import heapq
 import itertools
+import math
 import select
 import socket
 import time
@@ -18,27 +19,31 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.election import machine
-from slurm_elastic.rendezvous.election.attempts import Answer
-from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
-from slurm_elastic.rendezvous.election.machine import (
+from slurm_elastic.rendezvous.election.actions import (
+    Action,
     AnswerProbe,
     CancelConnect,
     CloseLink,
     Connect,
     Deliver,
-    ElectionConfig,
+    ReadLeaderLocation,
+    Send,
+    StopWorkers,
+)
+from slurm_elastic.rendezvous.election.attempts import Answer
+from slurm_elastic.rendezvous.election.events import (
     Event,
     Join,
+    LeaderLocationRead,
     LinkClosed,
     LinkFailed,
     LinkOpened,
-    LocationSeen,
-    LookForLeader,
     Received,
-    Send,
-    StopWorkers,
     Tick,
 )
+from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
+from slurm_elastic.rendezvous.election.state import ElectionConfig, initial_election
+from slurm_elastic.rendezvous.leader_client import find_leader
 from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import AgentInfo, Ponged
 from slurm_elastic.rendezvous.transport.connect import Endpoint
@@ -51,12 +56,15 @@ from slurm_elastic.rendezvous.transport.messages import (
     encode,
 )
 from slurm_elastic.rendezvous.transport.session import BusyError, ClosedError, Role, Session, SessionError
+from slurm_elastic.rundir import RunDir
 
 __all__ = ["Herd", "NotReachedError", "Traffic"]
 
 _CONNECT, _HANDSHAKE = 1.0, 10.0
 """Seconds that a connection may take, and the proofs on it: those of the product's transport."""
 _READ, _EVENTS = 1 << 16, 1 << 15
+_READ_AGAIN = 0.1
+"""Seconds for which what was read of the records holds, for all agents."""
 
 
 class NotReachedError(Exception):
@@ -78,13 +86,14 @@ class Herd:
     """The agents of one run.
 
     Args:
-        run, secret: as of the leader.
-        endpoint: where the records say that a leader is.
+        run: Run id and incarnation.
+        run_dir: The run directory, which has the records.
     """
 
-    def __init__(self, run: str, secret: bytes, endpoint: Endpoint) -> None:
-        self.run, self.secret = run, secret
-        self.location = LeaderLocation((endpoint,), published=True)
+    def __init__(self, run: str, run_dir: RunDir) -> None:
+        self.run, self.secret = run, run_dir.secret()
+        self._run_dir = run_dir
+        self._location, self._read_again_at = LeaderLocation(), -math.inf
         self.agents: dict[int, _Agent] = {}
         self.messages = self.bytes = 0
         self.poll = select.epoll()
@@ -100,6 +109,11 @@ class Herd:
         agent = self.agents[index] = _Agent(self, index, generation)
         self.at(time.monotonic(), agent.start)
 
+    def mute(self, indices: Iterable[int]) -> None:
+        """Let agents say nothing from here on; what comes after the proof of identity on a new connection, too."""
+        for index in indices:
+            self.agents[index].mute = True
+
     def kill(self, indices: Iterable[int]) -> None:
         """End agents as the end of their processes does."""
         for index in indices:
@@ -108,6 +122,15 @@ class Herd:
     def traffic(self) -> Traffic:
         """What was said until now."""
         return Traffic(self.messages, self.bytes)
+
+    def location(self) -> LeaderLocation:
+        """Where the records say that a leader is."""
+        now = time.monotonic()
+        if now >= self._read_again_at:
+            leader = find_leader(self._run_dir)
+            self._location = LeaderLocation(((leader.address, leader.port),), published=True)
+            self._read_again_at = now + _READ_AGAIN
+        return self._location
 
     def at(self, moment: float, call: Callable[[], None]) -> None:
         """Make a call then."""
@@ -163,9 +186,10 @@ class _Agent:
         self.name = f"n{index}/0.0/{generation}"
         # Nobody listens at the last address: the kernel refuses, as it does where an agent has ended.
         self.candidate = AgentInfo(self.name, f"n{index}", index, 8, "default", "127.0.0.1", 29400, 1)
-        self.election = machine.initial_election(ElectionConfig(self.name), time.monotonic())
+        self.election = initial_election(ElectionConfig(self.name), time.monotonic())
         self.links: dict[int, _Link] = {}
         self.woken = float("inf")
+        self.mute = False
 
     def start(self) -> None:
         self.handle(Join(self.candidate))
@@ -200,7 +224,7 @@ class _Agent:
             self.woken = self.election.deadline
             self.herd.at(self.woken, self.wake)
 
-    def act(self, action: machine.Action, events: list[Event]) -> None:
+    def act(self, action: Action, events: list[Event]) -> None:
         match action:
             case Send(number, message):
                 self.say(number, message)
@@ -211,15 +235,15 @@ class _Agent:
             case CancelConnect(number) | CloseLink(number):
                 if number in self.links:
                     self.links[number].close()
-            case LookForLeader(number):
-                events.append(LocationSeen(number, self.herd.location))
+            case ReadLeaderLocation(number):
+                events.append(LeaderLocationRead(number, self.herd.location()))
             case Deliver(event) | StopWorkers(event):
                 self.hear(event, events)
             case _:
                 pass
 
     def say(self, number: int, message: AgentMessage) -> None:
-        if number in self.links:
+        if number in self.links and not self.mute:
             self.links[number].send(message)
 
     def hear(self, event: LeaderEvent, events: list[Event]) -> None:

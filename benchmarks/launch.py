@@ -1,10 +1,18 @@
 """How long workers of one node need to start and to restart, and what they take up, under torchrun and under ours.
 
     python -m benchmarks.launch [--json FILE] [--repetitions 5] [--workers 8] [--only barrier,line,restart]
+    python -m benchmarks.launch --without all [--json FILE] [--repetitions 20] [--workers 8]
+    python -m benchmarks.launch --python PYTHON --python PYTHON [--json FILE] [--repetitions 5] [--workers 8]
 
 `torchrun --standalone` and `slurm-elastic agent` run the same script, in turns. Times are those of the script itself,
 from the clock that all processes of a machine share (CLOCK_MONOTONIC), since the launcher started, or since a worker
 ended by itself. The package is compiled before, as pip does it with packages that it installs, torch among them.
+
+`--without TRICK` shows instead what a single thing that is done for the sake of time pays: the start with and without
+it, in turns. Who begins a pair changes from pair to pair.
+
+`--python PYTHON` shows the start with each of several interpreters, whose environments have torch and what the package
+needs: one launch of each launcher with each interpreter, in turns.
 """
 
 from __future__ import annotations
@@ -14,6 +22,7 @@ import compileall
 import contextlib
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,7 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import sandbox
-from benchmarks.tables import Bar, Results, Table, median, seconds
+from benchmarks.tables import Bar, Cell, Results, Table, median, seconds
+from benchmarks.tricks import TRICKS, copy_without
 from benchmarks.usage import usage
 
 _ROOT = Path(__file__).parents[1]
@@ -70,19 +80,91 @@ def main() -> int:
     sandbox.enter("benchmarks.launch")
     compileall.compile_dir(_ROOT / "slurm_elastic", quiet=1)
     results = Results.of("launch")
+    if options.python:
+        _interpreters(results, options.python, options.repetitions or 5, options.workers)
+        return results.finish(options.json)
+    if options.without:
+        _tricks(results, options.without, options.repetitions or 20, options.workers)
+        return results.finish(options.json)
     parts: dict[str, Callable[[Results, int, int], None]] = {"barrier": _barrier, "line": _line, "restart": _restart}
     for name in options.only.split(","):
-        parts[name](results, options.repetitions, options.workers)
+        parts[name](results, options.repetitions or 5, options.workers)
     return results.finish(options.json)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.launch", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
-    parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="of which medians are taken")
+    parser.add_argument(
+        "--repetitions", type=int, metavar="N", help="of which medians are taken (default: 5, pairs: 20)"
+    )
     parser.add_argument("--workers", type=int, default=8, metavar="N", help="on the node")
     parser.add_argument("--only", default="barrier,line,restart", help="the parts to run")
-    return parser.parse_args()
+    parser.add_argument(
+        "--without", action="append", choices=["all", *TRICKS], metavar="TRICK", help=f"all, {', '.join(TRICKS)}"
+    )
+    parser.add_argument("--python", action="append", metavar="PYTHON", help="interpreters to compare")
+    options = parser.parse_args()
+    if (options.without or options.python) and options.repetitions == 1:
+        parser.error("--without and --python need at least two --repetitions")
+    return options
+
+
+def _interpreters(results: Results, pythons: list[str], repetitions: int, workers: int) -> None:
+    """From the launcher's start to the first barrier, with each interpreter."""
+    times = {python: _Taken() for python in pythons}
+    for python in pythons:
+        subprocess.run([python, "-m", "compileall", "-q", str(_ROOT / "slurm_elastic")], check=True)
+    for repetition in range(repetitions):
+        for python in pythons if repetition % 2 else reversed(pythons):
+            for name in _LAUNCHERS:
+                with _launch(name, workers, "hold", python=python) as launch:
+                    times[python].add(name, launch.last("barrier", workers, since=launch.started))
+    table = Table(
+        f"{workers} workers of one node: start to first gloo barrier with several interpreters",
+        ["Python", "torchrun (s)", "slurm-elastic (s)", "times faster", "middle half of pairs"],
+        note=f"Medians of {repetitions}; times faster: of the quotients within pairs, and their quartiles.",
+    )
+    for python in pythons:
+        low, middle, high = statistics.quantiles(times[python].quotients(), n=4)
+        medians = [seconds(times[python].median(name)) for name in _LAUNCHERS]
+        table.rows.append([python, *medians, f"{middle:.2f}", f"{low:.2f} to {high:.2f}"])
+    results.add(table)
+
+
+def _tricks(results: Results, names: list[str], pairs: int, workers: int) -> None:
+    """What each trick takes off the time to the first barrier."""
+    table = Table(
+        f"{workers} workers of one node: start to first gloo barrier, without one thing that shortens it",
+        ["without", "with it (s)", "without it (s)", "it pays (s)", "of the time (%)", "middle half of pairs (s)"],
+        note=f"Medians of {pairs} pairs, and of the differences within pairs; the last column has their quartiles.",
+    )
+    for name in TRICKS if "all" in names else names:
+        with tempfile.TemporaryDirectory(prefix="without-") as directory:
+            copy_without(name, Path(directory))
+            compileall.compile_dir(directory, quiet=1)
+            table.rows.append([name, *_paid(Path(directory), pairs, workers)])
+            print(" ".join(str(cell) for cell in table.rows[-1]), flush=True)
+    results.add(table)
+
+
+def _paid(without: Path, pairs: int, workers: int) -> list[Cell]:
+    """The cells of a trick's row."""
+    taken: dict[Path, list[float]] = {_ROOT: [], without: []}
+    for pair in range(pairs):
+        for root in (_ROOT, without) if pair % 2 else (without, _ROOT):
+            with _launch("slurm-elastic", workers, "hold", root) as launch:
+                taken[root].append(launch.last("barrier", workers, since=launch.started) or _LIMIT)
+    differences = [slow - fast for slow, fast in zip(taken[without], taken[_ROOT], strict=True)]
+    middle, usual = statistics.median(differences), statistics.median(taken[_ROOT])
+    low, _, high = statistics.quantiles(differences, n=4)
+    return [
+        seconds(usual),
+        seconds(statistics.median(taken[without])),
+        f"{middle:.3f}",
+        f"{100 * middle / usual:.1f}",
+        f"{low:.3f} to {high:.3f}",
+    ]
 
 
 def _barrier(results: Results, repetitions: int, workers: int) -> None:
@@ -171,6 +253,11 @@ class _Taken:
     def longest(self, name: str) -> float | None:
         return None if None in self._values[name] else max(value for value in self._values[name] if value is not None)
 
+    def quotients(self) -> list[float]:
+        """How many times torchrun's time is ours, of each pair."""
+        pairs = zip(self._values["torchrun"], self._values["slurm-elastic"], strict=True)
+        return [(torchs or _LIMIT) / (ours or _LIMIT) for torchs, ours in pairs]
+
     def ratio(self) -> float | None:
         """How many times torchrun's median is ours."""
         torchs, ours = self.median("torchrun"), self.median("slurm-elastic")
@@ -206,19 +293,19 @@ class _Launch:
 
 
 @contextlib.contextmanager
-def _launch(name: str, workers: int, plan: str) -> Iterator[_Launch]:
+def _launch(name: str, workers: int, plan: str, root: Path = _ROOT, python: str = sys.executable) -> Iterator[_Launch]:
     with tempfile.TemporaryDirectory(prefix="launch-") as directory:
         script = Path(directory, "train.py")
         script.write_text(_SCRIPT)
         started = time.monotonic()
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", *_LAUNCHERS[name]),
+                *(python, "-m", *_LAUNCHERS[name]),
                 *("--nproc-per-node", str(workers), "--max-restarts", "1"),
                 *(str(script), directory, plan),
             ],
             cwd=directory,
-            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            env={**os.environ, "PYTHONPATH": str(root)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

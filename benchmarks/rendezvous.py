@@ -1,6 +1,6 @@
 """How long agents need to agree who is in a round.
 
-    python -m benchmarks.rendezvous [--json FILE] [--repetitions 5] [--only ours,scale,torch,queue,churn]
+    python -m benchmarks.rendezvous [--json FILE] [--repetitions 5] [--only ours,scale,disturbed,torch,queue,churn]
 
 The leader runs in one process, the agents in another: real connections, real sealed messages, rounds written to a run
 directory; only workers are missing. torch's dynamic rendezvous over c10d runs in the same harness: its store in one
@@ -15,7 +15,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from benchmarks import sandbox, scale
+from benchmarks import disturbed, sandbox, scale
 from benchmarks.agents import Crowd
 from benchmarks.leading import GIVEN_LIMITS, LeaderProcess
 from benchmarks.tables import Bar, Results, Table, median, seconds
@@ -41,6 +41,8 @@ def main() -> int:
         ours = _ours(results, options.sizes, repetitions, many=options.many)
     if "scale" in only:
         scale.measure(results, options.scale)
+    if "disturbed" in only:
+        disturbed.measure(results, options.disturbed)
     if "queue" in only:
         _queue(results, options.sizes, repetitions)
     if "torch" in only:
@@ -54,12 +56,13 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rendezvous", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
     parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="of which medians are taken")
-    parser.add_argument("--only", default="ours,scale,queue,torch,churn", help="the parts to run")
+    parser.add_argument("--only", default="ours,scale,disturbed,queue,torch,churn", help="the parts to run")
     parser.add_argument("--limit", type=float, default=180.0, metavar="S", help="seconds for one rendezvous of torch")
     parser.add_argument("--sizes", type=lambda text: [int(size) for size in text.split(",")], default=list(_SIZES))
     parser.add_argument(
         "--scale", type=lambda text: [int(size) for size in text.split(",")], default=[1024, 4096, 16384]
     )
+    parser.add_argument("--disturbed", type=lambda text: [int(size) for size in text.split(",")], default=[1024])
     parser.add_argument("--many", type=int, default=_MANY, metavar="N", help="agents of the single large rendezvous")
     return parser.parse_args()
 

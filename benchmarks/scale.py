@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import resource
+import signal
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.transport.messages import Interrupted
 from slurm_elastic.rundir import RunDir, incarnation
 
-__all__ = ["measure"]
+__all__ = ["RUN", "LeadingAgent", "Rows", "measure", "rows_table"]
 
 _BARS = {
     "first round": {1024: 0.5, 4096: 2.0, 16384: 10.0},
@@ -38,7 +39,7 @@ _BARS = {
 _IDLE_BARS = {1024: 2.0, 4096: 5.0, 16384: 15.0}
 _GROWTH = 4.5
 """Times that a row may grow from one size to the next, which is four times as large."""
-_RUN, _LIMIT, _IDLE = "scale", 120.0, 20.0
+RUN, _LIMIT, _IDLE = "scale", 120.0, 20.0
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -52,11 +53,11 @@ class _Row:
     traffic: Traffic
 
 
-def measure(results: Results, sizes: list[int]) -> None:
-    """Measure, show and judge all rows for these numbers of agents."""
+def rows_table(title: str, note: str) -> Table:
+    """A table for :class:`Rows`, without any yet; `note` says what is peculiar to it."""
     own = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    table = Table(
-        "Thousands of agents",
+    return Table(
+        title,
         [
             "agents",
             "what",
@@ -71,9 +72,13 @@ def measure(results: Results, sizes: list[int]) -> None:
         note=f"The leader's process begins with a limit of {GIVEN_LIMITS[0]} open files and raises it itself to "
         f"{GIVEN_LIMITS[1]}; the one that plays all other agents may open {own}. "
         "CPU: user and system time of the process; leader killed: of the next leader. Messages both ways, without "
-        "handshakes; bytes with them. Idle: for "
-        f"{_IDLE:.0f} s, CPU in % of a core. Load: of the machine in the last minute.",
+        f"handshakes; bytes with them. {note} Load: of the machine in the last minute.",
     )
+
+
+def measure(results: Results, sizes: list[int]) -> None:
+    """Measure, show and judge all rows for these numbers of agents."""
+    table = rows_table("Thousands of agents", f"Idle: for {_IDLE:.0f} s, CPU in % of a core.")
     found: dict[tuple[str, int], float | None] = {}
     for size in sizes:
         _measure(table, size, found)
@@ -101,17 +106,17 @@ _ROWS = ("first round", "one killed", "100 killed", "1,000 joining", "leader kil
 def _measure(table: Table, size: int, found: dict[tuple[str, int], float | None]) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="benchmark-") as place,
-        _Leader(Path(place), size, 0) as first,
-        _Leader(Path(place), size, 1) as second,
+        LeadingAgent(Path(place), size, 0) as first,
+        LeadingAgent(Path(place), size, 1) as second,
     ):
-        herd = Herd(incarnation(_RUN, 0), first.run_dir.secret(), first.endpoint)
+        herd = Herd(incarnation(RUN, 0), first.run_dir)
         try:
-            _rows(_Rows(table, size, herd, found), first, second)
+            _rows(Rows(table, size, herd, found), first, second)
         finally:
             herd.close()
 
 
-def _rows(rows: _Rows, first: _Leader, second: _Leader) -> None:
+def _rows(rows: Rows, first: LeadingAgent, second: LeadingAgent) -> None:
     size, herd = rows.size, rows.herd
     if not rows.add("first round", first, lambda: [herd.add(index, 0) for index in range(2, size)], size - 2):
         return
@@ -128,20 +133,20 @@ def _rows(rows: _Rows, first: _Leader, second: _Leader) -> None:
     rows.add("leader killed", second, first.kill, size + 897)
 
 
-class _Rows:
+class Rows:
     """The rows of one size."""
 
     def __init__(self, table: Table, size: int, herd: Herd, found: dict[tuple[str, int], float | None]) -> None:
         self.table, self.size, self.herd, self.found = table, size, herd, found
 
-    def add(self, what: str, leader: _Leader, change: Callable[[], object], agents: int) -> bool:
+    def add(self, what: str, leader: LeadingAgent, change: Callable[[], object], agents: int) -> bool:
         """Make a change, and measure what it takes until so many agents of the herd hold a place in one later round."""
         herd = self.herd
         done = herd.hold_places(agents, herd.newest)
         begin, cpu, own, said = time.monotonic(), leader.cpu(), time.process_time(), herd.traffic()
-        change()
         problem = ""
         try:
+            change()
             herd.wait(done, _LIMIT)
         except NotReachedError as error:
             problem = f"never: {error}"
@@ -151,7 +156,7 @@ class _Rows:
         self._show(what, problem or f"{row.wall:.3f}", row, leader)
         return not problem
 
-    def idle(self, leader: _Leader) -> None:
+    def idle(self, leader: LeadingAgent) -> None:
         """Measure the leader while nothing happens."""
         begin, cpu, own, said = time.monotonic(), leader.cpu(), time.process_time(), self.herd.traffic()
         self.herd.rest(_IDLE)
@@ -160,7 +165,7 @@ class _Rows:
         self.found["idle", self.size] = row.leader / wall * 100
         self._show("idle", f"{row.leader / wall * 100:.1f} %", row, leader)
 
-    def _show(self, what: str, wall: str, row: _Row, leader: _Leader) -> None:
+    def _show(self, what: str, wall: str, row: _Row, leader: LeadingAgent) -> None:
         traffic = row.traffic
         self.table.rows.append(
             [
@@ -178,16 +183,16 @@ class _Rows:
         print(*self.table.rows[-1], sep="  ", flush=True)
 
 
-class _Leader:
+class LeadingAgent:
     """A process with one of the product's agents, without workers: the first leads, the second follows it."""
 
     def __init__(self, place: Path, nodes: int, position: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
-        self.run_dir = RunDir.for_run(place, _RUN).open()
+        self.run_dir = RunDir.for_run(place, RUN).open()
         self._process = context.Process(target=_lead, args=(other, place, nodes, position), daemon=True)
 
-    def __enter__(self) -> _Leader:
+    def __enter__(self) -> LeadingAgent:
         self._process.start()
         self.endpoint: tuple[str, int] = ("127.0.0.1", self._pipe.recv())
         return self
@@ -195,6 +200,18 @@ class _Leader:
     def __exit__(self, *_: object) -> None:
         self.kill()
         self._pipe.close()
+
+    def pause(self) -> None:
+        """Stop the process; its kernel goes on to accept connections, and to take in what is sent."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let the process go on after :meth:`pause`."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
 
     def kill(self) -> None:
         """End the process as a node ends; its kernel goes on."""
@@ -215,12 +232,12 @@ def _lead(pipe: Connection, place: Path, nodes: int, position: int) -> None:
     # What most login shells hand to Slurm; the rest is the product's own doing.
     resource.setrlimit(resource.RLIMIT_NOFILE, GIVEN_LIMITS)
     raise_limit()
-    run_dir = RunDir.for_run(place, _RUN).open()
+    run_dir = RunDir.for_run(place, RUN).open()
     options = RendezvousOptions(min_round_time=0.0)
     config = RendezvousConfig(
-        run_id=_RUN,
+        run_id=RUN,
         run_dir=run_dir,
-        records=open_records(run_dir, incarnation(_RUN, 0), None, limit=60.0),
+        records=open_records(run_dir, incarnation(RUN, 0), None, limit=60.0),
         restart_count=0,
         agent=f"n{position}/0.0/0",
         node=f"n{position}",

@@ -32,5 +32,5 @@ def followed_after(etcd: EtcdServer) -> float:
         nodes.seen(0)
         began = time.monotonic()
         os.kill(leader.pid, signal.SIGSTOP)
-        eventually(lambda: nodes.rounds() == 2, nodes.story)
+        eventually(lambda: nodes.rounds() == 2, nodes.log)
         return time.monotonic() - began

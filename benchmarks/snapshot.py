@@ -2,9 +2,10 @@
 
     python -m benchmarks.snapshot [--json FILE]
 
-The time for which a training of 256 MiB is blocked: by one copy of the same bytes into memory that is there already, by
-snapshot.save, and by torch.save, torch.distributed.checkpoint's save and async_save into a directory of TMPDIR. And the
-times of a step of docs/examples/digits.py and of the snapshot after it. One process and the memory of one agent; no
+The time for which a training of 256 MiB is blocked: by one copy of the same bytes into memory that is there already,
+by snapshot.save, and by torch.save, torch.distributed.checkpoint's save and async_save into a directory of TMPDIR; of
+state that all ranks have, and of sharded state (DTensor), of which the process has all shards. And the times of a step
+of docs/examples/digits.py and of the snapshot after it. One process and the memory of one agent; no
 Slurm and no network.
 """
 
@@ -12,18 +13,21 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import os
 import secrets
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import cross_entropy
 
 from benchmarks.tables import Bar, Results, Table, median
@@ -52,15 +56,19 @@ def main() -> int:
         memory = AgentMemory(Path(directory), secrets.token_bytes(32), "benchmark", "agent", "node", "127.0.0.1")
         os.environ |= memory.begin(0, "", first=True) | {"LOCAL_RANK": "0", "SLURM_ELASTIC_ROUND": "0"}
         # The steps of both are of one round, and only grow.
-        _block(results, Path(directory))
+        plain = {f"layer{index}": torch.rand(_MIB << 18) for index in range(_TENSORS)}
+        _block(results, Path(directory), "Training", plain, first_step=1)
+        mesh = init_device_mesh("cpu", (1,))
+        sharded = {name: DTensor.from_local(tensor, mesh, [Shard(0)]) for name, tensor in plain.items()}
+        _block(results, Path(directory), "Sharded training", sharded, first_step=500)
         _digits(results, first_step=1000)
         memory.close()
     dist.destroy_process_group()
     return results.finish(options.json)
 
 
-def _block(results: Results, directory: Path) -> None:
-    state = {f"layer{index}": torch.rand(_MIB << 18) for index in range(_TENSORS)}
+def _block(results: Results, directory: Path, what: str, state: Mapping[str, torch.Tensor], first_step: int) -> None:
+    state = dict(state)
     target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     paths = iter(range(1_000_000))
 
@@ -79,7 +87,7 @@ def _block(results: Results, directory: Path) -> None:
         "dcp.save": lambda: dcp.save(state, checkpoint_id=str(directory / f"{next(paths)}")) and None,
         "torch.save": lambda: torch.save(state, directory / f"{next(paths)}"),
     }
-    steps = iter(range(1, 1000))
+    steps = itertools.count(first_step)
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(3):
         # The memory of three snapshots is reserved, and touched.
@@ -98,7 +106,7 @@ def _block(results: Results, directory: Path) -> None:
     size = _TENSORS * _MIB
     base = median(taken["one copy (memcpy)"])
     table = Table(
-        f"Training of {size} MiB is blocked (s)",
+        f"{what} of {size} MiB is blocked (s)",
         ["by", "median", "slowest", "times one copy"],
         note=f"The first two {_TIMES} times in turns, the others 3 times, into {tempfile.gettempdir()}.",
     )
@@ -107,7 +115,8 @@ def _block(results: Results, directory: Path) -> None:
         table.rows.append([name, f"{middle:.3f}", f"{max(times):.3f}", f"{middle / base:.2f}"])
     results.add(table)
     ratio = median(taken["snapshot.save"]) / base
-    results.bars.append(Bar.at_most("blocked at most 1.3 times as long as by one copy", ratio, 1.3, "times"))
+    text = f"{what.lower()} is blocked at most 1.3 times as long as by one copy"
+    results.bars.append(Bar.at_most(text, ratio, 1.3, "times"))
 
 
 def _digits(results: Results, first_step: int) -> None:

@@ -19,11 +19,11 @@ from benchmarks.agents import Crowd
 from benchmarks.leading import RUN, SECRET, LeaderProcess
 from benchmarks.tables import Bar, Results, Table, median, seconds
 from benchmarks.usage import cpu_seconds
-from slurm_elastic.agent.health import Place, Snapshot, Stage, WorkerPlace
+from slurm_elastic.agent.health import AgentState, RoundInfo, Stage, WorkerInfo
 from slurm_elastic.agent.live_report import live_report
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.observe.live import live_run
-from slurm_elastic.rendezvous.leader_client import LeaderPlace, ask_status
+from slurm_elastic.rendezvous.leader_client import LeaderEndpoint, ask_status
 
 _WORKERS = 8
 _PROMISED = {1024: 2.0}
@@ -76,7 +76,7 @@ async def _ask(size: int, repetitions: int) -> tuple[list[float], int, float]:
             agent.connect()
             agent.join()
         await crowd.next_round(size)
-        place = LeaderPlace(*leader.endpoint, RUN, SECRET)
+        place = LeaderEndpoint(*leader.endpoint, RUN, SECRET)
         taken: list[float] = []
         characters = 0
         before = cpu_seconds(leader.pid)
@@ -96,11 +96,13 @@ async def _ask(size: int, repetitions: int) -> tuple[list[float], int, float]:
 
 def _report(index: int) -> str:
     now = time.monotonic()
-    workers = tuple(WorkerPlace(_WORKERS * index + local, local, 4000 + local) for local in range(_WORKERS))
-    place = Place(0, "start", 1024, "n[0-1023]", index, 8192, workers)
-    snapshot = Snapshot("benchmark", f"n{index}", "1", f"n{index}/1.0/1", now - 60, stage=Stage.TRAINING, place=place)
+    workers = tuple(WorkerInfo(_WORKERS * index + local, local, 4000 + local) for local in range(_WORKERS))
+    round_info = RoundInfo(0, "start", 1024, "n[0-1023]", index, 8192, workers)
+    state = AgentState(
+        "benchmark", f"n{index}", "1", f"n{index}/1.0/1", now - 60, stage=Stage.TRAINING, round_info=round_info
+    )
     progress = [WorkerProgress(local, True, 1200, 51200, 51000, 0.04, False, 59.0, 50001) for local in range(_WORKERS)]
-    return live_report(snapshot, progress, {4000 + local: "R" for local in range(_WORKERS)}, now)
+    return live_report(state, progress, {4000 + local: "R" for local in range(_WORKERS)}, now)
 
 
 if __name__ == "__main__":
