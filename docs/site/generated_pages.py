@@ -1,15 +1,19 @@
-"""The pages of the site that are made from the code: commands, metrics, exit codes, Python API. A hook of mkdocs."""
+"""The pages of the site that are made from the code: commands, metrics, exit codes, Python API. A hook of mkdocs.
+
+It also makes the search work on a site that is opened from the disk, and adds a style sheet.
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_elastic import errors
 from slurm_elastic.agent.health._metrics import metrics_page
-from slurm_elastic.agent.health._state import Place, Readings, Snapshot, Stage, WorkerPlace, enter
+from slurm_elastic.agent.health._state import AgentState, Readings, RoundInfo, Stage, WorkerInfo, enter
 from slurm_elastic.cli.main import commands
 from slurm_elastic.observe.status import StatusExit
 
@@ -17,7 +21,10 @@ if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
 
-__all__ = ["on_files", "pages"]
+__all__ = ["on_files", "on_page_markdown", "on_post_build", "pages"]
+
+_ASSETS = {"file_search.js": "assets/javascripts/file_search.js", "site.css": "assets/stylesheets/site.css"}
+"""Files beside this one, and their places in the site."""
 
 _API = {
     "slurm_elastic.trainer": "For training scripts: [how](../howto/trainer.md).",
@@ -34,7 +41,22 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
     for name, content in pages().items():
         files.append(File.generated(config, f"generated/{name}.md", content=content))
+    for name, place in _ASSETS.items():
+        files.append(File.generated(config, place, content=Path(__file__).with_name(name).read_text()))
     return files
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    r"""Return the page without the ``\|`` in backticks of tables: GitHub needs it, and Python-Markdown shows it."""
+    rows = re.compile(r"^\|.*$", re.MULTILINE)
+    return rows.sub(lambda row: re.sub(r"`[^`]*`", lambda code: code[0].replace("\\|", "|"), row[0]), markdown)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write the index of the search as a script, too: a browser reads no JSON from a file: URL."""
+    directory = Path(config.site_dir, "search")
+    index = (directory / "search_index.json").read_text()
+    (directory / "search_index.js").write_text(f"var __index = {index}")
 
 
 def pages() -> dict[str, str]:
@@ -70,8 +92,8 @@ def _names(action: argparse.Action) -> str:
     if not action.option_strings:
         return f"`{value}`"
     shown = [name for name in action.option_strings if "_" not in name] or list(action.option_strings)
-    takes = "" if action.nargs == 0 else f" {'|'.join(map(str, action.choices)) if action.choices else value}"
-    return ", ".join(f"`{name}{takes}`".replace("|", "\\|") for name in shown)
+    takes = "" if action.nargs == 0 else f" `{'|'.join(map(str, action.choices)) if action.choices else value}`"
+    return ", ".join(f"`{name}`{takes}".replace("|", "\\|") for name in shown)
 
 
 def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
@@ -87,8 +109,10 @@ def _metrics() -> Iterable[str]:
     yield "# Metrics\n"
     yield "On the page `/metrics` of a [health port](../reference.md#the-health-port); made from the code.\n"
     yield "| metric | type | labels | |\n|---|---|---|---|"
-    place = Place(0, "start", 2, "n[1-2]", 0, 2, (WorkerPlace(0, 0, 1),))
-    start = Snapshot("run", "node", "job", "node/job.0/1", 0.0, place=place, notices=("preempted",), changing_since=0.0)
+    info = RoundInfo(0, "start", 2, "n[1-2]", 0, 2, (WorkerInfo(0, 0, 1),))
+    start = AgentState(
+        "run", "node", "job", "node/job.0/1", 0.0, round_info=info, notices=("preempted",), changing_since=0.0
+    )
     readings = Readings(1.0, watchdog_age=0.0, steps=((0, 1),), step_ages=((0, 1.0),), losses=((0, 1.0),))
     text = metrics_page(enter(start, Stage.TRAINING, 1.0), readings).decode()
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))

@@ -13,38 +13,23 @@ import pytest
 
 from slurm_elastic.cli.agent_parser import agent_parser
 from slurm_elastic.cli.main import commands
+from tests.docs_commands import ELSEWHERE, HERE, shell_commands
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [
-    *sorted(DOCS.glob("tutorial/*.md")),
-    DOCS / "index.md",
-    DOCS / "doctor.md",
-    *sorted(DOCS.glob("howto/[mn]*.md")),
-]
 
 
-def blocks(page: Path) -> Iterator[str]:
-    """The lines of all blocks of code of a page; one that ends with a backslash goes on."""
-    for block in re.findall(r"^```(?:\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
-        yield from block.replace("\\\n", " ").splitlines()
-
-
-def shell_commands() -> Iterator[tuple[str, list[str]]]:
-    """Every command of ours, and the words that a batch script of ours passes on to the agent."""
-    for page in PAGES:
-        for line in blocks(page):
-            words = (
-                shlex.split(line.removeprefix("$ "), comments=True)
-                if "slurm-elastic" in line or ".sbatch" in line
-                else []
-            )
-            if words[:1] == ["slurm-elastic"]:
-                end = next((index for index, word in enumerate(words) if word in (">", "|", "&&")), len(words))
-                yield f"{page.name}: {line}", words[1:end]
-            elif words[:1] == ["sbatch"]:
-                script = next(index for index, word in enumerate(words) if word.endswith(".sbatch"))
-                yield f"{page.name}: {line}", ["agent", *words[script + 1 :]]
+def parsed_commands() -> Iterator[tuple[str, list[str]]]:
+    """The words of every command of ours, and those that a batch script of ours passes on to the agent."""
+    for page, command in shell_commands():
+        words = shlex.split(command)
+        if words[0] == "slurm-elastic":
+            end = next((index for index, word in enumerate(words) if word in (">", "|", "&&")), len(words))
+            yield f"{page}: {command}", words[1:end]
+        elif words[0] == "sbatch":
+            scripts = [index for index, word in enumerate(words) if word.endswith(("elastic.sbatch", "array.sbatch"))]
+            if scripts:
+                yield f"{page}: {command}", ["agent", *words[scripts[-1] + 1 :]]
 
 
 def generated_pages() -> ModuleType:
@@ -56,7 +41,7 @@ def generated_pages() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("words", [pytest.param(words, id=where) for where, words in shell_commands()])
+@pytest.mark.parametrize("words", [pytest.param(words, id=where) for where, words in parsed_commands()])
 def test_commands_of_tutorials_are_taken_by_their_parsers(words: list[str]) -> None:
     name, *arguments = words
     if name == "agent":
@@ -68,10 +53,13 @@ def test_commands_of_tutorials_are_taken_by_their_parsers(words: list[str]) -> N
         next(command for command in commands() if command.name == name).parser().parse_args(arguments)
 
 
-def test_there_are_commands_to_test() -> None:
-    assert {"agent", "doctor", "drain", "logs", "report", "status", "template", "top"} - {
-        words[0] for _, words in shell_commands()
-    } == {"report"}
+def test_each_command_is_run_by_a_test() -> None:
+    """tests/docs_commands.py says by which one."""
+    commands = {command for _, command in shell_commands()}
+    assert commands == {*HERE, *ELSEWHERE}
+    for test in ELSEWHERE.values():
+        file, name = test.split("::")
+        assert f"def {name}(" in (ROOT / file).read_text(), test
 
 
 def test_every_page_is_in_the_navigation() -> None:

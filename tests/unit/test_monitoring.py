@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from slurm_elastic.agent.health import Place, Snapshot, Stage, WorkerPlace
+from slurm_elastic.agent.health import AgentState, RoundInfo, Stage, WorkerInfo
 from slurm_elastic.agent.health._metrics import metrics_page
 from slurm_elastic.agent.health._state import Readings, enter
+from slurm_elastic.slow_ranks import Pace, Score, SlowRank
 
 DOCS = Path(__file__).parents[2] / "docs"
 _METRIC = re.compile(r"\bslurm_elastic_[a-z_]+\b(?:\{([^}]*)\})?")
@@ -25,10 +26,11 @@ _BY = re.compile(r"\bby \(([a-z_, ]+)\)")
 @pytest.fixture(scope="module")
 def labels() -> dict[str, set[str]]:
     """The labels of every metric there is."""
-    place = Place(0, "start", 1, "n1", 0, 1, (WorkerPlace(0, 0, 1),))
-    snapshot = Snapshot("7", "n1", "7", "n1/7.0/1", 0.0, place=place, notices=("SIGTERM",))
-    readings = Readings(1.0, watchdog_age=0.0, steps=((0, 1),), step_ages=((0, 1.0),))
-    page = metrics_page(enter(replace(snapshot, changing_since=0.0), Stage.TRAINING, 0.5), readings).decode()
+    round_info = RoundInfo(0, "start", 1, "n1", 0, 1, (WorkerInfo(0, 0, 1),))
+    state = AgentState("7", "n1", "7", "n1/7.0/1", 0.0, round_info=round_info, notices=("SIGTERM",))
+    slow = (SlowRank(0, Pace(1.0, 1.0, 0.0, 0.0, 1.0, 1), Score(0.5, 1.0)),)
+    readings = Readings(1.0, watchdog_age=0.0, steps=((0, 1),), step_ages=((0, 1.0),), slow=slow)
+    page = metrics_page(enter(replace(state, changing_since=0.0), Stage.TRAINING, 0.5), readings).decode()
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
