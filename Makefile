@@ -2,7 +2,7 @@
 
 PYTHON := /opt/slurm-elastic/venv/bin/python
 
-.PHONY: help setup demo check test test-all test-matrix test-containers test-gpu simulate soak lint lines package bench docs docs-site shell
+.PHONY: help setup demo check test test-all test-matrix test-containers test-gpu simulate soak lint lines package bench docs docs-site screenshots shell
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -59,11 +59,14 @@ bench: setup ## the benchmarks behind docs/benchmarks.md
 	-@$(PYTHON) -m benchmarks.recovery --json build/recovery.json
 	-@$(PYTHON) -m benchmarks.failover --json build/failover.json
 	-@$(PYTHON) -m benchmarks.launch --json build/launch.json
+	-@$(PYTHON) -m benchmarks.launch --without all --json build/launch_without.json
 	-@$(PYTHON) -m benchmarks.frameworks --json build/frameworks.json
 	-@$(PYTHON) -m benchmarks.store_names --json build/store_names.json
 	-@$(PYTHON) -m benchmarks.trainer --json build/trainer.json
+	-@$(PYTHON) -m benchmarks.snapshot --json build/snapshot.json
 	-@$(PYTHON) -m benchmarks.submission --json build/submission.json
 	-@$(PYTHON) -m benchmarks.health --json build/health.json
+	-@$(PYTHON) -m benchmarks.run_directory --json build/run_directory.json
 	@$(MAKE) --no-print-directory docs
 
 docs: ## put what was measured last into docs/benchmarks.md
@@ -71,6 +74,9 @@ docs: ## put what was measured last into docs/benchmarks.md
 
 docs-site: setup ## the documentation as a site in build/site
 	@.ci/docs
+
+screenshots: setup ## pictures of the site in headless Chromium; PAGES="report-1234.html" of other pages
+	@.ci/screenshots $(PAGES)
 
 shell: setup ## a shell as an ordinary user of the test cluster
 	@python3 -m tests.cluster.testbed shell

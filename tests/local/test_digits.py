@@ -186,7 +186,7 @@ def test_the_count_sees_what_is_missing_repeated_or_of_an_abandoned_start(counti
     def stepped(number: int, epoch: int, step: int, *samples: int) -> dict[str, Any]:
         return {"start": number, "epoch": epoch, "step": step, "samples": samples}
 
-    def verdicts(rank0: list[dict[str, Any]], rank1: list[dict[str, Any]]) -> list[tuple[int, int, bool]]:
+    def counted(rank0: list[dict[str, Any]], rank1: list[dict[str, Any]]) -> list[tuple[int, int, bool]]:
         for rank, lines in enumerate((rank0, rank1)):
             Path(f"{records}.rank{rank}.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"start": 7, "sam')
         return [(each.once, each.repeated, each.right) for each in counting.count_samples(records, checkpoint)]
@@ -195,8 +195,8 @@ def test_the_count_sees_what_is_missing_repeated_or_of_an_abandoned_start(counti
     rank0 = [started(10, 0), stepped(10, 0, 1, 3), stepped(10, 0, 2, 0), started(20, 1), stepped(20, 0, 2, 0, 1)]
     rank0 += [stepped(20, 1, 3, 2), stepped(20, 1, 4, 0)]
     rank1 = [started(10, 0), stepped(10, 0, 1, 2), stepped(10, 0, 2, 1)]
-    assert verdicts(rank0, rank1) == [(4, 0, True), (1, 0, True)]
-    assert verdicts(rank0, rank1[:1]) == [(3, 0, False), (1, 0, True)]
-    assert verdicts(rank0, [*rank1, stepped(20, 0, 2, 1)]) == [(3, 1, False), (1, 0, True)]
+    assert counted(rank0, rank1) == [(4, 0, True), (1, 0, True)]
+    assert counted(rank0, rank1[:1]) == [(3, 0, False), (1, 0, True)]
+    assert counted(rank0, [*rank1, stepped(20, 0, 2, 1)]) == [(3, 1, False), (1, 0, True)]
     with pytest.raises(ValueError, match="no records at"):
         counting.count_samples(tmp_path / "other", checkpoint)

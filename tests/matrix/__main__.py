@@ -49,10 +49,12 @@ NEWER_PYTHON = "3.14"
 ENTER = """\
 root=$1 checkout=$2
 shift 2
-mkdir -p "$root$checkout"
-for shared in /proc /dev /sys /tmp /opt /etc/ssl /etc/passwd /etc/group /etc/hosts /etc/resolv.conf "$checkout"; do
+mkdir -p "$root$checkout" "$root/etc/ssl/certs"
+for shared in /proc /dev /sys /tmp /opt /etc/passwd /etc/group /etc/hosts /etc/resolv.conf "$checkout"; do
     mount --rbind "$shared" "$root$shared"
 done
+# Not shared: a package that is installed in there would write its own list over this machine's.
+cp --dereference /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
 exec chroot "$root" env --chdir="$checkout" "$@"
 """
 """Runs a command in another Debian root, in a mount namespace of its own."""

@@ -14,11 +14,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from slurm_elastic.agent.watchdog import Hang, Watchdog, Watched, _hang_handler, _watchdog, make_pipe
-from tests.local.waiting import PATIENCE, descriptors, eventually
+from slurm_elastic.agent.watchdog import Hang, Watchdog, Watched, _watchdog, make_pipe
+from slurm_elastic.control import Agreement
+from slurm_elastic.control._shared_page import DUMP, DUMPED, SAMPLED
+from tests.local.waiting import HANG, descriptors, eventually
 
 CLIENT = """
 import json, os, signal, sys, time
@@ -40,13 +43,13 @@ def send(content):
 class Node:
     """A watchdog, and workers of it."""
 
-    def __init__(self, directory: Path, stack: ExitStack) -> None:
+    def __init__(self, directory: Path, stack: ExitStack, dump_timeout: float = 1.0) -> None:
         self.directory, self._stack = directory, stack
         self.hangs: queue.Queue[Hang] = queue.Queue()
         self.torch_events: list[str] = []
         pipe = make_pipe({"TORCHELASTIC_TIMER_FILE": str(directory / "timer")})
         assert pipe is not None
-        self.watchdog = Watchdog(pipe, self.hangs.put)
+        self.watchdog = Watchdog(pipe, self.hangs.put, dump_timeout=dump_timeout)
         self.watchdog.start(lambda name, _request: self.torch_events.append(name))
         stack.callback(self.watchdog.stop)
 
@@ -66,28 +69,50 @@ class Node:
         self._stack.callback(process.stdin.close)
         return process
 
-    def worker(self, code: str, rank: int = 0) -> subprocess.Popen[bytes]:
+    def worker(self, code: str, rank: int = 0, agreement: Agreement | None = None) -> subprocess.Popen[bytes]:
         """The only worker of a round."""
         self.watchdog.expect()
         process = self.process(code)
-        self.watchdog.watch([Watched(process.pid, rank, 0, 0, self.directory)])
+        self.watchdog.watch([Watched(process.pid, rank, 0, 0, self.directory)], agreement=agreement)
         return process
 
     def hang(self) -> Hang:
-        return self.hangs.get(timeout=PATIENCE)
+        return self.hangs.get(timeout=HANG)
 
 
 @pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Node]:
+    """A node with a watchdog; the parameter, if any, is its dump timeout."""
     monkeypatch.setenv("PATH", "/nonexistent")
     with ExitStack() as stack:
-        yield Node(tmp_path, stack)
+        yield Node(tmp_path, stack, *([request.param] if hasattr(request, "param") else []))
+
+
+class NotedPage(list[int]):
+    """A control page of a worker that has written its dump; notes when it was asked for that."""
+
+    asked_at = float("inf")
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        if key == DUMP:
+            self.asked_at = time.monotonic()
+            super().__setitem__(DUMPED, value)
+
+
+def test_the_workers_of_other_nodes_have_a_second_for_their_dumps(node: Node) -> None:
+    page = NotedPage([0] * 128)
+    page[SAMPLED] = 1
+    worker = node.worker("ask('step', 0.2); time.sleep(60)", agreement=Agreement([page]))
+    node.hang()
+    assert worker.wait(HANG) == -signal.SIGKILL
+    assert time.monotonic() - page.asked_at >= 1.0
 
 
 def test_a_hung_worker_is_killed_and_its_stacks_kept(node: Node) -> None:
     worker = node.worker("ask('step', 0.2); time.sleep(60)", rank=5)
     hang = node.hang()
-    assert worker.wait(PATIENCE) == -signal.SIGKILL
+    assert worker.wait(HANG) == -signal.SIGKILL
     assert (hang.worker.rank, hang.scope, hang.killed) == (5, "step", signal.SIGKILL)
     assert 0 <= hang.seconds <= 0.2
     assert node.watchdog.hang_of(worker.pid) == hang
@@ -109,16 +134,16 @@ def test_torchs_own_client_is_understood(node: Node) -> None:
         """
     )
     assert node.hang().scope == "hangs"
-    assert worker.wait(PATIENCE) == -signal.SIGKILL
+    assert worker.wait(HANG) == -signal.SIGKILL
     # Told by the thread that has killed it.
     eventually(lambda: "kill worker process" in node.torch_events)
     node.watchdog.stop()
     assert node.torch_events == ["watchdog started", "timer expired", "kill worker process", "watchdog stopped"]
 
 
-def test_python_writes_its_stacks_where_faulthandler_is_on(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    # It gets a second, in which it may have to wait for a processor.
-    monkeypatch.setattr(_hang_handler, "_DUMP_TIMEOUT", PATIENCE)
+# On a busy machine Python may have to wait for a processor for longer than the second that it gets otherwise.
+@pytest.mark.parametrize("node", [HANG], indirect=True)
+def test_python_writes_its_stacks_where_faulthandler_is_on(node: Node) -> None:
     worker = node.worker(
         """
         import faulthandler
@@ -129,7 +154,7 @@ def test_python_writes_its_stacks_where_faulthandler_is_on(node: Node, monkeypat
         stuck()
         """
     )
-    assert worker.wait(PATIENCE) == -signal.SIGABRT
+    assert worker.wait(HANG) == -signal.SIGABRT
     assert "in stuck" in (node.directory / "stderr").read_text()
 
 
@@ -144,7 +169,7 @@ def test_python_writes_its_stacks_where_faulthandler_is_on(node: Node, monkeypat
 )
 def test_a_worker_that_resists_is_killed_in_the_end(node: Node, code: str) -> None:
     worker = node.worker(f"ask('step', 0.1)\n{code}")
-    assert worker.wait(PATIENCE) == -signal.SIGKILL
+    assert worker.wait(HANG) == -signal.SIGKILL
 
 
 def test_a_timer_of_a_child_counts_for_its_worker(node: Node) -> None:
@@ -152,7 +177,7 @@ def test_a_timer_of_a_child_counts_for_its_worker(node: Node) -> None:
     hang = node.hang()
     assert hang.worker.pid == worker.pid
     assert hang.pid != worker.pid
-    assert worker.wait(PATIENCE) == -signal.SIGKILL
+    assert worker.wait(HANG) == -signal.SIGKILL
     assert f"process {hang.pid}," in Path(hang.stacks).read_text()
     os.kill(hang.pid, signal.SIGKILL)
 
@@ -218,7 +243,7 @@ def test_a_watchdog_that_stood_still_takes_nobody_for_hung(node: Node, monkeypat
     monotonic = time.monotonic
     clock = SimpleNamespace(monotonic=lambda: monotonic() + 3600, time=time.time)
     monkeypatch.setattr(_watchdog, "time", clock)
-    node.watchdog._ring()
+    node.watchdog.wake()
     eventually(lambda: node.watchdog.age() < 3600)
     worker.stdin.write(b"\n")
     worker.stdin.flush()
@@ -239,7 +264,7 @@ def test_many_rounds_leave_nothing_behind(node: Node) -> None:
     # What other tests have left may go meanwhile.
     assert not set(threading.enumerate()) - threads
     assert not descriptors().items() - files.items()
-    own = {node.watchdog._pipe.fd, node.watchdog._wake}
+    own = {node.watchdog._pipe.fd, node.watchdog._wakeup_fd}
     node.watchdog.stop()
     assert node.watchdog._thread not in threading.enumerate()
     assert not own & descriptors().keys()
@@ -251,6 +276,6 @@ def test_requests_that_come_before_the_workers_are_known_count(node: Node) -> No
     process = node.process("ask('early', 0.1); print(flush=True); time.sleep(60)")
     assert process.stdout is not None
     process.stdout.readline()
-    eventually(lambda: node.watchdog._held)
+    eventually(lambda: node.watchdog._pending)
     node.watchdog.watch([Watched(process.pid, 0, 0, 0, None)])
     assert node.hang().scope == "early"
