@@ -49,6 +49,7 @@ from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import Records, RecordsInterruptedError
 from slurm_elastic.rendezvous.records.open import open_records
 from slurm_elastic.rendezvous.run_events import Entry, describe
+from slurm_elastic.rendezvous.store_process import prepare_stores
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.torch_handler import SlurmRendezvousHandler
 from slurm_elastic.rundir import JobRecords, RunDirError, incarnation
@@ -75,6 +76,7 @@ def launch(settings: AgentSettings, fork_server: ForkServer | None) -> ExitCode:
         UsageError: The user has to change something; no worker was started.
         RecordsError: The records of the run cannot be read; no worker was started.
     """
+    prepare_stores()
     # A requeued element of an array joins the run that goes on; a requeued allocation begins with records of its own.
     own = incarnation(settings.run_id, 0 if settings.shared else settings.restart_count)
     limit = RendezvousOptions.from_config(settings.launch_config.rdzv_configs).etcd_limit

@@ -17,8 +17,8 @@ from torch.distributed.elastic.events.api import EventSource
 from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext
 
 from slurm_elastic.agent.worker_processes import WorkerProcesses
+from slurm_elastic.rendezvous.store_process import ServedStore
 from slurm_elastic.rendezvous.transport.messages import Assignment
-from slurm_elastic.rendezvous.worker_store import ServedStore
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.timer.file_based_local_timer import FileTimerRequest

@@ -34,9 +34,10 @@ from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.open import etcd_wanted, open_records
 from slurm_elastic.rendezvous.run_events import describe
 from slurm_elastic.rendezvous.secret_env import take_private
+from slurm_elastic.rendezvous.store_process import ServedStore, prepare_stores
 from slurm_elastic.rendezvous.thread import Coordination, RecordsLost
 from slurm_elastic.rendezvous.transport.messages import Assignment, Ended, Interrupted, Waiting
-from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, ServedStore, open_worker_store
+from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, open_worker_store
 from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import (
     AddressPreference,
@@ -199,6 +200,7 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
     Raises:
         UsageError: a wrong option, or SLURM variables that contradict each other.
     """
+    prepare_stores()
     job = SlurmJob.from_environment(os.environ)
     # torchrun's own default of --rdzv-id is the word "none" (torch 2.13, run.py).
     given = params.run_id if params.run_id != "none" else ""

@@ -12,13 +12,8 @@ import contextlib
 import functools
 import logging
 import os
-import signal
 import socket
-import warnings
 from collections.abc import Sequence
-from datetime import timedelta
-
-from torch._C._distributed_c10d import TCPStore
 
 from slurm_elastic.rendezvous.store_filter import (
     address_ranges,
@@ -26,10 +21,11 @@ from slurm_elastic.rendezvous.store_filter import (
     close_waiting_strangers,
     filter_program,
 )
+from slurm_elastic.rendezvous.store_process import ServedStore, serve_store
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.slurm.address import own_addresses, resolve
 
-__all__ = ["FreshPorts", "ReservedPort", "ServedStore", "open_worker_store"]
+__all__ = ["FreshPorts", "ReservedPort", "open_worker_store"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +33,6 @@ _LOOPBACK = "127.0.0.1"
 _OPEN = "SLURM_ELASTIC_STORE_OPEN"
 """Environment variable of an agent: stores of its rounds admit all addresses."""
 
-_TIMEOUT = timedelta(seconds=300)
 _REMEMBERED = 256
 
 
@@ -149,28 +144,6 @@ class FreshPorts:
         return fresh
 
 
-class ServedStore:
-    """A store that a process of its own serves, until it is closed or forgotten, or this process ends."""
-
-    def __init__(self, pid: int, lifeline: int) -> None:
-        self.pid = pid
-        self._lifeline: int | None = lifeline
-
-    def close(self) -> None:
-        """End it. Clients that wait in it come back from C++ code, so that they can handle a signal."""
-        if self._lifeline is None:
-            return
-        os.close(self._lifeline)
-        self._lifeline = None
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
-
-    def __del__(self) -> None:
-        """See :meth:`close`."""
-        with contextlib.suppress(Exception):
-            self.close()
-
-
 def open_worker_store(placed: Assignment, reserved: ReservedPort) -> ServedStore | None:
     """On rank 0's agent, serve the store of this round on the port that was announced; None elsewhere."""
     if placed.place.rank != 0:
@@ -181,40 +154,10 @@ def open_worker_store(placed: Assignment, reserved: ReservedPort) -> ServedStore
             reserved.withdraw()
     if reserved.admit(placed.store_clients):
         _admit_nodes()
-    address, descriptor = reserved.address or _LOOPBACK, reserved.take()
-    hears, lifeline = os.pipe()
-    with warnings.catch_warnings():
-        # Python (3.12) warns of a fork where there are threads. The child takes none of Python's locks, but one of
-        # glibc's: the constructor calls getnameinfo, and hangs if a thread was reading resolv.conf at this moment.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid == 0:
-        _serve(address, reserved.port, descriptor, hears)
-    os.close(descriptor)
-    os.close(hears)
-    return ServedStore(pid, lifeline)
+    return serve_store(reserved.address or _LOOPBACK, reserved.port, reserved.take())
 
 
 @functools.cache
 def _admit_nodes() -> None:
     """Say once what keeps programs on other nodes from the store, which explains a client that is not admitted."""
     logger.info("the workers' store admits the nodes of its round alone; %s=1 in the environment admits all", _OPEN)
-
-
-def _serve(address: str, port: int, descriptor: int, hears: int) -> None:
-    """Be the process that serves a store; never returns."""
-    code = 1
-    try:
-        # Slurm signals every process of a step, and this one is needed as long as its agent says.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        first, second = sorted((descriptor, hears))
-        os.closerange(3, first)
-        os.closerange(first + 1, second)
-        os.closerange(second + 1, os.sysconf("SC_OPEN_MAX"))
-        _store = TCPStore(
-            address, port, is_master=True, wait_for_workers=False, timeout=_TIMEOUT, master_listen_fd=descriptor
-        )
-        os.read(hears, 1)
-        code = 0
-    finally:
-        os._exit(code)

@@ -222,6 +222,11 @@ class Allocation:
         paths = sorted((self.run_dir / "events").glob("*.jsonl"))
         return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
+    def formed(self, round_: int) -> None:
+        """Wait until the events tell that a round has formed, and what led to it."""
+        wanted = ("round_formed", round_)
+        eventually(lambda: any((event["event"], event.get("round")) == wanted for event in self.events()), self.log)
+
     def log(self) -> str:
         """What all agents said so far."""
         return "\n".join(agent.err for agent in self.agents)

@@ -34,6 +34,7 @@ def test_a_run_with_every_event(allocate: Allocate, tmp_path: Path, capsys: pyte
     # A node is lost and the spare takes its place; the leader is lost; the next leader leaves with notice.
     third.kill()
     number = nodes.comes_to([agent.node for agent in (first, second, fourth)], after=1)
+    nodes.formed(number)
     first.kill()
     number = nodes.comes_to([second.node, fourth.node], after=number)
     leaving, last = (second, fourth) if nodes.leader() == second.node else (fourth, second)

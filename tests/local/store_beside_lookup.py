@@ -1,0 +1,54 @@
+"""Serves a store while another thread is held up where glibc reads resolv.conf, with a lock that forks copy.
+
+Run this in a mount namespace of its own, as root.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from slurm_elastic.rendezvous.store_process import prepare_stores, serve_store
+
+RESOLV_CONF = "/etc/resolv.conf"
+# This process would wait for the lock.
+CLIENT = """
+import sys
+from torch._C._distributed_c10d import TCPStore
+client = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, wait_for_workers=False)
+client.set("key", "value")
+print(client.get("key").decode())
+"""
+
+
+def is_held_up(thread: threading.Thread) -> bool:
+    return Path(f"/proc/self/task/{thread.native_id}/wchan").read_text() == "wait_for_partner"
+
+
+fifo = Path(tempfile.mkdtemp()) / "fifo"
+os.mkfifo(fifo)
+prepare_stores()
+subprocess.run(["mount", "--bind", fifo, RESOLV_CONF], check=True)
+thread = threading.Thread(target=socket.getaddrinfo, args=("localhost", 80), daemon=True)
+thread.start()
+while not is_held_up(thread):
+    time.sleep(0.01)
+subprocess.run(["umount", "--lazy", RESOLV_CONF], check=True)
+listener = socket.create_server(("127.0.0.1", 0))
+port = listener.getsockname()[1]
+listener.setblocking(False)
+served = serve_store("127.0.0.1", port, listener.detach())
+code = subprocess.run([sys.executable, "-c", CLIENT, str(port)], check=False).returncode
+# The other end of the thread's file.
+os.close(os.open(fifo, os.O_WRONLY))
+thread.join()
+served.close()
+shutil.rmtree(fifo.parent)
+sys.exit(code)
