@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import select
 import signal
 import socket
 from datetime import timedelta
@@ -27,8 +28,12 @@ _LONGEST_ORDER = 256
 class ServedStore:
     """A store that a process of its own serves, until it is closed or forgotten, or this process ends."""
 
-    def __init__(self, lifeline: socket.socket) -> None:
+    def __init__(self, lifeline: socket.socket, pid: int) -> None:
         self._lifeline = lifeline
+        self._process: int | None = None
+        # Linux before 5.3 has no pidfd_open.
+        with contextlib.suppress(OSError):
+            self._process = os.pidfd_open(pid)
 
     def close(self) -> None:
         """End it. Clients that wait in it come back from C++ code, so that they can handle a signal."""
@@ -36,8 +41,13 @@ class ServedStore:
             return
         with self._lifeline, contextlib.suppress(OSError):
             self._lifeline.shutdown(socket.SHUT_WR)
-            # The kernel closes the other end when the process ends.
+            # The kernel closes the other end when the process ends, which may be before it closes the store's port.
             self._lifeline.recv(1)
+        if self._process is not None:
+            ended = select.poll()
+            ended.register(self._process, select.POLLIN)
+            ended.poll()
+            os.close(self._process)
 
     def __del__(self) -> None:
         """See :meth:`close`."""
@@ -62,26 +72,26 @@ def serve_store(address: str, port: int, listener: int) -> ServedStore:
         OSError: No process can be forked for it.
     """
     try:
-        lifeline = _order(address, port, listener)
-        if lifeline is None:
+        served = _order(address, port, listener)
+        if served is None:
             # The process that forks stores was killed.
             _orders.cache_clear()
-            lifeline = _order(address, port, listener)
+            served = _order(address, port, listener)
     finally:
         os.close(listener)
-    if lifeline is None:
+    if served is None:
         raise OSError(f"no process serves the workers' store on port {port}")
-    return ServedStore(lifeline)
+    return served
 
 
-def _order(address: str, port: int, listener: int) -> socket.socket | None:
-    """Have a store forked, and return the socket to it; None if nobody has done so."""
+def _order(address: str, port: int, listener: int) -> ServedStore | None:
+    """Have a store forked; return None if nobody has done so."""
     ours, theirs = socket.socketpair()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         with theirs:
             socket.send_fds(_orders(), [f"{port} {address}".encode()], [listener, theirs.fileno()])
-        if ours.recv(1):
-            return ours
+        if pid := ours.recv(16):
+            return ServedStore(ours, int(pid))
     ours.close()
     return None
 
@@ -120,7 +130,7 @@ def _serve(address: str, port: int, listener: int, lifeline: int) -> NoReturn:
     code = 1
     try:
         _close_all_but(listener, lifeline)
-        os.write(lifeline, b".")
+        os.write(lifeline, str(os.getpid()).encode())
         _store = TCPStore(
             address, port, is_master=True, wait_for_workers=False, timeout=_TIMEOUT, master_listen_fd=listener
         )
