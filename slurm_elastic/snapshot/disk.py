@@ -273,7 +273,10 @@ class DiskWriter:
             with self._changed:
                 self._writing = False
                 self._changed.notify_all()
-                target, found, unfinished = self._target, self._next(), self._unfinished
+                target, unfinished = self._target, self._unfinished
+                # A checkpoint is completed before the next one begins, or none ever would be where steps are faster
+                # than the disk. When the agent is about to end, the newest step counts.
+                found = self._next() if unfinished is None or self._progress.last else None
                 asks = found is None and unfinished is None and self._asks()
                 if asks:
                     self._progress = replace(self._progress, asked=True)

@@ -15,7 +15,9 @@ from torch.distributed.checkpoint import load as load_checkpoint
 
 from slurm_elastic import snapshot
 from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId
+from slurm_elastic.snapshot.checkpoint_writer import Order, Outcome
 from slurm_elastic.snapshot.checkpoints import Checkpoints, SupersededError
+from slurm_elastic.snapshot.memory import Slot
 from tests.local.snapshot.memories import Agents, in_worker
 from tests.local.waiting import eventually
 
@@ -71,9 +73,21 @@ def test_an_agent_that_ends_leaves_its_newest_snapshot_for_later_runs_and_for_to
     assert names(directory) == ["start-000001.step-000000000003", "start-000002.step-000000000004"]
 
 
-def test_checkpoints_are_taken_beside_the_training_and_old_ones_go(agents: Agents, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pause", [0.0, 0.2])
+def test_checkpoints_are_taken_beside_the_training_and_old_ones_go(
+    agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause: float
+) -> None:
     directory = tmp_path / "checkpoints"
     one = agents.add("one")
+    carry_out = one._disk._process.carry_out
+
+    def carry_out_slowly(order: Order, *slots: Slot) -> Outcome:
+        outcome = carry_out(order, *slots)
+        # Workers take many steps meanwhile.
+        time.sleep(pause)
+        return outcome
+
+    monkeypatch.setattr(one._disk._process, "carry_out", carry_out_slowly)
 
     def work() -> list[str]:
         snapshot.to_disk(directory, every=0)
