@@ -274,9 +274,10 @@ class DiskWriter:
                 self._writing = False
                 self._changed.notify_all()
                 target, unfinished = self._target, self._unfinished
-                # A checkpoint is completed before the next one begins, or none ever would be where steps are faster
-                # than the disk. When the agent is about to end, the newest step counts.
-                found = self._next() if unfinished is None or self._progress.last else None
+                # A checkpoint is completed before the next one of its round begins, or none ever would be where steps
+                # are faster than the disk. When the agent is about to end, the newest step counts.
+                waits = unfinished is not None and unfinished.target is target and not self._progress.last
+                found = None if waits else self._next()
                 asks = found is None and unfinished is None and self._asks()
                 if asks:
                     self._progress = replace(self._progress, asked=True)
