@@ -111,7 +111,7 @@ def meet(directory: Path, step: int, is_over: Callable[[], bool] = lambda: False
     part.rename(own)
     others = [directory / f"at.{other}" for other in range(world)]
     while not is_over() and any(not path.exists() or int(path.read_text()) < step for path in others):
-        time.sleep(0.001)
+        time.sleep(0.01)
 
 
 def in_worker(variables: dict[str, str], work: Any) -> Any:

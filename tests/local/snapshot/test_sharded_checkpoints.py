@@ -193,7 +193,11 @@ def test_nodes_write_the_same_step_while_they_train(
             time.sleep(0.01)
         return step
 
-    store, formed = with_store(ranks(agents, (nodes[0], 2), (nodes[1], 1), (nodes[2], 1)))
+    world = (nodes[0], 2), (nodes[1], 1), (nodes[2], 1)
+    assert together(ranks(agents, *world), lambda: start(directory)) == [(0, [])] * 4
+    for node in nodes:
+        warm_up(node, directory)
+    store, formed = with_store(ranks(agents, *world))
     workers = [start_worker(each, work) for each in formed]
     seen: set[str] = set()
 
@@ -217,5 +221,5 @@ def test_nodes_write_the_same_step_while_they_train(
     newest = max(seen | set(names(directory)))
     assert started == [(int(newest[-12:]), [0, 1, 2, 3])]
     agents.close()
-    assert f"the workers of round 1 start from the checkpoint {newest} of {directory}" in caplog.messages
+    assert f"the workers of round 2 start from the checkpoint {newest} of {directory}" in caplog.messages
     assert len([line for line in caplog.messages if line.endswith("; it starts from disk")]) == 1
