@@ -335,7 +335,7 @@ class DiskWriter:
                     if not outcome.written:
                         break
         finally:
-            self._free()
+            self._free(target.round, snapshot)
         if not self._note(target, found, outcome) and target.first:
             self._process.carry_out(self._order(target, checkpoint, "discard"))
         elif target.first or (outcome.written and self._progress.last and not self._closing):
@@ -394,13 +394,25 @@ class DiskWriter:
         if target.origin is not None and snapshot == target.origin[0]:
             self._progress = replace(self._progress, origin_due=False)
         else:
-            self._progress = Progress(next_at, snapshot.step, last=self._progress.last)
+            progress = self._progress
+            # The agents may have agreed on the next one meanwhile.
+            agreed = progress.agreed if progress.agreed is not None and progress.agreed > snapshot.step else None
+            self._progress = Progress(next_at, snapshot.step, last=progress.last, agreed=agreed)
 
-    def _free(self) -> None:
-        """Let workers overwrite all slots again."""
+    def _free(self, round_: int | None = None, written: SnapshotId | None = None) -> None:
+        """Let workers overwrite slots again: all, but those with newer snapshots of the round than what was written.
+
+        The agents may have agreed on one of these meanwhile: others see that all parts are on disk before this one is
+        here.
+        """
         for slots in self._slots():
             for slot in slots:
-                if slot.busy:
+                if slot.busy and (
+                    written is None
+                    or (contents := slot.contents()) is None
+                    or contents.copy.id.round != round_
+                    or contents.copy.id <= written
+                ):
                     slot.busy = False
 
 

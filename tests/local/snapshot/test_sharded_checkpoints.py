@@ -176,11 +176,20 @@ def by_torch_alone(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("replicates", [False, True])
 def test_nodes_write_the_same_step_while_they_train(
-    replicates: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    replicates: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory, stop = tmp_path / "checkpoints", tmp_path / "stop"
     agents = Agents(tmp_path, replicates=replicates)
     nodes = [agents.add(name) for name in ("one", "two", "three")]
+    carry_out = nodes[1]._disk._process.carry_out
+
+    def carry_out_slowly(order: Order, *slots: Slot) -> Outcome:
+        outcome = carry_out(order, *slots)
+        # The others see on disk what it has written, and agree on the next step.
+        time.sleep(0.3)
+        return outcome
+
+    monkeypatch.setattr(nodes[1]._disk._process, "carry_out", carry_out_slowly)
 
     def work() -> int:
         start(directory, every=0.0)
@@ -211,6 +220,7 @@ def test_nodes_write_the_same_step_while_they_train(
         stop.touch()
     assert all(result() for result in workers)
     del store
+    assert not [message for message in caplog.messages if "has not written its part" in message]
     # Two neighbours: copies are lost with them, too.
     agents.lose("two")
     agents.lose("three")
