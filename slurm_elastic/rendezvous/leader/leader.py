@@ -265,6 +265,9 @@ class Leader:
     # The machine.
 
     def _handle(self, event: TermEvent) -> None:
+        if self._ended.done():
+            # The connections that it closes at its end tell of it later, and nothing may start then.
+            return
         self._term, actions = term.step(self._term, event, self._loop.time())
         for action in actions:
             self._act(action)

@@ -411,3 +411,15 @@ def test_an_agent_that_stops_before_it_has_found_a_leader_stops_at_once(start_ru
         alone.join()
     alone.link.left(LeaveReason.PREEMPTED)
     alone.link.stop()
+
+
+def test_nothing_is_left_of_a_leader_that_has_ended(start_run: StartRun, leaders: list[Leader]) -> None:
+    run = start_run()
+    parties = run.all_of(2)
+    form(parties)
+    leader = leaders[0]
+    # It does not wait until the others have gone.
+    next(party for party in parties if party.link.leads).link.stop(timeout=0)
+    # The connections that it closes tell of it when its timer and tasks are gone.
+    assert leader._timer is None or leader._timer.cancelled()
+    assert not leader._tasks
