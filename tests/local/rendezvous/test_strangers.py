@@ -321,11 +321,12 @@ def test_an_agent_of_another_protocol_is_told_so_and_ends(
 ) -> None:
     run = start_run()
     leader = run.party(0)
+    # The leader, in a thread here, speaks its own protocol.
+    monkeypatch.setattr(session, "PROTOCOL", 17)
+    agent = Session(Role.AGENT, run.run_dir.secret(), "run.0", agent="node2/7.0/9")
+    hello = agent.start()
+    monkeypatch.undo()
     with connect_to(leader) as stream:
-        monkeypatch.setattr(session, "PROTOCOL", 17)
-        agent = Session(Role.AGENT, run.run_dir.secret(), "run.0", agent="node2/7.0/9")
-        hello = agent.start()
-        monkeypatch.undo()
         with caplog.at_level(logging.WARNING):
             stream.sendall(hello)
             answer = b""
