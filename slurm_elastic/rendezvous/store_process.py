@@ -1,9 +1,9 @@
 """Serves each worker store in a process of its own, forked from one that has no threads.
 
 A fork copies locks as they are. TCPStore's constructor looks up names (getnameinfo), for which glibc (2.36,
-resolv_conf.c) takes a lock: in a copy of a process in which another thread looked up a name at that moment, nobody
-would ever give it back, and the workers of the round would wait for their store in vain. So an agent forks one process
-before it starts its first thread, and that one forks the stores.
+resolv_conf.c) takes a lock. In a copy of a process in which another thread looked up a name at that moment, no thread
+gives that lock back, and the workers of the round wait for their store in vain. So an agent forks one process before it
+starts its first thread, and that one forks the stores.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def serve_store(address: str, port: int, listener: int) -> ServedStore:
 
 
 def _order(address: str, port: int, listener: int) -> ServedStore | None:
-    """Have a store forked; return None if nobody has done so."""
+    """Have a store forked; return None if the process that forks stores was killed before it answered."""
     ours, theirs = socket.socketpair()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         with theirs:
