@@ -2,6 +2,10 @@
 
 A handler only records which signal came and when. So a second SIGTERM changes nothing, and no signal interrupts a round
 change. The command line imports this module before all others, so it imports only what Python has loaded already.
+
+Python runs a handler some time after the signal has come. It runs none for a signal that comes between its last look
+for signals and the system call in which a selector then waits (Modules/signalmodule.c, 3.11). So Python itself makes
+`Notices.fd` readable, at once (`signal.set_wakeup_fd`), and the handler runs when the selector has returned.
 """
 
 from __future__ import annotations
@@ -42,11 +46,12 @@ class Notices:
 
     Attributes:
         fd: Readable from a signal until :meth:`drain`; for a selector.
+        wakeup_fd: What makes `fd` readable when it is written to; for `signal.set_wakeup_fd`.
     """
 
     def __init__(self) -> None:
         self._received: list[Received] = []
-        self.fd, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.fd, self.wakeup_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def first(self) -> Received | None:
         """Return the first signal that asks this agent to leave; None before one has come."""
@@ -69,8 +74,6 @@ class Notices:
         """Record a signal; this is the signal handler."""
         if len(self._received) < _MOST:
             self._received.append(Received(signal.Signals(number), time.monotonic()))
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake, b"!")
 
 
 _notices: Notices | None = None
@@ -86,8 +89,15 @@ def record_signals() -> Notices:
         _notices = Notices()
         for number in RECORDED:
             signal.signal(number, _notices.note)
+        signal.set_wakeup_fd(_notices.wakeup_fd, warn_on_full_buffer=False)
+        # A forked process has other uses for the number of this descriptor.
+        os.register_at_fork(after_in_child=_wake_nobody)
         atexit.register(_ignore_signals)
     return _notices
+
+
+def _wake_nobody() -> None:
+    signal.set_wakeup_fd(-1)
 
 
 def _ignore_signals() -> None:

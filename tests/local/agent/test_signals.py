@@ -146,6 +146,27 @@ def test_while_python_is_still_importing(allocate: Allocate) -> None:
     assert nodes.rounds() == 0
 
 
+def test_a_signal_whose_handler_has_not_run_wakes_a_selector() -> None:
+    """Python runs a handler late where the signal comes right before the selector waits."""
+    script = """if True:
+        import os, select, signal, sys
+        from slurm_elastic.agent.signals import record_signals
+
+        notices = record_signals()
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
+        os.kill(os.getpid(), signal.SIGTERM)
+        awake = select.select([notices.fd], [], [], 0)[0]
+        notices.drain()
+        if (pid := os.fork()) == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        by_child = select.select([notices.fd], [], [], 0)[0]
+        print(len(awake), len(by_child))
+    """
+    assert subprocess.check_output([sys.executable, "-c", script], text=True).split() == ["1", "0"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
 def test_while_python_ends(number: signal.Signals) -> None:
     script = f"""if True:
