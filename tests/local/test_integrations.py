@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-PYTHON = Path("/opt/slurm-elastic/frameworks/bin/python")
+from tests.local import frameworks
+
 CHECKOUT = Path(__file__).parents[2]
 ENVIRONMENT = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "OMP_NUM_THREADS"), "1")
 ENVIRONMENT |= {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -138,7 +139,7 @@ def run(
     script: str, directory: Path, stop: int, environ: dict[str, str] | None = None, **arguments: Any
 ) -> tuple[list[dict[str, Any]], str]:
     """Run a script that is told to stop after a step; the objects that it printed, and what it said."""
-    command = [str(PYTHON), "-c", TOLD + script, str(stop), json.dumps(arguments)]
+    command = [str(frameworks.PYTHON), "-c", TOLD + script, str(stop), json.dumps(arguments)]
     env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(CHECKOUT), **(environ or {})}
     done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=120)
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
@@ -151,8 +152,7 @@ def values(said: list[dict[str, Any]], key: str) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def _frameworks() -> None:
-    if not PYTHON.exists():
-        pytest.fail(f"{PYTHON} is missing: run `make setup` first", pytrace=False)
+    frameworks.require()
 
 
 def test_lightning_trains_on_every_sample_of_every_epoch_once_through_a_stop(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ NEWER_PYTHON = "3.14"
 ENTER = """\
 root=$1 checkout=$2
 shift 2
+# A test has a file system for itself, which needs a root that is a mount point.
+mount --rbind "$root" "$root"
 mkdir -p "$root$checkout" "$root/etc/ssl/certs"
 for shared in /proc /dev /sys /tmp /opt /etc/passwd /etc/group /etc/hosts /etc/resolv.conf "$checkout"; do
     mount --rbind "$shared" "$root$shared"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.local import frameworks
 from tests.local.agents import ROOT, Allocation
 from tests.local.waiting import eventually
 
 Allocate = Callable[..., Allocation]
-PYTHON = Path("/opt/slurm-elastic/frameworks/bin/python")
 SCRIPTS = ROOT / "benchmarks" / "framework_scripts"
 CHECKPOINT_EVERY = 20
 """Steps, in both scripts."""
@@ -31,12 +31,11 @@ def steps(directory: Path) -> dict[int, list[int]]:
 
 @pytest.mark.parametrize("script", ["transformers_gpt2.py", "lightning_layers.py"])
 def test_an_unchanged_script_goes_on_from_its_own_last_checkpoint(allocate: Allocate, script: str) -> None:
-    if not PYTHON.exists():
-        pytest.fail(f"{PYTHON} is missing: run `make setup` first", pytrace=False)
+    frameworks.require()
     nodes = allocate(2)
     for name in (script, "marks.py"):
         shutil.copy(SCRIPTS / name, nodes.directory)
-    nodes.start_all("--nnodes=1:2", script=[str(nodes.directory / script)], PYTHON_EXEC=str(PYTHON))
+    nodes.start_all("--nnodes=1:2", script=[str(nodes.directory / script)], PYTHON_EXEC=str(frameworks.PYTHON))
 
     eventually(lambda: max(steps(nodes.directory).get(0, [0])) > CHECKPOINT_EVERY + 5, nodes.log)
     nodes.agents[1].kill()

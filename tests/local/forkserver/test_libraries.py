@@ -6,11 +6,9 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
-
+from tests.local import frameworks
 from tests.local.forkserver.helpers.workplace import HANG
 
-PYTHON = Path("/opt/slurm-elastic/frameworks/bin/python")
 CHECKOUT = Path(__file__).parents[3]
 NAMES = [
     *("numpy", "scipy", "pandas", "pyarrow", "sklearn", "tokenizers", "datasets", "accelerate", "transformers"),
@@ -34,11 +32,10 @@ print(warm.stderr)
 
 
 def test_libraries_are_forked_with_and_work(tmp_path: Path) -> None:
-    if not PYTHON.exists():
-        pytest.fail(f"{PYTHON} is missing: run `make setup` first", pytrace=False)
+    frameworks.require()
     group = {"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "OMP_NUM_THREADS": "2"}
     environment = {**os.environ, **group, "PYTHONPATH": str(CHECKOUT)}
-    command = [PYTHON, "-c", DRIVER, tmp_path]
+    command = [frameworks.PYTHON, "-c", DRIVER, tmp_path]
     ended = subprocess.run(
         command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=3 * HANG, check=False
     )

@@ -15,13 +15,12 @@ import pytest
 
 from slurm_elastic.cli import main
 from slurm_elastic.rehearsal.nodes import processes
+from tests.local import frameworks
 from tests.local.waiting import eventually
 
 HERE = Path(__file__).parent
 TRAINS = HERE / "trains.py"
 EXAMPLES = HERE.parents[2] / "docs/examples"
-FRAMEWORKS = Path("/opt/slurm-elastic/frameworks/bin/python")
-"""In an environment with the frameworks."""
 
 
 @pytest.fixture(autouse=True)
@@ -102,14 +101,13 @@ def test_the_examples_of_the_documentation_are_right(
 
 @pytest.mark.parametrize("example", ["transformers_trainer.py", "lightning_trainer.py"])
 def test_the_examples_with_frameworks_are_right(tmp_path: Path, example: str) -> None:
-    if not FRAMEWORKS.exists():
-        pytest.fail(f"{FRAMEWORKS} is missing: run `make setup` first", pytrace=False)
+    frameworks.require()
     (tmp_path / "scenario.txt").write_text("at step 7 preempt node 1; at step 12 fail node 0")
     words = ["--nodes=2", f"--scenario={tmp_path / 'scenario.txt'}", "--json", str(EXAMPLES / example), "--epochs=2"]
     words += ["--batch-size=24", "--checkpoint-every=5"]
     # These imports take longer than the lists of them.
     environ = {**os.environ, "PET_LEARN_IMPORTS": "on", "XDG_STATE_HOME": str(tmp_path / "state")}
-    command = [FRAMEWORKS, "-m", "slurm_elastic", "rehearse", *words]
+    command = [frameworks.PYTHON, "-m", "slurm_elastic", "rehearse", *words]
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     told = json.loads(done.stdout)
     assert (wrong(told), done.returncode) == ({}, 0), done.stderr
