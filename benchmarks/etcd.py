@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks import sandbox
 from benchmarks.agents import Crowd
-from benchmarks.etcd_load import Newcomers, steady_rate
+from benchmarks.etcd_load import SETTLING, Newcomers, requests_by_phase, steady_rate
 from benchmarks.leading import RUN, LeaderProcess
 from benchmarks.silent_leader import followed_after
 from benchmarks.tables import Bar, Results, Table, median, seconds
@@ -25,6 +25,8 @@ from slurm_elastic.rundir import RunDir
 
 _SIZE, _THREADS = 1024, 32
 _IDLE_AGENTS, _IDLE_SECONDS = 32, 30.0
+_COUNTED = (3, 6)
+"""Agents of the runs whose requests are counted."""
 
 
 def main() -> int:
@@ -55,6 +57,7 @@ def _measure(results: Results, repetitions: int) -> None:
             run_dir = RunDir.for_run(Path(directory), "idle").open()
             rate = steady_rate(etcd, run_dir, "idle.0", _IDLE_AGENTS, _IDLE_SECONDS)
         followed = [followed_after(etcd) for _ in range(repetitions)]
+        counted = {size: requests_by_phase(etcd, size) for size in _COUNTED}
     silent = Table(
         "A leader falls silent and its connections stand (s)",
         ["agents", "until the next round", "longest"],
@@ -70,6 +73,18 @@ def _measure(results: Results, repetitions: int) -> None:
     )
     idle.rows.append([_IDLE_AGENTS, f"{rate:.3f}"])
     results.add(idle)
+    phases = Table(
+        "What a start, a change and an end ask of etcd, all agents together",
+        ["agents", *counted[_COUNTED[0]]],
+        note="Requests by etcd's own count, a stream counts once; real agents with a worker each. Start and change "
+        f"include {SETTLING:g} s in which nothing happens. Change: an agent that does not lead is killed.",
+    )
+    phases.rows += [[size, *(f"{count:.0f}" for count in of.values())] for size, of in counted.items()]
+    results.add(phases)
+    few, many = (counted[size] for size in _COUNTED)
+    for phase in many:
+        promise = f"{phase}: times as many requests for {_COUNTED[1]} agents as for {_COUNTED[0]}"
+        results.bars.append(Bar.at_most(promise, many[phase] / few[phase], _COUNTED[1] / _COUNTED[0], "times"))
     results.bars.append(Bar.at_most("1,024 agents hold their rank over etcd in 4 s", median(taken), 4))
     results.bars.append(Bar.at_most("a silent leader is followed in 6 s", median(followed), 6))
     results.bars.append(Bar.at_most("at most 1 request to etcd per agent and second", rate, 1, "requests"))

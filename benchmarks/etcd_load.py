@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import tempfile
 import time
 import urllib.request
 from contextlib import ExitStack
+from pathlib import Path
 
 from slurm_elastic.rendezvous.records.etcd import EtcdServer
 from slurm_elastic.rendezvous.records.etcd.records import EtcdRecords, open_etcd_records
 from slurm_elastic.rundir import RunDir
+from tests.local.agents import allocation
 
-__all__ = ["Newcomers", "steady_rate"]
+__all__ = ["SETTLING", "Newcomers", "requests_by_phase", "steady_rate"]
 
 _CONNECTIONS = 16
 _STARTED = re.compile(r"^grpc_server_started_total\{.*\} ([0-9.e+]+)$", re.MULTILINE)
 _LIMIT = 60.0
+SETTLING = 1.0
+"""Seconds after the start of the last worker until a start, or a change, counts as over."""
+_job_ids = itertools.count(500)
 
 
 class Newcomers:
@@ -51,6 +58,31 @@ def steady_rate(etcd: EtcdServer, run_dir: RunDir, incarnation: str, agents: int
         before = _requests(etcd)
         time.sleep(seconds)
         return (_requests(etcd) - before) / agents / seconds
+
+
+def requests_by_phase(etcd: EtcdServer, size: int) -> dict[str, float]:
+    """Requests that reach etcd in a run of real agents with one worker each: start, change and end, of all agents.
+
+    Start: until all workers run. Change: one agent that does not lead is killed, until the others' workers run again.
+    End: from the end of the workers on.
+    """
+    # A run of its own each time: etcd still has the records of the one before.
+    job_id = str(next(_job_ids))
+    with tempfile.TemporaryDirectory() as directory, allocation(Path(directory), size, job_id=job_id) as nodes:
+        counts = [_requests(etcd)]
+        nodes.start_all(f"--rdzv-endpoint={etcd.config}", PET_RDZV_CONF="")
+        for round_ in (0, 1):
+            nodes.seen(round_)
+            time.sleep(SETTLING)
+            counts.append(_requests(etcd))
+            if round_ == 0:
+                next(agent for agent in nodes.agents if agent.node != nodes.leader()).kill()
+        nodes.touch("finish")
+        for agent in nodes.agents:
+            agent.wait()
+        counts.append(_requests(etcd))
+    phases = zip(("start", "change", "end"), counts[:-1], counts[1:], strict=True)
+    return {phase: after - before for phase, before, after in phases}
 
 
 def _open(stack: ExitStack, etcd: EtcdServer, run_dir: RunDir, incarnation: str) -> EtcdRecords:

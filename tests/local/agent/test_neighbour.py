@@ -20,7 +20,8 @@ from slurm_elastic.slurm.ports import ephemeral_low, port_sequence
 from tests.local.agents import HANG, ROOT, Allocation, eventually
 
 EXAMPLES = ROOT / "docs/examples"
-PYTHON = Path("/usr/bin/python3")
+PYTHONS = [f"/usr/bin/python{sys.version_info[0]}.{sys.version_info[1]}", "/usr/bin/python3"]
+PYTHON = next(filter(lambda python: os.access(python, os.X_OK), PYTHONS), None)
 EPOCHS = 2
 LINES = 40
 """An agent says fewer lines than this; each one that has led names what it has dropped."""
@@ -31,8 +32,8 @@ def nodes() -> Iterator[Allocation]:
     """Give an allocation whose directory every user can look into, unlike pytest's."""
     if os.geteuid() != 0:
         pytest.skip("only root becomes another user")
-    if not PYTHON.exists():
-        pytest.skip(f"no {PYTHON}, which every user can run")
+    if PYTHON is None:
+        pytest.skip("no /usr/bin/python3, which every user can run")
     directory = Path(tempfile.mkdtemp(prefix="slurm-elastic-test-", dir="/var/tmp"))
     directory.chmod(0o755)
     # A job that no other test has, as its ports follow from its id.
