@@ -456,6 +456,18 @@ REGISTRY: tuple[Cause, ...] = (
         _text(r"^AssertionError\b"),
         source="docs.python.org exceptions",
     ),
+    Cause(
+        "left_thread",
+        "a library's thread still ran at the end",
+        Domain.USER_CODE,
+        Outlook.AGAIN,
+        # After an exception it is the exception that tells.
+        _text(
+            r"\A(?![\s\S]*^Traceback \(most recent call last\):)[\s\S]*^terminate called without an active exception"
+        ),
+        advice="call torch.distributed.destroy_process_group() at the end of the script",
+        source="std::thread::~thread, libstdc++ 12; gloo in a script that does not call it, now and then, torch 2.14",
+    ),
     # Ends by a signal that say no more.
     Cause(
         "native_crash",
