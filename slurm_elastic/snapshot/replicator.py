@@ -10,7 +10,6 @@ because the agent may be leaving.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import socket
@@ -36,7 +35,7 @@ from slurm_elastic.snapshot.replication import (
     slot_for_replica,
 )
 from slurm_elastic.snapshot.slots import HEADER
-from slurm_elastic.snapshot.transfer import CHUNK, Channel, TransferError, accepted, find_replicator, session_name
+from slurm_elastic.snapshot.transfer import Channel, TransferError, accepted, find_replicator, session_name
 
 __all__ = ["Members", "ReplicatorProcess"]
 
@@ -454,18 +453,8 @@ class _Replicator:
         require_memory(HEADER + push.tensors + 2 * push.description, slots)
 
         def write(body: memoryview) -> None:
-            channel.say({"ready": True})
-            digest = hashlib.blake2b()
-            at = 0
-            while at < len(body):
-                count = channel.socket.recv_into(body[at : at + CHUNK])
-                if not count:
-                    raise TransferError("it ends in the middle")
+            for _ in channel.receive_body(body):
                 self._last_byte = time.monotonic()
-                digest.update(body[at : at + count])
-                at += count
-            if channel.next().get("digest") != digest.hexdigest():
-                raise TransferError("a wrong digest")
 
         slot.fill(copy, push.tensors, push.description, write, push.shards)
         channel.say({"copied": True})
@@ -635,15 +624,11 @@ class _Side:
                 channel.say(msgspec.to_builtins(push))
                 if channel.next().get("copied"):
                     return contents.size
-                body, digest = slot.memory()[HEADER : contents.size], hashlib.blake2b()
-                for start in range(0, len(body), CHUNK):
-                    chunk = body[start : start + CHUNK]
-                    digest.update(chunk)
-                    channel.socket.sendall(chunk)
+                digest = channel.send_body(slot.memory()[HEADER : contents.size])
                 if slot.contents() != contents:
                     # The connection ends, and what was sent is not committed.
                     raise TransferError("overwritten meanwhile")
-                channel.say({"digest": digest.hexdigest()})
+                channel.say({"digest": digest})
                 channel.next()
             except (OSError, SessionError, TransferError):
                 self._drop_target()

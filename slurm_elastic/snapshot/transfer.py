@@ -9,10 +9,13 @@ that were changed on the way do not match it, and are never committed. They are 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import logging
 import socket
+import struct
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,14 +26,16 @@ from slurm_elastic.snapshot.lineage import Copy, Holder
 from slurm_elastic.snapshot.memory import Slot, require_memory
 from slurm_elastic.snapshot.slots import HEADER
 
-__all__ = ["CHUNK", "Channel", "Sender", "TransferError", "accepted", "find_replicator", "receive", "session_name"]
+__all__ = ["Channel", "Sender", "TransferError", "accepted", "find_replicator", "receive", "session_name"]
 
 logger = logging.getLogger("slurm_elastic")
 
 _TIMEOUT = 10.0
 """Seconds without a byte after which the other side is given up."""
-CHUNK = 1 << 22
+_CHUNK = 1 << 22
 """Bytes that are sent, or received at most, at a time."""
+_UNSENT = 1 << 18
+"""Bytes that the kernel keeps beyond those that are on their way."""
 _AT_ONCE = 64
 """Receivers that are served together; more are sent away and come again."""
 _STRANGERS = 64
@@ -112,14 +117,10 @@ class Sender:
             sizes = {"tensors": contents.tensors - skipped, "description": contents.description, "shards": shards}
             channel.say(sizes)
             channel.next()
-            body, digest = slot.memory()[HEADER + skipped : contents.size], hashlib.blake2b()
-            for start in range(0, len(body), CHUNK):
-                chunk = body[start : start + CHUNK]
-                digest.update(chunk)
-                channel.socket.sendall(chunk)
+            digest = channel.send_body(slot.memory()[HEADER + skipped : contents.size])
             # A worker that overwrites the slot clears the header first. Then the receiver has to look elsewhere.
             if slot.contents() == contents:
-                channel.say({"digest": digest.hexdigest()})
+                channel.say({"digest": digest})
             return
         raise TransferError(f"{wanted} is not here any more")
 
@@ -223,29 +224,26 @@ def _receive(
     require_memory(HEADER + tensors + 2 * description, slots)
 
     def write(body: memoryview) -> None:
-        channel.say({"ready": True})
-        digest = hashlib.blake2b()
-        at = 0
-        while at < len(body):
-            count = channel.socket.recv_into(body[at : at + CHUNK])
-            if not count or cancelled():
-                raise TransferError("it ends in the middle")
-            digest.update(body[at : at + count])
-            at += count
-        if channel.next().get("digest") != digest.hexdigest():
-            raise TransferError("a wrong digest")
+        for _ in channel.receive_body(body):
+            if cancelled():
+                raise TransferError("not wanted any more")
 
     slot.fill(copy, tensors, description, write, shards)
 
 
 class Channel:
-    """A connection whose handshake is done by blocking calls, and its messages."""
+    """A connection whose handshake is done by blocking calls, its messages, and the bytes of snapshots.
+
+    The timeout of the socket is for each call the time without any progress: a slow link takes as long as it takes.
+    """
 
     def __init__(self, connection: socket.socket, session: Session) -> None:
         self.socket, self._session = connection, session
         self._messages: list[dict[str, Any]] = []
         connection.settimeout(_TIMEOUT)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Else the kernel takes megabytes, and says for seconds nothing of what has left.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
         connection.sendall(session.start())
         while not session.established:
             self._read()
@@ -260,15 +258,60 @@ class Channel:
             self._read()
         return self._messages.pop(0)
 
+    def send_body(self, body: memoryview) -> str:
+        """Send the bytes of a snapshot, and return their digest, which goes into a message after them."""
+        digest = hashlib.blake2b()
+        for start in range(0, len(body), _CHUNK):
+            chunk = body[start : start + _CHUNK]
+            digest.update(chunk)
+            while len(chunk):
+                # Not sendall, whose timeout is that of all bytes together (Lib/socket, 3.11).
+                chunk = chunk[self.socket.send(chunk) :]
+        return digest.hexdigest()
+
+    def receive_body(self, body: memoryview) -> Iterator[None]:
+        """Fill this memory with the bytes of a snapshot, and compare their digest; yields after each part of them.
+
+        Raises:
+            OSError, SessionError, TransferError: They do not come whole.
+        """
+        self.say({"ready": True})
+        digest = hashlib.blake2b()
+        while len(body):
+            count = self.socket.recv_into(body[:_CHUNK])
+            if not count:
+                raise TransferError("it ends in the middle")
+            digest.update(body[:count])
+            body = body[count:]
+            yield
+        if self.next().get("digest") != digest.hexdigest():
+            raise TransferError("a wrong digest")
+
     def _read(self) -> None:
         # Never more than the bytes of messages: what follows one may be a snapshot, which begins when it is asked for.
-        received = self.socket.recv(4096)
+        received = self._receive_or_send_on(4096)
         if not received:
             raise TransferError("the connection ends")
         messages, answer = self._session.receive(received)
         self._messages += messages
         if answer:
             self.socket.sendall(answer)
+
+    def _receive_or_send_on(self, size: int) -> bytes:
+        """Wait for bytes; the timeout begins anew while those that were sent still leave."""
+        left = self._unacknowledged()
+        while True:
+            try:
+                return self.socket.recv(size)
+            except TimeoutError:
+                before, left = left, self._unacknowledged()
+                if left >= before:
+                    raise
+
+    def _unacknowledged(self) -> int:
+        """Return how many bytes of this side the other one's kernel has not got (SIOCOUTQ of tcp(7))."""
+        count: int = struct.unpack("i", fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4)))[0]
+        return count
 
 
 def session_name(run: str) -> str:
