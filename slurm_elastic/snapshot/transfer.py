@@ -15,7 +15,6 @@ import json
 import logging
 import socket
 import struct
-import termios
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +35,8 @@ _CHUNK = 1 << 22
 """Bytes that are sent, or received at most, at a time."""
 _UNSENT = 1 << 18
 """Bytes that the kernel keeps beyond those that are on their way."""
+_SIOCOUTQ = 0x5411
+"""Asks for the bytes that are not acknowledged yet (asm-generic/ioctls.h, x86-64 and arm64 Linux)."""
 _AT_ONCE = 64
 """Receivers that are served together; more are sent away and come again."""
 _STRANGERS = 64
@@ -309,8 +310,8 @@ class Channel:
                     raise
 
     def _unacknowledged(self) -> int:
-        """Return how many bytes of this side the other one's kernel has not got (SIOCOUTQ of tcp(7))."""
-        count: int = struct.unpack("i", fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4)))[0]
+        """Return how many bytes of this side the other one's kernel has not got (tcp(7))."""
+        count: int = struct.unpack("i", fcntl.ioctl(self.socket, _SIOCOUTQ, bytes(4)))[0]
         return count
 
 
