@@ -91,12 +91,12 @@ def record_signals() -> Notices:
             signal.signal(number, _notices.note)
         signal.set_wakeup_fd(_notices.wakeup_fd, warn_on_full_buffer=False)
         # A forked process has other uses for the number of this descriptor.
-        os.register_at_fork(after_in_child=_wake_nobody)
+        os.register_at_fork(after_in_child=_forget_wakeup_fd)
         atexit.register(_ignore_signals)
     return _notices
 
 
-def _wake_nobody() -> None:
+def _forget_wakeup_fd() -> None:
     signal.set_wakeup_fd(-1)
 
 

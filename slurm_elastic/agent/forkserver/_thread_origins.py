@@ -70,9 +70,16 @@ def _unknown() -> list[str]:
     for task in os.listdir("/proc/self/task"):  # noqa: PTH208
         if int(task) == os.getpid():
             continue
-        with contextlib.suppress(OSError):
+        # The thread may have ended meanwhile.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             name = _text(f"/proc/self/task/{task}/comm").strip()
-            libraries = _libraries_on_stack(task, mappings)
+            try:
+                libraries = _libraries_on_stack(task, mappings)
+            except (FileNotFoundError, ProcessLookupError):
+                raise
+            except OSError:
+                # Where its stack cannot be read, nothing says that the thread is a known one.
+                libraries = set()
             if not any(
                 origin.name.fullmatch(name) and any(origin.library.search(library) for library in libraries)
                 for origin in _SAFE

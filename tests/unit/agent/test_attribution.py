@@ -73,10 +73,12 @@ def test_an_exception_is_the_cause_also_where_the_exit_after_it_is_aborted(tmp_p
         found.append(feature.attribute(replace(failure(exit_code, message, str(error_file)), log=str(log)), 1))
     assert [each.cause for each in found] == ["exception", "exception"]
     assert found[0].fingerprint == found[1].fingerprint != ""
-    # Of a crash whose last word is no exception the signal tells.
+    # Of an end whose last word is no exception that word tells, or the signal.
     log.write_text("terminate called without an active exception\n")
     error_file.unlink(missing_ok=True)
     assert last_output("", str(log)) == "terminate called without an active exception"
+    assert feature.attribute(replace(failure(-6), log=str(log)), 1).cause == "left_thread"
+    log.write_text("free(): invalid pointer\n")
     assert feature.attribute(replace(failure(-6), log=str(log)), 1).cause == "native_crash"
 
 
