@@ -290,7 +290,7 @@ class Channel:
 
     def _read(self) -> None:
         # Never more than the bytes of messages: what follows one may be a snapshot, which begins when it is asked for.
-        received = self._receive_or_send_on(4096)
+        received = self._next_bytes(4096)
         if not received:
             raise TransferError("the connection ends")
         messages, answer = self._session.receive(received)
@@ -298,7 +298,7 @@ class Channel:
         if answer:
             self.socket.sendall(answer)
 
-    def _receive_or_send_on(self, size: int) -> bytes:
+    def _next_bytes(self, size: int) -> bytes:
         """Wait for bytes; the timeout begins anew while those that were sent still leave."""
         left = self._unacknowledged()
         while True:

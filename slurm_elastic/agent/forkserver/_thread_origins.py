@@ -70,21 +70,17 @@ def _unknown() -> list[str]:
     for task in os.listdir("/proc/self/task"):  # noqa: PTH208
         if int(task) == os.getpid():
             continue
-        # The thread may have ended meanwhile.
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        name, libraries = "", set[str]()
+        # Where the stack cannot be read, nothing says that the thread is a known one. One that has ended is not listed
+        # when `unknown_threads` looks again.
+        with contextlib.suppress(OSError):
             name = _text(f"/proc/self/task/{task}/comm").strip()
-            try:
-                libraries = _libraries_on_stack(task, mappings)
-            except (FileNotFoundError, ProcessLookupError):
-                raise
-            except OSError:
-                # Where its stack cannot be read, nothing says that the thread is a known one.
-                libraries = set()
-            if not any(
-                origin.name.fullmatch(name) and any(origin.library.search(library) for library in libraries)
-                for origin in _SAFE
-            ):
-                names.append(name)
+            libraries = _libraries_on_stack(task, mappings)
+        if not any(
+            origin.name.fullmatch(name) and any(origin.library.search(library) for library in libraries)
+            for origin in _SAFE
+        ):
+            names.append(name)
     return sorted(names)
 
 
