@@ -27,7 +27,7 @@ from slurm_elastic.agent.forkserver._preload import (
     torch_says,
     uncollected,
 )
-from slurm_elastic.agent.forkserver._thread_origins import count_threads, unknown_threads
+from slurm_elastic.agent.forkserver._thread_origins import threads, unknown_threads
 
 __all__ = ["ImportReplay", "SpoiledError", "renew_ranks"]
 
@@ -83,7 +83,7 @@ class ImportReplay:
         self._plan, self._before, self._about_to, self._imported = plan, before, about_to, imported
         self._tree: list[_Node] = []
         self._culprit: tuple[list[_Node], str] | None = None
-        self._threads = count_threads()
+        self._threads = threads()
         self._open: list[str] = []
         self._descriptors = _descriptors()
         self._waited, self._low_priority, self._yields = _run_delay(), low_priority, False
@@ -204,9 +204,10 @@ class ImportReplay:
 
     def _left_behind(self, node: _Node) -> str | None:
         """Return what the import of a module has left that workers cannot share, for people; None if nothing."""
-        threads, before = count_threads(), self._threads
-        self._threads = threads
-        if threads > before and (names := unknown_threads()):
+        # Not only their number: `unknown_threads` may have ended some, and a module may end one and start another.
+        now, before = threads(), self._threads
+        self._threads = now
+        if now - before and (names := unknown_threads()):
             return f"starts a thread ({', '.join(names)})"
         if self._temporary:
             return "makes a temporary file"

@@ -1,8 +1,10 @@
 """Finds threads that prevent a fork: those of libraries that do not start them again in the forked process.
 
 A forked process has only the thread that forked it. Some libraries handle that and start their threads again where they
-are needed. The library that a thread belongs to is known by the return addresses on its stack
-(`/proc/self/task/<id>/syscall` has the stack pointer of a thread that waits, proc_pid_syscall(5)).
+are needed. Most of them end their threads before a fork: OpenBLAS does, under numpy and scipy (openblas_fork_handler in
+driver/others/memory.c, pthread_atfork, 0.3.30). The others are listed here. The library that such a thread belongs to
+is known by the return addresses on its stack (`/proc/self/task/<id>/syscall` has the stack pointer of a thread that
+waits, proc_pid_syscall(5)), which alone prove nothing: glibc gives a new thread the stack of one that has ended.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ import struct
 import time
 from typing import NamedTuple
 
-__all__ = ["count_threads", "unknown_threads"]
+__all__ = ["threads", "unknown_threads"]
 
 _STACK = 64 << 10
 """Bytes of a stack that are searched."""
 _SETTLED = 0.3
-"""Seconds until an idle pool of threads waits in a system call."""
+"""Seconds until an idle thread waits in a system call."""
 
 
 class _Origin(NamedTuple):
@@ -34,22 +36,18 @@ _SAFE = (
     # src/background_thread.c of jemalloc 5.3; Arrow has it built in (cpp/src/arrow/memory_pool_jemalloc.cc) under
     # pyarrow.
     _Origin(re.compile(r"/(libarrow|libjemalloc)[^/]*\.so"), re.compile(r"jemalloc_bg_thd")),
-    # OpenBLAS ends its threads before a fork and starts them again when they are needed, on both sides
-    # (openblas_fork_handler in driver/others/memory.c, pthread_atfork, 0.3.30); numpy and scipy each have their own.
-    _Origin(re.compile(r"/lib(scipy_)?openblas[^/]*\.so"), re.compile(r".*")),
 )
 
 
-def count_threads() -> int:
-    """Return how many threads this process has."""
-    # Each is a directory, beside "." and ".." (fs/proc/base.c, proc_task_getattr, Linux 6.1).
-    return os.stat("/proc/self/task").st_nlink - 2  # noqa: PTH116
+def threads() -> set[str]:
+    """Return the ids of this process's threads."""
+    return set(os.listdir("/proc/self/task"))  # noqa: PTH208
 
 
 def unknown_threads() -> list[str]:
     """Return the names of the threads, beside the first, that are not known to be started again after a fork.
 
-    Forks once if there are any: pools that handle forks may end their threads at that moment.
+    Forks once if there are any: libraries that handle forks end their threads at that moment, or keep those of `_SAFE`.
     """
     if not _unknown():
         return []
@@ -59,7 +57,7 @@ def unknown_threads() -> list[str]:
     os.waitpid(pid, 0)
     end = time.monotonic() + _SETTLED
     while (names := _unknown()) and time.monotonic() < end:
-        # The stack of a running thread is not known; pools spin for a moment before they wait.
+        # The stack of a running thread is not known.
         time.sleep(0.01)
     return names
 
@@ -67,7 +65,7 @@ def unknown_threads() -> list[str]:
 def _unknown() -> list[str]:
     mappings = _mappings()
     names = []
-    for task in os.listdir("/proc/self/task"):  # noqa: PTH208
+    for task in threads():
         if int(task) == os.getpid():
             continue
         name, libraries = "", set[str]()

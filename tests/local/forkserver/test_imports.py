@@ -289,6 +289,25 @@ def test_what_cannot_be_shared_is_left_out_with_what_imports_it(site: Site, capl
     assert not caplog.messages
 
 
+MULTIPLIES = """\
+import numpy
+SQUARE = numpy.ones((500, 500)) @ numpy.ones((500, 500))
+"""
+
+
+def test_a_thread_is_found_after_others_have_ended(
+    site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenBLAS's threads are still running after a product, and end when the replacement looks at them (a fork)."""
+    caplog.set_level("INFO", "slurm_elastic")
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+    site.environment["OPENBLAS_NUM_THREADS"] = "2"
+    (site.packages / "multiplies.py").write_text(MULTIPLIES)
+    site.learn(asking("multiplies", "threaded") + "import multiplies, threaded\nprint(there)\n")
+    assert site.run().stdout == "['multiplies']\n"
+    assert "each worker imports threaded anew: importing threaded starts a thread (python)" in caplog.messages
+
+
 NOTES_FORKS = """\
 import os
 def note():
@@ -488,7 +507,7 @@ def test_nothing_is_learned_where_that_is_switched_off(site: Site) -> None:
 def test_a_thread_is_known_by_its_maker() -> None:
     code = (
         "import sys, threading, time, numpy\n"
-        "from slurm_elastic.agent.forkserver._thread_origins import count_threads, unknown_threads\n"
+        "from slurm_elastic.agent.forkserver._thread_origins import unknown_threads\n"
         "print(unknown_threads())\n"
         "threading.Thread(target=time.sleep, args=(5,), daemon=True).start()\n"
         "open(f'/proc/self/task/{max(map(int, __import__(\"os\").listdir(\"/proc/self/task\")))}/comm', 'w')"
