@@ -24,6 +24,7 @@ from typing import Any
 from torch._C._distributed_c10d import TCPStore
 
 from slurm_elastic.rendezvous.membership import Place, Reason
+from slurm_elastic.rendezvous.store_process import prepare_stores
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rendezvous.worker_store import FreshPorts, open_worker_store
 from tests.local.agents import allocation
@@ -37,6 +38,8 @@ def serve_a_store(user: int) -> dict[str, Any]:
     if user != os.getuid():
         os.setgroups([])
         os.setuid(user)
+    # As agents do: a thread may look up a name while a store is forked.
+    prepare_stores()
     reserved = FreshPorts(SERVER).reserve()
     own = reserved.addresses
     early = connect(STRANGER, reserved.port)
