@@ -250,10 +250,10 @@ class Agent:
                 return lifecycle.StepAccepted(at)
             case lifecycle.Fence():
                 self._agreement.fence()
-            case lifecycle.ExpectExits():
+            case lifecycle.ExpectExits(lost):
                 self._agreement.await_dumps(_DUMP_TIMEOUT)
                 for feature in self._features:
-                    feature.exits_expected()
+                    feature.exits_expected(lost=lost)
             case lifecycle.TerminateWorkers():
                 if self._processes is not None:
                     self._processes.signal(signal.SIGKILL if self._agreement.shielded() else signal.SIGTERM)

@@ -506,7 +506,13 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class ExpectExits:
-    """The workers are about to be stopped: their end is no failure from now on."""
+    """The workers are about to be stopped: their end is no failure from now on.
+
+    Attributes:
+        lost: True if their round ends because a node was lost.
+    """
+
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -992,7 +998,8 @@ def _interrupted(
 ) -> Step:
     planned = event.reason not in _UNPLANNED
     timeout = config.shutdown_timeout if planned else UNPLANNED_STOP_TIMEOUT
-    return _stop(state, Rejoin(), now, timeout, signalled_first=planned, before=_fence(event))
+    lost = event.reason is Reason.NODE_LOST
+    return _stop(state, Rejoin(), now, timeout, signalled_first=planned, before=_fence(event), lost=lost)
 
 
 def _stop_to_leave(
@@ -1021,6 +1028,7 @@ def _stop(
     *,
     signalled_first: bool = False,
     before: tuple[Action, ...] = (),
+    lost: bool = False,
 ) -> Step:
     """Stop the workers within `timeout` seconds.
 
@@ -1031,6 +1039,7 @@ def _stop(
         timeout: Seconds between SIGTERM and SIGKILL.
         signalled_first: True if workers that were sent ``--worker-signal`` get `timeout` before SIGTERM.
         before: Actions to execute first.
+        lost: True if a node was lost.
     """
     by = now + timeout
     if isinstance(state, Stopping):
@@ -1038,5 +1047,5 @@ def _stop(
     signalled = _training_of(state).signalled if isinstance(state, Training | Leaving) else state.signalled
     if signalled_first and signalled:
         stopping = Stopping(state.round, then, by + UNPLANNED_STOP_TIMEOUT, by, signalled)
-        return stopping, (*before, ExpectExits())
-    return Stopping(state.round, then, by, None, signalled), (*before, ExpectExits(), TerminateWorkers())
+        return stopping, (*before, ExpectExits(lost))
+    return Stopping(state.round, then, by, None, signalled), (*before, ExpectExits(lost), TerminateWorkers())

@@ -89,15 +89,18 @@ class AgentMemory:
             self._replicator = self._make_replicator()
         threading.Thread(target=self._serve, name="slurm-elastic-snapshot-workers", daemon=True).start()
 
-    def inventory(self, is_leaving: Callable[[], bool] = lambda: False, *, members_leave: bool = False) -> str:
+    def inventory(
+        self, is_leaving: Callable[[], bool] = lambda: False, *, members_leave: bool = False, node_lost: bool = False
+    ) -> str:
         """Return what this agent holds; it has no workers now. Empty if nothing.
 
         Args:
             is_leaving: Returns True if the agent is to leave, and so does not wait for copies.
             members_leave: True if the workers have stopped at a step because agents leave as announced.
+            node_lost: True if the workers were stopped because a node was lost.
         """
         until = time.monotonic() + _SETTLE
-        self._settle(until, is_leaving, leaving=False)
+        self._settle(until, is_leaving, leaving=False, node_lost=node_lost)
         if members_leave and self._round.reports and not self._replicates:
             # The parts of those who leave are on disk alone.
             self._disk.flush(until, is_leaving)
@@ -224,15 +227,16 @@ class AgentMemory:
             raise OSError("no parts are copied to other nodes")
         return self._replicator.port()
 
-    def _settle(self, until: float, is_leaving: Callable[[], bool], *, leaving: bool) -> None:
+    def _settle(self, until: float, is_leaving: Callable[[], bool], *, leaving: bool, node_lost: bool = False) -> None:
         """Wait until the newest parts are where they are needed: the agent may leave, and others may."""
         current = self._round
         if self._replicator is None or not current.reports or current.settled:
             return
         current.settled = True
         with contextlib.suppress(OSError):
-            self._replicator.order(Ended())
-            if self._replicates:
+            # What the lost node took after its last copy is gone: the parts of the others are of no use without it.
+            self._replicator.order(Ended(node_lost))
+            if self._replicates and not node_lost:
                 self._replicator.settle(current.number, leaving=leaving, until=until, is_leaving=is_leaving)
 
     def _replicate(self, current: _Round, local_rank: int, slots: Sequence[Slot]) -> None:

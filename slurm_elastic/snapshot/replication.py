@@ -32,7 +32,8 @@ class Goal:
     """The step that the agents of a round make safe.
 
     Attributes:
-        take: The first snapshot from this step on is kept and copied; None before all have one.
+        take: The first snapshot from this step on is kept and copied; None before all have one, and while one of them
+            pauses.
         safe: The newest step of the round that is safe; None if none is.
         ahead: Steps by which `take` is ahead of what is known of workers. It grows when workers were further on than
             that, because their steps are short, and shrinks when they were not.
@@ -59,6 +60,7 @@ class Report:
         copied: The step of which another node has copies of all its parts; None if of none. Where nothing is copied to
             other nodes, the step that is kept.
         wanted: True if the next step that becomes safe has to be written to disk.
+        pauses: True while it leaves the network to the training after a copy.
     """
 
     node: str
@@ -69,6 +71,7 @@ class Report:
     differs: bool = False
     copied: int | None = None
     wanted: bool = False
+    pauses: bool = False
 
 
 def next_goal(goal: Goal, reports: Mapping[int, Report], nodes: int, *, replicates: bool = True) -> Goal:
@@ -82,11 +85,13 @@ def next_goal(goal: Goal, reports: Mapping[int, Report], nodes: int, *, replicat
             disk.
     """
     wanted = any(report.wanted for report in reports.values())
+    # A step that is taken before it can be copied is older than it need be when it becomes safe.
+    takes = (replicates or wanted) and not any(report.pauses for report in reports.values())
     newest = [report.newest for report in reports.values() if report.newest is not None]
     if len(newest) < nodes:
         return goal
     if goal.take is None:
-        return replace(goal, take=max(newest) + goal.ahead) if replicates or wanted else goal
+        return replace(goal, take=max(newest) + goal.ahead) if takes else goal
     kept = [report.kept for report in reports.values() if report.take == goal.take and report.kept is not None]
     if len(kept) < nodes:
         return goal
@@ -95,7 +100,7 @@ def next_goal(goal: Goal, reports: Mapping[int, Report], nodes: int, *, replicat
         return replace(goal, take=max(*newest, *kept) + ahead, ahead=ahead)
     if all(report.copied == kept[0] for report in reports.values()):
         ahead = goal.ahead - goal.ahead // 4
-        take = max(*newest, kept[0]) + ahead if replicates else None
+        take = max(*newest, kept[0]) + ahead if takes and replicates else None
         return Goal(take, kept[0], ahead, kept[0] if wanted else goal.disk)
     return goal
 

@@ -100,7 +100,13 @@ class Wanted(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """An order: the workers of the round have ended."""
+    """An order: the workers of the round have ended.
+
+    Attributes:
+        lost: True because a node was lost: nothing more is copied.
+    """
+
+    lost: bool = False
 
 
 class News(msgspec.Struct, frozen=True):
@@ -346,9 +352,11 @@ class _Replicator:
                     case Wanted():
                         if self._side is not None:
                             self._side.wanted = True
-                    case Ended():
+                    case Ended(lost):
                         self._ended.set()
-                        if self._side is not None:
+                        if self._side is not None and lost:
+                            self._side.abandon()
+                        elif self._side is not None:
                             threading.Thread(target=self._await_source, args=(self._side,), daemon=True).start()
 
     def _tell(self, news: News, slots: Sequence[Slot] = ()) -> None:
@@ -475,12 +483,13 @@ class _Side:
         self._failing_since: float | None = None
         self._collector: Channel | None = None
         self._target: tuple[Holder, Channel] | None = None
+        self._abandoned = False
 
     def run(self) -> None:
         """Take part until the workers have ended, and send what is newest then."""
         turn = (_TURN if self.members.replicates else _SLOW_TURN) * max(1.0, self.members.nodes / 32)
         last = None
-        while not self._ended.is_set() or self._seeks(last):
+        while not self._abandoned and (not self._ended.is_set() or self._seeks(last)):
             if self._ended.is_set():
                 # In a short round not all agents have reported yet.
                 last = last or time.monotonic() + self._owner._settings.silence
@@ -490,13 +499,21 @@ class _Side:
                 continue
             self._drop_collector()
             (time.sleep if last else self._ended.wait)(turn if last else 0.2)
-        if self.partner is not None and self._banks():
+        if not self._abandoned and self.partner is not None and self._banks():
             with contextlib.suppress(OSError, SessionError, TransferError):
                 for local_rank, slots in self._banks().items():
                     newest = max((each.id for each in _held(slots) if each is not None), default=None)
                     if newest is not None and newest.round == self.members.round:
                         self._send(local_rank, slots, newest)
                 self._channel_to_partner().say(msgspec.to_builtins(_Push(self.members.round)))
+
+    def abandon(self) -> None:
+        """Send nothing more, also of what is on its way; from any thread."""
+        self._abandoned = True
+        target = self._target
+        if target is not None:
+            with contextlib.suppress(OSError):
+                target[1].socket.shutdown(socket.SHUT_RDWR)
 
     @property
     def has_others(self) -> bool:
@@ -538,7 +555,8 @@ class _Side:
         ]
         newest = [max((each.step for each in ids if each is not None), default=None) for ids in held]
         kept, differs = kept_step(protection, held)
-        if kept is not None and not differs and self._copied != kept and time.monotonic() >= self._pause_until:
+        pauses = time.monotonic() < self._pause_until
+        if kept is not None and not differs and self._copied != kept and not pauses:
             self._copy(banks, SnapshotId(round_, kept))
         steps = [step for step in newest if step is not None]
         report = Report(
@@ -550,6 +568,7 @@ class _Side:
             differs,
             self._copied,
             self.wanted,
+            time.monotonic() < self._pause_until,
         )
         members = self.members
         if self._collector is None:
@@ -606,7 +625,7 @@ class _Side:
     def _say_slow(self, seconds: float, size: int, error: str = "") -> None:
         assert self.partner is not None
         problem = link_problem(self.partner.node, seconds, size, error)
-        if problem and not self._owner.said_slow:
+        if problem and not self._owner.said_slow and not self._abandoned:
             self._owner.said_slow = True
             self._owner.say_problem(problem)
 

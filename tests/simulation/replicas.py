@@ -39,6 +39,8 @@ class Node:
     """The snapshot that is being written to disk."""
     paused: int = 0
     """Turns for which the process that reports is paused."""
+    copy_pause: int = 0
+    """Turns for which it pauses after a copy."""
 
     def protection(self, round_: int, origin: SnapshotId | None) -> Protection:
         goal = self.goal
@@ -93,7 +95,7 @@ class Run:
         for node in self.nodes:
             began = self.began[round_]
             node.goal, node.copied, node.step = Goal(), None, 0 if began is None else began.step
-            node.writing, node.paused, node.wanted = None, 0, False
+            node.writing, node.paused, node.wanted, node.copy_pause = None, 0, False, 0
         for _ in range(draw.randrange(80 * self.world)):
             node = draw.choice(self.nodes)
             self._end_writing([node], 0.3)
@@ -167,12 +169,21 @@ class Run:
         ]
         protection = node.protection(round_, self.origin)
         kept, differs = replication.kept_step(protection, held)
-        if kept is not None and not differs and node.copied != kept and self._send(node, SnapshotId(round_, kept)):
-            node.copied = kept
+        node.copy_pause = max(0, node.copy_pause - 1)
+        if (
+            kept is not None
+            and not differs
+            and node.copied != kept
+            and not node.copy_pause
+            and self._send(node, SnapshotId(round_, kept))
+        ):
+            node.copied, node.copy_pause = kept, self.random.randrange(4)
         newest = [max((each.step for each in ids if each is not None), default=None) for ids in held]
         known = None if None in newest else min(each for each in newest if each is not None)
         name, goal = str(node.rank), node.goal
-        return Report(name, Holder(name, 1), known, goal.take, kept, differs, node.copied, node.wanted)
+        return Report(
+            name, Holder(name, 1), known, goal.take, kept, differs, node.copied, node.wanted, node.copy_pause > 0
+        )
 
     def _send(self, node: Node, snapshot: SnapshotId) -> bool:
         if not self.replicates:

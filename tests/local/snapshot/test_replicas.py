@@ -81,6 +81,17 @@ def test_a_lost_node_costs_the_steps_since_the_last_copy(agents: Agents, tmp_pat
         assert own == [(rank, weight, 100) for rank in range(4)]
 
 
+@pytest.mark.parametrize("silence", [20.0])
+def test_nothing_is_awaited_when_a_node_was_lost(agents: Agents, tmp_path: Path, silence: float) -> None:
+    one, two, three = (agents.add(name) for name in ("one", "two", "three"))
+    train(agents, ranks(agents, (one, 1), (two, 1), (three, 1)), tmp_path / "stop")
+    agents.lose("two")
+    # The third, which sends its copies to the first, says nothing.
+    began = time.monotonic()
+    assert one.inventory(node_lost=True)
+    assert time.monotonic() - began < silence / 10
+
+
 def test_an_agent_that_leaves_costs_no_step(agents: Agents, tmp_path: Path) -> None:
     one, two, three = (agents.add(name) for name in ("one", "two", "three"))
     _, last = train(agents, ranks(agents, (one, 1), (two, 1), (three, 2)), tmp_path / "stop")

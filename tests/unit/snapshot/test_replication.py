@@ -41,6 +41,15 @@ def test_a_step_that_all_have_copied_is_safe() -> None:
     assert next_goal(goal, {0: done}, 2) == goal
 
 
+def test_no_step_is_taken_while_one_agent_pauses() -> None:
+    done = report(newest=12, take=10, kept=10, copied=10)
+    pauses = replace(done, pauses=True)
+    assert next_goal(Goal(10, 5), {0: done, 1: pauses}, 2) == Goal(None, 10)
+    waits = report(newest=15, take=None, copied=10)
+    assert next_goal(Goal(None, 10), {0: waits, 1: replace(waits, pauses=True)}, 2) == Goal(None, 10)
+    assert next_goal(Goal(None, 10), {0: waits, 1: waits}, 2) == Goal(16, 10)
+
+
 def test_workers_that_were_further_on_have_it_taken_later() -> None:
     kept = report(newest=12, take=10, kept=10, copied=10)
     late = replace(kept, kept=11, copied=11)
