@@ -64,6 +64,7 @@ bench: setup ## the benchmarks behind docs/benchmarks.md
 	-@$(PYTHON) -m benchmarks.store_names --json build/store_names.json
 	-@$(PYTHON) -m benchmarks.trainer --json build/trainer.json
 	-@$(PYTHON) -m benchmarks.snapshot --json build/snapshot.json
+	-@$(PYTHON) -m benchmarks.lost_steps --json build/lost_steps.json
 	-@$(PYTHON) -m benchmarks.submission --json build/submission.json
 	-@$(PYTHON) -m benchmarks.health --json build/health.json
 	-@$(PYTHON) -m benchmarks.run_directory --json build/run_directory.json

@@ -45,6 +45,8 @@ class Job:
         idle: bool = False,
         scripts: Sequence[Path] = (),
         python: Path = PYTHON,
+        options: Sequence[str] = (),
+        arguments: Sequence[str] = (),
     ) -> None:
         """Note what will be started.
 
@@ -56,6 +58,8 @@ class Job:
             idle: whether the workers only sleep.
             scripts: another training, which writes into `steps` as training.py does, and files beside it.
             python: of the agents and their workers.
+            options: more of the agents.
+            arguments: of `scripts`.
         """
         self.launcher = launcher
         self._cluster = cluster
@@ -66,7 +70,7 @@ class Job:
         for path in scripts or [Path(__file__).with_name("training.py")]:
             shutil.copy(path, self.directory)
         self._script = (
-            [str(self.directory / scripts[0].name)]
+            [*options, str(self.directory / scripts[0].name), *arguments]
             if scripts
             else [str(self.directory / "training.py"), str(self.directory / "steps"), *(["idle"] if idle else [])]
         )

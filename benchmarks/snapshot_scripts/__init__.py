@@ -1,0 +1,1 @@
+"""Trainings of :mod:`benchmarks.lost_steps`."""
