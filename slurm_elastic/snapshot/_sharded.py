@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from slurm_elastic.snapshot.sharding import Layout, Mesh, Piece, Planner, Region, Sharded, region_of
-from slurm_elastic.snapshot.state import StateError
+from slurm_elastic.snapshot.state import PresentTensors, StateError, can_take
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -89,10 +89,9 @@ class _Division(NamedTuple):
 
 
 def restore(
-    tree: Mapping[str, Any],
     views: Sequence[torch.Tensor],
     planner: Planner | None,
-    present: Mapping[str, Any],
+    present: PresentTensors,
     rank: int,
     shard: Callable[[int, Piece], torch.Tensor],
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -102,10 +101,9 @@ def restore(
     as present tensors are that were divided like it.
 
     Args:
-        tree: The state of the snapshot with indices in the places of tensors.
-        views: Its tensors, which stay as they are.
+        views: The tensors of the snapshot, which stay as they are.
         planner: Of the layout of its sharded tensors; None if it has none.
-        present: The present state.
+        present: The tensors of the present state.
         rank: Of this process.
         shard: Returns the shard of a sharded tensor, by its index, to which a piece belongs.
 
@@ -113,8 +111,7 @@ def restore(
         StateError: A tensor is divided in a way that is not known.
         ValueError: A part does not fit the layout.
     """
-    found: dict[tuple[str, int], torch.Tensor] = {}
-    _find(tree, present, found)
+    found = present.found
     tensors: list[torch.Tensor] = []
     for index, view in enumerate(views):
         target = found.get(("x", index))
@@ -123,7 +120,7 @@ def restore(
             local = view[region.within(Region((0,) * view.dim(), tuple(view.shape)))].clone()
             tensors.append(_divided(local, tuple(view.shape), _division(target)))
         else:
-            tensors.append(view.clone())
+            tensors.append(present.copied(index, view))
     if planner is None:
         return tensors, []
     layout = planner.layout
@@ -145,31 +142,14 @@ def restore(
                 )
         whole = Region((0,) * len(saved.shape), saved.shape)
         region = whole if division is None else _region(saved, division, rank)
-        local = _assembled(index, planner.pieces(index, region), saved, region, shard)
+        dtype = getattr(torch, saved.dtype)
+        own = _local(target) if present.takes("s", index) else None
+        local = own if own is not None and can_take(own, dtype, region.size) else torch.empty(region.size, dtype=dtype)
+        with torch.no_grad():
+            for piece in planner.pieces(index, region):
+                local[piece.region.within(region)] = shard(index, piece)[piece.region.within(piece.shard)]
         sharded.append(local if division is None else _divided(local, saved.shape, division))
     return tensors, sharded
-
-
-def _find(tree: Any, present: Any, found: dict[tuple[str, int], torch.Tensor]) -> None:
-    """Find the present tensor in the place of each one of the tree; whole dicts at the top have plain names."""
-
-    def walk(node: Any, value: Any) -> None:
-        if not isinstance(node, dict):
-            return
-        ((kind, content),) = node.items()
-        if kind in "xs":
-            if isinstance(value, torch.Tensor):
-                found[kind, content] = value
-        elif kind == "d" and isinstance(value, Mapping):
-            for key, each in content:
-                if not isinstance(key, dict) and key in value:
-                    walk(each, value[key])
-        elif kind in "lt" and isinstance(value, (list, tuple)):
-            for each, beside in zip(content, value, strict=False):
-                walk(each, beside)
-
-    for name, node in tree.items():
-        walk(node, present.get(name))
 
 
 def _division(tensor: DTensor) -> _Division:
@@ -190,13 +170,9 @@ def _region(saved: Sharded, division: _Division, rank: int) -> Region:
     return region if region is not None else Region((0,) * len(saved.shape), (0,) * len(saved.shape))
 
 
-def _assembled(
-    index: int, pieces: Iterable[Piece], saved: Sharded, region: Region, shard: Callable[[int, Piece], torch.Tensor]
-) -> torch.Tensor:
-    local = torch.empty(region.size, dtype=getattr(torch, saved.dtype))
-    for piece in pieces:
-        local[piece.region.within(region)] = shard(index, piece)[piece.region.within(piece.shard)]
-    return local
+def _local(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    with torch.no_grad():
+        return tensor.to_local() if isinstance(tensor, DTensor) else None
 
 
 def _divided(local: torch.Tensor, shape: tuple[int, ...], division: _Division) -> DTensor:

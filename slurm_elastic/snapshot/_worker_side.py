@@ -7,7 +7,7 @@ import logging
 import operator
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from slurm_elastic.snapshot._disk_side import DiskSide
@@ -20,6 +20,7 @@ from slurm_elastic.snapshot.slots import HEADER, Contents
 from slurm_elastic.snapshot.state import (
     PER_RANK,
     Flat,
+    PresentTensors,
     StateError,
     Table,
     describe,
@@ -83,11 +84,14 @@ class WorkerMemory:
         contents = self.slots[self._start].contents() if self._start is not None else None
         return None if contents is None else contents.copy.id
 
-    def load(self, present: Callable[[], Mapping[str, Any]], *, own: bool) -> dict[str, Any] | None:
+    def load(
+        self, present: Callable[[], Mapping[str, Any]], in_place: Collection[str] = (), *, own: bool
+    ) -> dict[str, Any] | None:
         """Return the state of the snapshot that the round starts from; None if it starts from none.
 
         Args:
-            present: Returns the present state, for sharded tensors.
+            present: Returns the present state.
+            in_place: See :class:`~.state.PresentTensors`.
             own: True to return what the ranks had of their own, too, as a list.
         """
         if self._start is None:
@@ -96,21 +100,26 @@ class WorkerMemory:
         contents = slot.contents()
         found = None
         if contents is not None and contents.copy.id.round != self._round:
-            found = self._read(contents, slot, present, own)
+            found = self._read(contents, slot, present, in_place, own)
         if found is None or slot.contents() != contents:
             # The worker that writes for this node has saved so often since the start that it needed this slot.
             raise RuntimeError("snapshot.load comes too late: call it on all ranks before the first snapshot.save")
         return found
 
     def _read(
-        self, contents: Contents, slot: Slot, present: Callable[[], Mapping[str, Any]], own: bool
+        self,
+        contents: Contents,
+        slot: Slot,
+        present: Callable[[], Mapping[str, Any]],
+        in_place: Collection[str],
+        own: bool,
     ) -> dict[str, Any] | None:
         body = slot.memory()[HEADER : contents.size]
         description = bytes(body[contents.tensors :])
         tree, views = read_description(description, body[: contents.tensors])
         layout = read_layout(description)
         parts = _Parts(self._path, self._round, contents.copy, layout)
-        found = _restored(tree, views, layout, parts, present, own=own)
+        found = _restored(tree, views, layout, parts, present, in_place, own=own)
         return found if parts.are_unchanged() else None
 
     def save(
@@ -325,6 +334,7 @@ def _restored(
     layout: Layout | None,
     parts: _PartsOfState,
     present: Callable[[], Mapping[str, Any]],
+    in_place: Collection[str],
     *,
     own: bool,
 ) -> dict[str, Any]:
@@ -336,15 +346,17 @@ def _restored(
         layout: Of its sharded tensors; None if it has no parts.
         parts: Its parts.
         present: Returns the present state.
+        in_place: See :class:`~.state.PresentTensors`.
         own: True to return what the ranks had of their own, too, as a list.
     """
+    places = PresentTensors(tree, present(), in_place)
     if "torch.distributed.tensor" in sys.modules or (layout is not None and layout.tensors):
         from slurm_elastic.snapshot._sharded import restore
 
         planner = None if layout is None else Planner(layout)
-        loaded, sharded = restore(tree, tensors, planner, present(), _rank(), parts.shard)
+        loaded, sharded = restore(tensors, planner, places, _rank(), parts.shard)
     else:
-        loaded, sharded = [tensor.clone() for tensor in tensors], []
+        loaded, sharded = [places.copied(index, tensor) for index, tensor in enumerate(tensors)], []
     found = rebuild(tree, loaded, sharded)
     if own and layout is not None and layout.own:
         found[PER_RANK] = [parts.own(rank) for rank in range(layout.world)]
@@ -439,14 +451,17 @@ def load(**state: Any) -> Any:
         RuntimeError: The snapshot or checkpoint that the round starts from cannot be had.
     """
     memory, own = _memory(), PER_RANK in state
-    found = memory.load(lambda: _state_of(state), own=own) if memory is not None else None
+    modules = [name for name, value in state.items() if _is_module(value)]
+    found = memory.load(lambda: _state_of(state), modules, own=own) if memory is not None else None
     is_in_memory = found is not None
     if _disk.is_configured:
         stored = _start_on_disk(memory, is_in_memory, own or _has_sharded(state))
         if stored is not None:
             is_in_memory = False
             layout, present = stored.layout, lambda: _state_of(state)
-            found = _disk.read(lambda: _restored(stored.tree, stored.tensors, layout, stored, present, own=own))
+            found = _disk.read(
+                lambda: _restored(stored.tree, stored.tensors, layout, stored, present, modules, own=own)
+            )
     plain = []
     for name, value in state.items():
         if found is not None and name not in found and not (name == PER_RANK and not is_in_memory):
@@ -467,6 +482,12 @@ def _state_of(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_stateful(value: Any) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _is_module(value: Any) -> bool:
+    # A process that has modules has imported torch.
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
 
 
 def _has_sharded(state: Mapping[str, Any]) -> bool:

@@ -641,9 +641,10 @@ class _Side:
             push = _Push(self.members.round, local_rank, contents.copy, *sizes, safe)
             try:
                 channel.say(msgspec.to_builtins(push))
-                if channel.next().get("copied"):
+                ready = channel.next()
+                if ready.get("copied"):
                     return contents.size
-                digest = channel.send_body(slot.memory()[HEADER : contents.size])
+                digest = channel.send_body(slot.memory()[HEADER : contents.size], ready)
                 if slot.contents() != contents:
                     # The connection ends, and what was sent is not committed.
                     raise TransferError("overwritten meanwhile")

@@ -11,7 +11,7 @@ import base64
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,9 +28,11 @@ if TYPE_CHECKING:
 __all__ = [
     "PER_RANK",
     "Flat",
+    "PresentTensors",
     "StateError",
     "Table",
     "TensorPlace",
+    "can_take",
     "describe",
     "flatten",
     "read_description",
@@ -212,6 +214,68 @@ def tensor_in(memory: memoryview, name: str, shape: Sequence[int], offset: int) 
     if not size:
         return torch.empty(tuple(shape), dtype=dtype)
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(tuple(shape))
+
+
+class PresentTensors:
+    """The tensors of the present state in the places of those of a snapshot.
+
+    Args:
+        tree: The state of the snapshot, as `flatten` returns it.
+        present: The present state.
+        in_place: Names of what may be overwritten before it is loaded: its `load_state_dict` copies tensors into those
+            that its `state_dict` has shown, and would copy a copy.
+    """
+
+    def __init__(self, tree: Mapping[str, Any], present: Mapping[str, Any], in_place: Collection[str] = ()) -> None:
+        self.found: dict[tuple[str, int], torch.Tensor] = {}
+        """By kind, x or s, and index."""
+        self._in_place: set[tuple[str, int]] = set()
+        # A process that has tensors has imported torch.
+        loaded = sys.modules.get("torch")
+
+        def walk(node: Any, value: Any) -> None:
+            if not isinstance(node, dict):
+                return
+            ((kind, content),) = node.items()
+            if kind in "xs":
+                if loaded is not None and isinstance(value, loaded.Tensor):
+                    self.found[kind, content] = value
+            elif kind == "d" and isinstance(value, Mapping):
+                for key, each in content:
+                    if not isinstance(key, dict) and key in value:
+                        walk(each, value[key])
+            elif kind in "lt" and isinstance(value, (list, tuple)):
+                for each, beside in zip(content, value, strict=False):
+                    walk(each, beside)
+
+        for name, node in tree.items():
+            before = {*self.found}
+            walk(node, present.get(name))
+            if name in in_place:
+                self._in_place |= self.found.keys() - before
+
+    def takes(self, kind: str, index: int) -> bool:
+        """Return whether the present tensor may be overwritten."""
+        return (kind, index) in self._in_place
+
+    def copied(self, index: int, view: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a tensor of the snapshot, in the present one if that may be overwritten."""
+        import torch
+
+        target = self.found.get(("x", index))
+        if target is None or not self.takes("x", index) or not can_take(target, view.dtype, tuple(view.shape)):
+            return view.clone()
+        with torch.no_grad():
+            return target.copy_(view)
+
+
+def can_take(target: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+    """Return whether a tensor can be overwritten with elements of this type in this shape."""
+    import torch
+
+    plain = type(target) in (torch.Tensor, torch.nn.Parameter) and target.layout is torch.strided
+    same = target.dtype == dtype and tuple(target.shape) == shape
+    return plain and same and target.is_contiguous() and not target.is_meta and not target.is_inference()
 
 
 def rebuild(tree: Any, tensors: Sequence[torch.Tensor], sharded: Sequence[torch.Tensor] = ()) -> dict[str, Any]:

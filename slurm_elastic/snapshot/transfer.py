@@ -1,15 +1,16 @@
 """A snapshot from one agent to another: authenticated by the session that agents and leader use, length-checked.
 
 After the handshake: the receiver asks for a snapshot or a part of one, the sender answers with its size, the receiver
-says that it is ready, the sender sends that many bytes and then their digest. Of a part the receiver may leave the
-shards out. Only the digest is authenticated by the session: bytes
-that were changed on the way do not match it, and are never committed. They are not encrypted.
+says that it is ready and which digest is fast here, the sender sends that many bytes and then their digest. Of a part
+the receiver may leave the shards out. Only the digest is authenticated by the session: bytes that were changed on the
+way do not match it, and are never committed. They are not encrypted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import logging
@@ -18,6 +19,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from slurm_elastic.rendezvous.transport.session import Role, Session, SessionError
@@ -25,7 +27,16 @@ from slurm_elastic.snapshot.lineage import Copy, Holder
 from slurm_elastic.snapshot.memory import Slot, require_memory
 from slurm_elastic.snapshot.slots import HEADER
 
-__all__ = ["Channel", "Sender", "TransferError", "accepted", "find_replicator", "receive", "session_name"]
+__all__ = [
+    "Channel",
+    "Sender",
+    "TransferError",
+    "accepted",
+    "fastest_digest",
+    "find_replicator",
+    "receive",
+    "session_name",
+]
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -37,6 +48,7 @@ _UNSENT = 1 << 18
 """Bytes that the kernel keeps beyond those that are on their way."""
 _SIOCOUTQ = 0x5411
 """Asks for the bytes that are not acknowledged yet (asm-generic/ioctls.h, x86-64 and arm64 Linux)."""
+_DIGESTS = ("sha256", "blake2b")
 _AT_ONCE = 64
 """Receivers that are served together; more are sent away and come again."""
 _STRANGERS = 64
@@ -117,8 +129,8 @@ class Sender:
             skipped = contents.shards - shards
             sizes = {"tensors": contents.tensors - skipped, "description": contents.description, "shards": shards}
             channel.say(sizes)
-            channel.next()
-            digest = channel.send_body(slot.memory()[HEADER + skipped : contents.size])
+            ready = channel.next()
+            digest = channel.send_body(slot.memory()[HEADER + skipped : contents.size], ready)
             # A worker that overwrites the slot clears the header first. Then the receiver has to look elsewhere.
             if slot.contents() == contents:
                 channel.say({"digest": digest})
@@ -259,9 +271,19 @@ class Channel:
             self._read()
         return self._messages.pop(0)
 
-    def send_body(self, body: memoryview) -> str:
-        """Send the bytes of a snapshot, and return their digest, which goes into a message after them."""
-        digest = hashlib.blake2b()
+    def send_body(self, body: memoryview, ready: dict[str, Any]) -> str:
+        """Send the bytes of a snapshot, and return their digest, which goes into a message after them.
+
+        Args:
+            body: The bytes.
+            ready: What the other side has said, see :meth:`receive_body`.
+
+        Raises:
+            OSError, TransferError: They cannot be sent.
+        """
+        if ready.get("ready") not in _DIGESTS:
+            raise TransferError("a receiver that is not ready")
+        digest = hashlib.new(ready["ready"])
         for start in range(0, len(body), _CHUNK):
             chunk = body[start : start + _CHUNK]
             digest.update(chunk)
@@ -276,8 +298,9 @@ class Channel:
         Raises:
             OSError, SessionError, TransferError: They do not come whole.
         """
-        self.say({"ready": True})
-        digest = hashlib.blake2b()
+        name = fastest_digest()
+        self.say({"ready": name})
+        digest = hashlib.new(name)
         while len(body):
             count = self.socket.recv_into(body[:_CHUNK])
             if not count:
@@ -313,6 +336,21 @@ class Channel:
         """Return how many bytes of this side the other one's kernel has not got (tcp(7))."""
         count: int = struct.unpack("i", fcntl.ioctl(self.socket, _SIOCOUTQ, bytes(4)))[0]
         return count
+
+
+@functools.cache
+def fastest_digest(cpu: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the digest that takes this machine the least time.
+
+    SHA-256 is twice as fast as BLAKE2b where the processor has instructions for it, and half as fast elsewhere.
+    """
+    with contextlib.suppress(OSError):
+        for line in cpu.read_text().splitlines():
+            # flags of x86-64, Features of arm64.
+            name, _, value = line.partition(":")
+            if name.strip() in ("flags", "Features"):
+                return "sha256" if {"sha_ni", "sha2"} & {*value.split()} else "blake2b"
+    return "blake2b"
 
 
 def session_name(run: str) -> str:

@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,33 @@ def test_state_may_grow_and_change_its_shape(agents: Agents) -> None:
     for _ in range(2):
         (variables,) = agents.next_round([one])
         assert in_worker(variables, loads) == (3.0, 3)
+
+
+class Shows(torch.nn.Linear):
+    """A module that notes whether what it loads is in its own parameters already."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *arguments: Any, **options: Any) -> Any:
+        self.has_it = [state_dict[name].data_ptr() == each.data_ptr() for name, each in self.named_parameters()]
+        return super().load_state_dict(state_dict, *arguments, **options)
+
+
+def test_a_module_is_loaded_without_a_second_copy_and_nothing_else_is_overwritten(agents: Agents) -> None:
+    def save() -> bool:
+        model = Shows(3, 3)
+        torch.nn.init.constant_(model.weight, 7)
+        snapshot.save(1, model=model, half=model, mean=torch.full((3,), 7.0))
+        return True
+
+    def load() -> tuple[list[bool], list[bool], list[list[float]]]:
+        model, half, given = Shows(3, 3), Shows(3, 3).half(), torch.zeros(3)
+        mean = snapshot.load(model=model, half=half, mean=given)
+        shown = (model.weight, half.weight, mean, given)
+        return model.has_it, half.has_it, [sorted({*each.flatten().tolist()}) for each in shown]
+
+    one = agents.add("one")
+    assert in_worker(agents.next_round([one])[0], save)
+    found = in_worker(agents.next_round([one])[0], load)
+    assert found == ([True, True], [False, False], [[7.0], [7.0], [7.0], [0.0]])
 
 
 def test_what_a_cut_off_group_has_saved_is_dropped(agents: Agents) -> None:
