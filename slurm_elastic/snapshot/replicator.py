@@ -232,7 +232,7 @@ class ReplicatorProcess:
                 if told.disk is not None:
                     self._disk(told.disk)
                 if told.problem:
-                    logger.warning("%s: %s", self._settings.node, told.problem)
+                    logger.warning("snapshots: %s", told.problem)
                 with self._changed:
                     self._port = told.port or self._port
                     self.safe = told.safe or self.safe
@@ -417,7 +417,7 @@ class _Replicator:
                         self._take(channel, push, push.copy)
         except (OSError, SessionError, TransferError, msgspec.ValidationError, OutOfMemoryError) as error:
             if isinstance(error, OutOfMemoryError):
-                self.say_problem(f"it takes no copies of snapshots from another node: {error}")
+                self.say_problem(f"this node takes no copies from another one: {error}")
         finally:
             if source is not None:
                 # An agent that was lost sends nothing more.
