@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -88,12 +88,24 @@ class _Division(NamedTuple):
     device: torch.device
 
 
+class Parts(Protocol):
+    """The parts of a snapshot, in memory or on disk."""
+
+    def expect(self, pieces: Iterable[tuple[int, Piece]], /) -> None:
+        """Note the pieces that will be asked for, each with the index of its tensor."""
+        ...
+
+    def shard(self, index: int, piece: Piece, /) -> torch.Tensor:
+        """Return the shard of a sharded tensor, by its index, to which a piece belongs. It may lack other elements."""
+        ...
+
+
 def restore(
     views: Sequence[torch.Tensor],
     planner: Planner | None,
     present: PresentTensors,
     rank: int,
-    shard: Callable[[int, Piece], torch.Tensor],
+    parts: Parts,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the tensors and the sharded tensors of a snapshot, divided as those of the present state.
 
@@ -105,7 +117,7 @@ def restore(
         planner: Of the layout of its sharded tensors; None if it has none.
         present: The tensors of the present state.
         rank: Of this process.
-        shard: Returns the shard of a sharded tensor, by its index, to which a piece belongs.
+        parts: Of the snapshot.
 
     Raises:
         StateError: A tensor is divided in a way that is not known.
@@ -129,7 +141,7 @@ def restore(
         if kind == "s" and isinstance(target, DTensor):
             saved = layout.tensors[index]
             divisions.setdefault((saved.mesh, saved.dimensions), _division(target))
-    sharded: list[torch.Tensor] = []
+    wanted: list[tuple[_Division | None, Region]] = []
     for index, saved in enumerate(layout.tensors):
         target = found.get(("s", index))
         division = _division(target) if isinstance(target, DTensor) else None
@@ -141,13 +153,18 @@ def restore(
                     " tensor was divided like it: load all that was saved together by one call of snapshot.load"
                 )
         whole = Region((0,) * len(saved.shape), saved.shape)
-        region = whole if division is None else _region(saved, division, rank)
+        wanted.append((division, whole if division is None else _region(saved, division, rank)))
+    pieces = [[*planner.pieces(index, region)] for index, (_, region) in enumerate(wanted)]
+    parts.expect((index, piece) for index, each in enumerate(pieces) for piece in each)
+    sharded: list[torch.Tensor] = []
+    for index, (saved, (division, region)) in enumerate(zip(layout.tensors, wanted, strict=True)):
+        target = found.get(("s", index))
         dtype = getattr(torch, saved.dtype)
         own = _local(target) if present.takes("s", index) else None
         local = own if own is not None and can_take(own, dtype, region.size) else torch.empty(region.size, dtype=dtype)
         with torch.no_grad():
-            for piece in planner.pieces(index, region):
-                local[piece.region.within(region)] = shard(index, piece)[piece.region.within(piece.shard)]
+            for piece in pieces[index]:
+                local[piece.region.within(region)] = parts.shard(index, piece)[piece.region.within(piece.shard)]
         sharded.append(local if division is None else _divided(local, saved.shape, division))
     return tensors, sharded
 

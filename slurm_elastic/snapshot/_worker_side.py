@@ -7,15 +7,24 @@ import logging
 import operator
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from slurm_elastic.snapshot._disk_side import DiskSide
 from slurm_elastic.snapshot._slot_writer import SlotWriter
-from slurm_elastic.snapshot.hand_over import VARIABLE, Answer, Directory, HandOverError, Request, ask, name_directory
+from slurm_elastic.snapshot.hand_over import (
+    MOST_RANGES,
+    VARIABLE,
+    Answer,
+    Directory,
+    HandOverError,
+    Request,
+    ask,
+    name_directory,
+)
 from slurm_elastic.snapshot.lineage import SLOTS, Copy, Holder, SnapshotId
 from slurm_elastic.snapshot.memory import OutOfMemoryError, Reserve, Slot, free_memory
-from slurm_elastic.snapshot.sharding import Layout, Piece, Planner
+from slurm_elastic.snapshot.sharding import Layout, Piece, Planner, byte_range, merged
 from slurm_elastic.snapshot.slots import HEADER, Contents
 from slurm_elastic.snapshot.state import (
     PER_RANK,
@@ -41,6 +50,9 @@ if TYPE_CHECKING:
 __all__ = ["load", "save", "to_disk"]
 
 logger = logging.getLogger("slurm_elastic")
+
+_MOST_BETWEEN = 1.25
+"""Bytes of ranges, as a multiple of those needed, at most: else a part is asked for as a whole."""
 
 
 class WorkerMemory:
@@ -282,6 +294,25 @@ class _Parts:
     def __init__(self, path: str | None, round_: int, origin: Copy, layout: Layout | None) -> None:
         self._path, self._round, self._origin, self._layout = path, round_, origin, layout
         self._read: dict[tuple[int, bool], tuple[Slot, Contents]] = {}
+        self._ranges: dict[int, tuple[tuple[int, int], ...]] = {}
+
+    def expect(self, pieces: Iterable[tuple[int, Piece]]) -> None:
+        """Note which bytes of each part are needed: another agent sends no others.
+
+        Where others lie between them, as in tensors that are divided by columns, the part is needed as a whole: the
+        workers of a node share it.
+        """
+        assert self._layout is not None
+        ranges: dict[int, list[tuple[int, int]]] = {}
+        needed: dict[int, int] = {}
+        for index, piece in pieces:
+            item = self._layout.tensors[index].item
+            ranges.setdefault(piece.part, []).append(byte_range(piece, item))
+            needed[piece.part] = needed.get(piece.part, 0) + piece.region.count * item
+        for part, each in ranges.items():
+            found = merged(each, MOST_RANGES)
+            if sum(end - begin for begin, end in found) <= _MOST_BETWEEN * needed[part]:
+                self._ranges[part] = found
 
     def shard(self, index: int, piece: Piece) -> torch.Tensor:
         """Return the shard of a sharded tensor to which these elements belong, in the memory of the agent."""
@@ -308,7 +339,8 @@ class _Parts:
         if known is None:
             assert self._path is not None
             try:
-                _, descriptors = ask(self._path, Request(self._round, part=part, own=own))
+                ranges = None if own else self._ranges.get(part)
+                _, descriptors = ask(self._path, Request(self._round, part=part, own=own, ranges=ranges))
             except HandOverError as error:
                 raise _cannot_be_had(self._round, error) from None
             slot = Slot(descriptors[0])
@@ -322,6 +354,8 @@ class _Parts:
 
 class _PartsOfState(Protocol):
     """The parts of a state, in memory or on disk."""
+
+    def expect(self, pieces: Iterable[tuple[int, Piece]], /) -> None: ...
 
     def shard(self, index: int, piece: Piece, /) -> torch.Tensor: ...
 
@@ -354,7 +388,7 @@ def _restored(
         from slurm_elastic.snapshot._sharded import restore
 
         planner = None if layout is None else Planner(layout)
-        loaded, sharded = restore(tensors, planner, places, _rank(), parts.shard)
+        loaded, sharded = restore(tensors, planner, places, _rank(), parts)
     else:
         loaded, sharded = [places.copied(index, tensor) for index, tensor in enumerate(tensors)], []
     found = rebuild(tree, loaded, sharded)

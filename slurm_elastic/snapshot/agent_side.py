@@ -23,7 +23,7 @@ from slurm_elastic.snapshot.lineage import SLOTS, Copy, Holder, Origin, Protecti
 from slurm_elastic.snapshot.memory import OutOfMemoryError, Slot
 from slurm_elastic.snapshot.replicator import Ended, Members, ReplicatorProcess, Settings, Slots, Wanted
 from slurm_elastic.snapshot.slots import HEADER
-from slurm_elastic.snapshot.transfer import Sender, TransferError, accepted, receive
+from slurm_elastic.snapshot.transfer import Ranges, Sender, TransferError, accepted, receive
 
 __all__ = ["AgentMemory", "Group"]
 
@@ -173,7 +173,7 @@ class AgentMemory:
         with contextlib.suppress(OSError):
             with self._lock:
                 borrowed = [each.slot for each in self._round.borrowed.values() if each.slot is not None]
-            size = sum(slot.size - HEADER for slot in (*self._all_slots(), *borrowed))
+            size = sum(slot.size - HEADER for slot in self._all_slots()) + sum(slot.allocated for slot in borrowed)
         return size, None if safe is None else safe.step
 
     def close(self, until: float | None = None, is_leaving: Callable[[], bool] = lambda: False) -> None:
@@ -288,12 +288,14 @@ class AgentMemory:
         slots: tuple[Slot, ...],
         holders: tuple[Holder, ...],
         own: bool = False,
+        ranges: Ranges | None = None,
     ) -> None:
         # Agents that come together ask different ones first.
         turn = zlib.crc32(self._agent.encode()) % max(1, len(holders))
         holders = (*holders[turn:], *holders[:turn])
         cancelled = current.cancelled.is_set
-        receive(copy, slot, slots, holders, self._secret, self._run, self._agent, cancelled, own=own)
+        sender = self._secret, self._run, self._agent
+        receive(copy, slot, slots, holders, *sender, cancelled, own=own, ranges=ranges)
 
     def _slots_of_rank(self, local_rank: int) -> list[Slot]:
         """Return the slots for the parts of a local rank; made when it asks for the first time."""
@@ -302,8 +304,8 @@ class AgentMemory:
                 self._parts[local_rank] = [Slot.make() for _ in range(SLOTS)]
             return self._parts[local_rank]
 
-    def _part(self, current: _Round, part: int, own: bool) -> Slot:
-        """Return memory with a part of the origin; waits until it is there.
+    def _part(self, current: _Round, part: int, own: bool, ranges: Ranges | None) -> Slot:
+        """Return memory with a part of the origin, or with these ranges of it; waits until it is there.
 
         Raises:
             HandOverError: It cannot be had.
@@ -316,14 +318,14 @@ class AgentMemory:
             if (contents := slot.contents()) is not None and contents.copy == copy:
                 return slot
         with self._lock:
-            borrowed = current.borrowed.get((part, own))
+            borrowed = current.borrowed.get((part, own, ranges))
             first = borrowed is None
             if borrowed is None:
-                borrowed = current.borrowed[part, own] = _Borrowed()
+                borrowed = current.borrowed[part, own, ranges] = _Borrowed()
         if first:
             try:
                 slot = Slot.make()
-                self._receive(current, copy, slot, (slot,), origin.holders_of(part), own)
+                self._receive(current, copy, slot, (slot,), origin.holders_of(part), own, ranges)
                 borrowed.slot = slot
             except (TransferError, OutOfMemoryError, OSError) as error:
                 borrowed.error = f"{self._node} cannot get part {part} of it: {error}"
@@ -400,7 +402,7 @@ class AgentMemory:
 
     def _wanted(self, request: Request, current: _Round) -> Sequence[Slot]:
         if request.part is not None:
-            return [self._part(current, request.part, request.own)]
+            return [self._part(current, request.part, request.own, request.ranges)]
         if request.writes is not None:
             # Its first snapshot: what was fetched for the start of the round is loaded.
             slots = self._slots_of_rank(request.writes)
@@ -455,7 +457,7 @@ class _Round:
         ready: Set when the slot has its snapshot, or will not have it.
         cancelled: Set when the round is over.
         error: Why the slot does not have it.
-        borrowed: Parts of the origin that other agents hold, by number, and whether without shards.
+        borrowed: Parts of the origin that other agents hold, by number, whether without shards, and their ranges.
         group: The place of the agent among those of the round; None if it copies no parts to other nodes.
         collector: The process that finds steps for the disk, if no parts are copied to other nodes.
         writers: The slots of the local ranks that write parts.
@@ -469,7 +471,7 @@ class _Round:
         self.replacement: Slot | None = None
         self.ready, self.cancelled = threading.Event(), threading.Event()
         self.error = ""
-        self.borrowed: dict[tuple[int, bool], _Borrowed] = {}
+        self.borrowed: dict[tuple[int, bool, Ranges | None], _Borrowed] = {}
         self.group: Group | None = None
         self.collector: Holder | None = None
         self.writers: dict[int, Sequence[Slot]] = {}

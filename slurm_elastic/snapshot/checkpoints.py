@@ -23,7 +23,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -326,6 +326,9 @@ class Stored:
             """Of its sharded tensors; None if it has none, and ranks had no state of their own."""
             self.tensors: list[torch.Tensor] = [self._load(*place) for place in content["tensors"]]
         self._parts: dict[int, StoredPart] = {}
+
+    def expect(self, pieces: Iterable[tuple[int, Piece]]) -> None:
+        """Do nothing: the file of a part is mapped, and of that only what is read comes from the disk."""
 
     def shard(self, index: int, piece: Piece) -> torch.Tensor:
         """Return the shard of a sharded tensor to which these elements belong."""

@@ -19,6 +19,7 @@ from slurm_elastic import typed_json
 from slurm_elastic.snapshot.lineage import SLOTS, Holder, SnapshotId
 
 __all__ = [
+    "MOST_RANGES",
     "VARIABLE",
     "Answer",
     "Directory",
@@ -33,6 +34,7 @@ __all__ = [
 VARIABLE = "SLURM_ELASTIC_SNAPSHOT"
 """Environment variable of a worker: the path of the socket."""
 
+MOST_RANGES = 256
 _LIMIT = 1 << 14
 _CREDENTIALS = struct.Struct("3i")
 
@@ -79,6 +81,8 @@ class Request:
         writes: Local rank that asks for the slots for its own parts; None for the slots for the state of all ranks.
         part: Number of the part of the origin that it asks for; None for slots.
         own: True to get that part without its shards, if that is faster.
+        ranges: Where the bytes begin and end that it needs of the shards of that part, in order, at most `MOST_RANGES`;
+            the others may be missing. None for all.
     """
 
     round: int
@@ -86,6 +90,7 @@ class Request:
     writes: int | None = None
     part: int | None = None
     own: bool = False
+    ranges: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from slurm_elastic.snapshot.lineage import Copy, Protection
 from slurm_elastic.snapshot.slots import HEADER, Contents
 from slurm_elastic.text import size_text
 
-__all__ = ["OutOfMemoryError", "Reserve", "Slot", "free_memory", "require_memory"]
+__all__ = ["OutOfMemoryError", "Reserve", "Slot", "free_memory", "require_memory", "require_ranges"]
 
 _PAGE = 4096
 
@@ -63,6 +63,11 @@ class Slot:
     def size(self) -> int:
         """Bytes of the file."""
         return os.fstat(self.descriptor).st_size
+
+    @property
+    def allocated(self) -> int:
+        """Bytes of the file that have pages."""
+        return 512 * os.fstat(self.descriptor).st_blocks
 
     def memory(self) -> memoryview:
         """Return the whole memory, mapped anew if it has grown. Processes that are forked do not inherit it."""
@@ -110,6 +115,18 @@ class Slot:
         size = -(-size // _PAGE) * _PAGE
         if size > self.size:
             os.posix_fallocate(self.descriptor, 0, size)
+
+    def grow_for(self, size: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """Make the file at least so large; pages of these ranges are there afterwards.
+
+        Raises:
+            OSError: There is no memory for them.
+        """
+        if size > self.size:
+            os.ftruncate(self.descriptor, size)
+        for begin, end in ranges:
+            if end > begin:
+                os.posix_fallocate(self.descriptor, begin, end - begin)
 
     def fill(
         self,
@@ -204,8 +221,8 @@ class Reserve:
     def _borrowed(self, others: int) -> int:
         """Return the number of parts with shards that the node may need from others when a node was lost.
 
-        The others then have the shards of one node more among them. Workers need a part as a whole for any piece of
-        it, so the node may need one more than that.
+        The others then have the shards of one node more among them. What lies between the elements of a piece comes
+        with them, so the node may need one more than that.
         """
         return min(others, -(-self.workers * self.nodes // (self.nodes - 1)) + 1)
 
@@ -235,6 +252,22 @@ def require_memory(size: int, slots_of_node: Sequence[Slot]) -> None:
     try:
         for slot in slots_of_node:
             slot.grow(size)
+    except OSError as error:
+        raise OutOfMemoryError(f"{text} ({error.strerror})") from None
+
+
+def require_ranges(size: int, slot: Slot, ranges: Sequence[tuple[int, int]]) -> None:
+    """Make room for ranges of bytes in a new slot of this size.
+
+    Raises:
+        OutOfMemoryError: The node or the job does not have the memory.
+    """
+    missing, free = sum(end - begin for begin, end in ranges), free_memory()
+    text = _lacking(size_text(missing), missing, free)
+    if missing > free:
+        raise OutOfMemoryError(text)
+    try:
+        slot.grow_for(size, ranges)
     except OSError as error:
         raise OutOfMemoryError(f"{text} ({error.strerror})") from None
 

@@ -461,7 +461,7 @@ class _Replicator:
         require_memory(HEADER + push.tensors + 2 * push.description, slots)
 
         def write(body: memoryview) -> None:
-            for _ in channel.receive_body(body):
+            for _ in channel.receive_body([body]):
                 self._last_byte = time.monotonic()
 
         slot.fill(copy, push.tensors, push.description, write, push.shards)
@@ -644,7 +644,7 @@ class _Side:
                 ready = channel.next()
                 if ready.get("copied"):
                     return contents.size
-                digest = channel.send_body(slot.memory()[HEADER : contents.size], ready)
+                digest = channel.send_body([slot.memory()[HEADER : contents.size]], ready)
                 if slot.contents() != contents:
                     # The connection ends, and what was sent is not committed.
                     raise TransferError("overwritten meanwhile")

@@ -8,13 +8,13 @@ after the other in its part, in the order of the layout. Ranks that hold the sam
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 
 from slurm_elastic.snapshot.slots import round_up
 
-__all__ = ["Layout", "Mesh", "Piece", "Planner", "Region", "Sharded", "region_of"]
+__all__ = ["Layout", "Mesh", "Piece", "Planner", "Region", "Sharded", "byte_range", "merged", "region_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,40 @@ class Piece:
     offset: int
     shard: Region
     region: Region
+
+
+def byte_range(piece: Piece, item: int) -> tuple[int, int]:
+    """Return where in its part a piece begins and ends, with what lies between its elements.
+
+    Args:
+        piece: The piece.
+        item: Bytes of an element.
+    """
+    first = last = 0
+    for at, base, count, size in zip(
+        piece.region.start, piece.shard.start, piece.region.size, piece.shard.size, strict=True
+    ):
+        first = first * size + at - base
+        last = last * size + at - base + count - 1
+    return piece.offset + first * item, piece.offset + (last + 1) * item
+
+
+def merged(ranges: Iterable[tuple[int, int]], most: int) -> tuple[tuple[int, int], ...]:
+    """Return ranges that contain these, in order and without overlaps.
+
+    Args:
+        ranges: Where each begins and ends.
+        most: Number of ranges at most, 1 or more; those with the smallest gaps between them become one.
+    """
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((begin, end))
+    gaps = sorted(range(1, len(found)), key=lambda index: found[index][0] - found[index - 1][1], reverse=True)
+    bounds = [0, *sorted(gaps[: most - 1]), len(found)]
+    return tuple((found[first][0], found[end - 1][1]) for first, end in pairwise(bounds) if first < end)
 
 
 def region_of(tensor: Sharded, mesh: Mesh, rank: int) -> Region | None:

@@ -22,13 +22,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from slurm_elastic.rendezvous.transport.session import Role, Session, SessionError
 from slurm_elastic.snapshot.lineage import Copy, Holder
-from slurm_elastic.snapshot.memory import Slot, require_memory
+from slurm_elastic.snapshot.memory import Slot, require_memory, require_ranges
 from slurm_elastic.snapshot.slots import HEADER
 
 __all__ = [
     "Channel",
+    "Ranges",
     "Sender",
     "TransferError",
     "accepted",
@@ -39,6 +42,9 @@ __all__ = [
 ]
 
 logger = logging.getLogger("slurm_elastic")
+
+Ranges = tuple[tuple[int, int], ...]
+"""Where ranges of bytes begin and end, in order."""
 
 _TIMEOUT = 10.0
 """Seconds without a byte after which the other side is given up."""
@@ -120,7 +126,7 @@ class Sender:
         if wanted.get("replicator") is True:
             channel.say({"port": self._replicator()})
             return
-        own = wanted.pop("own", False) is True
+        own, ranges = wanted.pop("own", False) is True, wanted.pop("ranges", None)
         for slot in self._slots():
             contents = slot.contents()
             if contents is None or _named(contents.copy) != wanted:
@@ -128,9 +134,11 @@ class Sender:
             shards = 0 if own else contents.shards
             skipped = contents.shards - shards
             sizes = {"tensors": contents.tensors - skipped, "description": contents.description, "shards": shards}
+            body = slot.memory()[HEADER + skipped : contents.size]
+            bodies = [body] if ranges is None else _taken(body, _checked(ranges, shards), shards)
             channel.say(sizes)
             ready = channel.next()
-            digest = channel.send_body(slot.memory()[HEADER + skipped : contents.size], ready)
+            digest = channel.send_body(bodies, ready)
             # A worker that overwrites the slot clears the header first. Then the receiver has to look elsewhere.
             if slot.contents() == contents:
                 channel.say({"digest": digest})
@@ -182,6 +190,7 @@ def receive(
     timeout: float = 60.0,
     *,
     own: bool = False,
+    ranges: Ranges | None = None,
 ) -> None:
     """Get a snapshot, or a part of one, from one of the agents that hold it.
 
@@ -196,6 +205,8 @@ def receive(
         cancelled: Asked all the time: True if the snapshot is not wanted any more.
         timeout: Seconds after which no holder is asked again.
         own: True to get a part without its shards.
+        ranges: Where the bytes of the shards begin and end that are needed, in order; the others stay zero. None for
+            all.
 
     Raises:
         TransferError: No holder sends it.
@@ -208,7 +219,7 @@ def receive(
             try:
                 with socket.create_connection((holder.address, holder.port), timeout=_TIMEOUT) as connection:
                     session = Session(Role.AGENT, secret, session_name(run), agent=agent, port=holder.port)
-                    _receive(Channel(connection, session), copy, slot, slots, cancelled, own)
+                    _receive(Channel(connection, session), copy, slot, slots, cancelled, own, ranges)
                     return
             except (OSError, SessionError, TransferError) as error:
                 why = f"{holder.address}: {error or type(error).__name__}"
@@ -227,17 +238,24 @@ def _receive(
     slots: Sequence[Slot],
     cancelled: Callable[[], bool],
     own: bool = False,
+    ranges: Ranges | None = None,
 ) -> None:
-    channel.say({**_named(copy), "own": own})
+    channel.say({**_named(copy), "own": own, "ranges": ranges})
     answered = channel.next()
     sizes = (answered.get(name) for name in ("tensors", "description", "shards"))
     tensors, description, shards = (size if type(size) is int else -1 for size in sizes)
     if min(tensors, description, shards) < 0 or (own and shards):
         raise TransferError("an answer without sizes")
-    require_memory(HEADER + tensors + 2 * description, slots)
+    if ranges is None:
+        require_memory(HEADER + tensors + 2 * description, slots)
+    else:
+        _checked(ranges, shards)
+        size = HEADER + tensors + description
+        used = ((0, HEADER), *((HEADER + begin, HEADER + end) for begin, end in ranges), (HEADER + shards, size))
+        require_ranges(size, slot, used)
 
     def write(body: memoryview) -> None:
-        for _ in channel.receive_body(body):
+        for _ in channel.receive_body([body] if ranges is None else _taken(body, ranges, shards)):
             if cancelled():
                 raise TransferError("not wanted any more")
 
@@ -271,11 +289,11 @@ class Channel:
             self._read()
         return self._messages.pop(0)
 
-    def send_body(self, body: memoryview, ready: dict[str, Any]) -> str:
+    def send_body(self, bodies: Sequence[memoryview], ready: dict[str, Any]) -> str:
         """Send the bytes of a snapshot, and return their digest, which goes into a message after them.
 
         Args:
-            body: The bytes.
+            bodies: The bytes, one after the other.
             ready: What the other side has said, see :meth:`receive_body`.
 
         Raises:
@@ -284,15 +302,16 @@ class Channel:
         if ready.get("ready") not in _DIGESTS:
             raise TransferError("a receiver that is not ready")
         digest = hashlib.new(ready["ready"])
-        for start in range(0, len(body), _CHUNK):
-            chunk = body[start : start + _CHUNK]
-            digest.update(chunk)
-            while len(chunk):
-                # Not sendall, whose timeout is that of all bytes together (Lib/socket, 3.11).
-                chunk = chunk[self.socket.send(chunk) :]
+        for body in bodies:
+            for start in range(0, len(body), _CHUNK):
+                chunk = body[start : start + _CHUNK]
+                digest.update(chunk)
+                while len(chunk):
+                    # Not sendall, whose timeout is that of all bytes together (Lib/socket, 3.11).
+                    chunk = chunk[self.socket.send(chunk) :]
         return digest.hexdigest()
 
-    def receive_body(self, body: memoryview) -> Iterator[None]:
+    def receive_body(self, bodies: Sequence[memoryview]) -> Iterator[None]:
         """Fill this memory with the bytes of a snapshot, and compare their digest; yields after each part of them.
 
         Raises:
@@ -301,13 +320,15 @@ class Channel:
         name = fastest_digest()
         self.say({"ready": name})
         digest = hashlib.new(name)
-        while len(body):
-            count = self.socket.recv_into(body[:_CHUNK])
-            if not count:
-                raise TransferError("it ends in the middle")
-            digest.update(body[:count])
-            body = body[count:]
-            yield
+        for body in bodies:
+            missing = body
+            while len(missing):
+                count = self.socket.recv_into(missing[:_CHUNK])
+                if not count:
+                    raise TransferError("it ends in the middle")
+                digest.update(missing[:count])
+                missing = missing[count:]
+                yield
         if self.next().get("digest") != digest.hexdigest():
             raise TransferError("a wrong digest")
 
@@ -356,6 +377,27 @@ def fastest_digest(cpu: Path = Path("/proc/cpuinfo")) -> str:
 def session_name(run: str) -> str:
     """Return a name for sessions that carry snapshots: no proof of one is good for a session with the leader."""
     return f"{run} snapshot"
+
+
+def _checked(ranges: object, shards: int) -> Ranges:
+    """Return ranges of the shards as they come from another agent.
+
+    Raises:
+        TransferError: They are none.
+    """
+    try:
+        found = msgspec.convert(ranges, Ranges)
+    except msgspec.ValidationError:
+        raise TransferError("no ranges of bytes") from None
+    bounds = [0, *(bound for each in found for bound in each), shards]
+    if bounds != sorted(bounds):
+        raise TransferError("ranges of bytes that are not there")
+    return found
+
+
+def _taken(body: memoryview, ranges: Ranges, shards: int) -> list[memoryview]:
+    """Return these ranges of the shards, and what follows the shards."""
+    return [*(body[begin:end] for begin, end in ranges), body[shards:]]
 
 
 def _named(copy: Copy) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from slurm_elastic.snapshot.agent_side import AgentMemory, Group
 from slurm_elastic.snapshot.hand_over import VARIABLE, Request, ask
 from slurm_elastic.snapshot.lineage import Copy, SnapshotId, choose, read_inventories, read_origin
 from slurm_elastic.snapshot.memory import OutOfMemoryError, Reserve, Slot, free_memory, require_memory
+from slurm_elastic.snapshot.slots import HEADER
 from tests.local.snapshot.memories import Agents, in_worker, loads, saves
 from tests.local.waiting import eventually
 
@@ -300,6 +301,54 @@ def test_an_agent_without_the_secret_gets_nothing(agents: Agents) -> None:
             received += piece
     assert len(received) < 1000
     assert not session.established
+
+
+SHARDS, TENSORS = 1 << 15, 1 << 16
+
+
+def holds_a_part(agents: Agents) -> tuple[AgentMemory, Slot]:
+    """An agent, and its slot with a part: shards, other tensors and a description, all of random bytes."""
+    one = agents.add("one")
+    slot, content = one._slots_of_rank(0)[0], os.urandom(TENSORS)
+    slot.grow(HEADER + TENSORS + 100)
+
+    def write(body: memoryview) -> None:
+        body[:TENSORS] = content
+
+    slot.fill(PART, TENSORS, b"description", write, SHARDS)
+    return one, slot
+
+
+PART = Copy.of_part(SnapshotId(0, 1), 0, 2)
+
+
+def gets(one: AgentMemory, ranges: transfer.Ranges) -> Slot:
+    slot = Slot.make()
+    holder = read_inventories([one.inventory()])[0].holder
+    secret, run = b"s" * 32, "7.0"
+    transfer.receive(PART, slot, [slot], [holder], secret, run, "two", lambda: False, timeout=0, ranges=ranges)
+    return slot
+
+
+def test_ranges_of_the_shards_of_a_part_come_alone(agents: Agents) -> None:
+    one, whole = holds_a_part(agents)
+    ranges = ((0, 10), (4000, 9000), (SHARDS - 1, SHARDS))
+    slot = gets(one, ranges)
+    # There are pages for what came, and for no more; below, bytes that are read get theirs.
+    assert slot.allocated < slot.size - 2 * 4096
+    assert slot.contents() == whole.contents()
+    there, here = whole.memory()[HEADER:], slot.memory()[HEADER:]
+    for begin, end in (*ranges, (SHARDS, TENSORS + len(b"description"))):
+        assert here[begin:end] == there[begin:end]
+    for begin, end in ((10, 4000), (9000, SHARDS - 1)):
+        assert here[begin:end] == bytes(end - begin)
+
+
+def test_ranges_that_a_part_does_not_have_are_refused(agents: Agents) -> None:
+    one, _ = holds_a_part(agents)
+    for ranges in (((0, SHARDS + 1),), ((-1, 5),), ((5, 9), (8, 12)), ((9, 5),)):
+        with pytest.raises(transfer.TransferError):
+            gets(one, ranges)
 
 
 def test_a_snapshot_that_changes_on_its_way_is_not_committed(agents: Agents) -> None:

@@ -10,7 +10,17 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
-from slurm_elastic.snapshot.sharding import Layout, Mesh, Planner, Region, Sharded, region_of
+from slurm_elastic.snapshot.sharding import (
+    Layout,
+    Mesh,
+    Piece,
+    Planner,
+    Region,
+    Sharded,
+    byte_range,
+    merged,
+    region_of,
+)
 
 SHAPES = [(), (1,), (7,), (8, 3), (5, 4, 2), (0, 3)]
 MESHES = [Mesh((4,), (0, 1, 2, 3)), Mesh((2, 3), (5, 4, 3, 2, 1, 0)), Mesh((2, 2), (0, 2, 4, 6))]
@@ -81,3 +91,23 @@ def test_ranks_that_hold_the_same_write_the_same_part() -> None:
     # A rank outside of the mesh has a part without shards.
     assert Planner(Layout(5, False, (mesh,), (hybrid,))).part_numbers == (0, 1, 0, 1, 2)
     assert Planner(Layout(5, False, (mesh,), (hybrid,))).parts == 3
+
+
+def test_the_bytes_of_a_piece_are_those_from_its_first_element_to_its_last() -> None:
+    shard = Region((2, 0, 4), (3, 4, 5))
+    offsets = torch.arange(60).view(shard.size) * 4 + 100
+    starts, sizes = itertools.product((2, 4), (0, 1), (4, 8)), itertools.product((1,), (1, 3), (1,))
+    for start, size in itertools.product(starts, sizes):
+        region = Region(start, size)
+        found = offsets[region.within(shard)]
+        assert byte_range(Piece(0, 100, shard, region), 4) == (int(found.min()), int(found.max()) + 4)
+    assert byte_range(Piece(0, 100, Region((), ()), Region((), ())), 8) == (100, 108)
+
+
+def test_ranges_become_one_where_they_touch_and_where_the_gaps_are_smallest() -> None:
+    ranges = [(10, 20), (90, 95), (0, 10), (15, 30), (40, 50), (52, 60)]
+    assert merged(ranges, 9) == ((0, 30), (40, 50), (52, 60), (90, 95))
+    assert merged(ranges, 3) == ((0, 30), (40, 60), (90, 95))
+    assert merged(ranges, 2) == ((0, 60), (90, 95))
+    assert merged(ranges, 1) == ((0, 95),)
+    assert merged([], 4) == ()
