@@ -9,7 +9,7 @@ four nodes goes on with three, and with four again. A checkpoint is a directory 
 written their part. The directory of checkpoints has to be visible to all nodes.
 
 With --snapshots the agents hold the state of each step in memory, and a copy of each shard on another node: a lost node
-costs a step or two. They also write the checkpoints, and the script writes only the last one.
+costs a few steps. They also write the checkpoints, and the script writes only the last one.
 """
 
 import argparse
