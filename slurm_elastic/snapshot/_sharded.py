@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from slurm_elastic.snapshot.sharding import Layout, Mesh, Piece, Planner, Region, Sharded, region_of
+from slurm_elastic.snapshot.sharding import Layout, Mesh, Parts, Planner, Region, Sharded, region_of
 from slurm_elastic.snapshot.state import PresentTensors, StateError, can_take
 
 if TYPE_CHECKING:
@@ -86,18 +86,6 @@ class _Division(NamedTuple):
     mesh: DeviceMesh
     placements: tuple[Placement, ...]
     device: torch.device
-
-
-class Parts(Protocol):
-    """The parts of a snapshot, in memory or on disk."""
-
-    def expect(self, pieces: Iterable[tuple[int, Piece]], /) -> None:
-        """Note the pieces that will be asked for, each with the index of its tensor."""
-        ...
-
-    def shard(self, index: int, piece: Piece, /) -> torch.Tensor:
-        """Return the shard of a sharded tensor, by its index, to which a piece belongs. It may lack other elements."""
-        ...
 
 
 def restore(

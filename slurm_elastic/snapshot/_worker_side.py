@@ -24,7 +24,7 @@ from slurm_elastic.snapshot.hand_over import (
 )
 from slurm_elastic.snapshot.lineage import SLOTS, Copy, Holder, SnapshotId
 from slurm_elastic.snapshot.memory import OutOfMemoryError, Reserve, Slot, free_memory
-from slurm_elastic.snapshot.sharding import Layout, Piece, Planner, byte_range, merged
+from slurm_elastic.snapshot.sharding import Layout, Parts, Piece, Planner, byte_range, merged
 from slurm_elastic.snapshot.slots import HEADER, Contents
 from slurm_elastic.snapshot.state import (
     PER_RANK,
@@ -352,12 +352,8 @@ class _Parts:
         return known
 
 
-class _PartsOfState(Protocol):
-    """The parts of a state, in memory or on disk."""
-
-    def expect(self, pieces: Iterable[tuple[int, Piece]], /) -> None: ...
-
-    def shard(self, index: int, piece: Piece, /) -> torch.Tensor: ...
+class _PartsOfState(Parts, Protocol):
+    """The parts of a state, with what ranks had of their own."""
 
     def own(self, rank: int, /) -> dict[str, Any]: ...
 

@@ -11,10 +11,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
+from typing import TYPE_CHECKING, Protocol
 
 from slurm_elastic.snapshot.slots import round_up
 
-__all__ = ["Layout", "Mesh", "Piece", "Planner", "Region", "Sharded", "byte_range", "merged", "region_of"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Layout", "Mesh", "Parts", "Piece", "Planner", "Region", "Sharded", "byte_range", "merged", "region_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,18 @@ class Piece:
     offset: int
     shard: Region
     region: Region
+
+
+class Parts(Protocol):
+    """The parts of a snapshot, in memory or on disk."""
+
+    def expect(self, pieces: Iterable[tuple[int, Piece]], /) -> None:
+        """Note the pieces that will be asked for, each with the index of its tensor."""
+        ...
+
+    def shard(self, index: int, piece: Piece, /) -> torch.Tensor:
+        """Return the shard of a sharded tensor, by its index, to which a piece belongs. It may lack other elements."""
+        ...
 
 
 def byte_range(piece: Piece, item: int) -> tuple[int, int]:
