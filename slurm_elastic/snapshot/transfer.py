@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from slurm_elastic import typed_json
 from slurm_elastic.rendezvous.transport.session import Role, Session, SessionError
 from slurm_elastic.snapshot.lineage import Copy, Holder
 from slurm_elastic.snapshot.memory import Slot, require_memory, require_ranges
@@ -386,7 +387,7 @@ def _checked(ranges: object, shards: int) -> Ranges:
         TransferError: They are none.
     """
     try:
-        found = msgspec.convert(ranges, Ranges)
+        found = typed_json.convert(ranges, Ranges)
     except msgspec.ValidationError:
         raise TransferError("no ranges of bytes") from None
     bounds = [0, *(bound for each in found for bound in each), shards]

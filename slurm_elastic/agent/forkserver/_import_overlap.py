@@ -1,8 +1,7 @@
 """Imports the agent's modules while torch's libraries are loaded, a sixth of its import, which needs no GIL.
 
 The dynamic linker has a lock of its own: an extension module waits until the libraries are loaded, and so does every
-import after it. So extension modules are imported before, and pure Python modules, most of the agent's, meanwhile. The
-time that is left goes into reading the modules that are imported next.
+import after it. So extension modules are imported before, and pure Python modules, most of the agent's, meanwhile.
 """
 
 from __future__ import annotations
@@ -10,17 +9,13 @@ from __future__ import annotations
 import _thread
 import contextlib
 import ctypes
-import gc
 import importlib
 import importlib.util
 import os
 import sys
 
-from slurm_elastic.agent.forkserver._bytecode_prefetch import ReadAhead
-
 __all__ = [
     "AGENT_PACKAGES",
-    "READ_AHEAD_PACKAGES",
     "forget_agent",
     "import_extension_modules",
     "import_pure_modules",
@@ -60,54 +55,34 @@ _PURE_MODULES = (
     "tarfile",
 )
 """Modules that the agent and torch import, without extension modules and without imports of any."""
-READ_AHEAD_PACKAGES = (
-    *("torch", "torch.nn.modules", "numpy._core", "numpy.lib", "torch._higher_order_ops", "torch.distributions"),
-    *("torch.optim", "torch.fx", "torch.autograd", "torch.distributed", "torch._subclasses", "torch.jit", "torch.cuda"),
-    *("torch.nn", "torch._refs", "torch._decomp", "torch.fx.passes", "torch.ao.quantization", "torch._library"),
-    *("torch.nn.parallel", "torch.package", "torch.ao.nn.quantized.modules", "torch.xpu", "torch._prims"),
-    *("numpy.linalg", "torch.masked", "torch.utils.data", "torch.linalg", "torch._prims_common"),
-    *("torch.utils.data.datapipes.iter", "torch.testing", "torch._logging", "torch.utils._debug_mode", "numpy"),
-    *("torch._native", "torch.compiler", "torch.ao.nn.quantized.dynamic.modules", "torch._custom_op"),
-    "torch.ao.nn.quantized.reference.modules",
-)
-"""Packages that are imported with torch 2.13, nearly all of each; the largest first."""
 AGENT_PACKAGES = frozenset({"slurm_elastic", "hostlist", "msgspec"})
 """Packages, besides the standard library, that are imported here for the agent alone."""
 
 
-def load_libraries() -> ReadAhead:
+def load_libraries() -> None:
     """Load torch's libraries, and import meanwhile what needs none of them.
 
     This thread loads the libraries, and another one imports: outside of a process's first thread a library gets its
     memory page by page from the kernel (malloc(3), arenas), which takes a tenth longer and delays the other thread.
 
-    Errors are ignored: the later import raises them. Garbage is not collected from now on: what imports make stays.
-
-    Returns:
-        The modules that were read for the next imports; close it after those.
+    Errors are ignored: the later import raises them.
     """
-    gc.disable()
     import_extension_modules()
-    read_ahead = ReadAhead()
-    loaded, done = _thread.allocate_lock(), _thread.allocate_lock()
+    done = _thread.allocate_lock()
 
-    def import_and_read() -> None:
+    def import_meanwhile() -> None:
         try:
             with contextlib.suppress(Exception):
                 import_pure_modules()
-                read_ahead.read(READ_AHEAD_PACKAGES, enough=lambda: not loaded.locked())
         finally:
             done.release()
 
-    loaded.acquire()
     done.acquire()
-    _thread.start_new_thread(import_and_read, ())
+    _thread.start_new_thread(import_meanwhile, ())
     try:
         _load()
     finally:
-        loaded.release()
         done.acquire()
-    return read_ahead
 
 
 def import_extension_modules() -> None:

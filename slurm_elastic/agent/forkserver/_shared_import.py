@@ -18,7 +18,6 @@ from typing import Any
 
 from slurm_elastic.agent.forkserver import _import_overlap as import_overlap
 from slurm_elastic.agent.forkserver import _preload as preload
-from slurm_elastic.agent.forkserver._bytecode_prefetch import ReadAhead
 from slurm_elastic.agent.forkserver._channel import Channel
 from slurm_elastic.agent.forkserver._linux import flush_c_streams, set_task_name, set_title
 from slurm_elastic.agent.forkserver._memfd import read_memory_file
@@ -33,21 +32,19 @@ _THREADS_END = 0.1
 """Seconds for threads to end: pools that handle forks end theirs at a fork, and the kernel lists them longer."""
 
 
-def import_and_fork(settings: dict[str, Any], modules_before: set[str], read_ahead: ReadAhead) -> dict[str, Any]:
+def import_and_fork(settings: dict[str, Any], modules_before: set[str]) -> dict[str, Any]:
     """Import torch, fork the fork server, and run the agent in this process, which ends with it.
 
     Args:
         settings: The settings that `joint` has written.
         modules_before: The modules that were imported before anything was for torch or the agent.
-        read_ahead: The compiled modules of torch that were read while its libraries loaded.
 
     Returns:
         The settings of the fork server, in the forked process.
     """
     before = dict(os.environ)
-    obstacle = _import_required(settings, modules_before, read_ahead)
+    obstacle = _import_required(settings, modules_before)
     pid, ends = _fork(settings) if obstacle is None else (-1, None)
-    gc.enable()
     if pid == 0:
         assert ends is not None
         return _warm_settings(settings, before, *ends)
@@ -67,7 +64,7 @@ def import_and_fork(settings: dict[str, Any], modules_before: set[str], read_ahe
     raise AssertionError
 
 
-def _import_required(settings: dict[str, Any], modules_before: set[str], read_ahead: ReadAhead) -> str | None:
+def _import_required(settings: dict[str, Any], modules_before: set[str]) -> str | None:
     """Import what the agent and the fork server need.
 
     Returns:
@@ -82,8 +79,6 @@ def _import_required(settings: dict[str, Any], modules_before: set[str], read_ah
         ]
     except (ImportError, OSError, preload.BrokenPreloadError):
         return ""
-    finally:
-        read_ahead.close()
     imported = {name.partition(".")[0] for name in set(sys.modules) - modules_before} - import_overlap.AGENT_PACKAGES
     hidden = min((name for name in beside if (module := _module(name)) and module in imported), default=None)
     return None if hidden is None else f"{hidden} beside the script has the name of a module that torch imports"

@@ -105,31 +105,14 @@ def test_nothing_waits_for_the_libraries_that_are_loaded_meanwhile() -> None:
     code = (
         "import sys\n"
         "from slurm_elastic.agent.forkserver import _import_overlap as ahead\n"
-        "from slurm_elastic.agent.forkserver._bytecode_prefetch import ReadAhead\n"
         "def libraries(): return {line.split()[-1] for line in open('/proc/self/maps') if '.so' in line}\n"
         "ahead.import_extension_modules()\n"
         "before = libraries()\n"
         "ahead.import_pure_modules()\n"
-        "ReadAhead().read(ahead.READ_AHEAD_PACKAGES, enough=lambda: False)\n"
         "print(libraries() - before, 'torch' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "set() False\n"
-
-
-def test_what_was_read_meanwhile_is_imported() -> None:
-    code = (
-        "import sys\n"
-        "from slurm_elastic.agent.forkserver import _import_overlap as ahead\n"
-        "from slurm_elastic.agent.forkserver._bytecode_prefetch import ReadAhead\n"
-        "read_ahead = ReadAhead()\n"
-        "read_ahead.read(ahead.READ_AHEAD_PACKAGES, enough=lambda: False)\n"
-        "read = {*read_ahead.names}\n"
-        "import torch.distributed\n"
-        "print(len(read) > 300, len(read & {*sys.modules}) / len(read) > 0.8)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "True True\n"
 
 
 def test_agent_stays_the_process_that_was_started(tmp_path: Path) -> None:

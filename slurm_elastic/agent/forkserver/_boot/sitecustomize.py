@@ -52,13 +52,15 @@ def _wait_for_work(settings: dict[str, object], root: str) -> None:
     from slurm_elastic.agent.forkserver._import_overlap import load_libraries
 
     fast_exit = FastExit()
-    read_ahead = load_libraries() if "joint" in settings else None
+    joint = "joint" in settings
+    if joint:
+        load_libraries()
     from slurm_elastic.agent.forkserver._server import ServerProcess
     from slurm_elastic.agent.forkserver._shared_import import import_and_fork
 
     sys.path.remove(root)
-    if read_ahead is not None:
-        settings = import_and_fork(settings, modules_before, read_ahead)
+    if joint:
+        settings = import_and_fork(settings, modules_before)
     for name in set(sys.modules) - modules_before:
         if name.partition(".")[0] == "slurm_elastic":
             del sys.modules[name]
