@@ -10,16 +10,13 @@ leader killed. About 5 minutes in all. Needs root, for the cluster.
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
-from benchmarks.job import wait
+from benchmarks.job import require_root, running_cluster, wait
 from benchmarks.tables import Bar, Results, Table, median, seconds
 from tests.cluster import gaps
 from tests.cluster.conftest import CHECKOUT, own_environment, remove_shared_directory, shared_directory
@@ -47,25 +44,13 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
     parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="of which medians are taken")
     options = parser.parse_args()
-    if os.geteuid() != 0:
-        print("needs root for the test cluster: run it with sudo", file=sys.stderr)
-        return 2
-    # So that the cluster goes down.
-    signal.signal(signal.SIGTERM, _interrupt)
+    require_root()
     results = Results.of("failover")
-    cluster = Cluster.up(Settings("failover"))
-    try:
-        with own_environment() as programs:
-            found: Found = {_ALLOCATION: _allocations(cluster, programs, options.repetitions)}
-            found.update(_array(cluster, programs, options.repetitions))
-    finally:
-        cluster.down()
+    with running_cluster(Settings("failover")) as cluster, own_environment() as programs:
+        found: Found = {_ALLOCATION: _allocations(cluster, programs, options.repetitions)}
+        found.update(_array(cluster, programs, options.repetitions))
     _show(results, found)
     return results.finish(options.json)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _allocations(cluster: Cluster, programs: Path, repetitions: int) -> list[float | None]:

@@ -15,7 +15,6 @@ import contextlib
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,10 +22,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 
 from benchmarks.history import Recovery, Worker, read, recovery
-from benchmarks.job import WORK, Job, installed_package, wait
+from benchmarks.job import WORK, Job, installed_package, require_root, running_cluster, wait
 from benchmarks.launch import end, memory
 from benchmarks.launchers import PYTHON, Launcher
 from benchmarks.scenarios import Scenario
@@ -49,25 +47,18 @@ _LONG = 400
 def main() -> int:
     """Measure, show and judge."""
     options = _options()
-    if os.geteuid() != 0:
-        print("needs root for the test cluster: run it with sudo", file=sys.stderr)
-        return 2
+    require_root()
     if not _PYTHON.exists():
         print(f"{_PYTHON} is missing: run .ci/setup first", file=sys.stderr)
         return 2
-    # So that the cluster goes down.
-    signal.signal(signal.SIGTERM, _interrupt)
     results = Results.of("frameworks")
-    package = installed_package()
     parts: dict[str, Callable[[Results, Path, argparse.Namespace], None]] = {
         "killed": _killed, "start": _start, "node": _node, "files": _files, "memory": _memory
     }  # fmt: skip
-    try:
+    with installed_package() as package:
         for name in options.only.split(","):
             parts[name](results, package, options)
             results.keep(options.json)
-    finally:
-        shutil.rmtree(package)
     return results.finish(options.json)
 
 
@@ -79,19 +70,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", default="killed,start,node,files,memory", help="the parts to run")
     parser.add_argument("--name", default="frameworks", help="of the test cluster")
     return parser.parse_args()
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-@contextlib.contextmanager
-def _cluster(options: argparse.Namespace) -> Iterator[Cluster]:
-    cluster = Cluster.up(Settings(options.name))
-    try:
-        yield cluster
-    finally:
-        cluster.down()
 
 
 def _scripts(framework: str) -> list[Path]:
@@ -110,7 +88,7 @@ def _turns(options: argparse.Namespace) -> Iterator[tuple[int, str, Launcher]]:
 
 def _killed(results: Results, package: Path, options: argparse.Namespace) -> None:
     found: dict[tuple[str, Launcher], list[Recovery | None]] = defaultdict(list)
-    with _cluster(options) as cluster:
+    with running_cluster(Settings(options.name)) as cluster:
         for number, framework, launcher in _turns(options):
             with Job(cluster, launcher, "warm", package, scripts=_scripts(framework), python=_PYTHON) as job:
                 job.start(Scenario.KILLED.nodes_before)
@@ -149,7 +127,7 @@ def _start(results: Results, package: Path, options: argparse.Namespace) -> None
     """Four nodes with one worker each: a script's very first run, the next one, and a job that Slurm has requeued."""
     kinds = ("first run", "second run", "requeued")
     found: dict[tuple[str, str, Launcher], list[float | None]] = defaultdict(list)
-    with _cluster(options) as cluster:
+    with running_cluster(Settings(options.name)) as cluster:
         for number, framework, launcher in _turns(options):
             with _shared_directory(framework) as directory:
                 taken = _first_steps(cluster, launcher, package, directory, framework)

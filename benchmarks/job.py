@@ -2,34 +2,64 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from benchmarks.history import Worker, read
 from benchmarks.launchers import PYTHON, Launcher
-from tests.cluster.testbed import Cluster
+from tests.cluster.testbed import Cluster, Settings
 from tests.cluster.testbed.processes import Process
 
-__all__ = ["WORK", "Job", "installed_package"]
+__all__ = ["WORK", "Job", "installed_package", "require_root", "running_cluster", "wait"]
 
 WORK = Path("/var/tmp/slurm-elastic-benchmarks")
 _CHECKOUT = Path(__file__).parents[1]
 
 
-def installed_package() -> Path:
-    """A directory with this checkout's package, that every node and user can read."""
+def require_root() -> None:
+    """End this program with 2 if root does not run it; SIGTERM lets it take down what it has set up from now on."""
+    if os.geteuid() != 0:
+        print("needs root for the test cluster: run it with sudo", file=sys.stderr)
+        sys.exit(2)
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def running_cluster(settings: Settings) -> Iterator[Cluster]:
+    """A test cluster, which goes down at the end."""
+    cluster = Cluster.up(settings)
+    try:
+        yield cluster
+    finally:
+        cluster.down()
+
+
+@contextlib.contextmanager
+def installed_package() -> Iterator[Path]:
+    """A directory with this checkout's package, that every node and user can read; removed at the end."""
     WORK.mkdir(mode=0o755, exist_ok=True)
     target = Path(tempfile.mkdtemp(prefix="package-", dir=WORK))
     target.chmod(0o755)
     pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     options = ["--no-deps", "--no-build-isolation", f"--target={target}"]
-    subprocess.run([*pip, *options, str(_CHECKOUT)], check=True, umask=0o022)
-    return target
+    try:
+        subprocess.run([*pip, *options, str(_CHECKOUT)], check=True, umask=0o022)
+        yield target
+    finally:
+        shutil.rmtree(target)
 
 
 class Job:

@@ -12,9 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -24,10 +21,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import FrameType
 
 from benchmarks.history import Recovery, Worker, recovery
-from benchmarks.job import Job, installed_package, wait
+from benchmarks.job import Job, installed_package, require_root, running_cluster, wait
 from benchmarks.launchers import Launcher
 from benchmarks.scenarios import Scenario
 from benchmarks.tables import Bar, Cell, Results, Table, median, seconds
@@ -66,16 +62,10 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of which medians are taken")
     parser.add_argument("--name", default="lost-steps", help="of the test cluster")
     options = parser.parse_args()
-    if os.geteuid() != 0:
-        print("needs root for the test cluster: run it with sudo", file=sys.stderr)
-        return 2
-    # So that the cluster goes down.
-    signal.signal(signal.SIGTERM, _interrupt)
+    require_root()
     results = Results.of("lost_steps")
-    package = installed_package()
-    cluster = Cluster.up(Settings(options.name))
     found: dict[tuple[str, Scenario, bool], list[_Loss | None]] = defaultdict(list)
-    try:
+    with installed_package() as package, running_cluster(Settings(options.name)) as cluster:
         for number in range(options.repetitions):
             for kind in _KINDS:
                 for scenario in _SCENARIOS:
@@ -84,15 +74,8 @@ def main() -> int:
                         found[kind, scenario, snapshots].append(one)
                         what = "every step" if snapshots else "no snapshots"
                         print(f"{number + 1}: {kind}, {scenario.value}, {what}: {one}", flush=True)
-    finally:
-        cluster.down()
-        shutil.rmtree(package)
     _show(results, found, options.repetitions)
     return results.finish(options.json)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _lose(cluster: Cluster, package: Path, kind: str, scenario: Scenario, *, snapshots: bool) -> _Loss | None:

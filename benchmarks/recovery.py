@@ -13,18 +13,14 @@ comes back at all. About 12 minutes in all. Needs root, for the cluster.
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
-import signal
 import sys
 import time
 from collections import defaultdict
 from pathlib import Path
-from types import FrameType
 
 from benchmarks import idle
 from benchmarks.history import Recovery, recovery
-from benchmarks.job import Job, installed_package, wait
+from benchmarks.job import Job, installed_package, require_root, running_cluster, wait
 from benchmarks.launchers import Launcher
 from benchmarks.scenarios import Scenario
 from benchmarks.tables import Bar, Cell, Results, Table, median, seconds
@@ -43,15 +39,9 @@ Found = dict[tuple[Scenario, Launcher], list[Recovery | None]]
 def main() -> int:
     """Measure, show and judge."""
     options = _options()
-    if os.geteuid() != 0:
-        print("needs root for the test cluster: run it with sudo", file=sys.stderr)
-        return 2
-    # So that the cluster goes down.
-    signal.signal(signal.SIGTERM, _interrupt)
+    require_root()
     results = Results.of("recovery")
-    package = installed_package()
-    cluster = Cluster.up(Settings(options.name))
-    try:
+    with installed_package() as package, running_cluster(Settings(options.name)) as cluster:
         found = _recoveries(cluster, package, options)
         _show(results, found, options)
         if options.idle:
@@ -60,9 +50,6 @@ def main() -> int:
                 for launcher in options.launchers
             }
             idle.judge(results, idles, options.idle)
-    finally:
-        cluster.down()
-        shutil.rmtree(package)
     return results.finish(options.json)
 
 
@@ -95,10 +82,6 @@ def _launchers(text: str) -> list[Launcher]:
 
 def _scenarios(text: str) -> list[Scenario]:
     return [Scenario[name.upper()] for name in text.split(",") if name]
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _recoveries(cluster: Cluster, package: Path, options: argparse.Namespace) -> Found:

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.job import WORK, installed_package
+from benchmarks.job import WORK, installed_package, require_root, running_cluster
 from benchmarks.launchers import PYTHON
 from benchmarks.tables import Bar, Results, Table, median, seconds
 from tests.cluster.testbed import Cluster, Settings
@@ -58,14 +58,11 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
     parser.add_argument("--name", default="benchmark", help="of the test cluster")
     options = parser.parse_args()
+    require_root()
     results = Results.of("submission")
-    package = installed_package()
-    cluster = Cluster.up(Settings(options.name, accounting=True))
-    try:
+    settings = Settings(options.name, accounting=True)
+    with installed_package() as package, running_cluster(settings) as cluster:
         found = _measure(cluster, package, options.runs)
-    finally:
-        cluster.down()
-        shutil.rmtree(package)
     table = Table(
         "From submit() to the first line of the function (s)",
         ["", "median", "longest"],

@@ -8,7 +8,6 @@ have time for four nodes. With `--snapshots` there is a snapshot after every ste
 """
 
 import argparse
-import os
 import time
 
 import marks
@@ -69,7 +68,7 @@ def main() -> None:
     step = 0
     if options.snapshots:
         step = snapshot.load(model=model, optimizer=optimizer, step=step)
-    marks.mark(reached="ready", at=time.time(), resumed=step, round=os.environ["SLURM_ELASTIC_ROUND"])
+    marks.mark(reached="ready", at=time.time(), resumed=step)
     while True:
         time.sleep(0.05)
         model(torch.randn(4, WIDTH)).square().mean().backward()

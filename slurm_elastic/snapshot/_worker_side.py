@@ -24,7 +24,7 @@ from slurm_elastic.snapshot.hand_over import (
 )
 from slurm_elastic.snapshot.lineage import SLOTS, Copy, Holder, SnapshotId
 from slurm_elastic.snapshot.memory import OutOfMemoryError, Reserve, Slot, free_memory
-from slurm_elastic.snapshot.sharding import Layout, Parts, Piece, Planner, byte_range, merged
+from slurm_elastic.snapshot.sharding import Layout, Parts, Piece, Planner, needed_ranges
 from slurm_elastic.snapshot.slots import HEADER, Contents
 from slurm_elastic.snapshot.state import (
     PER_RANK,
@@ -50,9 +50,6 @@ if TYPE_CHECKING:
 __all__ = ["load", "save", "to_disk"]
 
 logger = logging.getLogger("slurm_elastic")
-
-_MOST_BETWEEN = 1.25
-"""Bytes of ranges, as a multiple of those needed, at most: else a part is asked for as a whole."""
 
 
 class WorkerMemory:
@@ -297,22 +294,9 @@ class _Parts:
         self._ranges: dict[int, tuple[tuple[int, int], ...]] = {}
 
     def expect(self, pieces: Iterable[tuple[int, Piece]]) -> None:
-        """Note which bytes of each part are needed: another agent sends no others.
-
-        Where others lie between them, as in tensors that are divided by columns, the part is needed as a whole: the
-        workers of a node share it.
-        """
+        """Note which bytes of each part are needed: another agent sends no others."""
         assert self._layout is not None
-        ranges: dict[int, list[tuple[int, int]]] = {}
-        needed: dict[int, int] = {}
-        for index, piece in pieces:
-            item = self._layout.tensors[index].item
-            ranges.setdefault(piece.part, []).append(byte_range(piece, item))
-            needed[piece.part] = needed.get(piece.part, 0) + piece.region.count * item
-        for part, each in ranges.items():
-            found = merged(each, MOST_RANGES)
-            if sum(end - begin for begin, end in found) <= _MOST_BETWEEN * needed[part]:
-                self._ranges[part] = found
+        self._ranges = needed_ranges(self._layout, pieces, MOST_RANGES)
 
     def shard(self, index: int, piece: Piece) -> torch.Tensor:
         """Return the shard of a sharded tensor to which these elements belong, in the memory of the agent."""

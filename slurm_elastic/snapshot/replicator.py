@@ -555,8 +555,7 @@ class _Side:
         ]
         newest = [max((each.step for each in ids if each is not None), default=None) for ids in held]
         kept, differs = kept_step(protection, held)
-        pauses = time.monotonic() < self._pause_until
-        if kept is not None and not differs and self._copied != kept and not pauses:
+        if kept is not None and not differs and self._copied != kept and not self._pauses():
             self._copy(banks, SnapshotId(round_, kept))
         steps = [step for step in newest if step is not None]
         report = Report(
@@ -568,7 +567,7 @@ class _Side:
             differs,
             self._copied,
             self.wanted,
-            time.monotonic() < self._pause_until,
+            self._pauses(),
         )
         members = self.members
         if self._collector is None:
@@ -621,6 +620,9 @@ class _Side:
         # At most half of the time: the network is the training's.
         took = time.monotonic() - began
         self._pause_until = time.monotonic() + took
+
+    def _pauses(self) -> bool:
+        return time.monotonic() < self._pause_until
 
     def _say_slow(self, seconds: float, size: int, error: str = "") -> None:
         assert self.partner is not None

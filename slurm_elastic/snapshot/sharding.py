@@ -18,7 +18,22 @@ from slurm_elastic.snapshot.slots import round_up
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Layout", "Mesh", "Parts", "Piece", "Planner", "Region", "Sharded", "byte_range", "merged", "region_of"]
+__all__ = [
+    "Layout",
+    "Mesh",
+    "Parts",
+    "Piece",
+    "Planner",
+    "Region",
+    "Sharded",
+    "byte_range",
+    "merged",
+    "needed_ranges",
+    "region_of",
+]
+
+_MOST_BETWEEN = 1.25
+"""Bytes of ranges, as a multiple of those needed, at most: else a part is needed as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +133,33 @@ class Parts(Protocol):
     def shard(self, index: int, piece: Piece, /) -> torch.Tensor:
         """Return the shard of a sharded tensor, by its index, to which a piece belongs. It may lack other elements."""
         ...
+
+
+def needed_ranges(
+    layout: Layout, pieces: Iterable[tuple[int, Piece]], most: int
+) -> dict[int, tuple[tuple[int, int], ...]]:
+    """Return which bytes of the parts have these pieces, by part.
+
+    A part is not among them if many other bytes lie between the pieces, as in a tensor that is divided by columns: it
+    is needed as a whole then, which the workers of a node share.
+
+    Args:
+        layout: Of the parts.
+        pieces: Each with the index of its tensor.
+        most: Number of ranges of a part at most.
+    """
+    ranges: dict[int, list[tuple[int, int]]] = {}
+    needed: dict[int, int] = {}
+    for index, piece in pieces:
+        item = layout.tensors[index].item
+        ranges.setdefault(piece.part, []).append(byte_range(piece, item))
+        needed[piece.part] = needed.get(piece.part, 0) + piece.region.count * item
+    found = {part: merged(each, most) for part, each in ranges.items()}
+    return {
+        part: each
+        for part, each in found.items()
+        if sum(end - begin for begin, end in each) <= _MOST_BETWEEN * needed[part]
+    }
 
 
 def byte_range(piece: Piece, item: int) -> tuple[int, int]:

@@ -245,7 +245,7 @@ def _receive(
     answered = channel.next()
     sizes = (answered.get(name) for name in ("tensors", "description", "shards"))
     tensors, description, shards = (size if type(size) is int else -1 for size in sizes)
-    if min(tensors, description, shards) < 0 or (own and shards):
+    if min(tensors, description, shards) < 0 or shards > tensors or (own and shards):
         raise TransferError("an answer without sizes")
     if ranges is None:
         require_memory(HEADER + tensors + 2 * description, slots)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import mmap
 import os
 import signal
@@ -304,6 +305,7 @@ def test_an_agent_without_the_secret_gets_nothing(agents: Agents) -> None:
 
 
 SHARDS, TENSORS = 1 << 15, 1 << 16
+PART = Copy.of_part(SnapshotId(0, 1), 0, 2)
 
 
 def holds_a_part(agents: Agents) -> tuple[AgentMemory, Slot]:
@@ -317,9 +319,6 @@ def holds_a_part(agents: Agents) -> tuple[AgentMemory, Slot]:
 
     slot.fill(PART, TENSORS, b"description", write, SHARDS)
     return one, slot
-
-
-PART = Copy.of_part(SnapshotId(0, 1), 0, 2)
 
 
 def gets(one: AgentMemory, ranges: transfer.Ranges) -> Slot:
@@ -366,6 +365,35 @@ def test_a_snapshot_that_changes_on_its_way_is_not_committed(agents: Agents) -> 
             with pytest.raises(transfer.TransferError, match="a wrong digest"):
                 transfer._receive(channel, origin.copy, slot, [slot], lambda: False)
     assert slot.contents() is None
+
+
+@pytest.mark.parametrize("name", ["sha256", "blake2b"])
+def test_the_receiver_says_which_digest_it_gets(agents: Agents, name: str) -> None:
+    one, _ = holds_a_part(agents)
+    channel = _asks_for_the_part(one)
+    channel.say({"ready": name})
+    body = b""
+    while len(body) < TENSORS + len(b"description"):
+        body += channel.socket.recv(TENSORS + len(b"description") - len(body))
+    assert channel.next() == {"digest": hashlib.new(name, body).hexdigest()}
+    channel.socket.close()
+
+
+def test_a_digest_that_is_not_known_gets_nothing(agents: Agents) -> None:
+    one, _ = holds_a_part(agents)
+    channel = _asks_for_the_part(one)
+    channel.say({"ready": "md5"})
+    assert channel.socket.recv(1) == b""
+    channel.socket.close()
+
+
+def _asks_for_the_part(one: AgentMemory) -> transfer.Channel:
+    port = read_inventories([one.inventory()])[0].holder.port
+    session = Session(Role.AGENT, b"s" * 32, "7.0 snapshot", agent="two", port=port)
+    channel = transfer.Channel(socket.create_connection(("127.0.0.1", port)), session)
+    channel.say({**transfer._named(PART), "own": False, "ranges": None})
+    assert channel.next() == {"tensors": TENSORS, "description": len(b"description"), "shards": SHARDS}
+    return channel
 
 
 def _meddle(listener: socket.socket, port: int) -> None:

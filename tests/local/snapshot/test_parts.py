@@ -168,6 +168,56 @@ def test_sharded_state_is_restored_at_any_number_of_ranks(agents: Agents) -> Non
     assert own == [0, 1, 2]
 
 
+@pytest.mark.usefixtures("warm")
+def test_bytes_of_shards_that_no_rank_of_a_node_needs_do_not_come(agents: Agents) -> None:
+    nodes = [agents.add(f"n{number}") for number in range(4)]
+    for variables in ranks(agents, *((node, 1) for node in nodes)):
+        assert in_worker(variables, saves_shards(1))
+    # The last one holds its part, as a spare.
+    workers = (1, 1, 1, 0)
+    for variables in ranks(agents, *zip(nodes, workers, strict=True))[:3]:
+        assert in_worker(variables, loads_shards) == 1
+    borrowed = [ranges for node in nodes for _part, _own, ranges in node._round.borrowed]
+    assert borrowed
+    assert None not in borrowed
+
+
+class ShowsShards(torch.nn.Module):
+    """A sharded module that notes whether what it loads is in its own parameters already."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.tensors = torch.nn.ParameterDict({name: torch.nn.Parameter(each) for name, each in model(value).items()})
+
+    def load_state_dict(self, state_dict: Any, *arguments: Any, **options: Any) -> Any:
+        with torch.no_grad():
+            own = {name: each.to_local().data_ptr() for name, each in self.named_parameters()}  # type: ignore[attr-defined]
+        self.has_it = [state_dict[name].to_local().data_ptr() == pointer for name, pointer in own.items()]
+        return super().load_state_dict(state_dict, *arguments, **options)
+
+
+@pytest.mark.usefixtures("warm")
+def test_a_sharded_module_is_loaded_without_a_second_copy(agents: Agents) -> None:
+    def save() -> bool:
+        join_group()
+        snapshot.save(1, model=ShowsShards(1000))
+        return True
+
+    def load() -> tuple[list[bool], bool]:
+        join_group()
+        found = ShowsShards(0)
+        snapshot.load(model=found)
+        loaded = (found.tensors[name].detach().to_local() for name in model(0))
+        expected = (each.to_local() for each in model(1000).values())
+        return found.has_it, all(map(torch.equal, loaded, expected))
+
+    nodes = [agents.add(f"n{number}") for number in range(2)]
+    for variables in ranks(agents, *((node, 1) for node in nodes)):
+        assert in_worker(variables, save)
+    for variables in ranks(agents, *((node, 1) for node in nodes)):
+        assert in_worker(variables, load) == ([True, True, True], True)
+
+
 def test_sharded_state_that_cannot_be_saved_is_named(agents: Agents, tmp_path: Any) -> None:
     (variables,) = ranks(agents, (agents.add("one"), 1))
 

@@ -8,11 +8,15 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from slurm_elastic import snapshot
+from slurm_elastic.agent.features import SnapshotFeature
+from slurm_elastic.snapshot.agent_side import AgentMemory
+from tests.local.rendezvous.helpers.parties import Run
 from tests.local.snapshot.memories import Agents, in_worker, meet, start_worker
 from tests.local.snapshot.test_parts import loads, ranks
 from tests.local.waiting import eventually
@@ -90,6 +94,24 @@ def test_nothing_is_awaited_when_a_node_was_lost(agents: Agents, tmp_path: Path,
     began = time.monotonic()
     assert one.inventory(node_lost=True)
     assert time.monotonic() - began < silence / 10
+
+
+def test_the_memory_is_told_that_a_node_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+
+    def inventory(memory: AgentMemory, *arguments: Any, node_lost: bool, **options: Any) -> str:
+        told.append(node_lost)
+        return ""
+
+    monkeypatch.setattr(AgentMemory, "inventory", inventory)
+    run = Run(tmp_path)
+    feature = SnapshotFeature(run.config, lambda: False)
+    for lost in (False, True):
+        feature.exits_expected(lost=lost)
+        feature.inventory()
+    feature.run_ended()
+    run.close()
+    assert told == [False, True]
 
 
 def test_an_agent_that_leaves_costs_no_step(agents: Agents, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from slurm_elastic.snapshot.sharding import (
     Sharded,
     byte_range,
     merged,
+    needed_ranges,
     region_of,
 )
 
@@ -111,3 +112,12 @@ def test_ranges_become_one_where_they_touch_and_where_the_gaps_are_smallest() ->
     assert merged(ranges, 2) == ((0, 60), (90, 95))
     assert merged(ranges, 1) == ((0, 95),)
     assert merged([], 4) == ()
+
+
+def test_a_part_is_needed_as_a_whole_where_other_bytes_lie_between_the_pieces() -> None:
+    mesh = Mesh((4,), (0, 1, 2, 3))
+    for dimension, ranges in ((0, {1: ((0, 128),)}), (1, {})):
+        layout = Layout(4, False, (mesh,), (Sharded("float32", 4, (16, 16), 0, (dimension,)),))
+        half = Region((4, 0), (2, 16)) if dimension == 0 else Region((0, 4), (16, 2))
+        pieces = [(0, piece) for piece in Planner(layout).pieces(0, half)]
+        assert needed_ranges(layout, pieces, 8) == ranges
