@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 __all__ = ["end_worker"]
 
@@ -26,6 +28,7 @@ def end_worker() -> None:
     if dist.is_available() and dist.is_initialized():
         if dist.get_world_size() > 1:
             _wait_for_all()
+        _release_reducers()
         dist.destroy_process_group()
     sys.exit(0)
 
@@ -33,9 +36,7 @@ def end_worker() -> None:
 def _wait_for_all() -> None:
     """Wait at the store of the round until all ranks are here.
 
-    After `dist.barrier` a process can hang at its end, with gloo in torch 2.13: gloo's thread destroys tensors of the
-    collective before, for which it needs the GIL, while this thread frees a DistributedDataParallel, whose Reducer owns
-    the process group, and waits with the GIL for that thread (~ProcessGroupGloo).
+    `dist.barrier` would do, but it holds on to the tensors of the collective before, see `_release_reducers`.
     """
     store = dist.TCPStore(  # type: ignore[attr-defined]
         os.environ["MASTER_ADDR"],
@@ -48,3 +49,18 @@ def _wait_for_all() -> None:
     if store.add(_KEY, 1) == dist.get_world_size():
         store.set(f"{_KEY}/all", "")
     store.wait([f"{_KEY}/all"], _TIMEOUT)
+
+
+def _release_reducers() -> None:
+    """Take the process group from each DistributedDataParallel, so that torch ends gloo's threads without the GIL.
+
+    gloo's thread needs the GIL to free the tensors of its last collective, and ~ProcessGroupGloo waits for that thread.
+    The last Python reference to a process group releases the GIL for that (IntrusivePtrNoGilDestructor), but a Reducer
+    that owns it last does not (~Reducer, seen in torch 2.13): where the thread gets no processor until then, the worker
+    hangs at its end.
+    """
+    for each in gc.get_objects():
+        # isinstance would ask proxy objects for their class, and an abstract class about every type there is.
+        if DistributedDataParallel in type(each).__mro__:
+            # The logger owns the reducer, too.
+            each.logger = each.reducer = each.process_group = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -206,3 +207,32 @@ def test_transformers_goes_on_in_the_middle_of_an_epoch_with_another_division_of
     # The loader skips whole batches without taking their samples.
     trained = values(first, "sample")[:24] + values(second, "sample")
     assert Counter(trained) == Counter([*range(40)] * 2)
+
+
+ENDS = """
+import os
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # imported later, its functions have the process group as a default, and keep it
+from slurm_elastic.integrations._ending import end_worker
+
+def gloo_threads():
+    names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+    return sum("gloo" in name for name in names)
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+model(torch.ones(1, 2)).sum().backward()
+before = gloo_threads()
+try:
+    end_worker()
+finally:
+    print(before, gloo_threads())
+"""
+
+
+def test_a_worker_that_ends_has_no_thread_of_gloo_left(tmp_path: Path) -> None:
+    # A DistributedDataParallel that owned the process group longer would wait for its threads with the GIL.
+    env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(CHECKOUT)}
+    ended = subprocess.run([sys.executable, "-c", ENDS], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (ended.stdout, ended.returncode) == ("3 0\n", 0), ended.stderr
