@@ -47,12 +47,6 @@ TRICKS = {
         "    import_extension_modules()\n    done = _thread.allocate_lock()\n",
         "    done = _thread.allocate_lock()\n",
     ),
-    "standby-pool": Trick(
-        "workers are forked while the agent still looks for its peers",
-        "agent/forkserver/_server.py",
-        'StandbyPool(self._settings.get("workers", 0))',
-        "StandbyPool(0)",
-    ),
     "freeze": Trick(
         "collections in workers leave alone what the fork server has imported",
         "agent/forkserver/_server.py",

@@ -48,7 +48,6 @@ class Agent(Command):
                 start.program,
                 start.preload,
                 start.environment,
-                workers=start.workers,
                 imports=start.imports,
                 agent_main=f"{__name__}:{run_after_import.__name__}",
                 arguments=arguments,
@@ -210,8 +209,7 @@ class _ForkServerStart:
         self.preload = found.names("preload")
         learns = found.value("learn_imports") != "off"
         self.imports = _import_lists(found.value("run_dir"), environ) if learns else None
-        self.workers = _local_world_size(found.value("nproc_per_node"), environ)
-        self.environment = worker_environment(environ, self.workers)
+        self.environment = worker_environment(environ, _local_world_size(found.value("nproc_per_node"), environ))
 
     def start(self) -> ForkServer:
         """Start the fork server."""

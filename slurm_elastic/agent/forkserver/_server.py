@@ -37,7 +37,6 @@ from slurm_elastic.agent.forkserver._linux import (
     signal_descriptor,
 )
 from slurm_elastic.agent.forkserver._memfd import read_memory_file
-from slurm_elastic.agent.forkserver._standby_pool import StandbyPool
 from slurm_elastic.control import start_sampling
 
 __all__ = ["ServerProcess"]
@@ -105,7 +104,6 @@ class ServerProcess:
         self._torch_seed: int | None = None
         self._started: list[tuple[int, int, int]] = []
         self._deferred: list[str] = []
-        self._standby = StandbyPool(0)
         self._idle_limit = _IDLE_BEFORE_DEFERRED_IMPORTS
         self._environment_before: Mapping[str, str] = {}
         self._environment_by_imports: worker.Changes = {}
@@ -162,11 +160,6 @@ class ServerProcess:
                 self._report_starts()
             if ready:
                 idle_since = time.monotonic()
-            elif self._standby.wanted:
-                # If the fork fails, the order to start a worker tries again and reports why.
-                with contextlib.suppress(OSError):
-                    if self._fork_standby():
-                        return True
             elif self._plan_is_due(time.monotonic() - idle_since) and self._fork_replacement():
                 return False
 
@@ -204,7 +197,7 @@ class ServerProcess:
 
     def _timeout_ms(self, idle_since: float) -> float | None:
         """Return the milliseconds until there is something to do without an event; None if there is nothing."""
-        if self._started or self._standby.wanted:
+        if self._started:
             return 0
         scan = self._children.seconds_to_scan()
         idle = idle_since + self._idle_limit - time.monotonic()
@@ -247,8 +240,6 @@ class ServerProcess:
                 longest = max(_SHORTEST_WAIT, _WAIT_FACTOR * self._learner.seconds)
                 # Workers wait for the user's preloads without a limit.
                 state["awaited"] = None if self._settings["preload"] else longest
-            else:
-                self._standby = StandbyPool(self._settings.get("workers", 0))
         self._task_name = Path("/proc/self/comm").read_bytes().strip()
         flush_c_streams()
         self._freeze_imports()
@@ -274,7 +265,6 @@ class ServerProcess:
         """
         plan, self._next_plan = self._next_plan, None
         assert plan is not None
-        self._standby.close()
         near_end, far_end = Channel.pair()
         outcome_reader, outcome_writer = os.pipe()
         me = os.getpid()
@@ -388,51 +378,25 @@ class ServerProcess:
             self._has_workers = True
             self._learner.round_over()
         error_reader, error_writer = os.pipe()
-        passed = [error_writer, *descriptors]
-        pid = self._standby.take(order, passed)
-        if pid is None:
-            try:
-                if self._fork_standby(error_reader, *passed, *(other for _rank, _pid, other in self._started)):
-                    return True
-                pid = self._standby.take(order, passed)
-                os.write(error_writer, b"" if pid else b"it was killed")
-            except OSError as error:
-                os.write(error_writer, str(error).encode())
-        for descriptor in passed:
-            os.close(descriptor)
-        if pid is not None:
-            self._children.add(pid)
-        self._started.append((order["rank"], pid or -1, error_reader))
-        return False
-
-    def _fork_standby(self, *not_inherited: int) -> bool:
-        """Fork a process into the standby pool; it returns True once it has received its order.
-
-        Args:
-            not_inherited: Descriptors that the forked process closes.
-
-        Raises:
-            OSError: The fork failed.
-        """
-        self._standby.wanted = max(0, self._standby.wanted - 1)
         record = self._learner.new_record()
-        near_end, far_end = Channel.pair()
-        me = os.getpid()
-        pid = os.fork()
+        pid, me = -1, os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.write(error_writer, str(error).encode())
         if pid == 0:
-            with worker.errors_to(None):
-                near_end.close()
-                self._let_go(*not_inherited)
-                worker.enter_own_session(me)
-                order, (error_writer, *descriptors) = far_end.receive() or os._exit(0)
-                far_end.close()
             with worker.errors_to(error_writer):
+                self._let_go(error_reader)
+                worker.enter_own_session(me)
                 self._become_worker(order, descriptors, record)
             os.close(error_writer)
             return True
-        far_end.close()
-        self._standby.add(pid, near_end)
-        self._learner.add(pid, record)
+        for descriptor in (error_writer, *descriptors):
+            os.close(descriptor)
+        if pid > 0:
+            self._children.add(pid)
+            self._learner.add(pid, record)
+        self._started.append((order["rank"], pid, error_reader))
         return False
 
     def _fork_agent_child(self, module: str, descriptor: int) -> None:
@@ -448,7 +412,7 @@ class ServerProcess:
             pid = os.fork()
         if pid == 0:
             with worker.errors_to(None):
-                self._let_go(*(reader for _rank, _pid, reader in self._started))
+                self._let_go()
                 set_task_name(self._task_name)
                 run_agent_child(module, descriptor, self._settings["signal_mask"])
         os.close(descriptor)
@@ -457,8 +421,8 @@ class ServerProcess:
 
     def _let_go(self, *not_inherited: int) -> None:
         """In a forked process: close what belongs to the fork server alone, and these descriptors."""
-        self._standby.close()
-        for descriptor in (self._agent, self._signals, *not_inherited):
+        started = (reader for _rank, _pid, reader in self._started)
+        for descriptor in (self._agent, self._signals, *started, *not_inherited):
             os.close(descriptor)
         if self._attempt is not None:
             os.close(self._attempt.outcome_fd)
@@ -498,7 +462,6 @@ class ServerProcess:
             self._report(state="exited", pid=pid, code=code)
 
     def _sweep(self, seconds: float) -> list[int]:
-        self._standby.close()
         # The newest replacement becomes a child of this process when the one that forked it ends.
         left = self._children.sweep(seconds, self._report_exits, _PID.unpack_from(self._newest_pid))
         self._learner.round_over()

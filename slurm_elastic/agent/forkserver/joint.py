@@ -43,7 +43,6 @@ def execute_jointly(
     preload: Sequence[str],
     environment: Mapping[str, str],
     *,
-    workers: int,
     imports: str | None,
     agent_main: str,
     arguments: Sequence[str],
@@ -55,7 +54,6 @@ def execute_jointly(
         program: The program of the workers, for which `obstacle` has returned None.
         preload: Modules that the fork server imports besides torch.
         environment: The workers' environment, as far as known now.
-        workers: The number of processes to fork before the agent orders workers; it may order more or fewer.
         imports: The directory of the lists of learned imports; None to learn none.
         agent_main: ``module:function`` that becomes the agent and returns its exit code. It is called with `arguments`,
             the ForkServer (None if the agent has to start one), the signal mask of this process, and the reason why
@@ -81,7 +79,6 @@ def execute_jointly(
         "pythonpath": environment.get("PYTHONPATH"),
         "warm": True,
         "preload": list(preload),
-        "workers": workers,
         "imports": imports,
         "options": program.options,
         "signal_mask": sorted(int(number) for number in mask),

@@ -49,7 +49,6 @@ if __name__ == "__main__":
         program,
         ["numpy.random"],
         os.environ,
-        workers=2,
         imports=None,
         agent_main="tests.local.forkserver.helpers.joint:agent_main",
         arguments=[str(directory)],
