@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -28,15 +29,15 @@ def end_worker() -> None:
     if dist.is_available() and dist.is_initialized():
         if dist.get_world_size() > 1:
             _wait_for_all()
-        _release_reducers()
-        dist.destroy_process_group()
+        # Not now: on its way out a framework still uses its models (lightning 2.6, DDPStrategy.teardown).
+        atexit.register(_end_process_group)
     sys.exit(0)
 
 
 def _wait_for_all() -> None:
     """Wait at the store of the round until all ranks are here.
 
-    `dist.barrier` would do, but it holds on to the tensors of the collective before, see `_release_reducers`.
+    `dist.barrier` would do, but it holds on to the tensors of the collective before, see `_end_process_group`.
     """
     store = dist.TCPStore(  # type: ignore[attr-defined]
         os.environ["MASTER_ADDR"],
@@ -51,8 +52,8 @@ def _wait_for_all() -> None:
     store.wait([f"{_KEY}/all"], _TIMEOUT)
 
 
-def _release_reducers() -> None:
-    """Take the process group from each DistributedDataParallel, so that torch ends gloo's threads without the GIL.
+def _end_process_group() -> None:
+    """End the process group without waiting for gloo's threads with the GIL: no DistributedDataParallel keeps it.
 
     gloo's thread needs the GIL to free the tensors of its last collective, and ~ProcessGroupGloo waits for that thread.
     The last Python reference to a process group releases the GIL for that (IntrusivePtrNoGilDestructor), but a Reducer
@@ -64,3 +65,5 @@ def _release_reducers() -> None:
         if DistributedDataParallel in type(each).__mro__:
             # The logger owns the reducer, too.
             each.logger = each.reducer = each.process_group = None
+    if dist.is_initialized():
+        dist.destroy_process_group()
