@@ -65,7 +65,7 @@ def requeue_job(
     deadline = time.monotonic() + wait
     view = _ask(controller, job.name, deadline)
     # Flags such as SIGNALING hide RUNNING (job_state_string of Slurm).
-    runs = view is not None and view.state not in ("PENDING", "COMPLETING")
+    runs = view is not None and view.state != "PENDING" and not view.has_ended
     plan = plan_requeue(
         dataclasses.replace(
             facts,
@@ -85,11 +85,12 @@ def requeue_job(
             return True
         # Printed before the requeue, which ends this process, too.
         say(f"job {job.name}: {decision.why}")
-        if _requeue(controller, job, deadline):
-            _exclude(controller, job, view, ours, bad, say)
-            return True
-        say(f"job {job.name}: not requeued: scontrol requeue failed; submit it again to go on")
-        return False
+        why_not = _requeue(controller, job, deadline, if_running=runs)
+        if why_not:
+            say(f"job {job.name}: not requeued: {why_not}; submit it again to go on")
+            return False
+        _exclude(controller, job, view, ours, bad, say)
+        return True
     if decision.why:
         say(f"job {job.name}: {decision.why}")
     return decision.requeue is Requeue.SLURM
@@ -148,18 +149,23 @@ def _exclude(
         say(f"job {job.name}: Slurm did not accept that {told}; bad nodes: {', '.join(bad)}")
 
 
-def _requeue(controller: Controller, job: SlurmJob, deadline: float) -> bool:
+def _requeue(controller: Controller, job: SlurmJob, deadline: float, *, if_running: bool) -> str:
+    """Requeue the job; return why Slurm has not, empty if it has."""
     pause = _FIRST_PAUSE
-    while not controller.requeue(job.name):
+    while True:
+        accepted = controller.requeue(job.name, if_running=if_running)
         silent = controller.is_silent
+        if accepted and not if_running:
+            return ""
         view = controller.job(job.name)
         if view is not None and (view.restarts > job.restart_count or view.state == "PENDING"):
-            break
+            return ""
+        if accepted:
+            return "it was cancelled or has ended meanwhile" if view is not None else ""
         if not silent or time.monotonic() > deadline:
-            return False
+            return "scontrol requeue failed"
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
-    return True
 
 
 def _ask(controller: Controller, name: str, deadline: float) -> JobView | None:

@@ -20,11 +20,6 @@ _EARLY = 60
 """Seconds by which the signal of ``--signal`` may come early (sbatch(1))."""
 _KILL_WAIT_FLOOR = 5
 """Minimum of seconds that slurmd waits before SIGKILL, whatever KillWait is (req.c, _rpc_terminate_job)."""
-_OVER = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "COMPLETING", "DEADLINE", "FAILED", "NODE_FAIL"}) | {
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-    "TIMEOUT",
-}
 
 
 class Cause(enum.Enum):
@@ -135,7 +130,7 @@ def classify(
     kill_wait = (meaning.grace if clock is None else max(clock.kill_wait, _KILL_WAIT_FLOOR)) - elapsed
     if view.restarts > restart_count or view.state == "PENDING":
         return Diagnosis(Cause.REQUEUED, kill_wait, f"{view.state}, Restarts={view.restarts}")
-    if view.state in _OVER:
+    if view.has_ended:
         return _over(view, kill_wait)
     left = None if clock is None or view.end_time is None else float(view.end_time - clock.now)
     if view.preempt_time is not None:

@@ -169,12 +169,18 @@ class Controller:
         answer = self._ask("scontrol", "show", "partition", view.partition) if view.partition else None
         return parse_partition_grace(answer.output) if answer else None
 
-    def requeue(self, job_id: str) -> bool:
-        """Requeue a job, which ends this start of it. Returns True if Slurm did.
+    def requeue(self, job_id: str, *, if_running: bool = False) -> bool:
+        """Requeue a job, which ends this start of it. Returns True if Slurm accepted it.
 
         Slurm refuses it for pending jobs and for jobs submitted with ``--no-requeue``.
+
+        Args:
+            job_id: Job or array element.
+            if_running: Have Slurm leave the job alone if it has ended or was cancelled. Slurm then accepts the request,
+                and does nothing (scontrol(1), ``requeue Incomplete``, seen with 22.05). Otherwise it requeues a
+                cancelled job, too, as long as its processes end.
         """
-        answer = self._ask("scontrol", "requeue", job_id)
+        answer = self._ask("scontrol", "requeue", *(("incomplete",) if if_running else ()), job_id)
         return answer is not None and answer.status == 0
 
     def exclude(self, job_id: str, nodes: Sequence[str]) -> bool:

@@ -49,6 +49,13 @@ class NodeState(enum.Enum):
     """Not responding, and SlurmdTimeout is not over; or Slurm does not answer."""
 
 
+_ENDED = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "COMPLETING", "DEADLINE", "FAILED", "NODE_FAIL"}) | {
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "TIMEOUT",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """One node of ``scontrol show node``."""
@@ -96,6 +103,11 @@ class JobView:
     """QOS, None without accounting."""
     het_job_id: str | None = None
     """HetJobId: the id that all components of a heterogeneous job share; None for any other job."""
+
+    @property
+    def has_ended(self) -> bool:
+        """True if this start of the job is over, also while its processes end."""
+        return self.state in _ENDED
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,6 +195,20 @@ def test_a_preempted_job_that_may_not_be_requeued_says_how_to_go_on_and_ends_as_
     assert jobs.cluster.job(job.id)["Restarts"] == "0"
 
 
+def test_a_job_that_is_cancelled_just_before_its_requeue_stays_so(jobs):
+    scontrol = '#!/bin/bash\n[ "$1" != requeue ] || scancel "$SLURM_JOB_ID"\nexec /usr/bin/scontrol "$@"\n'
+    jobs.write("scontrol", scontrol).chmod(0o755)
+    environ = {"PATH": f"{jobs.directory}:{jobs.environ['PATH']}"}
+    job = jobs.submit("--nodes=1", "--requeue", "elastic.sbatch", "train.py", "--alone", "--asks", environ=environ)
+    job.wait_until("no training", lambda: job.trained_on(0) != [])
+
+    jobs.cluster.command(["slurm-elastic", "requeue", str(job.id)], cwd=jobs.directory, env=jobs.environ)
+
+    job.wait_for("CANCELLED")
+    assert "not requeued: it was cancelled or has ended meanwhile; submit it again to go on" in job.output
+    assert jobs.cluster.job(job.id)["Restarts"] == "0"
+
+
 def test_a_job_that_loses_its_first_node_comes_back_from_its_time_limit_without_its_batch_script(jobs):
     agent = f"{SRUN} slurm-elastic agent --warning=20 train.py --asks\n"
     jobs.write("own.sh", f"#!/bin/bash\nexport SLURM_ELASTIC_VERDICT=1\n{agent}slurm-elastic verdict $?\n")

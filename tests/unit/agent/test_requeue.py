@@ -27,7 +27,11 @@ case "$1 $2" in
   'show config') echo "Configuration data as of $(<now)"; echo 'KillWait                = 30 sec' ;;
   '--oneliner show') echo "PartitionName=low TotalNodes=$(<nodes) State=UP" ;;
   update*) exit $(<update) ;;
-  requeue*) exit $(<requeue) ;;
+  requeue*)
+    [ "$(<requeue)" = 0 ] || exit 1
+    shown=$(<job.txt)
+    [[ $shown =~ Restarts=([0-9]+) ]]
+    [ -e cancelled ] || echo "${{shown//Restarts=${{BASH_REMATCH[1]}}/Restarts=$((BASH_REMATCH[1] + 1))}}" >job.txt ;;
 esac
 """
 
@@ -117,7 +121,7 @@ def script(run_dir: RunDir) -> Script:
 def test_preempted_in_grace(slurm: Slurm, script: Script) -> None:
     slurm.shows("job_preempted_in_grace.txt")
     assert script.ends()
-    assert slurm.requeues() == ["requeue 1"]
+    assert slurm.requeues() == ["requeue incomplete 1"]
     assert script.said == ["job 1: requeued: preempted"]
 
 
@@ -133,14 +137,14 @@ def test_only_once(slurm: Slurm, script: Script) -> None:
     slurm.shows("job_preempted_in_grace.txt")
     assert script.ends()
     assert script.ends()
-    assert slurm.requeues() == ["requeue 1"]
+    assert slurm.requeues() == ["requeue incomplete 1"]
 
 
 def test_an_element_of_an_array_is_requeued_alone(slurm: Slurm, script: Script) -> None:
     # The job id of the last element to start is the array's, which means all of them.
     slurm.shows("job_preempted_in_grace.txt", array="ArrayJobId=1 ArrayTaskId=3")
     assert script.ends(job(SLURM_ARRAY_JOB_ID="1", SLURM_ARRAY_TASK_ID="3"))
-    assert slurm.requeues() == ["requeue 1_3"]
+    assert slurm.requeues() == ["requeue incomplete 1_3"]
 
 
 def test_slurm_has_done_it(slurm: Slurm, script: Script) -> None:
@@ -212,6 +216,16 @@ def test_a_cancelled_job_stays_so_whatever_was_wanted(slurm: Slurm, script: Scri
     assert script.said == ["job 1: not requeued: the job was cancelled"]
 
 
+def test_a_job_that_is_cancelled_just_before_its_requeue_stays_so(slurm: Slurm, script: Script) -> None:
+    slurm.shows("job_preempted_in_grace.txt")
+    slurm.write("cancelled", "")
+    assert not script.ends()
+    assert script.said == [
+        "job 1: requeued: preempted",
+        "job 1: not requeued: it was cancelled or has ended meanwhile; submit it again to go on",
+    ]
+
+
 def test_without_scontrol_it_ends_at_once(slurm: Slurm, script: Script) -> None:
     (slurm.directory / "scontrol").unlink()
     script.notice("SIGUSR2")
@@ -226,7 +240,7 @@ def test_a_controller_that_is_down_is_waited_for(slurm: Slurm, script: Script) -
     (slurm.directory / "grep").symlink_to("/usr/bin/grep")
     slurm.shows("job_preempted_in_grace.txt")
     assert script.ends(wait=60)
-    assert slurm.requeues() == ["requeue 1"]
+    assert slurm.requeues() == ["requeue incomplete 1"]
 
 
 def test_a_requeue_that_fails_is_said(slurm: Slurm, script: Script) -> None:
@@ -243,10 +257,14 @@ def test_a_requeue_without_an_answer_is_tried_again(slurm: Slurm, script: Script
     # As when a signal for the whole job ends scontrol, too.
     slurm.shows("job_preempted_in_grace.txt")
     path = slurm.directory / "scontrol"
-    path.write_text(path.read_text().replace("exit $(<requeue)", "[ $(grep -c requeue calls) -ge 3 ] || kill -KILL $$"))
+    path.write_text(
+        path.read_text().replace(
+            '[ "$(<requeue)" = 0 ] || exit 1', "[ $(grep -c requeue calls) -ge 3 ] || kill -KILL $$"
+        )
+    )
     (slurm.directory / "grep").symlink_to("/usr/bin/grep")
     assert script.ends(wait=60)
-    assert slurm.requeues() == ["requeue 1"] * 3
+    assert slurm.requeues() == ["requeue incomplete 1"] * 3
 
 
 def test_options() -> None:
@@ -280,7 +298,7 @@ def test_bad_nodes_are_excluded_after_the_requeue_with_those_of_the_user(slurm: 
     excludes(slurm, "f7")
     assert script.ends()
     calls = (slurm.directory / "calls").read_text().splitlines()
-    assert calls[-2:] == ["requeue 1", "update JobId=1 ExcNodeList=f[3,7]"]
+    assert calls[-3:] == ["requeue incomplete 1", "show job 1", "update JobId=1 ExcNodeList=f[3,7]"]
     assert script.said[-1] == ("job 1: it excludes f7, f3 from now on: their strikes are in the events of the run")
     # Those of the next start: the first has expired, and the user's stays.
     (script.run_dir.path / "events/f3.jsonl").unlink()
