@@ -27,6 +27,7 @@ from benchmarks.history import Recovery, Worker, read, recovery
 from benchmarks.job import WORK, Job, installed_package, require_root, running_cluster, wait
 from benchmarks.launch import end, memory
 from benchmarks.launchers import PYTHON, Launcher
+from benchmarks.options import add_parts
 from benchmarks.scenarios import Scenario
 from benchmarks.tables import Bar, Results, Table, median, seconds
 from tests.cluster.testbed import Cluster, Settings
@@ -56,7 +57,7 @@ def main() -> int:
         "killed": _killed, "start": _start, "node": _node, "files": _files, "memory": _memory
     }  # fmt: skip
     with installed_package() as package:
-        for name in options.only.split(","):
+        for name in options.only:
             parts[name](results, package, options)
             results.keep(options.json)
     return results.finish(options.json)
@@ -66,8 +67,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.frameworks")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
     parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of which medians are taken")
-    parser.add_argument("--frameworks", default="transformers,lightning", help="some of transformers,lightning")
-    parser.add_argument("--only", default="killed,start,node,files,memory", help="the parts to run")
+    add_parts(parser, "transformers", "lightning", option="--frameworks")
+    add_parts(parser, "killed", "start", "node", "files", "memory")
     parser.add_argument("--name", default="frameworks", help="of the test cluster")
     return parser.parse_args()
 
@@ -78,7 +79,7 @@ def _scripts(framework: str) -> list[Path]:
 
 def _turns(options: argparse.Namespace) -> Iterator[tuple[int, str, Launcher]]:
     for number in range(options.repetitions):
-        for framework in options.frameworks.split(","):
+        for framework in options.frameworks:
             for launcher in _LAUNCHERS:
                 yield number, framework, launcher
 
@@ -115,7 +116,7 @@ def _killed(results: Results, package: Path, options: argparse.Namespace) -> Non
         cells = [seconds(value) for value in (gaps[framework, launcher], longest, *split)]
         table.rows.append([framework, launcher.value, *cells, "?" if lost is None else f"{lost:.0f}"])
     results.add(table)
-    for framework in options.frameworks.split(","):
+    for framework in options.frameworks:
         part = _share(gaps[framework, Launcher.OURS], gaps[framework, Launcher.TUNED])
         results.bars.append(Bar.at_most(f"{framework}: gap at most 1/10 of torchrun's", part, 0.1, "times"))
 
@@ -140,7 +141,7 @@ def _start(results: Results, package: Path, options: argparse.Namespace) -> None
         note=f"Medians of {options.repetitions}. A first run finds no list of imports. Requeued: from the "
         "new start of the batch script; the training goes on from its checkpoint.",
     )
-    for framework in options.frameworks.split(","):
+    for framework in options.frameworks:
         for kind, limit in zip(kinds, (1.0, 0.7, 0.5), strict=True):
             theirs, ours = (median(found[framework, kind, launcher]) for launcher in _LAUNCHERS)
             table.rows.append([framework, kind, seconds(theirs), seconds(ours)])
@@ -238,7 +239,7 @@ def _node(results: Results, package: Path, options: argparse.Namespace) -> None:
         ["training", "start", *(launcher.value for launcher in _LAUNCHERS)],
         note=f"Medians of {options.repetitions}.",
     )
-    for framework in options.frameworks.split(","):
+    for framework in options.frameworks:
         for kind, limit in (("first run", 1.0), ("second run", 0.7)):
             theirs, ours = (median(found[framework, kind, launcher]) for launcher in _LAUNCHERS)
             table.rows.append([framework, kind, seconds(theirs), seconds(ours)])
@@ -262,7 +263,7 @@ def _memory(results: Results, package: Path, options: argparse.Namespace) -> Non
         ["training", *(launcher.value for launcher in _LAUNCHERS)],
         note=f"What they share counts once. Medians of {options.repetitions}.",
     )
-    for framework in options.frameworks.split(","):
+    for framework in options.frameworks:
         theirs, ours = (median(found[framework, launcher]) for launcher in _LAUNCHERS)
         table.rows.append([framework, *("?" if value is None else f"{value:.0f}" for value in (theirs, ours))])
         promise = f"{framework}: memory of {_WORKERS} workers at most 0.3 of torchrun's"
@@ -278,7 +279,7 @@ def _files(results: Results, package: Path, options: argparse.Namespace) -> None
         note="strace --seccomp-bpf -f -c -e trace=file: calls that take a path, which a shared file system has to "
         "answer. Once each, in a second run.",
     )
-    for framework in ("torch", *options.frameworks.split(",")):
+    for framework in ("torch", *options.frameworks):
         counts = []
         for launcher in _LAUNCHERS:
             with _shared_directory("transformers" if framework == "torch" else framework) as directory:

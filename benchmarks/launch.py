@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import sandbox
+from benchmarks.options import add_parts
 from benchmarks.tables import Bar, Cell, Results, Table, median, seconds
 from benchmarks.tricks import TRICKS, copy_without
 from benchmarks.usage import usage
@@ -87,7 +88,7 @@ def main() -> int:
         _tricks(results, options.without, options.repetitions or 20, options.workers)
         return results.finish(options.json)
     parts: dict[str, Callable[[Results, int, int], None]] = {"barrier": _barrier, "line": _line, "restart": _restart}
-    for name in options.only.split(","):
+    for name in options.only:
         parts[name](results, options.repetitions or 5, options.workers)
     return results.finish(options.json)
 
@@ -99,7 +100,7 @@ def _options() -> argparse.Namespace:
         "--repetitions", type=int, metavar="N", help="of which medians are taken (default: 5, pairs: 20)"
     )
     parser.add_argument("--workers", type=int, default=8, metavar="N", help="on the node")
-    parser.add_argument("--only", default="barrier,line,restart", help="the parts to run")
+    add_parts(parser, "barrier", "line", "restart")
     parser.add_argument(
         "--without", action="append", choices=["all", *TRICKS], metavar="TRICK", help=f"all, {', '.join(TRICKS)}"
     )
