@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
-from slurm_elastic.snapshot.lineage import Copy, slot_to_write
+from slurm_elastic.snapshot.lineage import Copy, SnapshotId, slot_to_write
 from slurm_elastic.snapshot.memory import Slot, require_memory
-from slurm_elastic.snapshot.slots import HEADER
+from slurm_elastic.snapshot.slots import FIELDS, HEADER
 from slurm_elastic.snapshot.state import Table, TensorPlace
 
 if TYPE_CHECKING:
@@ -25,11 +26,11 @@ class SlotWriter:
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = slots
-        self._views: dict[int, tuple[int, Table, list[torch.Tensor | None]]] = {}
+        self._headers: dict[int, tuple[bytes, SnapshotId | None]] = {}
+        """By slot: its header, and the snapshot that it names."""
+        self._views: dict[int, tuple[int, Table, list[torch.Tensor]]] = {}
 
-    def write(
-        self, copy: Copy, description: bytes, table: Table, tensors: Sequence[torch.Tensor], shards: int = 0
-    ) -> None:
+    def write(self, copy: Copy, description: bytes, table: Table, tensors: list[torch.Tensor], shards: int = 0) -> None:
         """Write a snapshot, or a part of one.
 
         Args:
@@ -43,31 +44,38 @@ class SlotWriter:
             OutOfMemoryError: The memory of the node or job does not suffice.
         """
         # Plain values change their length.
-        require_memory(HEADER + table.size + 2 * len(description), self.slots)
-        held = [slot.contents() for slot in self.slots]
+        needed = HEADER + table.size + 2 * len(description)
+        if any(slot.mapped < needed for slot in self.slots):
+            require_memory(needed, self.slots)
+        held = [self._held(index) for index in range(len(self.slots))]
         busy = [index for index, slot in enumerate(self.slots) if slot.busy]
-        ids = [None if each is None else each.copy.id for each in held]
-        index = slot_to_write(ids, busy, self.slots[0].protection)
+        index = slot_to_write(held, busy, self.slots[0].protection)
         if index is None:
             # All that could be overwritten is being written to disk: this step has no snapshot.
             return
-        self.slots[index].fill(copy, table.size, description, lambda body: self._copy(index, table, tensors), shards)
+        self.slots[index].fill(copy, table.size, description, partial(self._copy, index, table, tensors), shards)
 
-    def _copy(self, index: int, table: Table, tensors: Sequence[torch.Tensor]) -> None:
-        if not tensors:
-            return
-        import torch
-
+    def _held(self, index: int) -> SnapshotId | None:
+        """Return the snapshot that a slot holds; a header that is as before is not read again."""
         slot = self.slots[index]
-        memory = slot.memory()
+        header = slot.header()[:FIELDS].tobytes()
+        known, found = self._headers.get(index, (b"", None))
+        if header != known:
+            contents = slot.contents()
+            found = None if contents is None else contents.copy.id
+            self._headers[index] = header, found
+        return found
+
+    def _copy(self, index: int, table: Table, tensors: list[torch.Tensor], memory: memoryview) -> None:
+        slot = self.slots[index]
         generation, of, views = self._views.get(index, (0, None, []))
         if generation != slot.generation or of is not table:
-            views = [_view(memory, place) for place in table.places]
+            views = [_view(memory, place) for place in table.places if place.size]
             self._views[index] = slot.generation, table, views
-        with torch.no_grad():
-            for view, tensor in zip(views, tensors, strict=True):
-                if view is not None:
-                    view.copy_(tensor)
+        if len(views) < len(tensors):
+            tensors = [tensor for tensor, place in zip(tensors, table.places, strict=True) if place.size]
+        if views:
+            _copy_all(views, tensors)
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -76,10 +84,22 @@ class SlotWriter:
             slot.close()
 
 
-def _view(memory: memoryview, place: TensorPlace) -> torch.Tensor | None:
+def _view(memory: memoryview, place: TensorPlace) -> torch.Tensor:
     import torch
 
-    if not place.size:
-        return None
-    raw = torch.frombuffer(memory, dtype=torch.uint8, count=place.size, offset=HEADER + place.offset)
+    raw = torch.frombuffer(memory, dtype=torch.uint8, count=place.size, offset=place.offset)
     return raw.view(getattr(torch, place.dtype)).view(place.shape)
+
+
+def _copy_all(views: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
+    import torch
+
+    plain = (torch.Tensor, torch.nn.Parameter)
+    if all(type(tensor) in plain and tensor.is_cpu and not tensor.requires_grad for tensor in tensors):
+        # One call into torch for all tensors. FSDP2 calls it, too (torch 2.12 and later).
+        torch._foreach_copy_(views, tensors)
+        return
+    # A subclass may have copy_ alone, and tensors may be on several devices.
+    with torch.no_grad():
+        for view, tensor in zip(views, tensors, strict=True):
+            view.copy_(tensor)

@@ -28,6 +28,7 @@ from slurm_elastic.snapshot.sharding import Layout, Parts, Piece, Planner, neede
 from slurm_elastic.snapshot.slots import HEADER, Contents
 from slurm_elastic.snapshot.state import (
     PER_RANK,
+    Describer,
     Flat,
     PresentTensors,
     StateError,
@@ -82,6 +83,7 @@ class WorkerMemory:
         self.below, self.lost = below, lost
         self._writer = SlotWriter(slots)
         self._own_writer = None if part_slots is None else SlotWriter(part_slots)
+        self._describer = Describer()
         self._saved: int | None = None
         self._reserved = False
         self._refused = False
@@ -164,7 +166,7 @@ class WorkerMemory:
         snapshot = SnapshotId(self._round, step)
         table = self._table_of("state", tensors)
         layout = b"null" if self._layout is None or part is None else self._layout[2]
-        description = describe(flat.tree, table, layout) if self._writes else b""
+        description = self._describer.describe(flat.tree, table, layout) if self._writes else b""
         if self._writes and not self._reserved:
             size = 0 if part is None else _size(self._table_of("part", part.tensors), part.description)
             own_size = 0 if part is None or own is None else size - part.shards
@@ -247,7 +249,7 @@ class WorkerMemory:
         return not finite
 
     def _table_of(self, what: str, tensors: list[torch.Tensor]) -> Table:
-        key = tuple((tensor.dtype, tensor.shape) for tensor in tensors)
+        key = tuple([(tensor.dtype, tensor.shape) for tensor in tensors])
         known = self._tables.get(what)
         if known is None or known[0] != key:
             known = self._tables[what] = key, table_of(tensors)

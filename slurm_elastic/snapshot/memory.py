@@ -40,6 +40,7 @@ class Slot:
         self.descriptor = descriptor
         self._close = weakref.finalize(self, os.close, descriptor)
         self._map: mmap.mmap | None = None
+        self._fields: memoryview | None = None
         self.generation = 0
         """Counts the times that the memory was mapped: views into an earlier mapping do not see this one."""
 
@@ -76,35 +77,51 @@ class Slot:
             # Views into the old mapping keep that one.
             self._map = mmap.mmap(self.descriptor, size)
             self._map.madvise(mmap.MADV_DONTFORK)
+            self._fields = memoryview(self._map)[:HEADER].cast("q")
             self.generation += 1
         return memoryview(self._map)
 
+    @property
+    def mapped(self) -> int:
+        """Bytes of the present mapping, which the file has at least: it cannot shrink."""
+        return 0 if self._map is None else len(self._map)
+
+    def header(self) -> memoryview:
+        """Return the fields of the header. They are the same memory in every mapping, so no system call is needed."""
+        if self._fields is None:
+            self.memory()
+            assert self._fields is not None
+        return self._fields
+
     def contents(self) -> Contents | None:
         """Return what the slot holds; None if no committed snapshot."""
-        memory = self.memory()
-        return slots.contents(memory[:HEADER].cast("q"), len(memory))
+        found = slots.contents(self.header(), self.mapped)
+        if found is None:
+            # It may hold more than was mapped.
+            found = slots.contents(self.header(), len(self.memory()))
+        return found
 
     def clear(self) -> None:
         """Drop what the slot holds."""
-        slots.clear(self.memory()[:HEADER].cast("q"))
+        slots.clear(self.header())
 
     @property
     def busy(self) -> bool:
         """True while a process reads the slot that would have to begin again if it was overwritten."""
-        return slots.is_busy(self.memory()[:HEADER].cast("q"))
+        return slots.is_busy(self.header())
 
     @busy.setter
     def busy(self, busy: bool) -> None:
-        slots.set_busy(self.memory()[:HEADER].cast("q"), busy)
+        slots.set_busy(self.header(), busy)
 
     @property
     def protection(self) -> Protection:
         """The snapshots that workers do not overwrite; said in the first of the slots that one writes in turn."""
-        return slots.protection(self.memory()[:HEADER].cast("q"))
+        return slots.protection(self.header())
 
     @protection.setter
     def protection(self, protection: Protection) -> None:
-        slots.set_protection(self.memory()[:HEADER].cast("q"), protection)
+        slots.set_protection(self.header(), protection)
 
     def grow(self, size: int) -> None:
         """Make the file at least so large; its pages are there afterwards.
@@ -155,12 +172,12 @@ class Slot:
             if not isinstance(description, int):
                 body[tensors:] = description
 
-        slots.fill(memory[:HEADER].cast("q"), written, put)
+        slots.fill(self.header(), written, put)
 
     def close(self) -> None:
         """Close the file; the mapping goes with the last view into it."""
         self._close()
-        self._map = None
+        self._map = self._fields = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -480,6 +480,8 @@ class _Side:
         """True if the next step that becomes safe is to be written to disk."""
         self._copied: int | None = None
         self._pause_until = 0.0
+        self._sending = 0.0
+        """Seconds in which the present copy has used the network."""
         self._failing_since: float | None = None
         self._collector: Channel | None = None
         self._target: tuple[Holder, Channel] | None = None
@@ -601,7 +603,7 @@ class _Side:
         if self.members.replicates and self.members.nodes > 1 and self.partner is None:
             # All agents are on one node, or have not reported yet.
             return
-        began = time.monotonic()
+        began, self._sending = time.monotonic(), 0.0
         if self.partner is not None:
             self._failing_since = self._failing_since or began
             size = 0
@@ -617,9 +619,9 @@ class _Side:
             self._say_slow(time.monotonic() - began, size)
             self._failing_since = None
         self._copied = snapshot.step
-        # At most half of the time: the network is the training's.
-        took = time.monotonic() - began
-        self._pause_until = time.monotonic() + took
+        # At most half of the time: the network is the training's. The other agent makes room before the first copy, for
+        # seconds maybe, and does not use the network for that.
+        self._pause_until = time.monotonic() + self._sending
 
     def _pauses(self) -> bool:
         return time.monotonic() < self._pause_until
@@ -646,12 +648,14 @@ class _Side:
                 ready = channel.next()
                 if ready.get("copied"):
                     return contents.size
+                began = time.monotonic()
                 digest = channel.send_body([slot.memory()[HEADER : contents.size]], ready)
                 if slot.contents() != contents:
                     # The connection ends, and what was sent is not committed.
                     raise TransferError("overwritten meanwhile")
                 channel.say({"digest": digest})
                 channel.next()
+                self._sending += time.monotonic() - began
             except (OSError, SessionError, TransferError):
                 self._drop_target()
                 raise

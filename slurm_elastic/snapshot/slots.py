@@ -48,6 +48,7 @@ _SAFE_STEP, _SAFE_ROUND, _TAKE_STEP, _TAKE_ROUND, _PROTECTS = range(11, FIELDS)
 _MAGIC_VALUE = int.from_bytes(b"slurm_s2", "little", signed=True)
 """The last character is the version of the layout."""
 _MOST_PARTS = 1 << 20
+_UNPROTECTED = Protection()
 
 
 class Fields(Protocol):
@@ -151,7 +152,7 @@ def set_protection(fields: Fields, protection: Protection) -> None:
 def protection(fields: Fields) -> Protection:
     """Return which snapshots are not overwritten."""
     if fields[_PROTECTS] != 1:
-        return Protection()
+        return _UNPROTECTED
     take = SnapshotId(fields[_TAKE_ROUND], fields[_TAKE_STEP])
     safe = SnapshotId(fields[_SAFE_ROUND], fields[_SAFE_STEP])
     return Protection(None if safe.round < 0 else safe, None if take.round < 0 else take)

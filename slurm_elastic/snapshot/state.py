@@ -8,10 +8,12 @@ whole numbers, floats and strings stand for themselves.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
+import marshal
 import math
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PER_RANK",
+    "Describer",
     "Flat",
     "PresentTensors",
     "StateError",
@@ -46,6 +49,7 @@ __all__ = [
 PER_RANK = "per_rank"
 """Name of what ranks have of their own, in `save` and `load`, and on disk."""
 _SCALARS = (bool, int, float, str, type(None))
+_EXACT_SCALARS = frozenset(_SCALARS)
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -105,43 +109,95 @@ def flatten(state: Mapping[str, Any]) -> Flat:
     distributed = sys.modules.get("torch.distributed.tensor")
     tensors: list[torch.Tensor] = []
     sharded: list[DTensor] = []
+    strided = None if loaded is None else loaded.strided
+    plain_tensors = () if loaded is None else (loaded.Tensor, loaded.nn.Parameter)
+    size = None if loaded is None else loaded.Size
 
-    def node(value: Any, path: tuple[object, ...]) -> Any:
-        if loaded is not None and isinstance(value, loaded.Tensor):
-            if distributed is not None and isinstance(value, distributed.DTensor):
-                sharded.append(value)
-                return {"s": len(sharded) - 1}
-            _check_tensor(value, path)
+    # This runs at every step, so exact types are compared first, and paths are made for errors only.
+    def node(value: Any) -> Any:
+        kind = type(value)
+        if kind in _EXACT_SCALARS:
+            return value
+        if kind in plain_tensors:
+            if value.layout is not strided or value.is_quantized:
+                raise _UnsupportedError(value)
             tensors.append(value)
             return {"x": len(tensors) - 1}
+        if isinstance(value, dict):
+            return {
+                "d": [
+                    [
+                        key if type(key) in _EXACT_SCALARS else node(key),
+                        each if type(each) in _EXACT_SCALARS else node(each),
+                    ]
+                    for key, each in value.items()
+                ]
+            }
+        if kind is list:
+            return {"l": [each if type(each) in _EXACT_SCALARS else node(each) for each in value]}
+        if kind is tuple or kind is size:
+            return {"t": [each if type(each) in _EXACT_SCALARS else node(each) for each in value]}
         if isinstance(value, _SCALARS):
             return value
-        if isinstance(value, dict):
-            return {"d": [[node(key, path), node(each, (*path, key))] for key, each in value.items()]}
-        if type(value) is list:
-            return {"l": [node(each, (*path, index)) for index, each in enumerate(value)]}
-        if type(value) is tuple or (loaded is not None and isinstance(value, loaded.Size)):
-            return {"t": [node(each, (*path, index)) for index, each in enumerate(value)]}
         if isinstance(value, bytes):
             return {"b": base64.b64encode(value).decode()}
-        raise StateError(
-            f"{_shown(path)} is a {type(value).__name__}; a snapshot holds tensors, numbers, strings, bytes,"
-            " and dicts, lists and tuples of them"
-        )
+        if distributed is not None and isinstance(value, distributed.DTensor):
+            sharded.append(value)
+            return {"s": len(sharded) - 1}
+        is_tensor = loaded is not None and isinstance(value, loaded.Tensor)
+        if is_tensor and value.layout is strided and not value.is_quantized:
+            tensors.append(value)
+            return {"x": len(tensors) - 1}
+        raise _UnsupportedError(value)
 
-    tree = {name: node(value, (name,)) for name, value in state.items()}
+    try:
+        tree = {name: node(value) for name, value in state.items()}
+    except _UnsupportedError as error:
+        raise StateError(f"{_shown(_path_of(error.value, state))} is {_refusal(error.value)}") from None
     return Flat(tree, tensors, sharded)
+
+
+class _UnsupportedError(Exception):
+    """A snapshot cannot hold this value.
+
+    Args:
+        value: The value, a part of the state.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _refusal(value: Any) -> str:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return f"a {value.layout} tensor; a snapshot holds dense tensors: use to_dense()"
+    return (
+        f"a {type(value).__name__}; a snapshot holds tensors, numbers, strings, bytes, and dicts, lists and tuples of"
+        " them"
+    )
+
+
+def _path_of(wanted: Any, state: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return the keys that lead to a part of a state; for a part of a key, those that lead to its dict."""
+
+    def find(value: Any, path: tuple[object, ...]) -> tuple[object, ...] | None:
+        if value is wanted:
+            return path
+        each: Iterable[tuple[object, ...] | None] = ()
+        if isinstance(value, dict):
+            keys = (find(key, path) for key in value)
+            each = itertools.chain(keys, (find(below, (*path, key)) for key, below in value.items()))
+        elif isinstance(value, (list, tuple)):
+            each = (find(below, (*path, index)) for index, below in enumerate(value))
+        return next((found for found in each if found is not None), None)
+
+    return next((found for name, value in state.items() if (found := find(value, (name,))) is not None), ())
 
 
 def _shown(path: tuple[object, ...]) -> str:
     return ".".join(map(str, path))
-
-
-def _check_tensor(tensor: torch.Tensor, path: tuple[object, ...]) -> None:
-    import torch
-
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise StateError(f"{_shown(path)} is a {tensor.layout} tensor; a snapshot holds dense tensors: use to_dense()")
 
 
 def table_of(tensors: Sequence[torch.Tensor]) -> Table:
@@ -157,7 +213,41 @@ def table_of(tensors: Sequence[torch.Tensor]) -> Table:
 
 def describe(tree: Any, table: Table, layout: bytes = b"null") -> bytes:
     """Return the description of a state; `layout` is that of its sharded tensors, as JSON."""
-    return b'{"tensors":%s,"state":%s,"layout":%s}' % (table.text.encode(), _encode(tree).encode(), layout)
+    return Describer().describe(tree, table, layout)
+
+
+class Describer:
+    """Describes the successive states of a worker, and encodes only what has changed."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[bytes | None, str]] = {}
+        """By name of a state: its tree as `_fingerprint` returns it, and name and tree as JSON."""
+
+    def describe(self, tree: Mapping[str, Any], table: Table, layout: bytes = b"null") -> bytes:
+        """Return the description of a state; `layout` is that of its sharded tensors, as JSON."""
+        state = ",".join([self._encoded(name, each) for name, each in tree.items()])
+        return b'{"tensors":%s,"state":{%s},"layout":%s}' % (table.text.encode(), state.encode(), layout)
+
+    def _encoded(self, name: str, tree: Any) -> str:
+        fingerprint = _fingerprint(tree)
+        known, text = self._known.get(name, (None, ""))
+        if fingerprint is None or known != fingerprint:
+            text = f"{_encode(name)}:{_encode(tree)}"
+            self._known[name] = fingerprint, text
+        return text
+
+
+def _fingerprint(tree: Any) -> bytes | None:
+    """Return bytes that differ for trees whose JSON differs; None if there are none.
+
+    Equality of the trees would not do: 1, 1.0 and True are equal, and so are 0.0 and -0.0. Nothing reads these bytes.
+    """
+    try:
+        # Version 2 has exact floats, and no references: its bytes depend on values and types only.
+        return marshal.dumps(tree, 2)
+    except ValueError:
+        # A subclass of a plain type, such as an IntEnum.
+        return None
 
 
 def read_description(description: bytes, tensors: memoryview) -> tuple[Any, list[torch.Tensor]]:

@@ -56,7 +56,7 @@ def test_a_worker_that_is_killed_while_it_saves_leaves_the_snapshot_before(agent
         def killed(*arguments: object) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        torch.Tensor.copy_ = killed  # type: ignore[method-assign, assignment]
+        torch._foreach_copy_ = killed  # type: ignore[assignment]
         saves(4)()
 
     in_worker(variables, work)

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from slurm_elastic.snapshot.state import StateError, describe, flatten, read_description, rebuild, table_of
+from slurm_elastic.snapshot import state as state_module
+from slurm_elastic.snapshot.state import (
+    Describer,
+    StateError,
+    describe,
+    flatten,
+    read_description,
+    rebuild,
+    table_of,
+)
 
 
 def through_bytes(state: dict[str, Any]) -> dict[str, Any]:
@@ -80,6 +89,32 @@ def test_what_a_snapshot_cannot_hold_is_named() -> None:
         flatten({"progress": {"best": [1, {2}]}})
     with pytest.raises(StateError, match=r"^m\.w is a torch\.sparse_coo tensor; .*to_dense"):
         flatten({"m": {"w": torch.eye(2).to_sparse()}})
+
+
+def test_the_path_of_what_a_snapshot_cannot_hold_leads_to_it() -> None:
+    wanted = {2}
+    state = {"a": {"b": [1, (2, {"c": {1}})]}, "z": 1}
+    with pytest.raises(StateError, match=r"^a\.b\.1\.1\.c is a set; "):
+        flatten(state)
+    with pytest.raises(StateError, match=r"^wanted is a set; "):
+        flatten({"a": 1, "wanted": wanted})
+    # A part of a key is named by the dict and its place in the key.
+    with pytest.raises(StateError, match=r"^a\.b\.1 is a frozenset; "):
+        flatten({"a": {"b": {(1, frozenset({2})): 1}}})
+
+
+def test_only_what_has_changed_is_encoded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[Any] = []
+    encode = state_module._encode
+    monkeypatch.setattr(state_module, "_encode", lambda tree: encoded.append(tree) or encode(tree))
+    describer, table = Describer(), table_of([])
+    for step in range(3):
+        encoded.clear()
+        tree = flatten({"optimizer": {"lr": 0.1, "groups": [1, 2]}, "progress": {"step": step}}).tree
+        assert describer.describe(tree, table) == describe(tree, table)
+        # The other half of what is encoded is of `describe`.
+        assert encoded.count(tree["optimizer"]) == (2 if step == 0 else 1)
+        assert encoded.count(tree["progress"]) == 2
 
 
 def test_a_description_is_not_believed_beyond_its_memory() -> None:

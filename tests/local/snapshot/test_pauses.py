@@ -1,0 +1,69 @@
+"""How long an agent pauses after a copy to another node."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from slurm_elastic.snapshot import replicator
+from slurm_elastic.snapshot.lineage import Copy, Holder, SnapshotId
+from slurm_elastic.snapshot.memory import Slot
+from slurm_elastic.snapshot.replication import Report
+
+SNAPSHOT = SnapshotId(0, 3)
+
+
+class Partner:
+    """The other agent, and the clock of both: it makes room before the first copy, and takes bytes for some seconds."""
+
+    def __init__(self, room: float, sending: float) -> None:
+        self.now = 1000.0
+        self._room, self._sending = room, sending
+        self._answers: list[tuple[float, dict[str, Any]]] = []
+        self.socket, _ = socket.socketpair()
+
+    def say(self, content: dict[str, Any]) -> None:
+        if "digest" not in content:
+            self._answers = [(self._room, {"ready": "sha256"}), (self._sending / 2, {"copied": True})]
+            self._room = 0.0
+
+    def next(self) -> dict[str, Any]:
+        seconds, answer = self._answers.pop(0)
+        self.now += seconds
+        return answer
+
+    def send_body(self, bodies: list[memoryview], ready: dict[str, Any]) -> str:
+        self.now += self._sending / 2
+        return ""
+
+
+def test_an_agent_pauses_as_long_as_a_copy_has_used_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    partner = Partner(room=30.0, sending=2.0)
+    monkeypatch.setattr(replicator.time, "monotonic", lambda: partner.now)
+    here, _there = socket.socketpair()
+    settings = replicator.Settings(b"s" * 32, "7.0", "one", "one", "127.0.0.1", 1.0)
+    owner = replicator._Replicator(settings, here)
+    members = replicator.Members(0, 0, 2, 2, Holder("127.0.0.1", 1), None)
+    side = replicator._Side(owner, members, threading.Event())
+    side.partner = Report("two", Holder("127.0.0.1", 2))
+    monkeypatch.setattr(side, "_channel_to_partner", lambda: partner)
+    banks = {}
+    for local_rank in range(2):
+        slot = Slot.make()
+        slot.grow(1 << 13)
+        slot.fill(Copy.of_part(SNAPSHOT, local_rank, 4), 64, b"{}", lambda body: None)
+        banks[local_rank] = [slot]
+    # The parts of both ranks are sent, for 2 s each; the 30 s are for memory.
+    side._copy(banks, SNAPSHOT)
+    assert partner.now == 1034.0
+    assert side._pauses()
+    partner.now += 3.9
+    assert side._pauses()
+    partner.now += 0.2
+    assert not side._pauses()
+    side._copy(banks, SNAPSHOT)
+    partner.now += 4.1
+    assert not side._pauses()
