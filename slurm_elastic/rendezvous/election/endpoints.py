@@ -27,7 +27,7 @@ def of_search(state: Election, now: float) -> tuple[Endpoint, ...]:
     endpoints = [endpoint for endpoint in location.endpoints if endpoint != left]
     if search.lost is not None and search.lost != left:
         endpoints.insert(0, search.lost)
-    if search.lost_at is not None or now >= search.began + RESTORE:
+    if now >= search.asks_at and (search.lost_at is not None or now >= search.began + RESTORE):
         endpoints += _of_candidates(state, now)
         if last is not None and last not in (left, *state.config.endpoints):
             # It may campaign again. Candidates step down for it, so they have to find it then.
