@@ -75,7 +75,9 @@ class Herd:
     def kill(self, indices: Iterable[int]) -> None:
         """End agents as the end of their processes does."""
         self._agents.difference_update(indices := [*indices])
-        self._tell(Kill, indices)
+        # All processes know of it: an agent that looks for a leader finds that those have ended.
+        for pipe in self._pipes:
+            pipe.send(Kill(indices))
 
     def first(self, number: int) -> list[int]:
         """So many of the agents that live."""

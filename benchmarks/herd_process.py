@@ -7,7 +7,7 @@ each agent does on a node of its own is done at once. The records of the run are
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import errno
 import heapq
 import itertools
@@ -68,6 +68,8 @@ __all__ = ["Add", "Command", "Kill", "Mute", "Progress", "play"]
 
 _CONNECT, _HANDSHAKE = 1.0, 10.0
 """Seconds that a connection may take, and the proofs on it: those of the product's transport."""
+_PORT = 29399
+"""On which each agent listens, at an address of its own."""
 _READ, _EVENTS = 1 << 16, 1 << 15
 _READ_AGAIN = 0.1
 """Seconds for which what was read of the records holds, for all agents."""
@@ -142,12 +144,14 @@ class _Herd:
     def __init__(self, pipe: Connection, run: str, run_dir: RunDir, expected: int) -> None:
         self.pipe, self.run, self.secret, self.expected = pipe, run, run_dir.secret(), expected
         self._records = RunDirRecords(run_dir, run)
-        self._locations: dict[int, tuple[float, LeaderLocation]] = {}
+        self._location, self._read_again_at = LeaderLocation(), -math.inf
+        self.ended: set[str] = set()
         self.agents: dict[int, _Agent] = {}
         self.messages = self.bytes = 0
         self.poll = select.epoll()
         self.poll.register(pipe.fileno(), select.EPOLLIN)
         self.links: dict[int, _Link] = {}
+        self.listeners: dict[int, _Listener] = {}
         self.due: list[tuple[float, int, Callable[[], None]]] = []
         self.order = itertools.count()
         self.placed: dict[int, int] = defaultdict(int)
@@ -158,15 +162,13 @@ class _Herd:
         self._report_at = -math.inf
 
     def location(self, known: LeaderLocation) -> LeaderLocation:
-        """Where the records say that a leader is. Agents of other processes, which listen nowhere, are left out."""
+        """Where the records say that a leader is; `known` is the newest round of which an agent needs no record."""
         now = time.monotonic()
-        read_again_at, found = self._locations.get(known.round, (-math.inf, known))
-        if now >= read_again_at:
-            found = dataclasses.replace(
-                locate(self._records.situation(known.round), self.run, (), known), successors=()
-            )
-            self._locations[known.round] = now + _READ_AGAIN, found
-        return found
+        if now >= self._read_again_at:
+            known = max(known, self._location, key=lambda location: location.round)
+            self._location = locate(self._records.situation(known.round), self.run, (), known)
+            self._read_again_at = now + _READ_AGAIN
+        return self._location
 
     def at(self, moment: float, call: Callable[[], None]) -> None:
         """Make a call then."""
@@ -184,7 +186,7 @@ class _Herd:
             pause = -1.0 if next_at == math.inf else max(0.0, next_at - now)
             # What was said is read before anybody judges a silence, as an agent does.
             for descriptor, _ in self.poll.poll(pause, _EVENTS):
-                link = self.links.get(descriptor)
+                link = self.links.get(descriptor) or self.listeners.get(descriptor)
                 if link is not None:
                     link.ready()
                 elif descriptor == self.pipe.fileno():
@@ -207,7 +209,9 @@ class _Herd:
                     self.agents[index].mute = True
             case Kill(indices):
                 for index in indices:
-                    self.agents.pop(index).kill()
+                    self.ended.add(_address(index))
+                    if index in self.agents:
+                        self.agents.pop(index).kill()
 
     def _progress(self) -> Progress:
         placed = self.placed[self.newest]
@@ -220,14 +224,38 @@ class _Herd:
             self._reported, self._report_at = progress, now + _REPORT
 
 
+def _address(index: int) -> str:
+    """The address of an agent's node; all of 127.0.0.0/8 is the loopback."""
+    return f"127.1.{index >> 8}.{index & 255}"
+
+
+class _Listener:
+    """Where an agent listens, as long as it lives, for a leader that looks whether its process has ended."""
+
+    def __init__(self, herd: _Herd, address: str) -> None:
+        self.herd = herd
+        self.stream = socket.create_server((address, _PORT), backlog=128)
+        self.stream.setblocking(False)
+        herd.poll.register(self.stream.fileno(), select.EPOLLIN)
+        herd.listeners[self.stream.fileno()] = self
+
+    def ready(self) -> None:
+        with contextlib.suppress(OSError):
+            self.stream.accept()[0].close()
+
+    def close(self) -> None:
+        del self.herd.listeners[self.stream.fileno()]
+        self.stream.close()
+
+
 class _Agent:
     """One agent: joins again at once when a round ends, as one does whose workers end quickly."""
 
     def __init__(self, herd: _Herd, index: int) -> None:
         self.herd = herd
         self.name = f"n{index}/0.0/0"
-        # Nobody listens at the last address: the kernel refuses, as it does where an agent has ended.
-        self.candidate = AgentInfo(self.name, f"n{index}", index, 8, "default", "127.0.0.1", 29400, 1)
+        self.listener = _Listener(herd, _address(index))
+        self.candidate = AgentInfo(self.name, f"n{index}", index, 8, "default", _address(index), 29400, _PORT)
         config = ElectionConfig(
             self.name,
             expected_agents=herd.expected,
@@ -244,6 +272,7 @@ class _Agent:
 
     def kill(self) -> None:
         self.woken = -1.0
+        self.listener.close()
         for link in [*self.links.values()]:
             link.close()
 
@@ -277,6 +306,10 @@ class _Agent:
                 self.say(number, message)
             case AnswerProbe(number, probe):
                 self.say(number, Ponged(self.name, probe, None))
+            case Connect(number, (address, port), _) if port == _PORT:
+                # Each of those answers on a node of its own, so the answer takes no time here.
+                answer = Answer.ENDED if address in self.herd.ended else Answer.IDLE
+                self.herd.at(0.0, lambda: self.handle(LinkFailed(number, answer, answer.value)))
             case Connect(number, endpoint, timeout):
                 _Link(self, number, endpoint, timeout)
             case CancelConnect(number) | CloseLink(number):
