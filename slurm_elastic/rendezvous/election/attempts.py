@@ -104,7 +104,7 @@ def begin(attempts: Attempts, endpoint: Endpoint, number: int, now: float) -> At
 
 
 def answered(
-    attempts: Attempts, endpoint: Endpoint, answer: Answer, problem: str, busy: float = 0.0, slowdown: float = 1.0
+    attempts: Attempts, endpoint: Endpoint, answer: Answer, problem: str, busy: float = 0.0, least_pause: float = 0.0
 ) -> Attempts:
     """Note that the attempt at an endpoint has failed.
 
@@ -114,10 +114,9 @@ def answered(
         answer: What the failure tells about the other end.
         problem: One line about the failure.
         busy: Seconds after which the other end has asked to try again.
-        slowdown: Factor of the pause before the next attempt; see :class:`~.state.Search`.
+        least_pause: Least seconds from the start of this attempt to that of the next one.
     """
     _, began, _, pause, _ = attempts.tried[endpoint]
-    soon, later = _SOON * slowdown, _LATER * slowdown
-    pause = soon if answer is Answer.IDLE else min(max(2 * pause, soon), later)
-    tried = Tried(None, began, began + max(pause, busy), pause, answer)
+    pause = _SOON if answer is Answer.IDLE else min(2 * pause, _LATER)
+    tried = Tried(None, began, began + max(pause, least_pause, busy), pause, answer)
     return Attempts({**attempts.tried, endpoint: tried}, problem)

@@ -42,7 +42,7 @@ from slurm_elastic.rendezvous.election.policy import (
     LeaderLoss,
     campaign_delay,
     first_question_delay,
-    search_slowdown,
+    search_pause,
 )
 from slurm_elastic.rendezvous.election.state import Campaigning, Election, Following, Leading, Lookup, Preparing, Search
 from slurm_elastic.rendezvous.leader_events import CutOff, LeaderEvent, LeaderLost, Unreachable
@@ -236,7 +236,7 @@ class _Step:
             link.endpoint,
             link.last_message_at,
             self.now if known.resigned else None,
-            slowdown=search_slowdown(searching, own),
+            least_pause=search_pause(searching, own),
             asks_at=self.now + first_question_delay(searching, own),
         )
         self.change(link=None, search=search, lookup=Lookup())
@@ -302,7 +302,7 @@ class _Step:
 
     def _read_again(self) -> float:
         """Return the seconds between two readings of the records."""
-        return READ_AGAIN if self.state.campaign is not None else READ_AGAIN * self.state.search.slowdown
+        return READ_AGAIN if self.state.campaign is not None else max(READ_AGAIN, self.state.search.least_pause)
 
     def _lost_at(self) -> float | None:
         """Since when it is certain that there is no leader where there was one; None as long as it is not."""
@@ -463,7 +463,7 @@ class _Step:
         endpoint = state.search.attempts.endpoint(event.number) if link is None else None
         if endpoint is not None:
             failed = attempting.answered(
-                state.search.attempts, endpoint, event.answer, event.problem, event.busy, state.search.slowdown
+                state.search.attempts, endpoint, event.answer, event.problem, event.busy, state.search.least_pause
             )
             self.change_search(attempts=failed)
             if event.answer is Answer.VERSION and not state.over:

@@ -24,7 +24,8 @@ __all__ = [
     "default_leader_limit",
     "first_question_delay",
     "newest_order",
-    "search_slowdown",
+    "search_pause",
+    "seconds_of_questions",
 ]
 
 _T = TypeVar("_T")
@@ -51,8 +52,8 @@ _STRANGER = 2.0
 _FULL_RATE = 512
 """Agents up to which all search at full rate, as those do that may lead next."""
 _QUESTIONS = 4096
-"""First questions of searching agents per second; the kernel keeps as many connections that wait to be accepted
-(net.core.somaxconn, Linux 5.4 and later), and drops packets of further ones."""
+"""Questions per second that further agents together ask of one agent; the kernel keeps as many connections that wait to
+be accepted (net.core.somaxconn, Linux 5.4 and later), and drops packets of further ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,19 +91,17 @@ def default_leader_limit(heartbeat_limit: float) -> float:
     return heartbeat_limit * 7 / 6 + _STOP
 
 
-def search_slowdown(agents: int, agent: str) -> float:
-    """Return the factor by which the pauses of a search are longer than those of an agent among few.
+def search_pause(agents: int, agent: str) -> float:
+    """Return the least pause in seconds between two questions of a searching agent to the same agent or records.
 
-    It grows as the square root of the number of agents, like the heartbeat limit, and differs among agents by up to a
-    half, so that those which search at the same time do not ask at the same time again.
+    It grows with the number of agents, and differs among them, so that those which search at the same time do not ask
+    at the same time again.
 
     Args:
         agents: Number of agents that may search at the same time.
         agent: Identity of the agent that searches.
     """
-    if agents <= _FULL_RATE:
-        return 1.0
-    return math.sqrt(agents / _FULL_RATE) * (1.0 + _share(agent) / 2)
+    return seconds_of_questions(agents) * (0.75 + _share(agent) / 2)
 
 
 def first_question_delay(agents: int, agent: str) -> float:
@@ -112,7 +111,12 @@ def first_question_delay(agents: int, agent: str) -> float:
         agents: Number of agents that have lost the leader at the same time.
         agent: Identity of the agent that waits.
     """
-    return max(0, agents - _FULL_RATE) / _QUESTIONS * _share(agent)
+    return seconds_of_questions(agents) * _share(agent)
+
+
+def seconds_of_questions(agents: int) -> float:
+    """Return the seconds over which so many agents spread questions to one agent, or it those to them."""
+    return max(0, agents - _FULL_RATE) / _QUESTIONS
 
 
 def _share(agent: str) -> float:

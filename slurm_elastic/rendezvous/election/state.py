@@ -10,7 +10,7 @@ from slurm_elastic.rendezvous.election.attempts import Attempts
 from slurm_elastic.rendezvous.election.campaign import CampaignConfig
 from slurm_elastic.rendezvous.election.follower import Follower
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation, Leadership
-from slurm_elastic.rendezvous.election.policy import LeaderLoss, default_leader_limit, search_slowdown
+from slurm_elastic.rendezvous.election.policy import LeaderLoss, default_leader_limit, search_pause
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 
 __all__ = [
@@ -99,7 +99,7 @@ class Search:
         lost_at: When it became certain that no leader is at that endpoint; None until then.
         attempts: Attempts at the endpoints where a leader may be.
         warned: True after a line has said that no leader is found.
-        slowdown: Factor of the pauses between two attempts at an endpoint, and between two readings of the records.
+        least_pause: Least seconds between two attempts at an endpoint, and between two readings of the records.
         asks_at: When the agent first reads the records and tries other endpoints than that of the lost leader.
     """
 
@@ -109,7 +109,7 @@ class Search:
     lost_at: float | None = None
     attempts: Attempts = field(default_factory=Attempts)
     warned: bool = False
-    slowdown: float = 1.0
+    least_pause: float = 0.0
     asks_at: float = -math.inf
 
 
@@ -230,7 +230,7 @@ def initial_election(config: ElectionConfig, now: float, *, founder: bool = Fals
     return Election(
         config,
         Follower(config.agent, coming=config.coming),
-        Search(now, slowdown=search_slowdown(config.expected_agents, config.agent)),
+        Search(now, least_pause=search_pause(config.expected_agents, config.agent)),
         config.heartbeat_limit,
         campaign=Leading(FOUNDER) if founder else None,
     )

@@ -10,7 +10,7 @@ from slurm_elastic.rendezvous.election.policy import (
     default_leader_limit,
     first_question_delay,
     newest_order,
-    search_slowdown,
+    search_pause,
 )
 from slurm_elastic.rendezvous.membership import Settings
 from slurm_elastic.rendezvous.membership.state import initial_state
@@ -93,14 +93,12 @@ def test_who_was_told_nothing_goes_by_the_records() -> None:
     assert list(newest_order("", -1, "ab", 0)) == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("agents", "least"), [(0, 1.0), (1, 1.0), (512, 1.0), (2048, 2.0), (8192, 4.0), (131072, 16.0)]
-)
-def test_agents_of_a_large_round_search_more_slowly_and_each_at_its_own_rate(agents: int, least: float) -> None:
-    factors = {search_slowdown(agents, f"n{index}/0.0/0") for index in range(200)}
-    assert min(factors) >= least
-    assert max(factors) <= 1.5 * least
-    assert len(factors) == (1 if agents <= 512 else 200)
+@pytest.mark.parametrize(("agents", "mean"), [(0, 0.0), (512, 0.0), (1024, 0.125), (16384, 3.875), (102400, 24.875)])
+def test_agents_of_a_large_round_search_more_slowly_and_each_at_its_own_rate(agents: int, mean: float) -> None:
+    pauses = [search_pause(agents, f"n{index}/0.0/0") for index in range(200)]
+    assert min(pauses) >= 0.75 * mean
+    assert max(pauses) <= 1.25 * mean
+    assert len(set(pauses)) == (1 if agents <= 512 else 200)
 
 
 def test_first_questions_are_spread_evenly_over_the_time_that_they_take() -> None:
