@@ -22,7 +22,7 @@ from slurm_elastic.rendezvous.election.events import (
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation, Leadership
 from slurm_elastic.rendezvous.election.machine import CAMPAIGN_AGAIN, STEP_DOWN, UNLED
 from slurm_elastic.rendezvous.election.policy import BLOCKING_LIMIT, LeaderLoss, Successor
-from slurm_elastic.rendezvous.election.state import Role
+from slurm_elastic.rendezvous.election.state import Role, Search
 from slurm_elastic.rendezvous.leader_events import CutOff, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import AgentInfo, Connected, LeaveReason, Outcome, Place, Reason
 from slurm_elastic.rendezvous.records.api import Situation
@@ -500,6 +500,23 @@ def test_members_of_a_large_round_do_not_all_ask_at_once_and_ask_less_often() ->
     assert len(set(first)) == len(first)
     assert max(sum(at <= moment < at + 1.0 for moment in first) for at in first) <= len(first) / 2
     assert all(4 * len(later) < len(sooner) for sooner, later in zip(few, many, strict=True))
+
+
+def test_members_of_a_large_round_ask_one_living_successor_first_and_more_as_time_goes_by() -> None:
+    order = tuple(Successor(f"n{rank}/0.0/{rank}", f"n{rank}", rank) for rank in range(2, 40))
+    known = replace(TOLD, successors=order, members=16384)
+    tried: dict[float, set[Endpoint]] = {}
+
+    def alive(endpoint: Endpoint, now: float) -> Result:
+        tried.setdefault(now, set()).add(endpoint)
+        return 0.0, Answer.ENDED if endpoint[1] < 10 else Answer.IDLE
+
+    play = Play("n99/0.0/99", locate=lambda now: PUBLISHED, connect=alive, known=known, campaign=None)
+    play.state = replace(play.state, search=Search(0.0, FIRST, least_pause=4.0))
+    play.run(0.9)
+    assert set().union(*tried.values()) == {FIRST, *(("n" + str(rank), rank) for rank in range(2, 11))}
+    play.run(4.9)
+    assert max(port for _, port in set().union(*tried.values())) == 14
 
 
 def test_the_first_successors_of_a_large_round_search_at_full_rate() -> None:
