@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
 from benchmarks.herd_process import Add, Command, Kill, Mute, Progress, play
-from benchmarks.usage import cpu_seconds
+from benchmarks.usage import process_cpu_seconds
 from slurm_elastic.rundir import RunDir
 
 __all__ = ["PROCESS_AGENTS", "Herd", "NotReachedError", "Traffic"]
@@ -89,7 +89,7 @@ class Herd:
 
     def cpu(self) -> float:
         """CPU time of all these processes until now, in seconds."""
-        return sum(cpu_seconds(process.pid) for process in self._processes if process.pid is not None)
+        return sum(process_cpu_seconds(process.pid) for process in self._processes if process.pid is not None)
 
     def traffic(self) -> Traffic:
         """What was said until now."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.herd import PROCESS_AGENTS, Herd, NotReachedError, Traffic
 from benchmarks.leading import GIVEN_LIMITS
 from benchmarks.tables import Bar, Results, Table
-from benchmarks.usage import usage
+from benchmarks.usage import process_cpu_seconds, usage
 from slurm_elastic.descriptors import raise_limit
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.options import RendezvousOptions
@@ -41,7 +41,6 @@ _IDLE_BARS = {1024: 2.0, 4096: 5.0, 16384: 15.0}
 _GROWTH = 4.5
 """Times that a row may grow from one size to the next, which is four times as large."""
 RUN, _LIMIT, _IDLE = "scale", 120.0, 20.0
-_TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +222,9 @@ class LeadingAgent:
         self._process.join()
 
     def cpu(self) -> float:
-        """User and system time of the process until now, in seconds (proc(5), stat)."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICK
+        """User and system time of the process until now, in seconds."""
+        assert self._process.pid is not None
+        return process_cpu_seconds(self._process.pid)
 
     def resident(self) -> float:
         """Resident memory of the process in MiB."""
