@@ -183,7 +183,7 @@ class RunDirRecords:
 
     def situation(self, known: int | None = None) -> Situation:
         """See :class:`Records`."""
-        endpoint, number = self.endpoint(), self.last_round()
+        endpoint, number = self.endpoint(), _translated(lambda: self._run_dir.last_round(known))
         return Situation(endpoint, number, None if number is None or number == known else self.round(number))
 
     def mark_done(self, record: Record) -> bool:
