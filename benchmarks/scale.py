@@ -71,7 +71,9 @@ def rows_table(title: str, note: str) -> Table:
         ],
         note=f"The leader's process begins with a limit of {GIVEN_LIMITS[0]} open files and raises it itself to "
         f"{GIVEN_LIMITS[1]}. Processes with up to {PROCESS_AGENTS:,} agents each play all other agents; each of them "
-        f"may open {own} files, which the benchmark has raised from what it was given. "
+        f"may open {own} files, which the benchmark has raised from what it was given, and has a lower priority than "
+        "the leader (nice 10). Each agent listens at an address of its own, where a leader can see that it lives; what "
+        "these agents answer each other takes no connection. "
         "CPU: user and system time of these processes; leader killed: of the next leader. Messages both ways, without "
         f"handshakes; bytes with them. {note} Load: of the machine in the last minute.",
     )
