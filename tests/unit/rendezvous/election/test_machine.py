@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -517,6 +518,15 @@ def test_members_of_a_large_round_ask_one_living_successor_first_and_more_as_tim
     assert set().union(*tried.values()) == {FIRST, *(("n" + str(rank), rank) for rank in range(2, 11))}
     play.run(4.9)
     assert max(port for _, port in set().union(*tried.values())) == 14
+
+
+def test_an_agent_of_a_large_run_reads_and_tries_less_often_from_its_start() -> None:
+    unled = LeaderLocation((FIRST,))
+    play = Play(locate=lambda now: unled, connect=refuse, campaign=None, expected_agents=16384).run(20.0)
+    for kind in (ReadLeaderLocation, Connect):
+        times = play.times(kind)
+        assert len(times) > 3
+        assert all(later - sooner >= 2.9 for sooner, later in itertools.pairwise(times))
 
 
 def test_the_first_successors_of_a_large_round_search_at_full_rate() -> None:
