@@ -25,7 +25,7 @@ class SimulatedAgent:
         self._going = False
         agent = f"n{index}/1.0/{generation}"
         self._candidate = AgentInfo(agent, f"n{index}", index, 8, "default", f"10.0.{index >> 8}.{index & 255}", 29400)
-        config = FollowerConfig(run=RUN, secret=SECRET, agent=agent, locate=lambda: crowd.location)
+        config = FollowerConfig(run=RUN, secret=SECRET, agent=agent, locate=lambda known: crowd.location)
         self._runner = Runner(config, self._hear, report=lambda: crowd.report(index))
         self._task: asyncio.Task[None] | None = None
 

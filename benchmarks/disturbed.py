@@ -78,7 +78,7 @@ def _run(table: Table, size: int, found: _Found) -> Iterator[tuple[Rows, Leading
         LeadingAgent(Path(place), size, 0) as leader,
         LeadingAgent(Path(place), size, 1) as second,
     ):
-        herd = Herd(incarnation(RUN, 0), leader.run_dir)
+        herd = Herd(incarnation(RUN, 0), leader.run_dir, size)
         try:
             yield Rows(table, size, herd, found), leader, second
         finally:
@@ -86,8 +86,7 @@ def _run(table: Table, size: int, found: _Found) -> Iterator[tuple[Rows, Leading
 
 
 def _come(herd: Herd, size: int) -> None:
-    for index in range(2, size):
-        herd.add(index, 0)
+    herd.add(range(2, size))
 
 
 def _strangers(table: Table, size: int, found: _Found) -> None:
@@ -126,7 +125,7 @@ def _paused(table: Table, size: int, found: _Found) -> None:
         def come() -> None:
             _come(herd, size)
             # Each says two things at once when it is connected, so this is half of them.
-            herd.wait(lambda: herd.messages >= size, _LIMIT)
+            herd.wait(lambda: herd.traffic().messages >= size, _LIMIT)
             pause()
 
         def lose() -> None:

@@ -1,7 +1,8 @@
 """What a leader of thousands of agents takes: for its first round, for changes, after its loss, and while it idles.
 
-The leader is the product's, in a process of its own, and so is the one that follows it. All other agents are in this
-process (:mod:`benchmarks.herd`). A row that does not come about within its time says so, and ends the rows of its size.
+The leader is the product's, in a process of its own, and so is the one that follows it. All other agents are in other
+processes (:mod:`benchmarks.herd`). A row that does not come about within its time says so, and ends the rows of its
+size.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks.herd import Herd, NotReachedError, Traffic
+from benchmarks.herd import PROCESS_AGENTS, Herd, NotReachedError, Traffic
 from benchmarks.leading import GIVEN_LIMITS
 from benchmarks.tables import Bar, Results, Table
-from benchmarks.usage import usage
+from benchmarks.usage import process_cpu_seconds, usage
 from slurm_elastic.descriptors import raise_limit
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.options import RendezvousOptions
@@ -40,7 +41,6 @@ _IDLE_BARS = {1024: 2.0, 4096: 5.0, 16384: 15.0}
 _GROWTH = 4.5
 """Times that a row may grow from one size to the next, which is four times as large."""
 RUN, _LIMIT, _IDLE = "scale", 120.0, 20.0
-_TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,11 @@ def rows_table(title: str, note: str) -> Table:
             "load",
         ],
         note=f"The leader's process begins with a limit of {GIVEN_LIMITS[0]} open files and raises it itself to "
-        f"{GIVEN_LIMITS[1]}; the one that plays all other agents may open {own}. "
-        "CPU: user and system time of the process; leader killed: of the next leader. Messages both ways, without "
+        f"{GIVEN_LIMITS[1]}. Processes with up to {PROCESS_AGENTS:,} agents each play all other agents; each of them "
+        f"may open {own} files, which the benchmark has raised from what it was given, and has a lower priority than "
+        "the leader (nice 10). Each agent listens at an address of its own, where a leader can see that it lives; what "
+        "these agents answer each other takes no connection. "
+        "CPU: user and system time of these processes; leader killed: of the next leader. Messages both ways, without "
         f"handshakes; bytes with them. {note} Load: of the machine in the last minute.",
     )
 
@@ -109,7 +112,7 @@ def _measure(table: Table, size: int, found: dict[tuple[str, int], float | None]
         LeadingAgent(Path(place), size, 0) as first,
         LeadingAgent(Path(place), size, 1) as second,
     ):
-        herd = Herd(incarnation(RUN, 0), first.run_dir)
+        herd = Herd(incarnation(RUN, 0), first.run_dir, size)
         try:
             _rows(Rows(table, size, herd, found), first, second)
         finally:
@@ -118,16 +121,16 @@ def _measure(table: Table, size: int, found: dict[tuple[str, int], float | None]
 
 def _rows(rows: Rows, first: LeadingAgent, second: LeadingAgent) -> None:
     size, herd = rows.size, rows.herd
-    if not rows.add("first round", first, lambda: [herd.add(index, 0) for index in range(2, size)], size - 2):
+    if not rows.add("first round", first, lambda: herd.add(range(2, size)), size - 2):
         return
     herd.rest(3.0)
     rows.idle(first)
     if not rows.add("one killed", first, lambda: herd.kill([size // 2]), size - 3):
         return
-    if not rows.add("100 killed", first, lambda: herd.kill([*herd.agents][:100]), size - 103):
+    if not rows.add("100 killed", first, lambda: herd.kill(herd.first(100)), size - 103):
         return
     more = range(size, size + 1000)
-    if not rows.add("1,000 joining", first, lambda: [herd.add(index, 0) for index in more], size + 897):
+    if not rows.add("1,000 joining", first, lambda: herd.add(more), size + 897):
         return
     herd.rest(3.0)
     rows.add("leader killed", second, first.kill, size + 897)
@@ -143,14 +146,15 @@ class Rows:
         """Make a change, and measure what it takes until so many agents of the herd hold a place in one later round."""
         herd = self.herd
         done = herd.hold_places(agents, herd.newest)
-        begin, cpu, own, said = time.monotonic(), leader.cpu(), time.process_time(), herd.traffic()
+        begin, cpu, own, said = time.monotonic(), leader.cpu(), herd.cpu(), herd.traffic()
         problem = ""
         try:
             change()
             herd.wait(done, _LIMIT)
         except NotReachedError as error:
             problem = f"never: {error}"
-        row = _Row(time.monotonic() - begin, leader.cpu() - cpu, time.process_time() - own, herd.traffic() - said)
+        end = time.monotonic() if problem else herd.placed_at
+        row = _Row(end - begin, leader.cpu() - cpu, herd.cpu() - own, herd.traffic() - said)
         self.found[what, self.size] = None if problem else row.wall
         self.found[f"{what} CPU", self.size] = None if problem else row.leader
         self._show(what, problem or f"{row.wall:.3f}", row, leader)
@@ -158,10 +162,11 @@ class Rows:
 
     def idle(self, leader: LeadingAgent) -> None:
         """Measure the leader while nothing happens."""
-        begin, cpu, own, said = time.monotonic(), leader.cpu(), time.process_time(), self.herd.traffic()
-        self.herd.rest(_IDLE)
+        herd = self.herd
+        begin, cpu, own, said = time.monotonic(), leader.cpu(), herd.cpu(), herd.traffic()
+        herd.rest(_IDLE)
         wall = time.monotonic() - begin
-        row = _Row(wall, leader.cpu() - cpu, time.process_time() - own, self.herd.traffic() - said)
+        row = _Row(wall, leader.cpu() - cpu, herd.cpu() - own, herd.traffic() - said)
         self.found["idle", self.size] = row.leader / wall * 100
         self._show("idle", f"{row.leader / wall * 100:.1f} %", row, leader)
 
@@ -219,9 +224,9 @@ class LeadingAgent:
         self._process.join()
 
     def cpu(self) -> float:
-        """User and system time of the process until now, in seconds (proc(5), stat)."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICK
+        """User and system time of the process until now, in seconds."""
+        assert self._process.pid is not None
+        return process_cpu_seconds(self._process.pid)
 
     def resident(self) -> float:
         """Resident memory of the process in MiB."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Usage", "cpu_seconds", "usage"]
+__all__ = ["Usage", "cpu_seconds", "process_cpu_seconds", "usage"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,11 @@ def usage(pid: int | None = None) -> Usage:
         descriptors=len(list((directory / "fd").iterdir())),
         threads=threads,
     )
+
+
+def process_cpu_seconds(pid: int) -> float:
+    """CPU time of a process, of threads that have ended, too (clock_getcpuclockid(3): clocks of Linux by process)."""
+    return time.clock_gettime(~pid << 3 | 2)
 
 
 def cpu_seconds(pid: int) -> float:

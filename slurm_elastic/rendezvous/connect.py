@@ -124,17 +124,17 @@ def connect(config: RendezvousConfig, journal: Callable[[Decision], None], *, ca
     secret = config.run_dir.secret()
     founder = config.may_lead and config.records.newest_epoch() is None
     listener = _listen(config, founder=founder)
+    expected_agents = max(len(config.expected_nodes), config.min_nodes)
     coordination = Coordination(
         FollowerConfig(
             run=config.incarnation,
             secret=secret,
             agent=config.agent,
-            locate=lambda: _locate(config),
+            locate=lambda known: _locate(config, known),
             addresses=(config.address,),
             connect_timeout=config.options.join_timeout,
-            heartbeat_limit=adapted_limit(
-                config.options.heartbeat_limit, max(len(config.expected_nodes), config.min_nodes)
-            ),
+            expected_agents=expected_agents,
+            heartbeat_limit=adapted_limit(config.options.heartbeat_limit, expected_agents),
             leader_limit=config.options.leader_limit,
             can_hold=can_hold,
             coming=config.has_workers,
@@ -159,10 +159,10 @@ def connect(config: RendezvousConfig, journal: Callable[[Decision], None], *, ca
     return coordination
 
 
-def _locate(config: RendezvousConfig) -> LeaderLocation:
+def _locate(config: RendezvousConfig, known: LeaderLocation) -> LeaderLocation:
     expected = tuple((config.leader_host, port) for port in config.ports)
     with contextlib.suppress(RecordsError, ValueError, KeyError, TypeError):
-        return locate(config.records.situation(), config.incarnation, expected)
+        return locate(config.records.situation(known.round), config.incarnation, expected, known)
     return LeaderLocation(expected)
 
 

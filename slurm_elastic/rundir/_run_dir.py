@@ -133,9 +133,13 @@ class RunDir:
         """Create the record of a round. Returns False if the number is taken."""
         return self.claim_record(self._numbered("rounds", number), content)
 
-    def last_round(self) -> int | None:
-        """Return the number of the newest round; None before the first round."""
-        return self._newest("rounds")
+    def last_round(self, known: int | None = None) -> int | None:
+        """Return the number of the newest round; None before the first round.
+
+        Args:
+            known: Number of a round of this run whose record need not be read to see that this run has written it.
+        """
+        return self._newest("rounds", known)
 
     def round_record(self, number: int) -> bytes | None:
         """Return the record of a round; None if there is none.
@@ -315,11 +319,11 @@ class RunDir:
     def _numbered(self, directory: str, number: int) -> Path:
         return self.path / directory / numbered(number)
 
-    def _newest(self, directory: str) -> int | None:
+    def _newest(self, directory: str, known: int | None = None) -> int | None:
         path = self.path / directory
         with self._accessed(path):
             for number in descending_numbers(_atomic_files.list_names(path)):
-                if self._signed.counts(self._numbered(directory, number)):
+                if number == known or self._signed.counts(self._numbered(directory, number)):
                     return number
         return None
 

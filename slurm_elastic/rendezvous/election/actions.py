@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.election.campaign import Campaign
+from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
 from slurm_elastic.rendezvous.leader_events import CutOff, LeaderEvent
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 from slurm_elastic.rendezvous.transport.messages import AgentMessage
@@ -94,9 +95,15 @@ class StopWorkers:
 
 @dataclass(frozen=True, slots=True)
 class ReadLeaderLocation:
-    """Read from the records where the leader is. Answered by LeaderLocationRead."""
+    """Read from the records where the leader is. Answered by LeaderLocationRead.
+
+    Attributes:
+        number: Number of the reading.
+        known: The newest round whose record need not be read.
+    """
 
     number: int
+    known: LeaderLocation
 
 
 @dataclass(frozen=True, slots=True)

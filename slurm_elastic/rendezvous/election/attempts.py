@@ -103,7 +103,9 @@ def begin(attempts: Attempts, endpoint: Endpoint, number: int, now: float) -> At
     return Attempts({**attempts.tried, endpoint: tried}, attempts.problem)
 
 
-def answered(attempts: Attempts, endpoint: Endpoint, answer: Answer, problem: str, busy: float = 0.0) -> Attempts:
+def answered(
+    attempts: Attempts, endpoint: Endpoint, answer: Answer, problem: str, busy: float = 0.0, least_pause: float = 0.0
+) -> Attempts:
     """Note that the attempt at an endpoint has failed.
 
     Args:
@@ -112,8 +114,9 @@ def answered(attempts: Attempts, endpoint: Endpoint, answer: Answer, problem: st
         answer: What the failure tells about the other end.
         problem: One line about the failure.
         busy: Seconds after which the other end has asked to try again.
+        least_pause: Least seconds from the start of this attempt to that of the next one.
     """
     _, began, _, pause, _ = attempts.tried[endpoint]
     pause = _SOON if answer is Answer.IDLE else min(2 * pause, _LATER)
-    tried = Tried(None, began, began + max(pause, busy), pause, answer)
+    tried = Tried(None, began, began + max(pause, least_pause, busy), pause, answer)
     return Attempts({**attempts.tried, endpoint: tried}, problem)

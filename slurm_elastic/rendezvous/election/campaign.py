@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
 from slurm_elastic.rendezvous.election.policy import LeaderLoss
 from slurm_elastic.rendezvous.identity import node_of
-from slurm_elastic.rendezvous.leader.fenced_records import last_round, newest_endpoint
+from slurm_elastic.rendezvous.leader.fenced_records import (
+    last_round,
+    newer_endpoint,
+    newest_endpoint,
+    round_endpoint,
+)
 from slurm_elastic.rendezvous.membership import Reason, Settings
 from slurm_elastic.rendezvous.records.api import Record, Situation
 from slurm_elastic.rendezvous.transport.connect import Endpoint
@@ -72,27 +77,35 @@ class Campaign:
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
 
 
-def locate(situation: Situation, incarnation: str, expected: tuple[Endpoint, ...]) -> LeaderLocation:
+def locate(
+    situation: Situation,
+    incarnation: str,
+    expected: tuple[Endpoint, ...],
+    known: LeaderLocation | None = None,
+) -> LeaderLocation:
     """Return where a leader may be, by the records.
 
     Args:
         situation: the endpoint and the last round on record.
         incarnation: This agent's incarnation.
         expected: the endpoints to try before a leader has published one.
+        known: what this agent knows of a round; if that is the newest, its record is not looked at.
 
     Raises:
         LookupError, TypeError, ValueError: the records cannot be read.
     """
-    endpoint = newest_endpoint(situation, incarnation)
+    if known is None or situation.number != known.round:
+        last = last_round(situation, incarnation)
+        known = LeaderLocation(leading=round_endpoint(situation.round, incarnation))
+        if last is not None:
+            known = dataclasses.replace(known, successors=last.successors, round=last.round)
+    endpoint = newer_endpoint(situation.endpoint, known.leading)
     if endpoint is None:
-        return LeaderLocation(expected)
+        return dataclasses.replace(known, endpoints=expected, published=False)
     if "refusal" in endpoint:
         return LeaderLocation(refusal=str(endpoint["refusal"]))
     place = (str(endpoint["address"]), int(endpoint["port"]))
-    last = last_round(situation, incarnation)
-    if last is None:
-        return LeaderLocation((place,), published=True)
-    return LeaderLocation((place,), published=True, successors=last.successors, round=last.round)
+    return dataclasses.replace(known, endpoints=(place,), published=True)
 
 
 def another_has_claimed(config: CampaignConfig, seen: CampaignRecords) -> int | None:

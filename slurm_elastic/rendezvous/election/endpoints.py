@@ -12,7 +12,7 @@ from slurm_elastic.rendezvous.transport.connect import Endpoint
 __all__ = ["agent_at", "of_rivals", "of_search", "succession"]
 
 FIRST_TRIED = 8
-"""Agents that may follow the leader and are tried at once."""
+"""Agents that may follow the leader and are tried at once; one by an agent that searches among thousands."""
 
 
 def of_search(state: Election, now: float) -> tuple[Endpoint, ...]:
@@ -27,7 +27,7 @@ def of_search(state: Election, now: float) -> tuple[Endpoint, ...]:
     endpoints = [endpoint for endpoint in location.endpoints if endpoint != left]
     if search.lost is not None and search.lost != left:
         endpoints.insert(0, search.lost)
-    if search.lost_at is not None or now >= search.began + RESTORE:
+    if now >= search.asks_at and (search.lost_at is not None or now >= search.began + RESTORE):
         endpoints += _of_candidates(state, now)
         if last is not None and last not in (left, *state.config.endpoints):
             # It may campaign again. Candidates step down for it, so they have to find it then.
@@ -40,8 +40,9 @@ def _of_candidates(state: Election, now: float) -> list[Endpoint]:
 
     A round on record may have thousands of members, each of which would otherwise try each other.
     """
-    attempts, leaving = state.search.attempts, state.known.leaving
-    most = FIRST_TRIED * (1 + int(now - state.search.began))
+    search, attempts, leaving = state.search, state.search.attempts, state.known.leaving
+    # All of thousands ask the same agents, of which the first leads next, unless it has ended.
+    most = (1 if search.least_pause else FIRST_TRIED) * (1 + int(now - max(search.began, search.asks_at)))
     endpoints: list[Endpoint] = []
     for each in state.known.order(state.lookup.location):
         if each.agent == state.config.agent:

@@ -41,6 +41,8 @@ from slurm_elastic.rendezvous.election.policy import (
     RESTORE,
     LeaderLoss,
     campaign_delay,
+    first_question_delay,
+    search_pause,
 )
 from slurm_elastic.rendezvous.election.state import Campaigning, Election, Following, Leading, Lookup, Preparing, Search
 from slurm_elastic.rendezvous.leader_events import CutOff, LeaderEvent, LeaderLost, Unreachable
@@ -175,7 +177,7 @@ class _Step:
             if state.campaign.blocks_since is not None:
                 moments.append(state.campaign.blocks_since + BLOCKING_LIMIT)
         if state.lookup.pending is None and (link is None or isinstance(state.campaign, Campaigning)):
-            moments.append(state.lookup.read_at + READ_AGAIN)
+            moments.append(max(state.lookup.read_at + self._read_again(), state.search.asks_at))
         return min(moments)
 
     def _search_deadlines(self) -> list[float]:
@@ -184,6 +186,8 @@ class _Step:
             search.began + config.connect_timeout,
             self.attempts_at,
         ]
+        if self.now < search.asks_at:
+            moments.append(search.asks_at)
         if self.now < search.began + RESTORE:
             moments.append(search.began + RESTORE)
         if search.lost_at is not None:
@@ -223,7 +227,18 @@ class _Step:
         """The link to the leader is of no more use: search for one."""
         if link.reconnect is not None:
             self.act(actions.CancelConnect(link.reconnect))
-        search = Search(self.now, link.endpoint, link.last_message_at, self.now if self.state.known.resigned else None)
+        known, own = self.state.known, self.config.agent
+        # One of the first successors leads next, so they search at full rate, and the others have it to wait for.
+        first = any(each.agent == own for each in known.successors[: endpoints.FIRST_TRIED])
+        searching = 0 if first else known.members
+        search = Search(
+            self.now,
+            link.endpoint,
+            link.last_message_at,
+            self.now if known.resigned else None,
+            least_pause=search_pause(searching, own),
+            asks_at=self.now + first_question_delay(searching, own),
+        )
         self.change(link=None, search=search, lookup=Lookup())
 
     def _follow(self, number: int, endpoint: Endpoint) -> None:
@@ -278,12 +293,16 @@ class _Step:
         if lookup.location.refusal and self.state.link is None:
             self._end(Unreachable(lookup.location.refusal, usage=True))
             return True
-        old = self.now >= lookup.read_at + READ_AGAIN or (since is not None and lookup.read_at < since)
-        if lookup.pending is None and old:
+        old = self.now >= lookup.read_at + self._read_again() or (since is not None and lookup.read_at < since)
+        if lookup.pending is None and old and self.now >= self.state.search.asks_at:
             number = self.number()
-            self.act(actions.ReadLeaderLocation(number))
+            self.act(actions.ReadLeaderLocation(number, self.state.known.recorded(lookup.location)))
             self.change(lookup=replace(lookup, pending=number, began=self.now))
         return False
+
+    def _read_again(self) -> float:
+        """Return the seconds between two readings of the records."""
+        return READ_AGAIN if self.state.campaign is not None else max(READ_AGAIN, self.state.search.least_pause)
 
     def _lost_at(self) -> float | None:
         """Since when it is certain that there is no leader where there was one; None as long as it is not."""
@@ -443,7 +462,9 @@ class _Step:
             return
         endpoint = state.search.attempts.endpoint(event.number) if link is None else None
         if endpoint is not None:
-            failed = attempting.answered(state.search.attempts, endpoint, event.answer, event.problem, event.busy)
+            failed = attempting.answered(
+                state.search.attempts, endpoint, event.answer, event.problem, event.busy, state.search.least_pause
+            )
             self.change_search(attempts=failed)
             if event.answer is Answer.VERSION and not state.over:
                 self._end(Unreachable(event.problem, usage=True))

@@ -7,6 +7,7 @@ round (:mod:`~slurm_elastic.rendezvous.membership.quorum`). The rules here only 
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -21,7 +22,10 @@ __all__ = [
     "Successor",
     "campaign_delay",
     "default_leader_limit",
+    "first_question_delay",
     "newest_order",
+    "search_pause",
+    "seconds_of_questions",
 ]
 
 _T = TypeVar("_T")
@@ -44,6 +48,12 @@ _TURN, _FIRST_TURN = 0.25, 1.0
 """Seconds by which a later successor waits longer than the one before, and that the second waits for the first."""
 _STRANGER = 2.0
 """Seconds that an agent waits which was no member of the last round, as long as one of those may live."""
+
+_FULL_RATE = 512
+"""Agents up to which all search at full rate, as those do that may lead next."""
+_QUESTIONS = 4096
+"""Questions per second that further agents together ask of one agent; the kernel keeps as many connections that wait to
+be accepted (net.core.somaxconn, Linux 5.4 and later), and drops packets of further ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +89,39 @@ def default_leader_limit(heartbeat_limit: float) -> float:
     of it between two looks at its clock) and to stop its own workers.
     """
     return heartbeat_limit * 7 / 6 + _STOP
+
+
+def search_pause(agents: int, agent: str) -> float:
+    """Return the least pause in seconds between two questions of a searching agent to the same agent or records.
+
+    It grows with the number of agents, and differs among them, so that those which search at the same time do not ask
+    at the same time again.
+
+    Args:
+        agents: Number of agents that may search at the same time.
+        agent: Identity of the agent that searches.
+    """
+    return seconds_of_questions(agents) * (0.75 + _share(agent) / 2)
+
+
+def first_question_delay(agents: int, agent: str) -> float:
+    """Return the seconds for which an agent that has lost its leader waits before it asks where the next one is.
+
+    Args:
+        agents: Number of agents that have lost the leader at the same time.
+        agent: Identity of the agent that waits.
+    """
+    return seconds_of_questions(agents) * _share(agent)
+
+
+def seconds_of_questions(agents: int) -> float:
+    """Return the seconds over which so many agents spread questions to one agent, or it those to them."""
+    return max(0, agents - _FULL_RATE) / _QUESTIONS
+
+
+def _share(agent: str) -> float:
+    """Return a number from 0 to 1, evenly distributed among agents."""
+    return zlib.crc32(agent.encode()) / (1 << 32)
 
 
 def newest_order(told: Sequence[_T], told_in: int, recorded: Sequence[_T], recorded_in: int) -> Sequence[_T]:

@@ -75,9 +75,10 @@ class FollowerConfig:
         run: run id and incarnation.
         secret: the run's secret.
         agent: this agent.
-        locate: returns where the leader may be; may block, and is called again and again while none is found.
+        locate: returns where the leader may be; may block, and is called again and again while none is found. Its
+            argument is the newest round whose record it need not read.
         addresses: the addresses by which other agents know this one.
-        can_hold, coming, connect_timeout, heartbeat_limit, leader_limit, campaign: see
+        can_hold, coming, expected_agents, connect_timeout, heartbeat_limit, leader_limit, campaign: see
             :class:`~slurm_elastic.rendezvous.election.state.ElectionConfig`.
         read_campaign: returns what the records show to a candidate; may block.
     """
@@ -85,10 +86,11 @@ class FollowerConfig:
     run: str
     secret: bytes
     agent: str
-    locate: Callable[[], LeaderLocation]
+    locate: Callable[[LeaderLocation], LeaderLocation]
     addresses: Collection[str] = ()
     can_hold: bool = False
     coming: bool = False
+    expected_agents: int = 0
     connect_timeout: float = 600.0
     heartbeat_limit: float = 3.0
     leader_limit: float = 4.25
@@ -128,6 +130,7 @@ class Runner:
             endpoints=endpoints,
             can_hold=config.can_hold,
             coming=config.coming,
+            expected_agents=config.expected_agents,
             connect_timeout=config.connect_timeout,
             heartbeat_limit=config.heartbeat_limit,
             leader_limit=config.leader_limit,
@@ -237,8 +240,8 @@ class Runner:
             case CloseLink(number):
                 if number in self._links:
                     self._links.pop(number).abort()
-            case ReadLeaderLocation(number):
-                self._start(number, self._read_leader_location(number))
+            case ReadLeaderLocation(number, known):
+                self._start(number, self._read_leader_location(number, known))
             case ReadCampaignRecords(number):
                 self._start(number, self._read_campaign_records(number))
             case Lead(number, campaign):
@@ -287,8 +290,8 @@ class Runner:
         if self._links.pop(number, None) is not None:
             self.handle(LinkClosed(number))
 
-    async def _read_leader_location(self, number: int) -> None:
-        self.handle(LeaderLocationRead(number, await run_in_thread(self._config.locate)))
+    async def _read_leader_location(self, number: int, known: LeaderLocation) -> None:
+        self.handle(LeaderLocationRead(number, await run_in_thread(lambda: self._config.locate(known))))
 
     async def _read_campaign_records(self, number: int) -> None:
         read = self._config.read_campaign

@@ -10,7 +10,7 @@ from slurm_elastic.rendezvous.election.attempts import Attempts
 from slurm_elastic.rendezvous.election.campaign import CampaignConfig
 from slurm_elastic.rendezvous.election.follower import Follower
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation, Leadership
-from slurm_elastic.rendezvous.election.policy import LeaderLoss, default_leader_limit
+from slurm_elastic.rendezvous.election.policy import LeaderLoss, default_leader_limit, search_pause
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 
 __all__ = [
@@ -37,6 +37,7 @@ class ElectionConfig:
         endpoints: Endpoints on which this agent listens; it connects to itself at the first.
         can_hold: True if the workers of this agent can name a step to stop at.
         coming: True if this agent joins soon after it has found the leader.
+        expected_agents: Number of agents that the run expects at its start.
         connect_timeout: How long the agent searches for a leader.
         heartbeat_limit: Silence after which the leader drops an agent, until a leader names the limit in force.
         leader_limit: Least silence after which the leader is lost.
@@ -47,6 +48,7 @@ class ElectionConfig:
     endpoints: tuple[Endpoint, ...] = ()
     can_hold: bool = False
     coming: bool = False
+    expected_agents: int = 0
     connect_timeout: float = 600.0
     heartbeat_limit: float = 3.0
     leader_limit: float = 4.25
@@ -97,6 +99,8 @@ class Search:
         lost_at: When it became certain that no leader is at that endpoint; None until then.
         attempts: Attempts at the endpoints where a leader may be.
         warned: True after a line has said that no leader is found.
+        least_pause: Least seconds between two attempts at an endpoint, and between two readings of the records.
+        asks_at: When the agent first reads the records and tries other endpoints than that of the lost leader.
     """
 
     began: float
@@ -105,6 +109,8 @@ class Search:
     lost_at: float | None = None
     attempts: Attempts = field(default_factory=Attempts)
     warned: bool = False
+    least_pause: float = 0.0
+    asks_at: float = -math.inf
 
 
 @dataclass(frozen=True)
@@ -224,7 +230,7 @@ def initial_election(config: ElectionConfig, now: float, *, founder: bool = Fals
     return Election(
         config,
         Follower(config.agent, coming=config.coming),
-        Search(now),
+        Search(now, least_pause=search_pause(config.expected_agents, config.agent)),
         config.heartbeat_limit,
         campaign=Leading(FOUNDER) if founder else None,
     )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_elastic.rendezvous import membership
+from slurm_elastic.rendezvous.election.policy import seconds_of_questions
 from slurm_elastic.rendezvous.membership import (
     Claim,
     Claimed,
@@ -63,7 +64,7 @@ __all__ = [
 ]
 
 PROBE_AGAIN = 0.2
-"""Seconds between two probes of members that are missing."""
+"""Seconds between two probes of members that are missing; of thousands, as long as these take to come by themselves."""
 ASK_SLURM_FIRST, ASK_SLURM_AGAIN = 0.2, 5.2
 """Seconds until the leader asks Slurm about missing members: by then their nodes have answered which have ended."""
 ASK_NODES_FIRST, ASK_NODES_AGAIN = 1.0, 5.0
@@ -433,7 +434,7 @@ class _Step:
         if not forming and not self.was_forming and asks_at == math.inf:
             return
         misses = membership.misses_members(state)
-        self._ask("probe_at", ProbeMembers, misses, 0.0, PROBE_AGAIN)
+        self._ask("probe_at", ProbeMembers, misses, self._probe_pause(), PROBE_AGAIN)
         self._ask("ask_agents_at", AskSlurmAboutAgents, misses, ASK_SLURM_FIRST, ASK_SLURM_FIRST)
         expects = forming and bool(state.settings.expected_nodes)
         self._ask("ask_nodes_at", AskSlurmAboutNodes, expects, ASK_NODES_FIRST, ASK_NODES_FIRST)
@@ -443,6 +444,13 @@ class _Step:
             if blocks != self.term.blocks:
                 self.change(blocks=blocks)
                 self.actions.append(ReportBlocking(blocks))
+
+    def _probe_pause(self) -> float:
+        """Return the seconds in which missing members may come before the leader probes them."""
+        state = self.state
+        if state.base is None:
+            return 0.0
+        return seconds_of_questions(len(state.base.members) - len(state.agents) - len(state.gone))
 
     def _check_term(self, forming: bool) -> None:
         if CheckTerm in self.term.asking:
@@ -491,7 +499,7 @@ class _Step:
 
     def agents_ended(self, event: AgentsEnded) -> None:
         self._answered(ProbeMembers)
-        self.change(probe_at=self.now + PROBE_AGAIN)
+        self.change(probe_at=self.now + max(PROBE_AGAIN, self._probe_pause()))
         if event.agents:
             self.happened(Gone(event.agents))
 

@@ -15,7 +15,15 @@ from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.membership import Base, Finish, Outcome, Table
 from slurm_elastic.rendezvous.records.api import Record, Records, Situation
 
-__all__ = ["FencedRecords", "LastRound", "last_failure", "last_round", "newest_endpoint"]
+__all__ = [
+    "FencedRecords",
+    "LastRound",
+    "last_failure",
+    "last_round",
+    "newer_endpoint",
+    "newest_endpoint",
+    "round_endpoint",
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,10 +80,21 @@ def newest_endpoint(situation: Situation, incarnation: str) -> Record | None:
     Leaders replace the record of the endpoint: one that was superseded while it claimed its epoch may publish after its
     successor, and no agent would find the successor. So the records of rounds have the endpoint, too.
     """
-    published, record = situation.endpoint, situation.round
-    leading: Record | None = (
-        record.get("endpoint") if record is not None and record.get("scope") == incarnation else None
-    )
+    return newer_endpoint(situation.endpoint, round_endpoint(situation.round, incarnation))
+
+
+def round_endpoint(record: Record | None, incarnation: str) -> Record | None:
+    """Return the endpoint of the leader that wrote the record of a round; None if it is of another incarnation."""
+    return record.get("endpoint") if record is not None and record.get("scope") == incarnation else None
+
+
+def newer_endpoint(published: Record | None, leading: Record | None) -> Record | None:
+    """Return the endpoint of the newer leader.
+
+    Args:
+        published: The record of the endpoint.
+        leading: The endpoint in the record of the newest round.
+    """
     if leading is None or (published is not None and published.get("epoch", leading["epoch"]) >= leading["epoch"]):
         return published
     return leading

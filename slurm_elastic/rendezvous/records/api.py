@@ -56,7 +56,7 @@ class Situation:
     Attributes:
         endpoint: As of :meth:`Records.endpoint`.
         number: Number of the highest round written, None before the first.
-        round: Its record, None if there is none.
+        round: Its record, None if there is none or the reader knows it.
     """
 
     endpoint: Record | None
@@ -102,8 +102,13 @@ class Records(Protocol):
     def round(self, number: int) -> Record | None:
         """Return the record of a round, None if there is none."""
 
-    def situation(self) -> Situation:
-        """Return the leader's endpoint and the newest round, by one request to etcd."""
+    def situation(self, known: int | None = None) -> Situation:
+        """Return the leader's endpoint and the newest round, by one request to etcd.
+
+        Args:
+            known: Number of a round whose record the caller does not need again: no record of a round ever changes,
+                and that of thousands of agents is megabytes.
+        """
 
     def mark_done(self, record: Record) -> bool:
         """Write the record that the run is finished. Returns False if there was one, which stays."""
@@ -176,10 +181,10 @@ class RunDirRecords:
         """See :class:`Records`."""
         return _decode(_translated(lambda: self._run_dir.round_record(number)))
 
-    def situation(self) -> Situation:
+    def situation(self, known: int | None = None) -> Situation:
         """See :class:`Records`."""
-        endpoint, number = self.endpoint(), self.last_round()
-        return Situation(endpoint, number, None if number is None else self.round(number))
+        endpoint, number = self.endpoint(), _translated(lambda: self._run_dir.last_round(known))
+        return Situation(endpoint, number, None if number is None or number == known else self.round(number))
 
     def mark_done(self, record: Record) -> bool:
         """See :class:`Records`."""

@@ -74,9 +74,9 @@ class Slow(RunDirRecords):
 
     released: threading.Event
 
-    def situation(self) -> Situation:
+    def situation(self, known: int | None = None) -> Situation:
         self.released.wait(HANG)
-        return super().situation()
+        return super().situation(known)
 
 
 def party_with(run: Run, position: int, records: RunDirRecords) -> Party:

@@ -238,7 +238,7 @@ def test_records_of_another_run_are_dropped(
             run="run.0",
             secret=other.run_dir.secret(),
             agent="node2/7.0/1",
-            locate=lambda: LeaderLocation((("127.0.0.1", port),), published=True),
+            locate=lambda known: LeaderLocation((("127.0.0.1", port),), published=True),
             # It has to have heard an answer by then, from a thread that may have to wait for a processor.
             connect_timeout=2.0,
         ),

@@ -41,6 +41,7 @@ from slurm_elastic.rendezvous.election.events import (
     ReportFailure,
     Tick,
 )
+from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
 from slurm_elastic.rendezvous.election.policy import LeaderLoss, default_leader_limit
 from slurm_elastic.rendezvous.election.state import FOUNDER, ElectionConfig, Role, initial_election
 from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
@@ -241,8 +242,8 @@ class Agent:
                 wire = self.links.pop(number, None)
                 if wire is not None:
                     wire.close_by_member()
-            case ReadLeaderLocation(number):
-                self._read(lambda: LeaderLocationRead(number, locate(self.world.records.situation(), INCARNATION, ())))
+            case ReadLeaderLocation(number, known):
+                self._read(lambda: LeaderLocationRead(number, self._locate(known)))
             case ReadCampaignRecords(number):
                 self._read(lambda: CampaignRecordsRead(number, self._read_campaign()))
             case Lead(number, campaign):
@@ -271,6 +272,9 @@ class Agent:
             self.later(self.world.disk(), self.handle, seen)
 
         self.world.at(self.world.now + self.world.disk(), happen)
+
+    def _locate(self, known: LeaderLocation) -> LeaderLocation:
+        return locate(self.world.records.situation(known.round), INCARNATION, (), known)
 
     def _read_campaign(self) -> CampaignRecords:
         records = self.world.records

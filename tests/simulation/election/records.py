@@ -47,9 +47,9 @@ class Records:
     def round(self, number: int) -> Record | None:
         return self.rounds.get(number)
 
-    def situation(self) -> Situation:
+    def situation(self, known: int | None = None) -> Situation:
         number = self.last_round()
-        return Situation(self.published, number, None if number is None else self.rounds[number])
+        return Situation(self.published, number, None if number is None or number == known else self.rounds[number])
 
     def mark_done(self, record: Record) -> bool:
         raise NotImplementedError

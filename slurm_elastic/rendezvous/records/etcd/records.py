@@ -166,7 +166,7 @@ class EtcdRecords:
         """See Records."""
         return self._record(self._read(_ROUND), number)
 
-    def situation(self) -> Situation:
+    def situation(self, known: int | None = None) -> Situation:
         """See Records."""
         found = self._opening.take(self._endpoint, _ROUND)
         if not found or self._endpoint not in found:
@@ -178,7 +178,7 @@ class EtcdRecords:
             endpoint = self._copied(self._copy.endpoint, None)
         newest = found.get(_ROUND)
         number = self._last(newest)
-        return Situation(endpoint, number, None if number is None else self._record(newest, number))
+        return Situation(endpoint, number, None if number is None or number == known else self._record(newest, number))
 
     def mark_done(self, record: Record) -> bool:
         """See Records. The copy is enough, so the end of a run does not wait for etcd."""

@@ -95,6 +95,18 @@ def test_the_leader_is_where_the_records_say_or_else_where_it_is_expected() -> N
     expected = (("n1", 1), ("n1", 2))
     assert locate(Situation(None, None, None), "7.0", expected) == LeaderLocation(expected)
     successors = (Successor("n1/7.0/1", "n1", 1), Successor("n2/7.0/2", "n2", 2))
-    assert locate(situation(), "7.0", expected) == LeaderLocation((("n1", 5),), True, successors, 3)
+    found = LeaderLocation((("n1", 5),), True, successors, 3, leading=ENDPOINT)
+    assert locate(situation(), "7.0", expected) == found
     refusal = {"refusal": "no port is free"}
     assert locate(Situation(refusal, None, None), "7.0", expected) == LeaderLocation(refusal="no port is free")
+
+
+def test_the_record_of_a_known_round_is_not_needed_again() -> None:
+    known = locate(situation(), "7.0", ())
+    assert locate(Situation(ENDPOINT, 3, None), "7.0", (), known) == known
+    newer = {**ENDPOINT, "address": "n2", "epoch": 3}
+    assert locate(Situation(newer, 3, None), "7.0", (), known).endpoints == (("n2", 5),)
+    # A superseded leader may publish its endpoint after the leader of the newest round.
+    older = {**ENDPOINT, "address": "n9", "epoch": 1}
+    assert locate(Situation(older, 3, None), "7.0", (), known).endpoints == (("n1", 5),)
+    assert locate(situation(), "7.0", (), LeaderLocation(round=2)) == known

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
-from slurm_elastic.rendezvous.election.actions import AnswerProbe, Warn
+from slurm_elastic.rendezvous.election.actions import AnswerProbe, Connect, ReadLeaderLocation, Warn
 from slurm_elastic.rendezvous.election.attempts import Answer
 from slurm_elastic.rendezvous.election.campaign import CampaignRecords
 from slurm_elastic.rendezvous.election.events import (
@@ -22,7 +23,7 @@ from slurm_elastic.rendezvous.election.events import (
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation, Leadership
 from slurm_elastic.rendezvous.election.machine import CAMPAIGN_AGAIN, STEP_DOWN, UNLED
 from slurm_elastic.rendezvous.election.policy import BLOCKING_LIMIT, LeaderLoss, Successor
-from slurm_elastic.rendezvous.election.state import Role
+from slurm_elastic.rendezvous.election.state import Role, Search
 from slurm_elastic.rendezvous.leader_events import CutOff, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import AgentInfo, Connected, LeaveReason, Outcome, Place, Reason
 from slurm_elastic.rendezvous.records.api import Situation
@@ -464,6 +465,88 @@ def test_of_thousands_of_members_on_record_only_the_first_are_looked_for() -> No
     # Those that have ended are passed over, and eight that live are asked.
     assert 8 <= len(tried) <= 110
     assert max(port for _, port in tried) <= 108
+
+
+def leaderless(agent: str, nodes: int) -> Play:
+    """A member of a round of so many, whose leader ended at 0.5 s; the others live, and none leads."""
+
+    def connect(endpoint: Endpoint, now: float) -> Result:
+        return (0.0, 1) if now < 0.5 else idle(endpoint, now)
+
+    play = Play(agent, locate=lambda now: PUBLISHED, connect=connect, campaign=None).run(0.5)
+    assert play.state.link is not None
+    number = play.state.link.number
+    play.handle(Join(CANDIDATE))
+    play.handle(Received(number, replace(PLACED, nodes=nodes)))
+    play.actions.clear()
+    play.handle(LinkClosed(number))
+    return play.run(10.0)
+
+
+def questions(play: Play) -> list[float]:
+    """When the agent read the records, or tried an endpoint other than that of its former leader."""
+    return [
+        moment
+        for moment, action in play.actions
+        if isinstance(action, ReadLeaderLocation) or (isinstance(action, Connect) and action.endpoint != FIRST)
+    ]
+
+
+def test_members_of_a_large_round_do_not_all_ask_at_once_and_ask_less_often() -> None:
+    few, many = (
+        [questions(leaderless(f"n{index}/0.0/{index}", nodes)) for index in range(100, 132)] for nodes in (512, 16384)
+    )
+    assert {asked[0] for asked in few} == {0.5}
+    first = sorted(asked[0] for asked in many)
+    assert len(set(first)) == len(first)
+    assert max(sum(at <= moment < at + 1.0 for moment in first) for at in first) <= len(first) / 2
+    assert all(4 * len(later) < len(sooner) for sooner, later in zip(few, many, strict=True))
+
+
+def test_members_of_a_large_round_ask_one_living_successor_first_and_more_as_time_goes_by() -> None:
+    order = tuple(Successor(f"n{rank}/0.0/{rank}", f"n{rank}", rank) for rank in range(2, 40))
+    known = replace(TOLD, successors=order, members=16384)
+    tried: dict[float, set[Endpoint]] = {}
+
+    def alive(endpoint: Endpoint, now: float) -> Result:
+        tried.setdefault(now, set()).add(endpoint)
+        return 0.0, Answer.ENDED if endpoint[1] < 10 else Answer.IDLE
+
+    play = Play("n99/0.0/99", locate=lambda now: PUBLISHED, connect=alive, known=known, campaign=None)
+    play.state = replace(play.state, search=Search(0.0, FIRST, least_pause=4.0))
+    play.run(0.9)
+    assert set().union(*tried.values()) == {FIRST, *(("n" + str(rank), rank) for rank in range(2, 11))}
+    play.run(4.9)
+    assert max(port for _, port in set().union(*tried.values())) == 14
+
+
+def test_an_agent_of_a_large_run_reads_and_tries_less_often_from_its_start() -> None:
+    unled = LeaderLocation((FIRST,))
+    play = Play(locate=lambda now: unled, connect=refuse, campaign=None, expected_agents=16384).run(20.0)
+    for kind in (ReadLeaderLocation, Connect):
+        times = play.times(kind)
+        assert len(times) > 3
+        assert all(later - sooner >= 2.9 for sooner, later in itertools.pairwise(times))
+
+
+def test_the_first_successors_of_a_large_round_search_at_full_rate() -> None:
+    agent = ORDER[1].agent
+    assert questions(leaderless(agent, 16384)) == questions(leaderless(agent, 512))
+
+
+def test_the_record_of_a_round_is_read_once() -> None:
+    play = Play(locate=lambda now: PUBLISHED, connect=cut, campaign=None).run(3.0)
+    known = [action.known for _, action in play.actions if isinstance(action, ReadLeaderLocation)]
+    assert len(known) > 3
+    assert known == [LeaderLocation(), *[PUBLISHED] * (len(known) - 1)]
+
+
+def test_the_record_of_a_round_is_not_read_where_a_leader_has_told_of_it() -> None:
+    newer = replace(PUBLISHED, round=1)
+    play = member(3, connect=cut, campaign=None, locate=lambda now: newer).run(1.2)
+    known = [action.known for _, action in play.actions if isinstance(action, ReadLeaderLocation)]
+    leading = {"address": "n1", "port": 1, "epoch": 1}
+    assert known == [LeaderLocation(successors=ORDER[1:], round=0, leading=leading), newer, newer]
 
 
 def test_an_agent_that_is_always_late_does_not_wait_for_ever_for_a_silent_leader() -> None:

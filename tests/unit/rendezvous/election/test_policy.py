@@ -4,7 +4,14 @@ import math
 
 import pytest
 
-from slurm_elastic.rendezvous.election.policy import FENCE, campaign_delay, default_leader_limit, newest_order
+from slurm_elastic.rendezvous.election.policy import (
+    FENCE,
+    campaign_delay,
+    default_leader_limit,
+    first_question_delay,
+    newest_order,
+    search_pause,
+)
 from slurm_elastic.rendezvous.membership import Settings
 from slurm_elastic.rendezvous.membership.state import initial_state
 
@@ -84,3 +91,20 @@ def test_who_stands_first_is_the_same_for_all_that_know_of_the_newest_round(
 
 def test_who_was_told_nothing_goes_by_the_records() -> None:
     assert list(newest_order("", -1, "ab", 0)) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("agents", "mean"), [(0, 0.0), (512, 0.0), (1024, 0.125), (16384, 3.875), (102400, 24.875)])
+def test_agents_of_a_large_round_search_more_slowly_and_each_at_its_own_rate(agents: int, mean: float) -> None:
+    pauses = [search_pause(agents, f"n{index}/0.0/0") for index in range(200)]
+    assert min(pauses) >= 0.75 * mean
+    assert max(pauses) <= 1.25 * mean
+    assert len(set(pauses)) == (1 if agents <= 512 else 200)
+
+
+def test_first_questions_are_spread_evenly_over_the_time_that_they_take() -> None:
+    assert {first_question_delay(512, f"n{index}/0.0/0") for index in range(512)} == {0.0}
+    agents = 16384
+    delays = [first_question_delay(agents, f"n{index}/0.0/0") for index in range(agents)]
+    in_each_second = [sum(second <= delay < second + 1 for delay in delays) for second in range(4)]
+    assert sum(in_each_second) == agents
+    assert max(in_each_second) <= 4096 * 1.1

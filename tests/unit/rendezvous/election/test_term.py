@@ -237,6 +237,19 @@ def test_members_that_are_missing_are_probed_again_and_again_and_slurm_is_asked_
     assert of(ClaimTerm, play.join("n1"))
 
 
+def test_thousands_of_missing_members_may_come_by_themselves_before_they_are_probed() -> None:
+    members = tuple(f"n{rank}" for rank in range(4608))
+    play = Play(base=Base(4, members, members, "n0"), first_round=5, claimed=False)
+    assert of(ProbeMembers, play.wait(0.9)) == []
+    play.join("n2")
+    assert of(ProbeMembers, play.wait(0.2)) == [ProbeMembers(tuple(name for name in members if name != "n2"))]
+    play.on(AgentsEnded(frozenset()))
+    assert of(ProbeMembers, play.wait(0.9)) == []
+    play.on(AgentsGone(frozenset(members[3:])))
+    play.on(AgentsEnded(frozenset()))
+    assert of(ProbeMembers, play.wait(0.2)) == [ProbeMembers(("n0", "n1"))]
+
+
 @pytest.mark.parametrize("agent", ["m0", "coordinator"])
 def test_members_that_come_one_after_the_other_are_not_all_looked_at_each_time(agent: str) -> None:
     class Members(tuple[str, ...]):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.rendezvous.records.api import RecordsError, RunDirRecords
+from slurm_elastic.rendezvous.records.api import RecordsError, RunDirRecords, Situation
 from slurm_elastic.rundir import RunDir
 from tests.unit.rendezvous.helpers.records_contract import RecordsContract
 
@@ -44,3 +44,12 @@ def test_a_truncated_endpoint_is_none_since_whoever_leads_next_replaces_it(tmp_p
     run_dir.secret()
     (run_dir.path / "endpoints/7.0.json").write_bytes(b'{"port": ')
     assert RunDirRecords(run_dir, "7.0").endpoint() is None
+
+
+def test_the_record_of_a_known_round_is_not_read(tmp_path: Path) -> None:
+    run_dir = RunDir.for_run(tmp_path, "7").open()
+    records = RunDirRecords(run_dir, "7.0")
+    assert records.claim_round(0, {"places": []})
+    (run_dir.path / "rounds/000000.json").write_bytes(b"{}")
+    assert records.situation() == Situation(None, None, None)
+    assert records.situation(known=0) == Situation(None, 0, None)

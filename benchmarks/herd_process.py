@@ -1,0 +1,456 @@
+"""One process that plays thousands of agents: the product's own election machine and sessions, and no workers.
+
+:mod:`benchmarks.agents` runs the product's runner too, with tasks for each agent. Here a process plays as many agents
+as a large cluster has nodes beside one leader, so one loop around epoll carries out the actions of the machines. What
+each agent does on a node of its own is done at once. The records of the run are read for all of them together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import heapq
+import itertools
+import math
+import os
+import select
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from benchmarks.sandbox import raise_descriptor_limit
+from slurm_elastic.rendezvous.election import machine
+from slurm_elastic.rendezvous.election.actions import (
+    Action,
+    AnswerProbe,
+    CancelConnect,
+    CloseLink,
+    Connect,
+    Deliver,
+    ReadLeaderLocation,
+    Send,
+    StopWorkers,
+)
+from slurm_elastic.rendezvous.election.attempts import Answer
+from slurm_elastic.rendezvous.election.campaign import locate
+from slurm_elastic.rendezvous.election.events import (
+    Event,
+    Join,
+    LeaderLocationRead,
+    LinkClosed,
+    LinkFailed,
+    LinkOpened,
+    Received,
+    Tick,
+)
+from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
+from slurm_elastic.rendezvous.election.state import ElectionConfig, initial_election
+from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
+from slurm_elastic.rendezvous.membership import AgentInfo, Ponged, adapted_limit
+from slurm_elastic.rendezvous.options import RendezvousOptions
+from slurm_elastic.rendezvous.records.api import RunDirRecords
+from slurm_elastic.rendezvous.transport.connect import Endpoint
+from slurm_elastic.rendezvous.transport.messages import (
+    AgentMessage,
+    Assignment,
+    Ended,
+    Interrupted,
+    decode_leader_message,
+    encode,
+)
+from slurm_elastic.rendezvous.transport.session import BusyError, ClosedError, Role, Session, SessionError
+from slurm_elastic.rundir import RunDir
+
+__all__ = ["Add", "Command", "Kill", "Mute", "Progress", "play"]
+
+_CONNECT, _HANDSHAKE = 1.0, 10.0
+"""Seconds that a connection may take, and the proofs on it: those of the product's transport."""
+_PORT = 29399
+"""On which each agent listens, at an address of its own."""
+_READ, _EVENTS = 1 << 16, 1 << 15
+_READ_AGAIN = 0.1
+"""Seconds for which what was read of the records holds, for all agents."""
+_NICE = 10
+"""Increment of the nice value (nice(2)), which gives the leader nine times the share of a process of agents."""
+_REPORT = 0.01
+"""Seconds between two reports of the progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """New agents on the nodes n<index>, which connect and join at once."""
+
+    indices: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Mute:
+    """Agents that say nothing from here on; what comes after the proof of identity on a new connection, too."""
+
+    indices: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Agents that end as the end of their processes does."""
+
+    indices: list[int]
+
+
+Command = Add | Mute | Kill
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What became of the agents of one process until now.
+
+    Attributes:
+        round: The newest round in which one of them holds a place.
+        placed: The number of those that do.
+        placed_at: Monotonic time at which one got its place last.
+        messages, bytes: Both ways; handshakes count as bytes only.
+        problem: Why an agent gave up; empty if none did.
+    """
+
+    round: int = -1
+    placed: int = 0
+    placed_at: float = -math.inf
+    messages: int = 0
+    bytes: int = 0
+    problem: str = ""
+
+
+def play(pipe: Connection, run: str, run_dir: RunDir, expected: int) -> None:
+    """Play agents, by the commands that come through the pipe; report their progress through it.
+
+    Args:
+        pipe: To the process that measures; this one ends with it.
+        run: Run id and incarnation.
+        run_dir: The run directory, which has the records.
+        expected: Number of agents that the run expects, in all processes.
+    """
+    raise_descriptor_limit()
+    # Each agent has a node of its own, so together they do not keep the leader from its core.
+    os.nice(_NICE)
+    _Herd(pipe, run, run_dir, expected).live()
+
+
+class _Herd:
+    """The agents of this process."""
+
+    def __init__(self, pipe: Connection, run: str, run_dir: RunDir, expected: int) -> None:
+        self.pipe, self.run, self.secret, self.expected = pipe, run, run_dir.secret(), expected
+        self._records = RunDirRecords(run_dir, run)
+        self._location, self._read_again_at = LeaderLocation(), -math.inf
+        self.ended: set[str] = set()
+        self.agents: dict[int, _Agent] = {}
+        self.messages = self.bytes = 0
+        self.poll = select.epoll()
+        self.poll.register(pipe.fileno(), select.EPOLLIN)
+        self.links: dict[int, _Link] = {}
+        self.listeners: dict[int, _Listener] = {}
+        self.due: list[tuple[float, int, Callable[[], None]]] = []
+        self.order = itertools.count()
+        self.placed: dict[int, int] = defaultdict(int)
+        self.newest = -1
+        self.placed_at = -math.inf
+        self.problem = ""
+        self._reported = Progress()
+        self._report_at = -math.inf
+
+    def location(self, known: LeaderLocation) -> LeaderLocation:
+        """Where the records say that a leader is; `known` is the newest round of which an agent needs no record."""
+        now = time.monotonic()
+        if now >= self._read_again_at:
+            known = max(known, self._location, key=lambda location: location.round)
+            self._location = locate(self._records.situation(known.round), self.run, (), known)
+            self._read_again_at = now + _READ_AGAIN
+        return self._location
+
+    def at(self, moment: float, call: Callable[[], None]) -> None:
+        """Make a call then."""
+        heapq.heappush(self.due, (moment, next(self.order), call))
+
+    def live(self) -> None:
+        """Let the agents live until the process that measures has ended."""
+        self.pipe.send(self._reported)
+        while True:
+            self._report()
+            now = time.monotonic()
+            next_at = self.due[0][0] if self.due else math.inf
+            if self._progress() != self._reported:
+                next_at = min(next_at, self._report_at)
+            pause = -1.0 if next_at == math.inf else max(0.0, next_at - now)
+            # What was said is read before anybody judges a silence, as an agent does.
+            for descriptor, _ in self.poll.poll(pause, _EVENTS):
+                link = self.links.get(descriptor) or self.listeners.get(descriptor)
+                if link is not None:
+                    link.ready()
+                elif descriptor == self.pipe.fileno():
+                    try:
+                        self._obey(self.pipe.recv())
+                    except EOFError:
+                        return
+            now = time.monotonic()
+            while self.due and self.due[0][0] <= now:
+                heapq.heappop(self.due)[2]()
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Add(indices):
+                for index in indices:
+                    agent = self.agents[index] = _Agent(self, index)
+                    self.at(time.monotonic(), agent.start)
+            case Mute(indices):
+                for index in indices:
+                    self.agents[index].mute = True
+            case Kill(indices):
+                for index in indices:
+                    self.ended.add(_address(index))
+                    if index in self.agents:
+                        self.agents.pop(index).kill()
+
+    def _progress(self) -> Progress:
+        placed = self.placed[self.newest]
+        return Progress(self.newest, placed, self.placed_at, self.messages, self.bytes, self.problem)
+
+    def _report(self) -> None:
+        now, progress = time.monotonic(), self._progress()
+        if now >= self._report_at and progress != self._reported:
+            self.pipe.send(progress)
+            self._reported, self._report_at = progress, now + _REPORT
+
+
+def _address(index: int) -> str:
+    """The address of an agent's node; all of 127.0.0.0/8 is the loopback."""
+    return f"127.1.{index >> 8}.{index & 255}"
+
+
+class _Listener:
+    """Where an agent listens, as long as it lives, for a leader that looks whether its process has ended."""
+
+    def __init__(self, herd: _Herd, address: str) -> None:
+        self.herd = herd
+        self.stream = socket.create_server((address, _PORT), backlog=128)
+        self.stream.setblocking(False)
+        herd.poll.register(self.stream.fileno(), select.EPOLLIN)
+        herd.listeners[self.stream.fileno()] = self
+
+    def ready(self) -> None:
+        with contextlib.suppress(OSError):
+            self.stream.accept()[0].close()
+
+    def close(self) -> None:
+        del self.herd.listeners[self.stream.fileno()]
+        self.stream.close()
+
+
+class _Agent:
+    """One agent: joins again at once when a round ends, as one does whose workers end quickly."""
+
+    def __init__(self, herd: _Herd, index: int) -> None:
+        self.herd = herd
+        self.name = f"n{index}/0.0/0"
+        self.listener = _Listener(herd, _address(index))
+        self.candidate = AgentInfo(self.name, f"n{index}", index, 8, "default", _address(index), 29400, _PORT)
+        config = ElectionConfig(
+            self.name,
+            expected_agents=herd.expected,
+            heartbeat_limit=adapted_limit(RendezvousOptions().heartbeat_limit, herd.expected),
+        )
+        self.election = initial_election(config, time.monotonic())
+        self.links: dict[int, _Link] = {}
+        self.woken = float("inf")
+        self.mute = False
+
+    def start(self) -> None:
+        self.handle(Join(self.candidate))
+        self.handle(Tick())
+
+    def kill(self) -> None:
+        self.woken = -1.0
+        self.listener.close()
+        for link in [*self.links.values()]:
+            link.close()
+
+    def handle(self, event: Event) -> None:
+        if self.woken < 0:
+            return
+        events = [event]
+        now = time.monotonic()
+        while events:
+            self.election, actions = machine.step(self.election, events.pop(0), now)
+            for action in actions:
+                self.act(action, events)
+        deadline = self.election.deadline
+        if deadline < self.woken:
+            self.woken = deadline
+            self.herd.at(deadline, self.wake)
+
+    def wake(self) -> None:
+        if self.woken < 0:
+            return
+        self.woken = float("inf")
+        if self.election.deadline <= time.monotonic():
+            self.handle(Tick())
+        elif self.election.deadline < self.woken:
+            self.woken = self.election.deadline
+            self.herd.at(self.woken, self.wake)
+
+    def act(self, action: Action, events: list[Event]) -> None:
+        match action:
+            case Send(number, message):
+                self.say(number, message)
+            case AnswerProbe(number, probe):
+                self.say(number, Ponged(self.name, probe, None))
+            case Connect(number, (address, port), _) if port == _PORT:
+                # Each of those answers on a node of its own, so the answer takes no time here.
+                answer = Answer.ENDED if address in self.herd.ended else Answer.IDLE
+                self.herd.at(0.0, lambda: self.handle(LinkFailed(number, answer, answer.value)))
+            case Connect(number, endpoint, timeout):
+                _Link(self, number, endpoint, timeout)
+            case CancelConnect(number) | CloseLink(number):
+                if number in self.links:
+                    self.links[number].close()
+            case ReadLeaderLocation(number, known):
+                events.append(LeaderLocationRead(number, self.herd.location(known)))
+            case Deliver(event) | StopWorkers(event):
+                self.hear(event, events)
+            case _:
+                pass
+
+    def say(self, number: int, message: AgentMessage) -> None:
+        if number in self.links and not self.mute:
+            self.links[number].send(message)
+
+    def hear(self, event: LeaderEvent, events: list[Event]) -> None:
+        match event:
+            case Assignment(round=number):
+                self.herd.placed[number] += 1
+                self.herd.newest = max(self.herd.newest, number)
+                self.herd.placed_at = time.monotonic()
+            case Interrupted():
+                events.append(Join(self.candidate))
+            case LeaderLost() | Unreachable() | Ended():
+                self.herd.problem = f"{self.name}: {event}"
+            case _:
+                pass
+
+
+class _Link:
+    """One connection of an agent, from its first packet on."""
+
+    def __init__(self, agent: _Agent, number: int, endpoint: Endpoint, timeout: float | None) -> None:
+        self.agent, self.number, self.endpoint = agent, number, endpoint
+        self.herd = agent.herd
+        self.session: Session | None = None
+        self.stream = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self.descriptor = self.stream.fileno()
+        agent.links[number] = self
+        self.herd.links[self.descriptor] = self
+        self.limit = timeout
+        self.patience(_CONNECT)
+        error = self.stream.connect_ex(endpoint)
+        if error in (0, errno.EINPROGRESS):
+            self.herd.poll.register(self.descriptor, select.EPOLLOUT)
+        else:
+            self.later(Answer.SILENT)
+
+    def patience(self, seconds: float) -> None:
+        seconds = seconds if self.limit is None else min(seconds, self.limit)
+        stage = self.session
+        self.herd.at(time.monotonic() + seconds, lambda: self.too_late(stage))
+
+    def too_late(self, stage: Session | None) -> None:
+        if self.session is stage and self.descriptor >= 0 and not (stage is not None and stage.established):
+            self.fail(Answer.SILENT)
+
+    def later(self, answer: Answer) -> None:
+        """Fail, but not within the step of the machine that has asked for this."""
+        self.herd.at(0.0, lambda: self.fail(answer) if self.descriptor >= 0 else None)
+
+    def fail(self, answer: Answer, busy: float = 0.0) -> None:
+        self.close()
+        self.agent.handle(LinkFailed(self.number, answer, answer.value, busy))
+
+    def ready(self) -> None:
+        if self.session is None:
+            self.connected()
+            return
+        try:
+            data = self.stream.recv(_READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.ended()
+            return
+        self.herd.bytes += len(data)
+        self.take(self.session, data)
+
+    def connected(self) -> None:
+        error = self.stream.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            self.fail(Answer.ENDED if error == errno.ECONNREFUSED else Answer.SILENT)
+            return
+        herd = self.herd
+        self.stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.session = Session(Role.AGENT, herd.secret, herd.run, agent=self.agent.name)
+        self.session.port = self.endpoint[1]
+        herd.poll.modify(self.descriptor, select.EPOLLIN)
+        self.write(self.session.start())
+        self.patience(_HANDSHAKE)
+
+    def ended(self) -> None:
+        if self.session is not None and self.session.established:
+            self.close()
+            self.agent.handle(LinkClosed(self.number))
+        else:
+            self.fail(Answer.SILENT)
+
+    def take(self, session: Session, data: bytes) -> None:
+        before = session.established
+        try:
+            messages, answer = session.receive(data)
+        except BusyError as error:
+            self.fail(Answer.SILENT, error.seconds)
+            return
+        except ClosedError:
+            self.fail(Answer.IDLE)
+            return
+        except SessionError:
+            self.ended()
+            return
+        if answer:
+            self.write(answer)
+        if session.established and not before:
+            self.agent.handle(LinkOpened(self.number, self.endpoint, session.epoch))
+        for content in messages:
+            self.herd.messages += 1
+            self.agent.handle(Received(self.number, decode_leader_message(content)))
+
+    def send(self, message: AgentMessage) -> None:
+        if self.descriptor >= 0 and self.session is not None:
+            self.herd.messages += 1
+            self.write(self.session.seal(encode(message)))
+
+    def write(self, data: bytes) -> None:
+        self.herd.bytes += len(data)
+        try:
+            sent = self.stream.send(data)
+        except OSError:
+            # The end of the connection is readable as well.
+            return
+        if sent != len(data):
+            self.herd.problem = "a leader that does not read"
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            del self.herd.links[self.descriptor]
+            self.agent.links.pop(self.number, None)
+            self.descriptor = -1
+            self.stream.close()
