@@ -54,6 +54,7 @@ package: setup ## sdist and wheel in build/dist, checked, and the demo from the 
 bench: setup ## the benchmarks behind docs/benchmarks.md
 	@mkdir -p build
 	-@$(PYTHON) -m benchmarks.rendezvous --json build/rendezvous.json
+	-@$(PYTHON) -m benchmarks.round_records --json build/round_records.json
 	-@$(PYTHON) -m benchmarks.status --json build/status.json
 	-@$(PYTHON) -m benchmarks.etcd --json build/etcd.json
 	-@$(PYTHON) -m benchmarks.recovery --json build/recovery.json
@@ -64,6 +65,7 @@ bench: setup ## the benchmarks behind docs/benchmarks.md
 	-@$(PYTHON) -m benchmarks.store_names --json build/store_names.json
 	-@$(PYTHON) -m benchmarks.trainer --json build/trainer.json
 	-@$(PYTHON) -m benchmarks.snapshot --json build/snapshot.json
+	-@$(PYTHON) -m benchmarks.shards --json build/shards.json
 	-@$(PYTHON) -m benchmarks.lost_steps --json build/lost_steps.json
 	-@$(PYTHON) -m benchmarks.submission --json build/submission.json
 	-@$(PYTHON) -m benchmarks.health --json build/health.json
