@@ -14,7 +14,7 @@ from slurm_elastic.agent.option_values import RequeuePolicy
 from slurm_elastic.agent.run_history import read_events
 from slurm_elastic.failures import exclusion, nodes_to_exclude, strikes
 from slurm_elastic.rundir import JobRecords, RunDir
-from slurm_elastic.slurm import Controller, JobView, Requeue, SlurmJob
+from slurm_elastic.slurm import Cause, Controller, JobView, Requeue, SlurmJob, classify
 
 __all__ = ["requeue_job"]
 
@@ -161,7 +161,13 @@ def _requeue(controller: Controller, job: SlurmJob, deadline: float, *, if_runni
         if view is not None and (view.restarts > job.restart_count or view.state == "PENDING"):
             return ""
         if accepted:
-            return "it was cancelled or has ended meanwhile" if view is not None else ""
+            if view is None or not view.has_ended:
+                return ""
+            if classify((), 0.0, view, job.restart_count).cause is Cause.CANCELLED:
+                return "it was cancelled or has ended meanwhile"
+            # Its time limit or another cause that it comes back from has ended it meanwhile.
+            if_running = False
+            continue
         if not silent or time.monotonic() > deadline:
             return "scontrol requeue failed"
         time.sleep(pause)

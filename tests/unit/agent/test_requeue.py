@@ -29,9 +29,10 @@ case "$1 $2" in
   update*) exit $(<update) ;;
   requeue*)
     [ "$(<requeue)" = 0 ] || exit 1
+    if [ $2 = incomplete ] && [ -e ended.txt ]; then echo "$(<ended.txt)" >job.txt; exit; fi
     shown=$(<job.txt)
     [[ $shown =~ Restarts=([0-9]+) ]]
-    [ -e cancelled ] || echo "${{shown//Restarts=${{BASH_REMATCH[1]}}/Restarts=$((BASH_REMATCH[1] + 1))}}" >job.txt ;;
+    echo "${{shown//Restarts=${{BASH_REMATCH[1]}}/Restarts=$((BASH_REMATCH[1] + 1))}}" >job.txt ;;
 esac
 """
 
@@ -55,10 +56,14 @@ class Slurm:
     def write(self, name: str, text: str) -> None:
         (self.directory / name).write_text(text)
 
-    def shows(self, name: str, restarts: int = 0, array: str = "") -> None:
+    def shows(self, name: str, restarts: int = 0, array: str = "", file: str = "job.txt") -> None:
         text = (OUTPUTS / name).read_text()
         text = re.sub(r"^JobId=\d+", f"JobId=1 {array}", text)
-        self.write("job.txt", re.sub(r"Restarts=\d+", f"Restarts={restarts}", text))
+        self.write(file, re.sub(r"Restarts=\d+", f"Restarts={restarts}", text))
+
+    def ends_before_its_requeue(self, name: str) -> None:
+        """What scontrol shows from then on."""
+        self.shows(name, file="ended.txt")
 
     def updates(self) -> list[str]:
         calls = (self.directory / "calls").read_text().splitlines()
@@ -216,14 +221,25 @@ def test_a_cancelled_job_stays_so_whatever_was_wanted(slurm: Slurm, script: Scri
     assert script.said == ["job 1: not requeued: the job was cancelled"]
 
 
-def test_a_job_that_is_cancelled_just_before_its_requeue_stays_so(slurm: Slurm, script: Script) -> None:
+@pytest.mark.parametrize("shown", ["job_cancelled.txt", "job_cancelled_in_grace.txt"])
+def test_a_job_that_is_cancelled_just_before_its_requeue_stays_so(slurm: Slurm, script: Script, shown: str) -> None:
     slurm.shows("job_preempted_in_grace.txt")
-    slurm.write("cancelled", "")
+    slurm.ends_before_its_requeue(shown)
     assert not script.ends()
+    assert slurm.requeues() == ["requeue incomplete 1"]
     assert script.said == [
         "job 1: requeued: preempted",
         "job 1: not requeued: it was cancelled or has ended meanwhile; submit it again to go on",
     ]
+
+
+@pytest.mark.parametrize("shown", ["job_time_limit.txt", "job_preempted_to_its_end.txt"])
+def test_a_job_that_slurm_ends_just_before_its_requeue_comes_back(slurm: Slurm, script: Script, shown: str) -> None:
+    slurm.shows("job_preempted_in_grace.txt")
+    slurm.ends_before_its_requeue(shown)
+    assert script.ends()
+    assert slurm.requeues() == ["requeue incomplete 1", "requeue 1"]
+    assert script.said == ["job 1: requeued: preempted"]
 
 
 def test_without_scontrol_it_ends_at_once(slurm: Slurm, script: Script) -> None:
