@@ -177,8 +177,8 @@ class Controller:
         Args:
             job_id: Job or array element.
             if_running: Have Slurm leave the job alone if it has ended or was cancelled. Slurm then accepts the request,
-                and does nothing (scontrol(1), ``requeue Incomplete``, seen with 22.05). Otherwise it requeues a
-                cancelled job, too, as long as its processes end.
+                and does nothing (scontrol(1), ``requeue Incomplete``, seen with 22.05, 24.11 and 26.05). Otherwise it
+                requeues a cancelled job, too, as long as its processes end.
         """
         answer = self._ask("scontrol", "requeue", *(("incomplete",) if if_running else ()), job_id)
         return answer is not None and answer.status == 0
