@@ -20,7 +20,7 @@ from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId
 from slurm_elastic.snapshot.disk import DiskWriter, HeldSlots, Target
 from slurm_elastic.snapshot.hand_over import VARIABLE, Answer, Directory, HandOverError, Request, answer, read_request
 from slurm_elastic.snapshot.lineage import SLOTS, Copy, Holder, Origin, Protection
-from slurm_elastic.snapshot.memory import OutOfMemoryError, Slot
+from slurm_elastic.snapshot.memory import OutOfMemoryError, Slot, require_memory
 from slurm_elastic.snapshot.replicator import Ended, Members, ReplicatorProcess, Settings, Slots, Wanted
 from slurm_elastic.snapshot.slots import HEADER
 from slurm_elastic.snapshot.transfer import Ranges, Sender, TransferError, accepted, receive
@@ -273,12 +273,16 @@ class AgentMemory:
 
     def _fetch(self, current: _Round, origin: Origin, slot: Slot) -> None:
         assert origin.copy is not None
+        slots = tuple(self._slots)
         try:
-            self._receive(current, origin.copy, slot, tuple(self._slots), origin.holders)
+            self._receive(current, origin.copy, slot, slots, origin.holders)
         except (TransferError, OutOfMemoryError) as error:
             current.fail(f"{self._node} cannot get it: {error}")
         finally:
             current.ready.set()
+        # Beside the start of the workers, which else wait for it at their first snapshot, and then say if it fails.
+        with contextlib.suppress(OutOfMemoryError):
+            require_memory(slot.size, slots)
 
     def _receive(
         self,

@@ -20,7 +20,7 @@ from slurm_elastic.snapshot.lineage import Copy, Protection
 from slurm_elastic.snapshot.slots import HEADER, Contents
 from slurm_elastic.text import size_text
 
-__all__ = ["OutOfMemoryError", "Reserve", "Slot", "free_memory", "require_memory", "require_ranges"]
+__all__ = ["OutOfMemoryError", "Reserve", "Slot", "check_memory", "free_memory", "require_memory"]
 
 _PAGE = 4096
 
@@ -133,46 +133,48 @@ class Slot:
         if size > self.size:
             os.posix_fallocate(self.descriptor, 0, size)
 
-    def grow_for(self, size: int, ranges: Sequence[tuple[int, int]]) -> None:
-        """Make the file at least so large; pages of these ranges are there afterwards.
+    def put(self, offset: int, content: memoryview) -> None:
+        """Write bytes without a mapping, and make their pages: through a mapping each page is cleared before.
 
         Raises:
-            OSError: There is no memory for them.
+            OutOfMemoryError: There is no memory for them.
         """
-        if size > self.size:
-            os.ftruncate(self.descriptor, size)
-        for begin, end in ranges:
-            if end > begin:
-                os.posix_fallocate(self.descriptor, begin, end - begin)
+        try:
+            while len(content):
+                written = os.pwrite(self.descriptor, content, offset)
+                content, offset = content[written:], offset + written
+        except OSError as error:
+            raise OutOfMemoryError(_lacking(size_text(len(content)), len(content), free_memory(), error)) from None
 
     def fill(
-        self,
-        copy: Copy,
-        tensors: int,
-        description: bytes | int,
-        write: Callable[[memoryview], object],
-        shards: int = 0,
+        self, copy: Copy, tensors: int, description: bytes, write: Callable[[memoryview], object], shards: int = 0
     ) -> None:
         """Write a snapshot, into a file that is large enough.
 
         Args:
             copy: The snapshot.
             tensors: Bytes of its tensors.
-            description: Its description; or the size of one that `write` writes, too.
+            description: Its description.
             write: Writes the tensors into their memory.
             shards: Bytes of the shards among the tensors of a part.
         """
-        size = description if isinstance(description, int) else len(description)
-        written = Contents(copy, tensors, size, shards)
-        memory = self.memory()
-        body = memory[HEADER : written.size]
+        written = Contents(copy, tensors, len(description), shards)
+        body = self.memory()[HEADER : written.size]
 
         def put() -> None:
             write(body)
-            if not isinstance(description, int):
-                body[tensors:] = description
+            body[tensors:] = description
 
-        slots.fill(self.header(), written, put)
+        self.fill_by(written, put)
+
+    def fill_by(self, contents: Contents, write: Callable[[], object]) -> None:
+        """Write a snapshot.
+
+        Args:
+            contents: The snapshot.
+            write: Writes all of it behind the header. If it raises, the slot holds nothing.
+        """
+        slots.fill(self.header(), contents, write)
 
     def close(self) -> None:
         """Close the file; the mapping goes with the last view into it."""
@@ -244,12 +246,22 @@ class Reserve:
         return min(others, -(-self.workers * self.nodes // (self.nodes - 1)) + 1)
 
 
-def _lacking(needs: str, missing: int, free: int) -> str:
+def _lacking(needs: str, missing: int, free: int, error: OSError | None = None) -> str:
     return (
         f"snapshots need {needs} of memory on this node,"
         f" {size_text(missing)} more than they have, and {size_text(free)} are free;"
-        " ask for more by --mem, or do not call snapshot.save"
+        f" ask for more by --mem, or do not call snapshot.save{f' ({error.strerror})' if error is not None else ''}"
     )
+
+
+def check_memory(missing: int) -> None:
+    """Check that so many bytes can still be had.
+
+    Raises:
+        OutOfMemoryError: They cannot.
+    """
+    if missing > (free := free_memory()):
+        raise OutOfMemoryError(_lacking(size_text(missing), missing, free))
 
 
 def require_memory(size: int, slots_of_node: Sequence[Slot]) -> None:
@@ -263,30 +275,14 @@ def require_memory(size: int, slots_of_node: Sequence[Slot]) -> None:
         return
     free = free_memory()
     count = len(slots_of_node)
-    text = _lacking(f"{count} x {size_text(size)} = {size_text(count * size)}", missing, free)
+    needs = f"{count} x {size_text(size)} = {size_text(count * size)}"
     if missing > free:
-        raise OutOfMemoryError(text)
+        raise OutOfMemoryError(_lacking(needs, missing, free))
     try:
         for slot in slots_of_node:
             slot.grow(size)
     except OSError as error:
-        raise OutOfMemoryError(f"{text} ({error.strerror})") from None
-
-
-def require_ranges(size: int, slot: Slot, ranges: Sequence[tuple[int, int]]) -> None:
-    """Make room for ranges of bytes in a new slot of this size.
-
-    Raises:
-        OutOfMemoryError: The node or the job does not have the memory.
-    """
-    missing, free = sum(end - begin for begin, end in ranges), free_memory()
-    text = _lacking(size_text(missing), missing, free)
-    if missing > free:
-        raise OutOfMemoryError(text)
-    try:
-        slot.grow_for(size, ranges)
-    except OSError as error:
-        raise OutOfMemoryError(f"{text} ({error.strerror})") from None
+        raise OutOfMemoryError(_lacking(needs, missing, free, error)) from None
 
 
 def free_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:

@@ -34,7 +34,7 @@ from slurm_elastic.snapshot.replication import (
     partner,
     slot_for_replica,
 )
-from slurm_elastic.snapshot.slots import HEADER
+from slurm_elastic.snapshot.slots import HEADER, Contents
 from slurm_elastic.snapshot.transfer import Channel, TransferError, accepted, find_replicator, session_name
 
 __all__ = ["Members", "ReplicatorProcess"]
@@ -448,7 +448,7 @@ class _Replicator:
             if slots is None:
                 slots = self._replicas[push.local_rank] = [Slot.make() for _ in range(REPLICA_SLOTS)]
                 self._tell(News(replicas=push.local_rank), slots)
-        held = [None if (contents := slot.contents()) is None else contents.copy for slot in slots]
+        held = _held(slots)
         if copy in held:
             channel.say({"copied": True})
             return
@@ -460,11 +460,13 @@ class _Replicator:
             raise TransferError("a part without sizes")
         require_memory(HEADER + push.tensors + 2 * push.description, slots)
 
-        def write(body: memoryview) -> None:
-            for _ in channel.receive_body([body]):
+        contents = Contents(copy, push.tensors, push.description, push.shards)
+
+        def write() -> None:
+            for _ in channel.receive_body(slot, ((HEADER, contents.size),)):
                 self._last_byte = time.monotonic()
 
-        slot.fill(copy, push.tensors, push.description, write, push.shards)
+        slot.fill_by(contents, write)
         channel.say({"copied": True})
 
 
@@ -645,11 +647,11 @@ class _Side:
             push = _Push(self.members.round, local_rank, contents.copy, *sizes, safe)
             try:
                 channel.say(msgspec.to_builtins(push))
-                ready = channel.next()
-                if ready.get("copied"):
+                answered = channel.next()
+                if answered.get("copied"):
                     return contents.size
                 began = time.monotonic()
-                digest = channel.send_body([slot.memory()[HEADER : contents.size]], ready)
+                digest = channel.send_body([slot.memory()[HEADER : contents.size]])
                 if slot.contents() != contents:
                     # The connection ends, and what was sent is not committed.
                     raise TransferError("overwritten meanwhile")

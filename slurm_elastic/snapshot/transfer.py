@@ -1,17 +1,16 @@
 """A snapshot from one agent to another: authenticated by the session that agents and leader use, length-checked.
 
 After the handshake: the receiver asks for a snapshot or a part of one, the sender answers with its size, the receiver
-says that it is ready and which digest is fast here, the sender sends that many bytes and then their digest. Of a part
-the receiver may leave the shards out. Only the digest is authenticated by the session: bytes that were changed on the
-way do not match it, and are never committed. They are not encrypted.
+says that it is ready, the sender sends that many bytes and then their digest. Of a part the receiver may leave the
+shards out. Only the digest is authenticated by the session: bytes that were changed on the way do not match it, and are
+never committed. They are not encrypted. The digest is BLAKE3: hashlib's take several times as long, which on both sides
+would be more than the rest of the transfer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
-import hashlib
 import json
 import logging
 import socket
@@ -19,16 +18,16 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
+from blake3 import blake3
 
 from slurm_elastic import typed_json
 from slurm_elastic.rendezvous.transport.session import Role, Session, SessionError
 from slurm_elastic.snapshot.lineage import Copy, Holder
-from slurm_elastic.snapshot.memory import Slot, require_memory, require_ranges
-from slurm_elastic.snapshot.slots import HEADER
+from slurm_elastic.snapshot.memory import Slot, check_memory
+from slurm_elastic.snapshot.slots import HEADER, Contents
 
 __all__ = [
     "Channel",
@@ -36,7 +35,6 @@ __all__ = [
     "Sender",
     "TransferError",
     "accepted",
-    "fastest_digest",
     "find_replicator",
     "receive",
     "session_name",
@@ -55,7 +53,8 @@ _UNSENT = 1 << 18
 """Bytes that the kernel keeps beyond those that are on their way."""
 _SIOCOUTQ = 0x5411
 """Asks for the bytes that are not acknowledged yet (asm-generic/ioctls.h, x86-64 and arm64 Linux)."""
-_DIGESTS = ("sha256", "blake2b")
+_BUFFER = 1 << 20
+"""Bytes that are received before they are written: few enough to stay in the caches of a processor."""
 _AT_ONCE = 64
 """Receivers that are served together; more are sent away and come again."""
 _STRANGERS = 64
@@ -138,8 +137,9 @@ class Sender:
             body = slot.memory()[HEADER + skipped : contents.size]
             bodies = [body] if ranges is None else _taken(body, _checked(ranges, shards), shards)
             channel.say(sizes)
-            ready = channel.next()
-            digest = channel.send_body(bodies, ready)
+            if channel.next().get("ready") is not True:
+                raise TransferError("a receiver that is not ready")
+            digest = channel.send_body(bodies)
             # A worker that overwrites the slot clears the header first. Then the receiver has to look elsewhere.
             if slot.contents() == contents:
                 channel.say({"digest": digest})
@@ -198,7 +198,7 @@ def receive(
     Args:
         copy: The snapshot.
         slot: To write.
-        slots: All slots of this agent, for which room is made.
+        slots: All slots of this agent that will have to hold as much.
         holders: To ask, in this order, again and again.
         secret: Of the run.
         run: Name of the incarnation.
@@ -247,20 +247,21 @@ def _receive(
     tensors, description, shards = (size if type(size) is int else -1 for size in sizes)
     if min(tensors, description, shards) < 0 or shards > tensors or (own and shards):
         raise TransferError("an answer without sizes")
+    size = HEADER + tensors + description
     if ranges is None:
-        require_memory(HEADER + tensors + 2 * description, slots)
+        pieces: Ranges = ((HEADER, size),)
+        check_memory(sum(max(0, size + description - each.size) for each in slots))
     else:
-        _checked(ranges, shards)
-        size = HEADER + tensors + description
-        used = ((0, HEADER), *((HEADER + begin, HEADER + end) for begin, end in ranges), (HEADER + shards, size))
-        require_ranges(size, slot, used)
+        wanted = _checked(ranges, shards)
+        pieces = (*((HEADER + begin, HEADER + end) for begin, end in wanted), (HEADER + shards, size))
+        check_memory(sum(end - begin for begin, end in pieces))
 
-    def write(body: memoryview) -> None:
-        for _ in channel.receive_body([body] if ranges is None else _taken(body, ranges, shards)):
+    def write() -> None:
+        for _ in channel.receive_body(slot, pieces):
             if cancelled():
                 raise TransferError("not wanted any more")
 
-    slot.fill(copy, tensors, description, write, shards)
+    slot.fill_by(Contents(copy, tensors, description, shards), write)
 
 
 class Channel:
@@ -290,19 +291,16 @@ class Channel:
             self._read()
         return self._messages.pop(0)
 
-    def send_body(self, bodies: Sequence[memoryview], ready: dict[str, Any]) -> str:
+    def send_body(self, bodies: Sequence[memoryview]) -> str:
         """Send the bytes of a snapshot, and return their digest, which goes into a message after them.
 
         Args:
             bodies: The bytes, one after the other.
-            ready: What the other side has said, see :meth:`receive_body`.
 
         Raises:
-            OSError, TransferError: They cannot be sent.
+            OSError: They cannot be sent.
         """
-        if ready.get("ready") not in _DIGESTS:
-            raise TransferError("a receiver that is not ready")
-        digest = hashlib.new(ready["ready"])
+        digest = blake3()
         for body in bodies:
             for start in range(0, len(body), _CHUNK):
                 chunk = body[start : start + _CHUNK]
@@ -312,24 +310,31 @@ class Channel:
                     chunk = chunk[self.socket.send(chunk) :]
         return digest.hexdigest()
 
-    def receive_body(self, bodies: Sequence[memoryview]) -> Iterator[None]:
-        """Fill this memory with the bytes of a snapshot, and compare their digest; yields after each part of them.
+    def receive_body(self, slot: Slot, pieces: Ranges) -> Iterator[None]:
+        """Fill pieces of a slot with the bytes of a snapshot, and compare their digest; yields as they come.
+
+        Args:
+            slot: That gets them.
+            pieces: Where they go.
 
         Raises:
             OSError, SessionError, TransferError: They do not come whole.
+            OutOfMemoryError: There is no memory for them.
         """
-        name = fastest_digest()
-        self.say({"ready": name})
-        digest = hashlib.new(name)
-        for body in bodies:
-            missing = body
-            while len(missing):
-                count = self.socket.recv_into(missing[:_CHUNK])
-                if not count:
-                    raise TransferError("it ends in the middle")
-                digest.update(missing[:count])
-                missing = missing[count:]
-                yield
+        self.say({"ready": True})
+        digest, buffer = blake3(), memoryview(bytearray(_BUFFER))
+        for begin, end in pieces:
+            for start in range(begin, end, _BUFFER):
+                block = buffer[: end - start]
+                missing = block
+                while len(missing):
+                    count = self.socket.recv_into(missing)
+                    if not count:
+                        raise TransferError("it ends in the middle")
+                    missing = missing[count:]
+                    yield
+                digest.update(block)
+                slot.put(start, block)
         if self.next().get("digest") != digest.hexdigest():
             raise TransferError("a wrong digest")
 
@@ -358,21 +363,6 @@ class Channel:
         """Return how many bytes of this side the other one's kernel has not got (tcp(7))."""
         count: int = struct.unpack("i", fcntl.ioctl(self.socket, _SIOCOUTQ, bytes(4)))[0]
         return count
-
-
-@functools.cache
-def fastest_digest(cpu: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the digest that takes this machine the least time.
-
-    SHA-256 is twice as fast as BLAKE2b where the processor has instructions for it, and half as fast elsewhere.
-    """
-    with contextlib.suppress(OSError):
-        for line in cpu.read_text().splitlines():
-            # flags of x86-64, Features of arm64.
-            name, _, value = line.partition(":")
-            if name.strip() in ("flags", "Features"):
-                return "sha256" if {"sha_ni", "sha2"} & {*value.split()} else "blake2b"
-    return "blake2b"
 
 
 def session_name(run: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import mmap
 import os
 import signal
@@ -367,33 +366,16 @@ def test_a_snapshot_that_changes_on_its_way_is_not_committed(agents: Agents) -> 
     assert slot.contents() is None
 
 
-@pytest.mark.parametrize("name", ["sha256", "blake2b"])
-def test_the_receiver_says_which_digest_it_gets(agents: Agents, name: str) -> None:
+def test_a_receiver_that_is_not_ready_gets_nothing(agents: Agents) -> None:
     one, _ = holds_a_part(agents)
-    channel = _asks_for_the_part(one)
-    channel.say({"ready": name})
-    body = b""
-    while len(body) < TENSORS + len(b"description"):
-        body += channel.socket.recv(TENSORS + len(b"description") - len(body))
-    assert channel.next() == {"digest": hashlib.new(name, body).hexdigest()}
-    channel.socket.close()
-
-
-def test_a_digest_that_is_not_known_gets_nothing(agents: Agents) -> None:
-    one, _ = holds_a_part(agents)
-    channel = _asks_for_the_part(one)
-    channel.say({"ready": "md5"})
-    assert channel.socket.recv(1) == b""
-    channel.socket.close()
-
-
-def _asks_for_the_part(one: AgentMemory) -> transfer.Channel:
     port = read_inventories([one.inventory()])[0].holder.port
     session = Session(Role.AGENT, b"s" * 32, "7.0 snapshot", agent="two", port=port)
-    channel = transfer.Channel(socket.create_connection(("127.0.0.1", port)), session)
-    channel.say({**transfer._named(PART), "own": False, "ranges": None})
-    assert channel.next() == {"tensors": TENSORS, "description": len(b"description"), "shards": SHARDS}
-    return channel
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        channel = transfer.Channel(connection, session)
+        channel.say({**transfer._named(PART), "own": False, "ranges": None})
+        assert channel.next() == {"tensors": TENSORS, "description": len(b"description"), "shards": SHARDS}
+        channel.say({"ready": "md5"})
+        assert connection.recv(1) == b""
 
 
 def _meddle(listener: socket.socket, port: int) -> None:
@@ -424,6 +406,18 @@ def test_memory_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         " free; ask for more by --mem, or do not call snapshot.save"
     )
     assert [slot.size for slot in slots] == [1 << 20] * 3
+
+
+def test_a_page_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pwrite(descriptor: int, content: memoryview, offset: int) -> int:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(memory_module, "free_memory", lambda: 5 << 20)
+    monkeypatch.setattr(memory_module.os, "pwrite", pwrite)
+    with pytest.raises(
+        OutOfMemoryError, match=r"need 1 MiB of .* or do not call snapshot.save \(Cannot allocate memory\)"
+    ):
+        Slot.make().put(0, memoryview(bytes(1 << 20)))
 
 
 def test_the_memory_of_a_node_is_one_sum() -> None:

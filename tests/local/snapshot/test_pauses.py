@@ -27,7 +27,7 @@ class Partner:
 
     def say(self, content: dict[str, Any]) -> None:
         if "digest" not in content:
-            self._answers = [(self._room, {"ready": "sha256"}), (self._sending / 2, {"copied": True})]
+            self._answers = [(self._room, {"ready": True}), (self._sending / 2, {"copied": True})]
             self._room = 0.0
 
     def next(self) -> dict[str, Any]:
@@ -35,7 +35,7 @@ class Partner:
         self.now += seconds
         return answer
 
-    def send_body(self, bodies: list[memoryview], ready: dict[str, Any]) -> str:
+    def send_body(self, bodies: list[memoryview]) -> str:
         self.now += self._sending / 2
         return ""
 
