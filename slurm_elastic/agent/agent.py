@@ -250,10 +250,10 @@ class Agent:
                 return lifecycle.StepAccepted(at)
             case lifecycle.Fence():
                 self._agreement.fence()
-            case lifecycle.ExpectExits(lost):
+            case lifecycle.ExpectExits(unplanned):
                 self._agreement.await_dumps(_DUMP_TIMEOUT)
                 for feature in self._features:
-                    feature.exits_expected(lost=lost)
+                    feature.exits_expected(unplanned=unplanned)
             case lifecycle.TerminateWorkers():
                 if self._processes is not None:
                     self._processes.signal(signal.SIGKILL if self._agreement.shielded() else signal.SIGTERM)

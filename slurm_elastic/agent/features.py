@@ -100,11 +100,11 @@ class Feature:
     def stop_agreed(self, reason: str) -> None:
         """The workers of the round stop at a step; the reason is that which training scripts get."""
 
-    def exits_expected(self, *, lost: bool) -> None:
+    def exits_expected(self, *, unplanned: bool) -> None:
         """The agent is about to stop the workers: from now on their end is no failure.
 
         Args:
-            lost: True if their round ends because a node was lost.
+            unplanned: True if their round ends because a node was lost or a worker has failed.
         """
 
     def round_ended(self, progress: Sequence[WorkerProgress]) -> None:
@@ -213,7 +213,7 @@ class WatchdogFeature(Feature):
         hang = self._watchdog.hang_of(pid)
         return failure if hang is None else replace(failure, message=f"{BY_WATCHDOG}{hang}", hung=True)
 
-    def exits_expected(self, *, lost: bool) -> None:
+    def exits_expected(self, *, unplanned: bool) -> None:
         """See base class."""
         self._watchdog.unwatch()
 
@@ -244,7 +244,7 @@ class SnapshotFeature(Feature):
     ) -> None:
         self._margin, self._is_leaving = rendezvous.options.leave_margin, is_leaving
         self._until: float | None = None
-        self._members_leave = self._node_lost = False
+        self._members_leave = self._members_stay = False
         self._directory = NodeDirectory("snapshot")
         try:
             self._memory = AgentMemory(
@@ -264,11 +264,13 @@ class SnapshotFeature(Feature):
 
     def inventory(self) -> str:
         """See base class."""
-        return self._memory.inventory(self._is_leaving, members_leave=self._members_leave, node_lost=self._node_lost)
+        return self._memory.inventory(
+            self._is_leaving, members_leave=self._members_leave, members_stay=self._members_stay
+        )
 
     def round_formed(self, assignment: Assignment, environments: Mapping[int, dict[str, str]]) -> None:
         """See base class."""
-        self._members_leave = self._node_lost = False
+        self._members_leave = self._members_stay = False
         place = assignment.place
         group = Group(place.rank, assignment.nodes, place.local_world_size)
         variables = self._memory.begin(assignment.round, assignment.origin, first=place.rank == 0, group=group)
@@ -277,11 +279,13 @@ class SnapshotFeature(Feature):
 
     def stop_agreed(self, reason: str) -> None:
         """See base class."""
-        self._members_leave = reason != StopReason.NODE_JOINED
+        self._members_stay = reason == StopReason.NODE_JOINED
+        self._members_leave = not self._members_stay
 
-    def exits_expected(self, *, lost: bool) -> None:
+    def exits_expected(self, *, unplanned: bool) -> None:
         """See base class."""
-        self._node_lost = lost
+        if unplanned:
+            self._members_leave, self._members_stay = False, True
 
     def held(self) -> tuple[int, int | None]:
         """Return the bytes held for snapshots, and the newest step that is safe; from any thread."""

@@ -509,10 +509,10 @@ class ExpectExits:
     """The workers are about to be stopped: their end is no failure from now on.
 
     Attributes:
-        lost: True if their round ends because a node was lost.
+        unplanned: True if their round ends because a node was lost or a worker has failed.
     """
 
-    lost: bool = False
+    unplanned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -996,10 +996,10 @@ def _fence(interrupted: messages.Interrupted) -> tuple[Action, ...]:
 def _interrupted(
     config: LifecycleConfig, state: Training | Reported | Stopping, event: messages.Interrupted, now: float
 ) -> Step:
-    planned = event.reason not in _UNPLANNED
-    timeout = config.shutdown_timeout if planned else UNPLANNED_STOP_TIMEOUT
-    lost = event.reason is Reason.NODE_LOST
-    return _stop(state, Rejoin(), now, timeout, signalled_first=planned, before=_fence(event), lost=lost)
+    unplanned = event.reason in _UNPLANNED
+    timeout = UNPLANNED_STOP_TIMEOUT if unplanned else config.shutdown_timeout
+    before = _fence(event)
+    return _stop(state, Rejoin(), now, timeout, signalled_first=not unplanned, before=before, unplanned=unplanned)
 
 
 def _stop_to_leave(
@@ -1028,7 +1028,7 @@ def _stop(
     *,
     signalled_first: bool = False,
     before: tuple[Action, ...] = (),
-    lost: bool = False,
+    unplanned: bool = False,
 ) -> Step:
     """Stop the workers within `timeout` seconds.
 
@@ -1039,7 +1039,7 @@ def _stop(
         timeout: Seconds between SIGTERM and SIGKILL.
         signalled_first: True if workers that were sent ``--worker-signal`` get `timeout` before SIGTERM.
         before: Actions to execute first.
-        lost: True if a node was lost.
+        unplanned: True if a node was lost or a worker has failed.
     """
     by = now + timeout
     if isinstance(state, Stopping):
@@ -1047,5 +1047,5 @@ def _stop(
     signalled = _training_of(state).signalled if isinstance(state, Training | Leaving) else state.signalled
     if signalled_first and signalled:
         stopping = Stopping(state.round, then, by + UNPLANNED_STOP_TIMEOUT, by, signalled)
-        return stopping, (*before, ExpectExits(lost))
-    return Stopping(state.round, then, by, None, signalled), (*before, ExpectExits(lost), TerminateWorkers())
+        return stopping, (*before, ExpectExits(unplanned))
+    return Stopping(state.round, then, by, None, signalled), (*before, ExpectExits(unplanned), TerminateWorkers())

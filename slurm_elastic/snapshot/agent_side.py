@@ -90,17 +90,20 @@ class AgentMemory:
         threading.Thread(target=self._serve, name="slurm-elastic-snapshot-workers", daemon=True).start()
 
     def inventory(
-        self, is_leaving: Callable[[], bool] = lambda: False, *, members_leave: bool = False, node_lost: bool = False
+        self, is_leaving: Callable[[], bool] = lambda: False, *, members_leave: bool = False, members_stay: bool = False
     ) -> str:
         """Return what this agent holds; it has no workers now. Empty if nothing.
 
         Args:
             is_leaving: Returns True if the agent is to leave, and so does not wait for copies.
             members_leave: True if the workers have stopped at a step because agents leave as announced.
-            node_lost: True if the workers were stopped because a node was lost.
+            members_stay: True if the round has ended although no agent leaves: a node has joined or was lost, or a
+                worker has failed.
         """
         until = time.monotonic() + _SETTLE
-        self._settle(until, is_leaving, leaving=False, node_lost=node_lost)
+        # The parts of agents that stay are here for the next round. What a lost node took after its last copy is gone,
+        # and the parts of the others are of no use without it.
+        self._settle(until, is_leaving, moves=not members_stay)
         if members_leave and self._round.reports and not self._replicates:
             # The parts of those who leave are on disk alone.
             self._disk.flush(until, is_leaving)
@@ -142,8 +145,8 @@ class AgentMemory:
                 slots[slot].clear()
         current = self._round = _Round(round_, plan.slot, origin)
         current.group = group
-        # Nothing is to be taken yet: what the round starts from is the newest that is safe.
-        protection = Protection(None if origin.copy is None else origin.copy.id)
+        # Nothing is to be taken yet.
+        protection = Protection(origin.protected)
         for slots in (self._slots, *self._parts.values()):
             slots[0].protection = protection if self._replicates else Protection()
         self._disk.aim(None)
@@ -185,7 +188,7 @@ class AgentMemory:
         """
         if until is not None:
             # Others go on without this agent.
-            self._settle(until, lambda: False, leaving=True)
+            self._settle(until, lambda: False, moves=True, leaving=True)
         self._end_round()
         self._disk.close(until, is_leaving)
         if self._replicator is not None:
@@ -227,21 +230,19 @@ class AgentMemory:
             raise OSError("no parts are copied to other nodes")
         return self._replicator.port()
 
-    def _settle(self, until: float, is_leaving: Callable[[], bool], *, leaving: bool, node_lost: bool = False) -> None:
-        """Wait until the newest parts are where they are needed: the agent may leave, and others may."""
+    def _settle(self, until: float, is_leaving: Callable[[], bool], *, moves: bool, leaving: bool = False) -> None:
+        """Wait until the newest parts are where they are needed, if this agent leaves or others do."""
         current = self._round
         if self._replicator is None or not current.reports or current.settled:
             return
         current.settled = True
         with contextlib.suppress(OSError):
-            # What the lost node took after its last copy is gone: the parts of the others are of no use without it.
-            self._replicator.order(Ended(node_lost))
-            if self._replicates and not node_lost:
+            self._replicator.order(Ended(moves))
+            if self._replicates and moves:
                 self._replicator.settle(current.number, leaving=leaving, until=until, is_leaving=is_leaving)
 
     def _replicate(self, current: _Round, local_rank: int, slots: Sequence[Slot]) -> None:
         """Have the parts of a local rank copied to another node, or reported, from now on."""
-        copy = current.origin.copy if self._replicates else None
         collector = current.origin.collector if self._replicates else current.collector
         if self._replicator is None or current.group is None or collector is None:
             return
@@ -250,9 +251,9 @@ class AgentMemory:
             with self._lock:
                 first, current.reports = not current.reports, True
             if first:
-                origin = None if copy is None else copy.id
+                safe = current.origin.protected if self._replicates else None
                 order = Members(
-                    current.number, group.rank, group.nodes, group.workers, collector, origin, self._replicates
+                    current.number, group.rank, group.nodes, group.workers, collector, safe, self._replicates
                 )
                 self._replicator.order(order)
                 self._replicator.order(Slots(None), self._slots)

@@ -154,6 +154,12 @@ class Origin:
     sources: tuple[Source, ...] = ()
     collector: Holder | None = None
     lost: SnapshotId | None = None
+    safe: SnapshotId | None = None
+
+    @property
+    def protected(self) -> SnapshotId | None:
+        """The snapshot that agents keep until a step of the round is safe; None if the round starts from none."""
+        return self.safe or (None if self.copy is None else self.copy.id)
 
     def holders_of(self, part: int) -> tuple[Holder, ...]:
         """Return the agents that hold a part of the snapshot."""
@@ -197,7 +203,8 @@ def choose(last_round: int | None, before: str, inventories: Sequence[str], fail
     collector = next(
         (inventory.holder for inventory in present if inventory.replicates and inventory.holder.port), None
     )
-    found = replace(_chosen(last_round, read_origin(before), present, failed), collector=collector)
+    found = _chosen(last_round, read_origin(before), present, failed)
+    found = replace(found, collector=collector, safe=None if collector is None else _safe(found, present))
     return "" if found == Origin() else write(found)
 
 
@@ -265,7 +272,7 @@ def prepare(held: Sequence[Copy | None], origin: Origin) -> Preparation:
         return Preparation(clear)
     if origin.copy.id in kept:
         return Preparation(clear, kept.index(origin.copy.id))
-    return Preparation(clear, slot_to_write(kept), fetch=True)
+    return Preparation(clear, slot_to_write(kept, (), Protection(origin.protected)), fetch=True)
 
 
 def off_line(held: Sequence[Copy | None], origin: Origin) -> tuple[int, ...]:
@@ -403,6 +410,36 @@ def _missing(parts: int, sources: Iterable[Source]) -> tuple[tuple[int, int], ..
         for first, last in source.ranges:
             held.update(range(max(first, 0), min(last, parts - 1) + 1))
     return _ranges(set(range(parts)) - held)
+
+
+def _safe(origin: Origin, inventories: Sequence[Inventory]) -> SnapshotId | None:
+    """Return the newest snapshot, up to the origin of a round, that two nodes hold, and each of its parts."""
+    if origin.copy is None:
+        return None
+    nodes: dict[SnapshotId, dict[Copy, set[str]]] = {}
+    for inventory in inventories:
+        for copy in inventory.copies:
+            if copy.id <= origin.copy.id and origin.has(copy.id):
+                nodes.setdefault(copy.id, {}).setdefault(copy, set()).add(inventory.node)
+    for snapshot in sorted(nodes, reverse=True):
+        (copy, holders), *differing = nodes[snapshot].items()
+        if not differing and len(holders) > 1 and _are_twice(copy, inventories):
+            return snapshot
+    return None
+
+
+def _are_twice(copy: Copy, inventories: Iterable[Inventory]) -> bool:
+    """Return True if two nodes hold each part of a snapshot."""
+    first: dict[int, str] = {}
+    twice: set[int] = set()
+    for inventory in inventories:
+        for held in inventory.parts:
+            if held.id == copy.id:
+                for begin, end in held.ranges:
+                    for part in range(max(begin, 0), min(end, copy.parts - 1) + 1):
+                        if first.setdefault(part, inventory.node) != inventory.node:
+                            twice.add(part)
+    return len(twice) == copy.parts
 
 
 def _uncovered(copy: Copy, missing: Iterable[tuple[int, int]], replicated: bool) -> str:

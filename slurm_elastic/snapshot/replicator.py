@@ -3,8 +3,8 @@
 The agent starts the process when a worker saves a part, or another agent asks for it, and sends orders with the
 descriptors of slots. The process reads the headers of these slots again and again, reports to the collector
 (:mod:`~slurm_elastic.snapshot.replication`), says to workers which slots to keep, sends the parts that become safe to
-the agent on another node, and takes those of another one. When the workers have ended it sends the newest parts,
-because the agent may be leaving.
+the agent on another node, and takes those of another one. When the workers have ended because agents leave, it sends
+the newest parts.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Members(msgspec.Struct, frozen=True, tag=True):
         nodes: Number of agents in the round.
         workers: Number of workers of the agent.
         collector: The agent that collects reports.
-        origin: The snapshot that the round started from, as round and step; None if from none, and if nothing is copied
-            to other nodes.
+        safe: The snapshot that is kept until a step of the round is safe; None if there is none, and if nothing is
+            copied to other nodes.
         replicates: False if nothing is copied to other nodes: the agents only find steps that they write to disk, and
             `collector` is the process itself.
     """
@@ -85,7 +85,7 @@ class Members(msgspec.Struct, frozen=True, tag=True):
     nodes: int
     workers: int
     collector: Holder
-    origin: SnapshotId | None
+    safe: SnapshotId | None
     replicates: bool = True
 
 
@@ -103,10 +103,10 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     """An order: the workers of the round have ended.
 
     Attributes:
-        lost: True because a node was lost: nothing more is copied.
+        moves: True if agents leave as announced, so that the newest parts are copied; else nothing more is.
     """
 
-    lost: bool = False
+    moves: bool
 
 
 class News(msgspec.Struct, frozen=True):
@@ -352,12 +352,12 @@ class _Replicator:
                     case Wanted():
                         if self._side is not None:
                             self._side.wanted = True
-                    case Ended(lost):
+                    case Ended(moves):
                         self._ended.set()
-                        if self._side is not None and lost:
-                            self._side.abandon()
-                        elif self._side is not None:
+                        if self._side is not None and moves:
                             threading.Thread(target=self._await_source, args=(self._side,), daemon=True).start()
+                        elif self._side is not None:
+                            self._side.abandon()
 
     def _tell(self, news: News, slots: Sequence[Slot] = ()) -> None:
         with self._news_lock, contextlib.suppress(OSError):
@@ -598,7 +598,7 @@ class _Side:
     def protection(self) -> Protection:
         """Return which snapshots are not overwritten, as far as this agent knows."""
         round_, goal = self.members.round, self._goal
-        safe = self.members.origin if goal.safe is None else SnapshotId(round_, goal.safe)
+        safe = self.members.safe if goal.safe is None else SnapshotId(round_, goal.safe)
         return Protection(safe, None if goal.take is None else SnapshotId(round_, goal.take))
 
     def _copy(self, banks: dict[int, list[Slot]], snapshot: SnapshotId) -> None:

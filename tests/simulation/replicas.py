@@ -42,9 +42,9 @@ class Node:
     copy_pause: int = 0
     """Turns for which it pauses after a copy."""
 
-    def protection(self, round_: int, origin: SnapshotId | None) -> Protection:
+    def protection(self, round_: int, protected: SnapshotId | None) -> Protection:
         goal = self.goal
-        safe = origin if goal.safe is None else SnapshotId(round_, goal.safe)
+        safe = protected if goal.safe is None else SnapshotId(round_, goal.safe)
         return Protection(safe, None if goal.take is None else SnapshotId(round_, goal.take))
 
     def inventory(self, *, replicates: bool) -> str:
@@ -68,7 +68,7 @@ class Run:
         self.replicates = self.random.random() < 0.8
         self.away: list[Node] = []
         """Nodes that are cut off, with what they hold."""
-        self.origin: SnapshotId | None = None
+        self.origin = Origin()
         self.text = ""
         self.disk = Directory()
         self.disk.start("run", 0, Origin())
@@ -144,7 +144,7 @@ class Run:
 
     def _save(self, node: Node, round_: int) -> None:
         draw, snapshot = self.random, SnapshotId(round_, node.step)
-        protection = node.protection(round_, self.origin)
+        protection = node.protection(round_, self.origin.protected)
         copies = (
             (node.parts, Copy.of_part(snapshot, node.rank, self.world)),
             (node.shared, Copy(snapshot, "", self.world)),
@@ -167,7 +167,7 @@ class Run:
             [None if each is None or each.id.round != round_ else each.id for each in slots]
             for slots in (node.shared, node.parts)
         ]
-        protection = node.protection(round_, self.origin)
+        protection = node.protection(round_, self.origin.protected)
         kept, differs = replication.kept_step(protection, held)
         node.copy_pause = max(0, node.copy_pause - 1)
         if (
@@ -195,7 +195,7 @@ class Run:
         if copy in target.replicas:
             return True
         safe = replication.newest_of(
-            node.protection(snapshot.round, self.origin).safe, target.protection(snapshot.round, self.origin).safe
+            *(each.protection(snapshot.round, self.origin.protected).safe for each in (node, target))
         )
         slot = replication.slot_for_replica(target.replicas, safe)
         target.replicas[slot] = None
@@ -233,7 +233,8 @@ class Run:
         self.away = [node for node in (*self.away, *lost) if node not in back and draw.random() < 0.7]
         origin = self._choose(last, [*left, *back])
         must_be_safe = is_seen and self.replicates and len(lost) < 2
-        safe = self.safe if self.safe is not None and self.safe.round == round_ and must_be_safe else None
+        safe = self.safe if self.safe is not None and self.safe.round == round_ else self.origin.safe
+        safe = safe if must_be_safe else None
         if origin.copy is None:
             if safe is not None:
                 raise ViolationError(f"lost: {safe} is safe, and nothing is chosen without {lost}")
@@ -252,10 +253,10 @@ class Run:
                     slots[slot] = None
             if origin.copy not in node.shared:
                 held = [None if each is None else each.id for each in node.shared]
-                slot_to_fetch = lineage.slot_to_write(held)
+                slot_to_fetch = lineage.slot_to_write(held, (), Protection(origin.protected))
                 assert slot_to_fetch is not None
                 node.shared[slot_to_fetch] = replace(origin.copy)
-        self.origin = origin.copy.id
+        self.origin = origin
         self._start(last + 1, origin, max(seen, default=None))
         self._end_writing(left, 0.5)
         return last + 1 if self.world > 1 else None

@@ -48,6 +48,15 @@ def _safe_is_not_protected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lineage, "slot_to_write", slot_to_write)
 
 
+def _the_origin_is_protected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the last steps before a node joins no other node has copies."""
+    monkeypatch.setattr(Origin, "protected", property(lambda origin: None if origin.copy is None else origin.copy.id))
+
+
+def _once_is_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lineage, "_are_twice", lambda copy, inventories: True)
+
+
 def _any_replica_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     real = replication.slot_for_replica
 
@@ -168,6 +177,8 @@ def _only_what_is_lost_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         (_kept_is_safe, "not safe"),
         (_steps_may_differ, "not safe"),
         (_parts_may_be_missing, "not covered"),
+        (_the_origin_is_protected, "lost: "),
+        (_once_is_safe, "lost: "),
     ],
 )
 def test_a_mistake_is_found(

@@ -94,14 +94,14 @@ def _nothing_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _newest_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slot_to_write(held: Sequence[SnapshotId | None]) -> int:
+    def slot_to_write(held: Sequence[SnapshotId | None], *protected: object) -> int:
         return max(range(len(held)), key=lambda slot: held[slot] or SnapshotId(-1, 0))
 
     monkeypatch.setattr(lineage, "slot_to_write", slot_to_write)
 
 
 def _one_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lineage, "slot_to_write", lambda held: 0)
+    monkeypatch.setattr(lineage, "slot_to_write", lambda *held: 0)
 
 
 def _old_commit_stays_while_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import torch
 from slurm_elastic import snapshot
 from slurm_elastic.agent.features import SnapshotFeature
 from slurm_elastic.snapshot.agent_side import AgentMemory
+from slurm_elastic.trainer import StopReason
 from tests.local.rendezvous.helpers.parties import Run
 from tests.local.snapshot.memories import Agents, in_worker, meet, start_worker
 from tests.local.snapshot.test_parts import loads, ranks
@@ -86,32 +87,36 @@ def test_a_lost_node_costs_the_steps_since_the_last_copy(agents: Agents, tmp_pat
 
 
 @pytest.mark.parametrize("silence", [20.0])
-def test_nothing_is_awaited_when_a_node_was_lost(agents: Agents, tmp_path: Path, silence: float) -> None:
+def test_nothing_is_awaited_when_no_agent_leaves(agents: Agents, tmp_path: Path, silence: float) -> None:
     one, two, three = (agents.add(name) for name in ("one", "two", "three"))
     train(agents, ranks(agents, (one, 1), (two, 1), (three, 1)), tmp_path / "stop")
     agents.lose("two")
     # The third, which sends its copies to the first, says nothing.
     began = time.monotonic()
-    assert one.inventory(node_lost=True)
+    assert one.inventory(members_stay=True)
     assert time.monotonic() - began < silence / 10
 
 
-def test_the_memory_is_told_that_a_node_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[bool] = []
+def test_the_memory_is_told_whether_agents_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[bool, bool]] = []
 
-    def inventory(memory: AgentMemory, *arguments: Any, node_lost: bool, **options: Any) -> str:
-        told.append(node_lost)
+    def inventory(memory: AgentMemory, *arguments: Any, members_leave: bool, members_stay: bool) -> str:
+        told.append((members_leave, members_stay))
         return ""
 
     monkeypatch.setattr(AgentMemory, "inventory", inventory)
     run = Run(tmp_path)
-    feature = SnapshotFeature(run.config, lambda: False)
-    for lost in (False, True):
-        feature.exits_expected(lost=lost)
+    for reason in (StopReason.NODE_JOINED, StopReason.PREEMPTED, None):
+        feature = SnapshotFeature(run.config, lambda: False)
+        if reason is not None:
+            feature.stop_agreed(reason)
+        feature.exits_expected(unplanned=False)
         feature.inventory()
-    feature.run_ended()
+        feature.exits_expected(unplanned=True)
+        feature.inventory()
+        feature.run_ended()
     run.close()
-    assert told == [False, True]
+    assert told == [(False, True), (False, True), (True, False), (False, True), (False, False), (False, True)]
 
 
 def test_an_agent_that_leaves_costs_no_step(agents: Agents, tmp_path: Path) -> None:

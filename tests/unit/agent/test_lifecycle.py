@@ -81,7 +81,7 @@ LEFT = End(AgentOutcome(ExitCode.LEFT, detail="left after SIGTERM"))
 ANNOUNCED = AnnounceLeave(PREEMPTED, 30.0, "SIGTERM")
 DEPARTURE = Departure(PREEMPTED, "SIGTERM", stop_by=125.0, gone_by=130.0)
 STOP = (ExpectExits(), TerminateWorkers())
-STOP_LOST = (ExpectExits(lost=True), TerminateWorkers())
+STOP_UNPLANNED = (ExpectExits(unplanned=True), TerminateWorkers())
 
 
 def assignment(rank: int = 1, nodes: int = 2) -> messages.Assignment:
@@ -204,7 +204,7 @@ def test_an_interruption_stops_the_workers_and_joins_again(
     state: Training | Reported, reason: Reason, seconds: float
 ) -> None:
     stopping, actions = play(state, interrupted(reason))
-    stop = STOP_LOST if reason is Reason.NODE_LOST else STOP
+    stop = STOP_UNPLANNED if reason in (Reason.NODE_LOST, Reason.WORKER_FAILED) else STOP
     assert (stopping, tuple(actions)) == (Stopping(ROUND, Rejoin(), NOW + seconds), stop)
     joining, actions = play(stopping, WorkersEnded(), RoundClosed())
     assert (joining, actions) == (Joining(), [CloseRound(), StopServingStore(), Join()])
@@ -281,7 +281,7 @@ def test_workers_that_get_a_signal_have_time_for_it_before_sigterm() -> None:
 
 
 def test_workers_that_get_a_signal_have_no_time_when_their_group_is_broken() -> None:
-    assert tuple(play(Training(ROUND, signalled=True), interrupted(Reason.NODE_LOST))[1]) == STOP_LOST
+    assert tuple(play(Training(ROUND, signalled=True), interrupted(Reason.NODE_LOST))[1]) == STOP_UNPLANNED
 
 
 def test_workers_that_end_because_of_their_signal_have_not_succeeded() -> None:
