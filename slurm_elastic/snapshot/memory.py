@@ -191,6 +191,7 @@ class Reserve:
         replicates: True if the node holds copies of the parts of another one.
         nodes: Number of nodes of the round.
         own: Of a rank's own state in `part`.
+        slots: Number of snapshots that the node holds.
     """
 
     whole: int
@@ -199,6 +200,7 @@ class Reserve:
     replicates: bool = False
     nodes: int = 1
     own: int = 0
+    slots: int = lineage.SLOTS
 
     def require(self, held: int, free: int) -> None:
         """Check that the memory is there.
@@ -210,9 +212,9 @@ class Reserve:
         Raises:
             OutOfMemoryError: It is not.
         """
-        needs = [(lineage.SLOTS, 1, self.whole, "of the state that all ranks have")]
+        needs = [(self.slots, 1, self.whole, "of the state that all ranks have")]
         if self.part:
-            needs.append((lineage.SLOTS, self.workers, self.part, "of what each rank alone has"))
+            needs.append((self.slots, self.workers, self.part, "of what each rank alone has"))
             if self.replicates:
                 needs.append((lineage.REPLICA_SLOTS, self.workers, self.part, "of copies from another node"))
             others = (self.nodes - 1) * self.workers
@@ -228,7 +230,7 @@ class Reserve:
             f"{count} x {f'{workers} x ' if workers > 1 else ''}{size_text(size)}{f' {of}' if self.part else ''}"
             for count, workers, size, of in needs
         )
-        raise OutOfMemoryError(_lacking(f"{parts} = {size_text(total)}", missing, free))
+        raise OutOfMemoryError(_lacking(f"{parts} = {size_text(total)}", missing, free, self.slots))
 
     def with_nodes(self, nodes: int) -> Reserve:
         """Return the memory that a node needs if so many nodes, fewer than now, share the same state."""
@@ -244,11 +246,13 @@ class Reserve:
         return min(others, -(-self.workers * self.nodes // (self.nodes - 1)) + 1)
 
 
-def _lacking(needs: str, missing: int, free: int) -> str:
+def _lacking(needs: str, missing: int, free: int, count: int = 1) -> str:
+    """Return in one line what is missing; `count` is the number of snapshots that the slots are for."""
+    fewer = " hold two snapshots by --snapshot-slots 2 of the agent," if count > 2 else ""
     return (
         f"snapshots need {needs} of memory on this node,"
         f" {size_text(missing)} more than they have, and {size_text(free)} are free;"
-        " ask for more by --mem, or do not call snapshot.save"
+        f" ask for more by --mem,{fewer} or do not call snapshot.save"
     )
 
 
@@ -263,7 +267,7 @@ def require_memory(size: int, slots_of_node: Sequence[Slot]) -> None:
         return
     free = free_memory()
     count = len(slots_of_node)
-    text = _lacking(f"{count} x {size_text(size)} = {size_text(count * size)}", missing, free)
+    text = _lacking(f"{count} x {size_text(size)} = {size_text(count * size)}", missing, free, count)
     if missing > free:
         raise OutOfMemoryError(text)
     try:
