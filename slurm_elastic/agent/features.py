@@ -29,6 +29,7 @@ from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.snapshot.agent_side import AgentMemory, Group
+from slurm_elastic.snapshot.lineage import SLOTS
 
 __all__ = [
     "Feature",
@@ -230,6 +231,7 @@ class SnapshotFeature(Feature):
         is_leaving: Returns True if a signal has asked this agent to leave.
         replicas: Number of copies on another node of what one rank alone has.
         fork_server: Forks the process that writes checkpoints; None if that has to import torch itself.
+        slots: Number of snapshots that this agent holds.
 
     Raises:
         OSError: The memory cannot be made.
@@ -241,6 +243,7 @@ class SnapshotFeature(Feature):
         is_leaving: Callable[[], bool],
         replicas: int = 0,
         fork_server: ForkServer | None = None,
+        slots: int = SLOTS,
     ) -> None:
         self._margin, self._is_leaving = rendezvous.options.leave_margin, is_leaving
         self._until: float | None = None
@@ -255,6 +258,7 @@ class SnapshotFeature(Feature):
                 rendezvous.node,
                 rendezvous.address,
                 replicates=replicas > 0,
+                slots=slots,
                 fewest_nodes=rendezvous.min_nodes,
                 fork=None if fork_server is None else fork_server.fork_child,
             )

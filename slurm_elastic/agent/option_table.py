@@ -132,6 +132,13 @@ GENERAL = (
         default="0",
     ),
     Option(
+        "--snapshot-slots",
+        "snapshots that slurm_elastic.snapshot holds in the memory of this node; 2 need a third less, where each step "
+        "has a collective of all ranks (default: 3)",
+        choices=("2", "3"),
+        default="3",
+    ),
+    Option(
         "--notify",
         "a command for /bin/sh, which gets JSON on stdin, or a URL, which gets it by POST, when the run has finished "
         "or failed, waits for nodes, or makes no progress",

@@ -141,7 +141,9 @@ def _supervise(settings: AgentSettings, records: Records, fork_server: ForkServe
         return record_signals().first() is not None
 
     try:
-        snapshots = SnapshotFeature(rendezvous, is_leaving, settings.snapshot_replicas, fork_server)
+        snapshots = SnapshotFeature(
+            rendezvous, is_leaving, settings.snapshot_replicas, fork_server, settings.snapshot_slots
+        )
         features.append(snapshots)
         health.pages.snapshots = snapshots.held
     except OSError as error:

@@ -118,9 +118,11 @@ class AgentSettings:
     shared: bool = False
     """True if agents of other jobs, also of later ones, may belong to the run."""
     stop_on_same_failure: bool = True
+    """True if the run ends when a worker fails in the same way at the same step twice in a row."""
     snapshot_replicas: int = 0
     """Copies on another node of what one rank alone has in snapshots."""
-    """True if the run ends when a worker fails in the same way at the same step twice in a row."""
+    snapshot_slots: int = 3
+    """Snapshots that the agent holds of the state of all ranks, and of each rank's parts."""
 
 
 def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSettings:
@@ -185,7 +187,8 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
         watchdog=not options.no_watchdog and is_enabled(environ),
         hang_timeout=_hang_timeout(options),
         stop_on_same_failure=_is_on("--stop-on-same-failure", options.stop_on_same_failure),
-        snapshot_replicas=_replicas(options.snapshot_replicas),
+        snapshot_replicas=_either("--snapshot-replicas", options.snapshot_replicas, 0, 1),
+        snapshot_slots=_either("--snapshot-slots", options.snapshot_slots, 3, 2),
         notify=notify_settings(options.notify, options.notify_after),
         worker_signal=_worker_signal(options.worker_signal),
         health=None
@@ -314,11 +317,11 @@ def _is_on(option: str, value: str | None) -> bool:
     return value != "off"
 
 
-def _replicas(value: str | None) -> int:
-    if value not in (None, "", "0", "1"):
+def _either(option: str, value: str | None, default: int, other: int) -> int:
+    if value not in (None, "", str(default), str(other)):
         # As above.
-        raise UsageError(f"--snapshot-replicas {value!r} is neither 0 nor 1")
-    return int(value or 0)
+        raise UsageError(f"{option} {value!r} is neither {min(default, other)} nor {max(default, other)}")
+    return int(value or default)
 
 
 def _worker_signal(name: str | None) -> signal.Signals | None:

@@ -191,7 +191,7 @@ class WorkerMemory:
                 os.close(descriptor)
         workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
-        reserve = Reserve(whole, part, workers, answered.replicates, nodes, own)
+        reserve = Reserve(whole, part, workers, answered.replicates, nodes, own, len(self.slots))
         free, fewest = free_memory(), answered.fewest_nodes
         reserve.require(answered.held, free)
         if fewest < nodes and _rank() == 0:

@@ -44,6 +44,7 @@ class AgentMemory:
         node: Of this agent.
         address: At which other agents reach this one.
         replicates: True to have copies of parts on another node.
+        slots: Number of snapshots that it holds of the state of all ranks, and of each rank's parts.
         silence: See :class:`.replicator.Settings`.
         fewest_nodes: Number of nodes that a round has at least.
         fork: See :class:`.WriterProcess`.
@@ -62,13 +63,14 @@ class AgentMemory:
         address: str,
         *,
         replicates: bool = False,
+        slots: int = SLOTS,
         silence: float = 1.0,
         fewest_nodes: int = 1,
         fork: Fork | None = None,
     ) -> None:
         self._fewest_nodes = fewest_nodes
         self._secret, self._run, self._agent, self._node, self._address = secret, run, agent, node, address
-        self._slots = [Slot.make() for _ in range(SLOTS)]
+        self._slots = [Slot.make() for _ in range(slots)]
         self._parts: dict[int, list[Slot]] = {}
         """Slots for the parts of each local rank."""
         self._replicas: dict[int, list[Slot]] = {}
@@ -306,7 +308,7 @@ class AgentMemory:
         """Return the slots for the parts of a local rank; made when it asks for the first time."""
         with self._lock:
             if local_rank not in self._parts:
-                self._parts[local_rank] = [Slot.make() for _ in range(SLOTS)]
+                self._parts[local_rank] = [Slot.make() for _ in self._slots]
             return self._parts[local_rank]
 
     def _part(self, current: _Round, part: int, own: bool, ranges: Ranges | None) -> Slot:

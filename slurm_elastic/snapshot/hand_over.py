@@ -122,15 +122,14 @@ def ask(path: str, request: Request) -> tuple[Answer, list[int]]:
     """Ask the agent for memory; waits until what was saved of the round's origin is there.
 
     Returns:
-        The answer, and descriptors, not inheritable: of the slots, or of one slot with a part.
+        The answer, and descriptors, not inheritable: of all slots, so their number is that of the agent's snapshots; or
+        of one slot with a part.
 
     Raises:
         HandOverError: The agent has ended, is another user's, or refuses.
     """
     answered, descriptors = _exchange(path, request)
-    if answered.error or len(descriptors) != (SLOTS if request.part is None else 1):
-        for descriptor in descriptors:
-            os.close(descriptor)
+    if answered.error or not descriptors:
         raise HandOverError(answered.error or "the agent has no memory for snapshots")
     return answered, descriptors
 
@@ -156,11 +155,15 @@ def _exchange(path: str, request: Request) -> tuple[Answer, list[int]]:
             connection.connect(path)
             _require_own_user(connection)
             connection.sendall(msgspec.json.encode(request) + b"\n")
-            content, descriptors, _, _ = socket.recv_fds(connection, _LIMIT, SLOTS, socket.MSG_CMSG_CLOEXEC)
+            content, descriptors, flags, _ = socket.recv_fds(connection, _LIMIT, SLOTS, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
             raise HandOverError(f"{path} does not answer: {error.strerror or error}") from None
     if not content:
         raise HandOverError("the agent has ended")
+    if flags & socket.MSG_CTRUNC:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise HandOverError("this process may not open so many files; raise its limit (ulimit -n)")
     return typed_json.decode(content, Answer), descriptors
 
 

@@ -47,7 +47,8 @@ __all__ = [
 ]
 
 SLOTS = 3
-"""Snapshots that an agent holds: the newest two stay committed while a worker writes the third."""
+"""Snapshots that an agent holds: the newest two stay committed while a worker writes the third. An agent that is asked
+for two holds the newest one then; the decisions here take any number from two on."""
 REPLICA_SLOTS = 2
 """Copies of one rank's parts from another node: the newest that is safe, and the one that comes."""
 
@@ -342,8 +343,10 @@ def slot_to_write(
 
     Args:
         held: The committed snapshot of each slot, all on one line; None for a slot without one.
-        busy: Slots that are being written to disk. With one of three the newest snapshot is still not overwritten.
-        protection: Of snapshots that become safe. It leaves one slot of three for the newest snapshots.
+        busy: Slots that are being written to disk. With one of three the newest snapshot is still not overwritten. With
+            one of two it is: a worker that is killed while it copies then leaves the one that is being written.
+        protection: Of snapshots that become safe. It leaves one slot of three for the newest snapshots, and none of
+            two while a copy is on its way.
 
     Returns:
         The slot; None if none may be overwritten.

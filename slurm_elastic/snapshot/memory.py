@@ -193,6 +193,7 @@ class Reserve:
         replicates: True if the node holds copies of the parts of another one.
         nodes: Number of nodes of the round.
         own: Of a rank's own state in `part`.
+        slots: Number of snapshots that the node holds.
     """
 
     whole: int
@@ -201,6 +202,7 @@ class Reserve:
     replicates: bool = False
     nodes: int = 1
     own: int = 0
+    slots: int = lineage.SLOTS
 
     def require(self, held: int, free: int) -> None:
         """Check that the memory is there.
@@ -212,9 +214,9 @@ class Reserve:
         Raises:
             OutOfMemoryError: It is not.
         """
-        needs = [(lineage.SLOTS, 1, self.whole, "of the state that all ranks have")]
+        needs = [(self.slots, 1, self.whole, "of the state that all ranks have")]
         if self.part:
-            needs.append((lineage.SLOTS, self.workers, self.part, "of what each rank alone has"))
+            needs.append((self.slots, self.workers, self.part, "of what each rank alone has"))
             if self.replicates:
                 needs.append((lineage.REPLICA_SLOTS, self.workers, self.part, "of copies from another node"))
             others = (self.nodes - 1) * self.workers
@@ -230,7 +232,7 @@ class Reserve:
             f"{count} x {f'{workers} x ' if workers > 1 else ''}{size_text(size)}{f' {of}' if self.part else ''}"
             for count, workers, size, of in needs
         )
-        raise OutOfMemoryError(_lacking(f"{parts} = {size_text(total)}", missing, free))
+        raise OutOfMemoryError(_lacking(f"{parts} = {size_text(total)}", missing, free, count=self.slots))
 
     def with_nodes(self, nodes: int) -> Reserve:
         """Return the memory that a node needs if so many nodes, fewer than now, share the same state."""
@@ -246,11 +248,13 @@ class Reserve:
         return min(others, -(-self.workers * self.nodes // (self.nodes - 1)) + 1)
 
 
-def _lacking(needs: str, missing: int, free: int, error: OSError | None = None) -> str:
+def _lacking(needs: str, missing: int, free: int, error: OSError | None = None, count: int = 1) -> str:
+    """Return in one line what is missing; `count` is the number of snapshots that the slots are for."""
+    fewer = " hold two snapshots by --snapshot-slots 2 of the agent," if count > 2 else ""
     return (
         f"snapshots need {needs} of memory on this node,"
-        f" {size_text(missing)} more than they have, and {size_text(free)} are free;"
-        f" ask for more by --mem, or do not call snapshot.save{f' ({error.strerror})' if error is not None else ''}"
+        f" {size_text(missing)} more than they have, and {size_text(free)} are free; ask for more by --mem,{fewer}"
+        f" or do not call snapshot.save{f' ({error.strerror})' if error is not None else ''}"
     )
 
 
@@ -277,12 +281,12 @@ def require_memory(size: int, slots_of_node: Sequence[Slot]) -> None:
     count = len(slots_of_node)
     needs = f"{count} x {size_text(size)} = {size_text(count * size)}"
     if missing > free:
-        raise OutOfMemoryError(_lacking(needs, missing, free))
+        raise OutOfMemoryError(_lacking(needs, missing, free, count=count))
     try:
         for slot in slots_of_node:
             slot.grow(size)
     except OSError as error:
-        raise OutOfMemoryError(_lacking(needs, missing, free, error)) from None
+        raise OutOfMemoryError(_lacking(needs, missing, free, error, count)) from None
 
 
 def free_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:

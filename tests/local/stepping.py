@@ -7,7 +7,8 @@ read it makes ``in-0.01.<rank>``.
 Arguments: ``silent`` makes the ranks take no part; ``on-signal`` makes them save and end well on SIGUSR1 instead;
 ``on-term`` makes them end well on SIGTERM; ``slow-to-save`` makes a checkpoint take five minutes; ``snapshots`` makes
 them take a snapshot after every step, and no checkpoint; then, if there is a file ``poison``, they fail after step 6 of
-round 0, and after they have resumed until the round in the file; ``disk`` has snapshots written to ``checkpoints``.
+round 0, and after they have resumed until the round in the file; ``disk`` has snapshots written to ``checkpoints``;
+``own`` gives each rank a state of its own in them.
 """
 
 from __future__ import annotations
@@ -56,13 +57,15 @@ def main() -> int:
     if asks:
         from slurm_elastic import trainer
     snapshots = "snapshots" in sys.argv
+    own: dict[str, object] = {"per_rank": {"rank": RANK}} if "own" in sys.argv else {}
     step = int(CHECKPOINT.read_text()) if CHECKPOINT.exists() else 0
     if snapshots:
         from slurm_elastic import snapshot
 
         if "disk" in sys.argv:
             snapshot.to_disk("checkpoints", every=0)
-        step = snapshot.load(step=step)
+        step = snapshot.load(step=step, **{name: [] for name in own})
+        step = step[0] if own else step
     print(f"resumed at {step}", flush=True)
     poisoned = int(Path("poison").read_text()) if Path("poison").exists() else -1
     if 0 < int(ROUND) <= poisoned:
@@ -77,7 +80,7 @@ def main() -> int:
             finished = meet(step)
             log.write(f"{ROUND} {step} {RANK} {time.monotonic():.4f}\n")
             if snapshots:
-                snapshot.save(step, step=step)
+                snapshot.save(step, step=step, **own)
                 if step == 6 and int(ROUND) == 0 <= poisoned:
                     return 1
             if asks and not finished and (stop := trainer.should_stop(step)):

@@ -7,7 +7,10 @@ copies that break, and nodes that are lost, alone or together. Some nodes are on
 with what they held; processes that report are paused; a leader is lost after it has put a round on record that no agent
 starts. Agents write steps to disk that all of them keep, with copies on other nodes or without any; the last of them to
 end gives the checkpoint its name, also when the next round has started. A round starts from disk if a newer step is
-there than memory has as a whole.
+there than memory has as a whole. Nodes have three slots, two, or some have two and some three.
+
+Some schedules copy and write nothing, so that each node overwrites its oldest step; a worker that is killed there ends
+the round, as in a collective.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from slurm_elastic.snapshot import lineage, replication
 from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId
 from slurm_elastic.snapshot.lineage import Copy, Holder, Origin, Protection, SnapshotId
 from slurm_elastic.snapshot.replication import Goal, Report
-from tests.simulation.snapshots import Directory, ViolationError
+from tests.simulation.snapshots import KINDS, Directory, ViolationError
 
 
 @dataclass
@@ -28,12 +31,15 @@ class Node:
     """A node with one worker, whose part has the number of the node's rank."""
 
     rank: int
-    parts: list[Copy | None] = field(default_factory=lambda: [None] * lineage.SLOTS)
-    shared: list[Copy | None] = field(default_factory=lambda: [None] * lineage.SLOTS)
+    parts: list[Copy | None]
+    shared: list[Copy | None]
     replicas: list[Copy | None] = field(default_factory=lambda: [None] * 2)
     goal: Goal = field(default_factory=Goal)
     copied: int | None = None
     step: int = 0
+    saved: int = 0
+    """The newest step of which the worker has taken a snapshot, or has gone on without one."""
+    killed: bool = False
     wanted: bool = False
     writing: SnapshotId | None = None
     """The snapshot that is being written to disk."""
@@ -59,16 +65,27 @@ class Node:
 
 
 class Run:
-    """One schedule."""
+    """One schedule.
 
-    def __init__(self, seed: int) -> None:
+    Args:
+        seed: Of what is drawn.
+        kinds: Numbers of slots that nodes have; None for those that the seed gives.
+        ahead: Steps that a rank may be ahead of another one.
+    """
+
+    def __init__(self, seed: int, kinds: tuple[int, ...] | None = None, ahead: int = 1) -> None:
         self.random = random.Random(seed)
+        self.kinds, self.ahead = kinds or KINDS[seed % len(KINDS)], ahead
         self.world = self.random.randint(2, 5)
-        self.nodes = [Node(rank) for rank in range(self.world)]
+        self.nodes = [self._new(rank) for rank in range(self.world)]
         self.replicates = self.random.random() < 0.8
+        self.is_plain = not self.replicates and self.random.random() < 0.5
+        """True if nothing is copied to other nodes or written to disk."""
         self.away: list[Node] = []
         """Nodes that are cut off, with what they hold."""
         self.origin = Origin()
+        self.protected: SnapshotId | None = None
+        """What is kept until a step of the round is safe, if parts are copied to other nodes."""
         self.text = ""
         self.disk = Directory()
         self.disk.start("run", 0, Origin())
@@ -80,6 +97,10 @@ class Run:
         """What the workers have started from, in memory or on disk, of the rounds that have started."""
         self.found = 0
         """Steps that became safe, or were written to disk."""
+
+    def _new(self, rank: int) -> Node:
+        slots = self.random.choice(self.kinds)
+        return Node(rank, [None] * slots, [None] * slots)
 
     def play(self, rounds: int) -> None:
         round_: int | None = 0
@@ -96,20 +117,23 @@ class Run:
             began = self.began[round_]
             node.goal, node.copied, node.step = Goal(), None, 0 if began is None else began.step
             node.writing, node.paused, node.wanted, node.copy_pause = None, 0, False, 0
+            node.saved, node.killed = node.step, False
+        start = self.nodes[0].step
         for _ in range(draw.randrange(80 * self.world)):
             node = draw.choice(self.nodes)
             self._end_writing([node], 0.3)
             if draw.random() < 0.004:
                 node.paused = draw.randrange(15)
             if draw.random() < 0.6:
-                # All make a step before one makes the next; a rank may be one ahead.
-                if node.step == min(other.step for other in self.nodes):
+                # All make a step before one makes the next; a rank may be ahead, of one that is killed, too.
+                if not node.killed and node.step < min(other.saved for other in self.nodes) + self.ahead:
                     node.step += 1
                     self._save(node, round_)
             elif node.paused:
                 node.paused -= 1
             else:
-                node.wanted |= node.rank == 0 and node.writing is None and draw.random() < 0.4
+                wants = node.rank == 0 and node.writing is None and not self.is_plain
+                node.wanted |= wants and draw.random() < 0.4
                 report = self._report(node, round_)
                 if draw.random() < 0.2:
                     continue
@@ -119,6 +143,7 @@ class Run:
                 if draw.random() < 0.8:
                     self._adopt(node, round_, goal)
             self._check_safe(round_, goal)
+            self._check_complete(round_, start)
             for each in self.nodes:
                 if each.writing is not None and not each.keeps(each.writing):
                     raise ViolationError(f"not on disk: node {each.rank} does not hold {each.writing} any more")
@@ -144,7 +169,7 @@ class Run:
 
     def _save(self, node: Node, round_: int) -> None:
         draw, snapshot = self.random, SnapshotId(round_, node.step)
-        protection = node.protection(round_, self.origin.protected)
+        protection = node.protection(round_, self.protected)
         copies = (
             (node.parts, Copy.of_part(snapshot, node.rank, self.world)),
             (node.shared, Copy(snapshot, "", self.world)),
@@ -154,20 +179,25 @@ class Run:
             busy = [slot for slot, each in enumerate(held) if each is not None and each == node.writing]
             slot = lineage.slot_to_write(held, busy, protection)
             if slot is None:
-                if busy:
+                # Of two slots none is left while a copy is on its way.
+                if busy or len(slots) == 2:
                     continue
                 raise ViolationError(f"no slot of {slots} for {copy}")
             slots[slot] = None
             # A worker that is killed while it copies leaves nothing.
             if draw.random() < 0.98:
                 slots[slot] = copy
+            elif self.is_plain:
+                node.killed = True
+                return
+        node.saved = node.step
 
     def _report(self, node: Node, round_: int) -> Report:
         held = [
             [None if each is None or each.id.round != round_ else each.id for each in slots]
             for slots in (node.shared, node.parts)
         ]
-        protection = node.protection(round_, self.origin.protected)
+        protection = node.protection(round_, self.protected)
         kept, differs = replication.kept_step(protection, held)
         node.copy_pause = max(0, node.copy_pause - 1)
         if (
@@ -194,9 +224,7 @@ class Run:
             return False
         if copy in target.replicas:
             return True
-        safe = replication.newest_of(
-            *(each.protection(snapshot.round, self.origin.protected).safe for each in (node, target))
-        )
+        safe = replication.newest_of(*(each.protection(snapshot.round, self.protected).safe for each in (node, target)))
         slot = replication.slot_for_replica(target.replicas, safe)
         target.replicas[slot] = None
         if self.random.random() < 0.2:
@@ -215,6 +243,15 @@ class Run:
         self.safe = SnapshotId(round_, goal.safe)
 
     safe: SnapshotId | None = None
+
+    def _check_complete(self, round_: int, start: int) -> None:
+        """The newest step that all have saved is in memory as a whole: a worker that is killed costs one step."""
+        if not self.is_plain:
+            return
+        newest = min(node.saved for node in self.nodes)
+        snapshot = SnapshotId(round_, newest)
+        if newest > start and not all(node.keeps(snapshot) for node in self.nodes):
+            raise ViolationError(f"not complete: all have saved {snapshot}, and one has overwritten it")
 
     def _next_round(self, round_: int) -> int | None:
         """Form the round that follows, without the nodes that are lost; returns its number, None if the run ends."""
@@ -243,7 +280,7 @@ class Run:
             raise ViolationError(f"lost: {safe} is safe, and {origin.copy.id} chosen")
         seen = [each.id for node in (*left, *back) for each in node.shared if each is not None]
         seen = [each for each in seen if self._descends(last, each, self.origins)]
-        new = [Node(0) for _ in range(draw.randint(0 if left else 1, 2))]
+        new = [self._new(0) for _ in range(draw.randint(0 if left else 1, 2))]
         self.nodes = [*left, *back, *new]
         self.world = len(self.nodes)
         for rank, node in enumerate(self.nodes):
@@ -256,7 +293,7 @@ class Run:
                 slot_to_fetch = lineage.slot_to_write(held, (), Protection(origin.protected))
                 assert slot_to_fetch is not None
                 node.shared[slot_to_fetch] = replace(origin.copy)
-        self.origin = origin
+        self.origin, self.protected = origin, origin.protected if self.replicates else None
         self._start(last + 1, origin, max(seen, default=None))
         self._end_writing(left, 0.5)
         return last + 1 if self.world > 1 else None
@@ -308,12 +345,12 @@ class Run:
         return False
 
 
-def play(seed: int, rounds: int = 5) -> int:
-    """Play one schedule; returns how many steps became safe.
+def play(seed: int, kinds: tuple[int, ...] | None = None, ahead: int = 1) -> int:
+    """Play one schedule; returns how many steps became safe. See `Run`.
 
     Raises:
         ViolationError: a promise is broken.
     """
-    run = Run(seed)
-    run.play(rounds)
+    run = Run(seed, kinds, ahead)
+    run.play(5)
     return run.found

@@ -7,6 +7,8 @@ process, the network, which loses any message, and the truth: from which state e
 Checkpoints on disk are published late, also by groups that were cut off, and are all that is left when all nodes are
 lost and the job is requeued. The product's code decides from which one a group starts (`choose_checkpoint`), what is on
 its line, and which ones go (`deletable`).
+
+In a third of the schedules nodes have three slots, in a third two, and in a third some have two and some three.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from slurm_elastic.snapshot.lineage import Copy, Holder, Inventory, SnapshotId
 
 WORDS = 3
 """Length of a state; a torn one has words of several states."""
+KINDS = ((3,), (2,), (2, 3))
+"""Numbers of slots that the nodes of a schedule have, in turn."""
 
 
 class ViolationError(Exception):
@@ -49,9 +53,7 @@ class Node:
     """A node with its agent's memory and its workers' state."""
 
     name: str
-    slots: list[Memory] = field(
-        default_factory=lambda: [Memory([0] * (slots.FIELDS + WORDS)) for _ in range(lineage.SLOTS)]
-    )
+    slots: list[Memory]
     state: int = 0
     step: int = 0
     saved: SnapshotId | None = None
@@ -145,6 +147,7 @@ class Run:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        self.kinds = KINDS[seed % len(KINDS)]
         self.living = [self._new() for _ in range(self.random.randint(1, 4))]
         self.away: list[Node] = []
         """Agents that were cut off and train on, or wait as spares, and come back later."""
@@ -163,7 +166,8 @@ class Run:
 
     def _new(self) -> Node:
         self.count = getattr(self, "count", 0) + 1
-        return Node(f"n{self.count}")
+        memories = [Memory([0] * (slots.FIELDS + WORDS)) for _ in range(self.random.choice(self.kinds))]
+        return Node(f"n{self.count}", memories)
 
     def play(self, rounds: int) -> None:
         for _ in range(rounds):

@@ -171,7 +171,7 @@ def _newest_checkpoints_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     ("mistake", "promise"),
     [
         (_any_line, "off the line"),
-        (_line_without_steps, "off the line"),
+        (_line_without_steps, "off the line|overwritten"),
         (_no_line, "lost"),
         (_line_that_forgets_nothing, "off the line"),
         (_failures_are_ignored, "repeated"),

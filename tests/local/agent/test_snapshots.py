@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.local.agent.test_winding import STEPPING, stepped, steps
 from tests.local.agents import Allocation, eventually
@@ -45,6 +49,40 @@ def test_workers_go_on_where_a_killed_one_was(allocate: Allocate) -> None:
     assert "the workers of round 1 start from the snapshot of step " in agents[0].err
 
 
+@pytest.mark.parametrize("kills", ["worker", "node"])
+def test_nodes_that_hold_two_snapshots_need_a_third_less_and_lose_no_more(allocate: Allocate, kills: str) -> None:
+    nodes = allocate(3, job_id="19")
+    nodes.touch("pace", "0.01")
+    words = ("--nnodes=1:3", "--max-restarts=1")
+    # What a node alone has is lost with it.
+    script = (STEPPING, "snapshots", *(("own",) if kills == "worker" else ()))
+    agents = [
+        nodes.start(number, *words, f"--snapshot-slots={slots}", script=script)
+        for number, slots in enumerate((2, 2, 3), 1)
+    ]
+    stepped(nodes, 0, 5)
+    held = [held_by(nodes, node) for node in nodes.nodes]
+    assert held[0] == held[1] == held[2] * 2 / 3 > 0
+    if kills == "worker":
+        (victim,) = [pid for pid in nodes.processes(STEPPING) if b"SLURM_ELASTIC_NODE=127.0.0.2\0" in environ(pid)]
+        os.kill(victim, signal.SIGKILL)
+    else:
+        agents.pop(1).kill()
+    stepped(nodes, 1)
+    nodes.touch("finish")
+    assert [agent.wait() for agent in agents] == [0] * len(agents), nodes.log()
+    assert repeated(nodes, 1) in (0, 1)
+
+
+def held_by(nodes: Allocation, node: str) -> float:
+    """The memory that a node holds for snapshots, in bytes, by its health port."""
+    (group,) = json.loads((nodes.run_dir / "health" / f"{node}.19.json").read_text())
+    with urllib.request.urlopen(f"http://{group['targets'][0]}/metrics", timeout=20) as answer:
+        page: str = answer.read().decode()
+    (line,) = re.findall(r"^slurm_elastic_snapshot_bytes\{.*\} (.*)$", page, re.MULTILINE)
+    return float(line)
+
+
 def test_nodes_go_on_without_the_leader_and_a_new_one_gets_the_snapshot(allocate: Allocate) -> None:
     nodes = allocate(3, job_id="19")
     agents = training(nodes)
@@ -60,16 +98,19 @@ def test_nodes_go_on_without_the_leader_and_a_new_one_gets_the_snapshot(allocate
     assert repeated(nodes, 2) == 0
 
 
-def test_a_state_from_which_workers_fail_is_left_for_older_ones_and_then_for_disk(allocate: Allocate) -> None:
+@pytest.mark.parametrize("slots", [2, 3])
+def test_a_state_from_which_workers_fail_is_left_for_older_ones_and_then_for_disk(
+    allocate: Allocate, slots: int
+) -> None:
     nodes = allocate(1, job_id="19")
-    nodes.touch("poison", "3")
+    nodes.touch("poison", str(slots))
     nodes.touch("pace", "0.01")
-    agent = nodes.start(1, "--max-restarts=4", script=(STEPPING, "snapshots"))
-    stepped(nodes, 4)
+    agent = nodes.start(1, "--max-restarts=4", f"--snapshot-slots={slots}", script=(STEPPING, "snapshots"))
+    stepped(nodes, slots + 1)
     nodes.touch("finish")
     assert agent.wait() == 0
     resumed = [int(line.split()[-1]) for line in agent.out.splitlines() if "resumed at" in line]
-    assert resumed == [0, 6, 5, 4, 0], nodes.log()
+    assert resumed == [0, *[6, 5, 4][:slots], 0], nodes.log()
     assert "failed before the next snapshot; it starts from disk" in agent.err
 
 

@@ -15,7 +15,7 @@ import torch
 
 from slurm_elastic import snapshot
 from slurm_elastic.snapshot.agent_side import AgentMemory, Group
-from slurm_elastic.snapshot.lineage import choose
+from slurm_elastic.snapshot.lineage import SLOTS, choose
 
 _fork = multiprocessing.get_context("fork")
 
@@ -23,8 +23,8 @@ _fork = multiprocessing.get_context("fork")
 class Agents:
     """Agents of one run, whose rounds the test publishes."""
 
-    def __init__(self, directory: Path, *, replicates: bool = False, silence: float = 1.0) -> None:
-        self._directory, self._replicates, self._silence = directory, replicates, silence
+    def __init__(self, directory: Path, *, replicates: bool = False, slots: int = SLOTS, silence: float = 1.0) -> None:
+        self._directory, self._replicates, self._slots, self._silence = directory, replicates, slots, silence
         self._by_name: dict[str, AgentMemory] = {}
         self.round: int | None = None
         self.origin = ""
@@ -39,6 +39,7 @@ class Agents:
             name,
             "127.0.0.1",
             replicates=self._replicates,
+            slots=self._slots,
             silence=self._silence,
         )
         self._by_name[name] = made

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import mmap
 import os
+import resource
 import signal
 import socket
 import threading
@@ -402,8 +403,8 @@ def test_memory_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(OutOfMemoryError) as raised:
         require_memory(4 << 20, slots)
     assert str(raised.value) == (
-        "snapshots need 3 x 4 MiB = 12 MiB of memory on this node, 9 MiB more than they have, and 5 MiB are"
-        " free; ask for more by --mem, or do not call snapshot.save"
+        "snapshots need 3 x 4 MiB = 12 MiB of memory on this node, 9 MiB more than they have, and 5 MiB are free;"
+        " ask for more by --mem, hold two snapshots by --snapshot-slots 2 of the agent, or do not call snapshot.save"
     )
     assert [slot.size for slot in slots] == [1 << 20] * 3
 
@@ -429,7 +430,18 @@ def test_the_memory_of_a_node_is_one_sum() -> None:
     assert str(raised.value) == (
         "snapshots need 3 x 2 GiB of the state that all ranks have + 3 x 4 x 1 GiB of what each rank alone has"
         " + 2 x 4 x 1 GiB of copies from another node = 26 GiB of memory on this node, 24 GiB more than they have, and"
-        " 20 GiB are free; ask for more by --mem, or do not call snapshot.save"
+        " 20 GiB are free; ask for more by --mem, hold two snapshots by --snapshot-slots 2 of the agent, or do not call"
+        " snapshot.save"
+    )
+    # Copies from another node are two in any case.
+    two = replace(parts, slots=2)
+    two.require(0, 20 << 30)
+    with pytest.raises(OutOfMemoryError) as raised:
+        two.require(2 << 30, 17 << 30)
+    assert str(raised.value) == (
+        "snapshots need 2 x 2 GiB of the state that all ranks have + 2 x 4 x 1 GiB of what each rank alone has"
+        " + 2 x 4 x 1 GiB of copies from another node = 20 GiB of memory on this node, 18 GiB more than they have, and"
+        " 17 GiB are free; ask for more by --mem, or do not call snapshot.save"
     )
     with pytest.raises(OutOfMemoryError, match="snapshots need 3 x 2 GiB = 6 GiB of memory on this node"):
         Reserve(2 << 30).require(0, 1 << 30)
@@ -496,12 +508,14 @@ def test_a_line_says_that_the_memory_would_not_do_for_the_fewest_nodes(tmp_path:
     assert " + 3 x 2 MiB of what each rank alone has + 1 x 2 MiB of shards that workers start from = 11 MiB" in line
 
 
-def test_a_worker_checks_the_memory_of_its_node_before_the_first_copy(agents: Agents) -> None:
+@pytest.mark.parametrize(("slots", "total"), [(3, "9.0"), (2, "6.0")])
+def test_a_worker_checks_the_memory_of_its_node_before_the_first_copy(tmp_path: Path, slots: int, total: str) -> None:
+    agents = Agents(tmp_path, slots=slots)
     one = agents.add("one")
     (variables,) = agents.next_round([one])
 
     def work() -> str:
-        _worker_side.free_memory = lambda: 8 << 20  # type: ignore[attr-defined]
+        _worker_side.free_memory = lambda: 5 << 20  # type: ignore[attr-defined]
         try:
             snapshot.save(1, weights=torch.zeros(1 << 18), per_rank={"own": torch.zeros(1 << 18)})
         except OutOfMemoryError as error:
@@ -509,13 +523,33 @@ def test_a_worker_checks_the_memory_of_its_node_before_the_first_copy(agents: Ag
         return ""
 
     text = in_worker({**variables, "LOCAL_WORLD_SIZE": "2"}, work)
-    assert " = 9.0" in text
-    assert "3 x 2 x 1" in text
+    assert f" = {total}" in text
+    assert f"{slots} x 2 x 1" in text
+    assert ("--snapshot-slots 2" in text) == (slots == 3)
     assert one.held() == (0, None)
     # With memory for it, a later round does not count it twice.
     assert in_worker(variables, saves(1))
     assert one.inventory()
     assert one.held()[0] > 0
+    agents.close()
+
+
+def test_a_worker_that_gets_only_some_of_the_slots_says_so(agents: Agents) -> None:
+    (variables,) = agents.next_round([agents.add("one")])
+
+    def work() -> str:
+        opened = [os.dup(0)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (opened[0] + 20, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                opened.append(os.dup(0))
+        # Of these the socket takes one.
+        for descriptor in opened[-3:]:
+            os.close(descriptor)
+        text: str = raised_by(loads)()
+        return text
+
+    assert "this process may not open so many files; raise its limit (ulimit -n)" in in_worker(variables, work)
 
 
 def test_the_limits_of_all_control_groups_count(tmp_path: Path) -> None:

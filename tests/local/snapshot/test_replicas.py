@@ -29,8 +29,13 @@ def silence() -> float:
 
 
 @pytest.fixture
-def agents(tmp_path: Path, silence: float) -> Iterator[Agents]:
-    made = Agents(tmp_path, replicates=True, silence=silence)
+def slots() -> int:
+    return 3
+
+
+@pytest.fixture
+def agents(tmp_path: Path, slots: int, silence: float) -> Iterator[Agents]:
+    made = Agents(tmp_path, replicates=True, slots=slots, silence=silence)
     yield made
     made.close()
 
@@ -65,6 +70,7 @@ def train(agents: Agents, variables: list[dict[str, str]], stop: Path) -> tuple[
     return known, last
 
 
+@pytest.mark.parametrize("slots", [2, 3])
 @pytest.mark.parametrize("silence", [20.0])
 def test_a_lost_node_costs_the_steps_since_the_last_copy(agents: Agents, tmp_path: Path, silence: float) -> None:
     one, two, three = (agents.add(name) for name in ("one", "two", "three"))

@@ -131,6 +131,14 @@ def test_environment_variables_of_torchrun_count_as_given(monkeypatch: pytest.Mo
     )
 
 
+def test_the_snapshots_of_a_node_are_two_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settle("--snapshot-slots 2 train.py", STEP) == settings_of_n2(snapshot_slots=2)
+    monkeypatch.setenv("PET_SNAPSHOT_SLOTS", "2")
+    assert settle("train.py", STEP) == settings_of_n2(snapshot_slots=2)
+    monkeypatch.setenv("PET_SNAPSHOT_SLOTS", "")
+    assert settle("--snapshot_replicas 1 train.py", STEP) == settings_of_n2(snapshot_slots=3, snapshot_replicas=1)
+
+
 def test_the_prefix_of_lines_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "${role_name}: ")
     assert settle("train.py", STEP) == settings_of_n2(

@@ -134,6 +134,19 @@ def test_bad_variables(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
         settle("train.py", STEP)
 
 
+def test_snapshots_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_SNAPSHOT_SLOTS", "4")
+    monkeypatch.setenv("PET_SNAPSHOT_REPLICAS", "1")
+    with pytest.raises(UsageError) as caught:
+        settle("train.py", STEP)
+    assert str(caught.value) == "--snapshot-slots '4' is neither 2 nor 3"
+    monkeypatch.setenv("PET_SNAPSHOT_SLOTS", "2")
+    monkeypatch.setenv("PET_SNAPSHOT_REPLICAS", "2")
+    with pytest.raises(UsageError) as caught:
+        settle("train.py", STEP)
+    assert str(caught.value) == "--snapshot-replicas '2' is neither 0 nor 1"
+
+
 def test_scripts_that_are_not_there(tmp_path: Path) -> None:
     here = Path.cwd()
     (here / "package").mkdir()

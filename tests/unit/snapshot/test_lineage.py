@@ -170,6 +170,18 @@ def test_a_slot_that_is_being_written_to_disk_is_not_overwritten() -> None:
     one, two, three = SnapshotId(1, 9), SnapshotId(2, 5), SnapshotId(2, 6)
     assert slot_to_write([one, two, three], busy=[0]) == 1
     assert slot_to_write([two, None, one], busy=[1]) == 2
+    # A worker that is killed while it copies leaves the one that is being written.
+    assert slot_to_write([one, two], busy=[0]) == 1
+
+
+def test_an_agent_that_holds_two_snapshots_overwrites_the_older_one() -> None:
+    one, two = SnapshotId(1, 9), SnapshotId(2, 5)
+    assert [slot_to_write([None, None]), slot_to_write([one, None]), slot_to_write([None, one])] == [0, 1, 0]
+    assert [slot_to_write([one, two]), slot_to_write([two, one])] == [0, 1]
+    assert prepare([COPIES[0], COPIES[1]], BEFORE) == Preparation((), 1)
+    # What the next round starts from takes the place of what is not on its line, or of the older one.
+    assert prepare([COPIES[0], COPIES[2]], BEFORE) == Preparation((1,), 1, fetch=True)
+    assert prepare([COPIES[0], Copy(SnapshotId(2, 19), "00")], BEFORE) == Preparation((), 0, fetch=True)
 
 
 def parted(node: str, parts: int, *held: int, snapshots: tuple[tuple[int, int], ...] = ((0, 6),)) -> str:

@@ -97,6 +97,10 @@ def test_what_is_safe_and_what_becomes_safe_is_not_overwritten() -> None:
     # What is left is being written to disk.
     assert slot_to_write(ids(5, 10, 11), (2,), protection) is None
     assert slot_to_write(ids(5, 10, 11), (), Protection()) == 0
+    # Of two slots none is left from the step to take on, until its copy has come.
+    assert slot_to_write(ids(5, 9), (), protection) == 1
+    assert slot_to_write(ids(5, 10), (), protection) is None
+    assert slot_to_write(ids(5, 10), (), Protection(SnapshotId(3, 10))) == 0
 
 
 def test_copies_never_take_the_place_of_what_is_safe() -> None:
