@@ -53,7 +53,9 @@ class SlotWriter:
         if index is None:
             # All that could be overwritten is being written to disk: this step has no snapshot.
             return
-        self.slots[index].fill(copy, table.size, description, partial(self._copy, index, table, tensors), shards)
+        slot = self.slots[index]
+        slot.fill(copy, table.size, description, partial(self._copy, index, table, tensors), shards)
+        self._headers[index] = slot.header()[:FIELDS].tobytes(), copy.id
 
     def _held(self, index: int) -> SnapshotId | None:
         """Return the snapshot that a slot holds; a header that is as before is not read again."""
@@ -95,7 +97,11 @@ def _copy_all(views: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
     import torch
 
     plain = (torch.Tensor, torch.nn.Parameter)
-    if all(type(tensor) in plain and tensor.is_cpu and not tensor.requires_grad for tensor in tensors):
+    # A loop, as a generator takes twice as long.
+    for tensor in tensors:
+        if type(tensor) not in plain or not tensor.is_cpu or tensor.requires_grad:
+            break
+    else:
         # One call into torch for all tensors. FSDP2 calls it, too (torch 2.12 and later).
         torch._foreach_copy_(views, tensors)
         return

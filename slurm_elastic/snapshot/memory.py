@@ -159,7 +159,9 @@ class Slot:
             shards: Bytes of the shards among the tensors of a part.
         """
         written = Contents(copy, tensors, len(description), shards)
-        body = self.memory()[HEADER : written.size]
+        # At each step of a training, so without the system call by which `memory` sees whether the file has grown.
+        memory = self.memory() if self._map is None or self.mapped < written.size else memoryview(self._map)
+        body = memory[HEADER : written.size]
 
         def put() -> None:
             write(body)

@@ -146,7 +146,7 @@ def set_protection(fields: Fields, protection: Protection) -> None:
     safe, take = protection.safe, protection.take
     fields[_SAFE_STEP], fields[_SAFE_ROUND] = (0, -1) if safe is None else (safe.step, safe.round)
     fields[_TAKE_STEP], fields[_TAKE_ROUND] = (0, -1) if take is None else (take.step, take.round)
-    fields[_PROTECTS] = 1
+    fields[_PROTECTS] = int(protection != _UNPROTECTED)
 
 
 def protection(fields: Fields) -> Protection:
