@@ -46,12 +46,18 @@ class Agents:
         return made
 
     def next_round(
-        self, agents: Sequence[AgentMemory], workers: Sequence[int] = (), *, members_leave: bool = False
+        self, agents: Sequence[AgentMemory], workers: Sequence[int] = (), **ended: bool
     ) -> list[dict[str, str]]:
-        """Return the variables of the workers on each agent; `workers` is their number on each, 1 if not given."""
+        """Return the variables of the workers on each agent.
+
+        Args:
+            agents: By rank.
+            workers: Their number on each, 1 if not given.
+            **ended: How the last round has ended; see `AgentMemory.inventory`.
+        """
         with ThreadPoolExecutor() as pool:
             # They wait for each other.
-            inventories = list(pool.map(lambda agent: agent.inventory(members_leave=members_leave), agents))
+            inventories = list(pool.map(lambda agent: agent.inventory(**ended), agents))
         self.origin = choose(self.round, self.origin, inventories)
         self.round = 0 if self.round is None else self.round + 1
         variables = []

@@ -17,10 +17,10 @@ from slurm_elastic.snapshot.agent_side import AgentMemory
 from tests.local.snapshot.memories import Agents, in_worker
 
 
-def ranks(agents: Agents, *nodes: tuple[AgentMemory, int], members_leave: bool = False) -> list[dict[str, str]]:
+def ranks(agents: Agents, *nodes: tuple[AgentMemory, int], **ended: bool) -> list[dict[str, str]]:
     """The variables of all workers of the next round, with the given number on each node."""
     counts = [count for _, count in nodes]
-    formed = agents.next_round([agent for agent, _ in nodes], counts, members_leave=members_leave)
+    formed = agents.next_round([agent for agent, _ in nodes], counts, **ended)
     found = [
         {**variables, "LOCAL_RANK": str(local)}
         for variables, (_, count) in zip(formed, nodes, strict=True)

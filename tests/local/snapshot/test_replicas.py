@@ -16,6 +16,7 @@ import torch
 from slurm_elastic import snapshot
 from slurm_elastic.agent.features import SnapshotFeature
 from slurm_elastic.snapshot.agent_side import AgentMemory
+from slurm_elastic.snapshot.lineage import read_origin
 from slurm_elastic.trainer import StopReason
 from tests.local.rendezvous.helpers.parties import Run
 from tests.local.snapshot.memories import Agents, in_worker, meet, start_worker
@@ -123,6 +124,32 @@ def test_the_memory_is_told_whether_agents_leave(tmp_path: Path, monkeypatch: py
         feature.run_ended()
     run.close()
     assert told == [(False, True), (False, True), (True, False), (False, True), (False, False), (False, True)]
+
+
+def test_what_was_safe_before_a_node_joined_outlives_a_loss_after_it(agents: Agents, tmp_path: Path) -> None:
+    one, two, three = (agents.add(name) for name in ("one", "two", "three"))
+    safe, last = train(agents, ranks(agents, (one, 1), (two, 1), (three, 1)), tmp_path / "stop")
+    four = agents.add("four")
+    formed = ranks(agents, (one, 1), (two, 1), (three, 1), (four, 1), members_stay=True)
+    origin = read_origin(agents.origin)
+    assert origin.copy is not None
+    assert origin.copy.id.step == last
+    assert origin.safe is not None
+    assert safe <= origin.safe.step
+
+    def saves() -> None:
+        rank = int(os.environ["RANK"])
+        for step in range(last + 1, last + 4):
+            own = {"rank": rank, "noise": torch.full((100,), float(step))}
+            snapshot.save(step, weight=torch.full((10,), float(step)), per_rank=own)
+
+    for result in [start_worker(each, saves) for each in formed]:
+        result()
+    agents.lose("two")
+    for variables in ranks(agents, (one, 1), (three, 1), (four, 1), members_stay=True):
+        weight, own = in_worker(variables, loads)
+        assert weight >= origin.safe.step
+        assert own == [(rank, weight, 100) for rank in range(len(own))]
 
 
 def test_an_agent_that_leaves_costs_no_step(agents: Agents, tmp_path: Path) -> None:
