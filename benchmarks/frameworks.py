@@ -109,10 +109,12 @@ def _killed(results: Results, package: Path, options: argparse.Namespace) -> Non
     )
     gaps: dict[tuple[str, Launcher], float | None] = {}
     for (framework, launcher), runs in found.items():
-        gaps[framework, launcher] = median([one and one.gap for one in runs])
-        split = [median([one and getattr(one, part) for one in runs]) for part in ("table", "imports", "own")]
+        gaps[framework, launcher] = median(None if one is None else one.gap for one in runs)
+        split = [
+            median(None if one is None else getattr(one, part) for one in runs) for part in ("table", "imports", "own")
+        ]
         longest = None if None in runs else max(one.gap for one in runs if one is not None)
-        lost = median([one and float(one.lost) for one in runs])
+        lost = median(None if one is None else float(one.lost) for one in runs)
         cells = [seconds(value) for value in (gaps[framework, launcher], longest, *split)]
         table.rows.append([framework, launcher.value, *cells, "?" if lost is None else f"{lost:.0f}"])
     results.add(table)

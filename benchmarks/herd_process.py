@@ -305,7 +305,7 @@ class _Agent:
             case Send(number, message):
                 self.say(number, message)
             case AnswerProbe(number, probe):
-                self.say(number, Ponged(self.name, probe, None))
+                self.say(number, Ponged(self.name, probe))
             case Connect(number, (address, port), _) if port == _PORT:
                 # Each of those answers on a node of its own, so the answer takes no time here.
                 answer = Answer.ENDED if address in self.herd.ended else Answer.IDLE

@@ -90,7 +90,9 @@ def _lose(cluster: Cluster, package: Path, kind: str, scenario: Scenario, *, sna
             wait(lambda: recovery(job.workers(), event, scenario.nodes_after) is not None, _LIMIT)
             workers = job.workers()
         found = recovery(workers, event, scenario.nodes_after)
-        return found and _Loss(found, *_copies(workers, [each for each in safe if each[0] < event]))
+        if found is None:
+            return None
+        return _Loss(found, *_copies(workers, [each for each in safe if each[0] < event]))
 
 
 @contextmanager
@@ -140,10 +142,11 @@ def _show(results: Results, found: dict[tuple[str, Scenario, bool], list[_Loss |
     for kind, name in _KINDS.items():
         for scenario in _SCENARIOS:
             ours, plain = found[kind, scenario, True], found[kind, scenario, False]
-            lost = [one and float(one.recovery.lost) for one in ours]
+            lost = [None if one is None else float(one.recovery.lost) for one in ours]
             most = None if None in lost else max(each for each in lost if each is not None)
-            copy, between = median(one and one.copy for one in ours), median(one and one.between for one in ours)
-            gap, without = (median(one and one.recovery.gap for one in each) for each in (ours, plain))
+            copy = median(None if one is None else one.copy for one in ours)
+            between = median(None if one is None else one.between for one in ours)
+            gap, without = (median(None if one is None else one.recovery.gap for one in each) for each in (ours, plain))
             cells: list[Cell] = [_steps(median(lost)), _steps(most), *map(_steps, (copy, between))]
             table.rows.append([name, scenario.value, *cells, seconds(gap), seconds(without)])
             allowed = 1 + (copy or 0.0) if kind == "fsdp2" else 1.0

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 from slurm_elastic.rendezvous.records.etcd import EtcdServer
-from tests.local.agents import allocation, eventually
+from tests.local.agents import allocation
+from tests.local.waiting import eventually
 
 __all__ = ["followed_after"]
 

@@ -16,23 +16,26 @@ import itertools
 import multiprocessing
 import os
 import secrets
+import statistics
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint.state_dict_saver as dcp
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from benchmarks.tables import Bar, Results, Table, median
+from benchmarks.tables import Bar, Results, Table
 from slurm_elastic import snapshot
 from slurm_elastic.data import ElasticSampler
 from slurm_elastic.snapshot.agent_side import AgentMemory
@@ -52,7 +55,7 @@ def main() -> int:
     warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")
     # As workers that share a machine; threads that wait for each other measure what else runs on it.
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     results = Results.of("snapshot")
     with tempfile.TemporaryDirectory() as directory:
         memory = AgentMemory(Path(directory), secrets.token_bytes(32), "benchmark", "agent", "node", "127.0.0.1")
@@ -80,7 +83,8 @@ def _block(results: Results, directory: Path, what: str, state: Mapping[str, tor
 
     def async_save() -> Callable[[], object]:
         future = dcp.async_save(state, checkpoint_id=str(directory / f"{next(paths)}"))
-        return future.result  # type: ignore[union-attr, return-value]
+        assert isinstance(future, Future)
+        return future.result
 
     ways: dict[str, Callable[[], Callable[[], object] | None]] = {
         "one copy (memcpy)": copy,
@@ -106,17 +110,17 @@ def _block(results: Results, directory: Path, what: str, state: Mapping[str, tor
             for path in directory.glob("[0-9]*"):
                 _remove(path)
     size = _TENSORS * _MIB
-    base = median(taken["one copy (memcpy)"])
+    medians = {name: statistics.median(times) for name, times in taken.items()}
+    base = medians["one copy (memcpy)"]
     table = Table(
         f"{what} of {size} MiB is blocked (s)",
         ["by", "median", "slowest", "times one copy"],
         note=f"The first two {_TIMES} times in turns, the others 3 times, into {tempfile.gettempdir()}.",
     )
     for name, times in taken.items():
-        middle = median(times)
-        table.rows.append([name, f"{middle:.3f}", f"{max(times):.3f}", f"{middle / base:.2f}"])
+        table.rows.append([name, f"{medians[name]:.3f}", f"{max(times):.3f}", f"{medians[name] / base:.2f}"])
     results.add(table)
-    ratio = median(taken["snapshot.save"]) / base
+    ratio = medians["snapshot.save"] / base
     text = f"{what.lower()} is blocked at most 1.3 times as long as by one copy"
     results.bars.append(Bar.at_most(text, ratio, 1.3, "times"))
 
@@ -140,8 +144,8 @@ def _digits(results: Results, directory: Path, first_step: int) -> None:
             other.join()
         first_step += 10 * _STEPS
         for name, times in (("the step", steps), ("its snapshot", saves)):
-            table.rows.append([processes, name, f"{1000 * (median(times) or 0):.3f}", f"{1000 * max(times):.3f}"])
-        cost = 100 * (median(saves) or 0) / (median(steps) or 1)
+            table.rows.append([processes, name, f"{1000 * statistics.median(times):.3f}", f"{1000 * max(times):.3f}"])
+        cost = 100 * statistics.median(saves) / statistics.median(steps)
         what = "one process" if processes == 1 else "two processes"
         results.bars.append(
             Bar.at_most(f"{what}: a snapshot after every step costs under 5 % of the time", cost, 5.0, "%")
@@ -169,7 +173,7 @@ def _train(address: str, rank: int, processes: int, first_step: int) -> tuple[li
         for images, labels, _ids in DataLoader(train_set, batch_sampler=sampler):
             loss = cross_entropy(parallel(images), labels, reduction="sum")
             optimizer.zero_grad()
-            (loss * sampler.weight).backward()
+            (loss * sampler.weight).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             progress["step"] += 1
             sampler.step()

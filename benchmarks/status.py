@@ -82,7 +82,7 @@ async def _ask(size: int, repetitions: int) -> tuple[list[float], int, float]:
         before = cpu_seconds(leader.pid)
         for _ in range(repetitions):
             begin = time.monotonic()
-            answer, reports = await asyncio.to_thread(ask_status, place, 30.0)
+            answer, reports = await asyncio.to_thread(ask_status, place)
             run = live_run(answer, reports, time.monotonic() - begin)
             taken.append(time.monotonic() - begin)
             if (answer.asked, answer.answered, len(run.agents)) != (size, size, size):
