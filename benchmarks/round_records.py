@@ -3,12 +3,13 @@
     python -m benchmarks.round_records [--sizes 1024,16384,100000] [--json FILE]
 
 The record is written to a run directory by the leader's code, and read as by an agent that searches for the leader:
-with the record, and without it where the agent knows the round.
+with the record, and without it where the agent knows the round. The value that etcd would get is compressed.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import tempfile
 import time
@@ -21,6 +22,7 @@ from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.membership import AgentInfo, Reason
 from slurm_elastic.rendezvous.membership.assignment import build_table
 from slurm_elastic.rendezvous.records.api import RunDirRecords
+from slurm_elastic.rendezvous.records.etcd.leased_records import signed_value
 from slurm_elastic.rundir import RunDir
 
 _RUN = "records.0"
@@ -38,7 +40,7 @@ def main() -> int:
     results = Results.of("round_records")
     table = Table(
         "Records of rounds",
-        ["agents", "record KiB", "write s", "read s", "read, round known ms"],
+        ["agents", "record KiB", "in etcd KiB", "write s", "read s", "read, round known ms"],
         note="Once each. The file system is that of the machine's temporary directory.",
     )
     for size in options.sizes:
@@ -48,16 +50,17 @@ def main() -> int:
 
 
 def _measure(size: int) -> list[str | int | None]:
+    numbers = random.Random(size)
     agents = (
         AgentInfo(
-            f"n{index}/1234.0/4321",
+            f"n{index}/1234.0/{numbers.randrange(1 << 22)}",
             f"n{index}",
             index,
             8,
             "default",
-            f"10.{index >> 16}.{index >> 8 & 255}.1",
+            f"10.{index >> 16}.{index >> 8 & 255}.{index & 255}",
             29400,
-            1,
+            numbers.randrange(1 << 15, 61000),
         )
         for index in range(size)
     )
@@ -75,9 +78,13 @@ def _measure(size: int) -> list[str | int | None]:
         if len(found.successors) != size or again != found:
             raise RuntimeError("the record is not what was written")
         largest = max(path.stat().st_size for path in run_dir.path.rglob("*") if path.is_file())
+        record = records.round(0)
+        assert record is not None
+        in_etcd = len(signed_value(b"secret", "round", {"number": 0, "record": record}))
     return [
         size,
         f"{largest / 1024:,.0f}",
+        f"{in_etcd / 1024:,.0f}",
         f"{written - begin:.3f}",
         f"{read - written:.3f}",
         f"{1000 * (end - read):.2f}",

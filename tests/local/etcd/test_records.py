@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 
 from slurm_elastic.errors import ExitCode, UsageError
+from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
+from slurm_elastic.rendezvous.membership import AgentInfo, Reason, build_table
 from slurm_elastic.rendezvous.records.api import (
     Records,
     RecordsError,
@@ -138,6 +141,22 @@ def write_all(records: Records) -> None:
         assert records.claim_round(number, {"places": []})
     assert records.mark_done({})
     records.publish_failure({})
+
+
+def test_the_record_of_a_large_round_is_smaller_than_a_request_may_be(
+    first_etcd: EtcdServer, open_records: OpenRecords, run_dir: RunDir
+) -> None:
+    pids = random.Random(1)
+    agents = [f"n{index}/1234.0/{pids.randrange(1 << 22)}" for index in range(16384)]
+    table = build_table(0, Reason.START, [AgentInfo(each, each.split("/")[0], 0, 8, "", "", 1) for each in agents], 0)
+    FencedRecords(open_records(first_etcd), "7.0", 1, {"agent": agents[0]}, None).write_round(table)
+    with EtcdClient(first_etcd.config) as client:
+        written = client.get(f"{run_prefix(first_etcd, run_dir)}round")
+    assert written is not None
+    assert len(written.value) < 1.5 * (1 << 20) / 2
+    found = open_records(first_etcd).round(0)
+    assert found is not None
+    assert [place["agent"] for place in found["places"]] == sorted(agents, key=lambda each: int(each[1:].split("/")[0]))
 
 
 def test_what_has_to_outlive_the_lease_is_in_the_run_directory_too(

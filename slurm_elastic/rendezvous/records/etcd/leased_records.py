@@ -8,6 +8,7 @@ import logging
 import secrets
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -28,7 +29,7 @@ from slurm_elastic.rendezvous.records.etcd.transactions import Compare, Get, Key
 from slurm_elastic.rundir import is_signature, signature
 from slurm_elastic.text import printable
 
-__all__ = ["LEASE_SECONDS", "LeasedRecords"]
+__all__ = ["LEASE_SECONDS", "LeasedRecords", "signed_value"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ _LOOKS_PER_LEASE = 9
 
 _CONTEXT = b"slurm_elastic etcd record 1\0"
 _DIGEST_BYTES = hashlib.sha256().digest_size
+_LARGE = 1 << 16
+"""Bytes of JSON from which on a value is compressed: etcd takes requests of 1.5 MiB at most (--max-request-bytes)."""
 
 _T = TypeVar("_T")
 
@@ -53,12 +56,15 @@ def _name(found: KeyValue) -> str:
     return found.key.decode(errors="backslashreplace")
 
 
-def _signed(secret: bytes, key: str, record: Mapping[str, Any]) -> bytes:
+def signed_value(secret: bytes, key: str, record: Mapping[str, Any]) -> bytes:
     """Return a record as the value of a key.
 
     It has a random number, so that a writer whose answer was lost recognizes its own value.
     """
     content = json.dumps({"record": record, "nonce": secrets.token_hex(8)}).encode()
+    if len(content) >= _LARGE:
+        # A level that takes as long as the JSON itself; higher ones save little.
+        content = zlib.compress(content, 3)
     return signature(secret, _CONTEXT, key, content) + content
 
 
@@ -67,7 +73,8 @@ def _verified(secret: bytes, key: str, value: bytes) -> dict[str, Any] | None:
     digest, content = value[:_DIGEST_BYTES], value[_DIGEST_BYTES:]
     if not is_signature(digest, secret, _CONTEXT, key, content):
         return None
-    record: dict[str, Any] = json.loads(content)["record"]
+    # JSON begins with a brace, what was compressed does not (RFC 1950).
+    record: dict[str, Any] = json.loads(content if content.startswith(b"{") else zlib.decompress(content))["record"]
     return record
 
 
@@ -149,11 +156,11 @@ class LeasedRecords:
 
     def create(self, key: str, record: Record, *, can_wait: bool = True) -> bool:
         """Write a record; return False if there is one."""
-        return self._swap(key, 0, _signed(self._secret, self.prefix + key, record), can_wait=can_wait)
+        return self._swap(key, 0, signed_value(self._secret, self.prefix + key, record), can_wait=can_wait)
 
     def replace(self, key: str, record: Record, may_replace: Callable[[dict[str, Any]], bool]) -> bool:
         """Write a record in place of one that `may_replace` accepts, or of none; return False if it refuses."""
-        signed = _signed(self._secret, self.prefix + key, record)
+        signed = signed_value(self._secret, self.prefix + key, record)
         while True:
             found = self._ask(lambda etcd: etcd.get(self.prefix + key))
             if found is not None:
@@ -172,7 +179,7 @@ class LeasedRecords:
 
     def put(self, key: str, record: Record, *, can_wait: bool = True) -> None:
         """Write a record in place of any other."""
-        signed = _signed(self._secret, self.prefix + key, record)
+        signed = signed_value(self._secret, self.prefix + key, record)
         self._under_lease(lambda etcd: etcd.put(self.prefix + key, signed, self._lease.id), can_wait=can_wait)
         self._note(key, signed)
 
