@@ -276,7 +276,7 @@ class SnapshotFeature(Feature):
         """See base class."""
         self._members_leave = self._members_stay = False
         place = assignment.place
-        group = Group(place.rank, assignment.nodes, place.local_world_size)
+        group = Group(place.rank, assignment.nodes, place.local_world_size, place.base_rank, assignment.world_size)
         variables = self._memory.begin(assignment.round, assignment.origin, first=place.rank == 0, group=group)
         for environment in environments.values():
             environment.update(variables)

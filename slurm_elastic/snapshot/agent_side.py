@@ -18,11 +18,22 @@ from slurm_elastic.snapshot import lineage
 from slurm_elastic.snapshot._child_process import Fork
 from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId
 from slurm_elastic.snapshot.disk import DiskWriter, HeldSlots, Target
-from slurm_elastic.snapshot.hand_over import VARIABLE, Answer, Directory, HandOverError, Request, answer, read_request
+from slurm_elastic.snapshot.hand_over import (
+    MOST_RANGES,
+    VARIABLE,
+    Answer,
+    Directory,
+    HandOverError,
+    Request,
+    answer,
+    read_request,
+)
 from slurm_elastic.snapshot.lineage import SLOTS, Copy, Holder, Origin, Protection
 from slurm_elastic.snapshot.memory import OutOfMemoryError, Slot, require_memory
 from slurm_elastic.snapshot.replicator import Ended, Members, ReplicatorProcess, Settings, Slots, Wanted
+from slurm_elastic.snapshot.sharding import expected_ranges
 from slurm_elastic.snapshot.slots import HEADER
+from slurm_elastic.snapshot.state import read_layout
 from slurm_elastic.snapshot.transfer import Ranges, Sender, TransferError, accepted, receive
 
 __all__ = ["AgentMemory", "Group"]
@@ -160,14 +171,11 @@ class AgentMemory:
             except OSError as error:
                 current.fail(f"{self._node} has no memory for it: {error.strerror}")
                 return {VARIABLE: str(self._path)}
-            threading.Thread(
-                target=self._fetch,
-                args=(current, origin, current.fetches),
-                name="slurm-elastic-snapshot-fetch",
-                daemon=True,
-            ).start()
+            _start(self._fetch, current, origin, current.fetches)
         else:
             current.ready.set()
+            if plan.slot is not None and group is not None and origin.copy is not None and origin.copy.parts:
+                _start(self._fetch_parts, current, group, self._slots[plan.slot])
         return {VARIABLE: str(self._path)}
 
     def held(self) -> tuple[int, int | None]:
@@ -283,9 +291,30 @@ class AgentMemory:
             current.fail(f"{self._node} cannot get it: {error}")
         finally:
             current.ready.set()
+        if current.group is not None and origin.copy.parts:
+            self._fetch_parts(current, current.group, slot)
         # Beside the start of the workers, which else wait for it at their first snapshot, and then say if it fails.
         with contextlib.suppress(OutOfMemoryError):
             require_memory(slot.size, slots)
+
+    def _fetch_parts(self, current: _Round, group: Group, slot: Slot) -> None:
+        """Get what workers will probably ask for, while they start: their models may take as long as the transfer."""
+        contents = slot.contents()
+        if contents is None:
+            return
+        description = bytes(slot.memory()[HEADER + contents.tensors : contents.size])
+        layout = read_layout(description) if slot.contents() == contents else None
+        if layout is None:
+            return
+        ranks = range(group.base_rank, group.base_rank + group.workers)
+        expected = [expected_ranges(layout, rank, group.world, MOST_RANGES) for rank in ranks]
+        with self._lock:
+            current.expected = frozenset(wanted for each in expected for wanted in each.items())
+        for part, ranges in current.expected:
+            if current.cancelled.is_set() or not current.expected:
+                return
+            with contextlib.suppress(HandOverError):
+                self._part(current, part, own=False, ranges=ranges)
 
     def _receive(
         self,
@@ -311,8 +340,15 @@ class AgentMemory:
                 self._parts[local_rank] = [Slot.make() for _ in self._slots]
             return self._parts[local_rank]
 
-    def _part(self, current: _Round, part: int, own: bool, ranges: Ranges | None) -> Slot:
+    def _part(self, current: _Round, part: int, own: bool, ranges: Ranges | None, *, asked: bool = False) -> Slot:
         """Return memory with a part of the origin, or with these ranges of it; waits until it is there.
+
+        Args:
+            current: The round.
+            part: Number of the part.
+            own: True to get it without its shards.
+            ranges: See :func:`.transfer.receive`.
+            asked: True if a worker asks for it.
 
         Raises:
             HandOverError: It cannot be had.
@@ -328,7 +364,10 @@ class AgentMemory:
             borrowed = current.borrowed.get((part, own, ranges))
             first = borrowed is None
             if borrowed is None:
+                if asked and not own and current.expected and (part, ranges) not in current.expected:
+                    current.drop_expected()
                 borrowed = current.borrowed[part, own, ranges] = _Borrowed()
+            borrowed.asked |= asked
         if first:
             try:
                 slot = Slot.make()
@@ -409,7 +448,7 @@ class AgentMemory:
 
     def _wanted(self, request: Request, current: _Round) -> Sequence[Slot]:
         if request.part is not None:
-            return [self._part(current, request.part, request.own, request.ranges)]
+            return [self._part(current, request.part, request.own, request.ranges, asked=True)]
         if request.writes is not None:
             # Its first snapshot: what was fetched for the start of the round is loaded.
             slots = self._slots_of_rank(request.writes)
@@ -429,11 +468,15 @@ class Group:
         rank: Of the agent.
         nodes: Number of agents.
         workers: Number of its workers.
+        base_rank: Global rank of its first worker.
+        world: Number of workers of all agents.
     """
 
     rank: int
     nodes: int
     workers: int
+    base_rank: int
+    world: int
 
 
 class _Borrowed:
@@ -443,12 +486,14 @@ class _Borrowed:
         slot: With the part; None if it cannot be had.
         error: Why not.
         ready: Set when one of them is known.
+        asked: True if a worker has asked for it.
     """
 
     def __init__(self) -> None:
         self.slot: Slot | None = None
         self.error = ""
         self.ready = threading.Event()
+        self.asked = False
 
 
 class _Round:
@@ -470,6 +515,7 @@ class _Round:
         writers: The slots of the local ranks that write parts.
         reports: True if the other process of this agent copies parts to another node, or reports them.
         settled: True if that process knows that the workers have ended.
+        expected: Parts, with their ranges, that workers will probably ask for; empty if that is not known.
     """
 
     def __init__(self, number: int, slot: int | None = None, origin: Origin | None = None) -> None:
@@ -483,6 +529,13 @@ class _Round:
         self.collector: Holder | None = None
         self.writers: dict[int, Sequence[Slot]] = {}
         self.reports = self.settled = False
+        self.expected: frozenset[tuple[int, Ranges | None]] = frozenset()
+
+    def drop_expected(self) -> None:
+        """Let go of what no worker has asked for, as what they need was not foreseen: the memory may be needed."""
+        self.expected = frozenset()
+        for key in [key for key, each in self.borrowed.items() if not each.asked]:
+            del self.borrowed[key]
 
     def fail(self, why: str) -> None:
         """Have the workers fail, unless the round is over: another state than that of the others is not theirs."""
@@ -490,6 +543,10 @@ class _Round:
             self.error = why
             logger.error("the snapshot that round %d starts from: %s", self.number, why)
         self.ready.set()
+
+
+def _start(work: Callable[..., None], *arguments: object) -> None:
+    threading.Thread(target=work, args=arguments, name="slurm-elastic-snapshot-fetch", daemon=True).start()
 
 
 def _held(slots: Sequence[Slot]) -> list[Copy | None]:
@@ -501,7 +558,7 @@ def _target(directory: Directory, current: _Round) -> Target:
     origin = None
     if copy is not None and directory.origin is not None:
         origin = copy.id, CheckpointId(directory.origin, copy.id.step)
-    group = current.group or Group(0, 1, 1)
+    group = current.group or Group(0, 1, 1, 0, 1)
     return Target(
         directory.path,
         directory.every,

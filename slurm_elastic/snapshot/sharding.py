@@ -27,6 +27,7 @@ __all__ = [
     "Region",
     "Sharded",
     "byte_range",
+    "expected_ranges",
     "merged",
     "needed_ranges",
     "region_of",
@@ -162,6 +163,36 @@ def needed_ranges(
     }
 
 
+def expected_ranges(layout: Layout, rank: int, world: int, most: int) -> dict[int, tuple[tuple[int, int], ...] | None]:
+    """Return which bytes of the parts a rank of the next world needs, if tensors are divided as they were.
+
+    Args:
+        layout: Of the parts.
+        rank: In the next world.
+        world: Number of its ranks.
+        most: Number of ranges of a part at most.
+
+    Returns:
+        The ranges by part, None for a part that is needed as a whole. Empty if meshes are not of all ranks in one
+        dimension: how they change with the number of ranks only the script knows.
+    """
+    if any(mesh != _mesh_of_all(layout.world) for mesh in layout.meshes):
+        return {}
+    planner, mesh = Planner(layout), _mesh_of_all(world)
+    pieces = [
+        (index, piece)
+        for index, tensor in enumerate(layout.tensors)
+        if (region := region_of(tensor, mesh, rank)) is not None
+        for piece in planner.pieces(index, region)
+    ]
+    ranges = needed_ranges(layout, pieces, most)
+    return {piece.part: ranges.get(piece.part) for _, piece in pieces}
+
+
+def _mesh_of_all(world: int) -> Mesh:
+    return Mesh((world,), tuple(range(world)))
+
+
 def byte_range(piece: Piece, item: int) -> tuple[int, int]:
     """Return where in its part a piece begins and ends, with what lies between its elements.
 
@@ -264,7 +295,7 @@ class Planner:
         """
         tensor = self.layout.tensors[index]
         mesh = self.layout.meshes[tensor.mesh]
-        for position in _positions(mesh, tensor):
+        for position in _positions(mesh, tensor, wanted):
             rank = mesh.ranks[_flat(position, mesh.shape)]
             found = self.shards(rank)[0][index]
             assert found is not None
@@ -293,12 +324,19 @@ def _divided(mesh: Mesh, dimensions: Sequence[int | None], rank: int) -> tuple[i
     return tuple(at for at, dimension in zip(position, dimensions, strict=True) if dimension is not None)
 
 
-def _positions(mesh: Mesh, tensor: Sharded) -> Iterator[tuple[int, ...]]:
-    """Yield one position of the mesh for each different shard."""
-    ranges = [
-        range(ranks) if dimension is not None else range(1)
-        for ranks, dimension in zip(mesh.shape, tensor.dimensions, strict=True)
-    ]
+def _positions(mesh: Mesh, tensor: Sharded, wanted: Region) -> Iterator[tuple[int, ...]]:
+    """Yield one position of the mesh for each different shard that may have elements of a region."""
+    ranges = []
+    for ranks, dimension in zip(mesh.shape, tensor.dimensions, strict=True):
+        if dimension is None:
+            ranges.append(range(1))
+        elif tensor.dimensions.count(dimension) > 1:
+            # What is divided twice has shards of several sizes.
+            ranges.append(range(ranks))
+        else:
+            most = max(1, -(-tensor.shape[dimension] // ranks))
+            begin, size = wanted.start[dimension], wanted.size[dimension]
+            ranges.append(range(begin // most, -(-(begin + size) // most)))
     return product(*ranges)
 
 

@@ -198,7 +198,7 @@ def test_an_agent_writes_its_snapshot_without_an_import_of_torch(
         snapshot.save(5, weight=torch.ones(3))
         return True
 
-    variables = agent.begin(0, "", first=True, group=Group(0, 1, 1))
+    variables = agent.begin(0, "", first=True, group=Group(0, 1, 1, 0, 1))
     assert in_worker({**variables, "SLURM_ELASTIC_ROUND": "0", "LOCAL_RANK": "0"}, work)
     agent.inventory()
     agent.close()

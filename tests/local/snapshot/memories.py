@@ -62,7 +62,8 @@ class Agents:
         self.round = 0 if self.round is None else self.round + 1
         variables = []
         for rank, agent in enumerate(agents):
-            group = Group(rank, len(agents), workers[rank] if workers else 1)
+            counts = list(workers) or [1] * len(agents)
+            group = Group(rank, len(agents), counts[rank], sum(counts[:rank]), sum(counts))
             variables.append(agent.begin(self.round, self.origin, first=rank == 0, group=group))
         return [{**each, "SLURM_ELASTIC_ROUND": str(self.round), "LOCAL_RANK": "0"} for each in variables]
 

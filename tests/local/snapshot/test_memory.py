@@ -499,7 +499,7 @@ def test_a_line_says_that_the_memory_would_not_do_for_the_fewest_nodes(tmp_path:
             memory._check_memory(whole=1 << 20, part=1 << 20, own=0)
         return lines
 
-    variables = one.begin(0, "", first=True, group=Group(0, 4, 1))
+    variables = one.begin(0, "", first=True, group=Group(0, 4, 1, 0, 4))
     (line,) = in_worker({**variables, "SLURM_ELASTIC_ROUND": "0", "LOCAL_RANK": "0", "RANK": "0"}, work)
     one.close()
     assert line.startswith(

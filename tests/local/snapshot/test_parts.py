@@ -14,7 +14,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from slurm_elastic import snapshot
 from slurm_elastic.snapshot.agent_side import AgentMemory
+from slurm_elastic.snapshot.hand_over import VARIABLE, Request, ask
 from tests.local.snapshot.memories import Agents, in_worker
+from tests.local.waiting import eventually
 
 
 def ranks(agents: Agents, *nodes: tuple[AgentMemory, int], **ended: bool) -> list[dict[str, str]]:
@@ -180,6 +182,48 @@ def test_bytes_of_shards_that_no_rank_of_a_node_needs_do_not_come(agents: Agents
     borrowed = [ranges for node in nodes for _part, _own, ranges in node._round.borrowed]
     assert borrowed
     assert None not in borrowed
+
+
+def foreseen(node: AgentMemory) -> dict[Any, Any]:
+    """Return what an agent has got for its workers before they have asked."""
+    current = node._round
+    eventually(lambda: bool(current.expected))
+    wanted = {(part, False, ranges) for part, ranges in current.expected}
+    held = {each.copy.part for slot in node._all_slots() if (each := slot.contents()) is not None}
+    wanted = {key for key in wanted if key[0] not in held}
+    eventually(
+        lambda: wanted <= current.borrowed.keys() and all(current.borrowed[key].ready.is_set() for key in wanted)
+    )
+    return dict(current.borrowed)
+
+
+@pytest.mark.usefixtures("warm")
+def test_shards_that_ranks_need_come_before_they_ask(agents: Agents) -> None:
+    nodes = [agents.add(f"n{number}") for number in range(4)]
+    for variables in ranks(agents, *((node, 1) for node in nodes)):
+        assert in_worker(variables, saves_shards(1))
+    formed = ranks(agents, *zip(nodes, (1, 1, 1, 0), strict=True))[:3]
+    before = [foreseen(node) for node in nodes[:3]]
+    assert any(before)
+    for variables in formed:
+        assert in_worker(variables, loads_shards) == 1
+    # Nothing else was asked for, and nothing came in vain.
+    assert [node._round.borrowed for node in nodes[:3]] == before
+    assert all(each.asked for borrowed in before for each in borrowed.values())
+
+
+@pytest.mark.usefixtures("warm")
+def test_what_was_foreseen_wrongly_is_let_go_of(agents: Agents) -> None:
+    nodes = [agents.add(f"n{number}") for number in range(4)]
+    for variables in ranks(agents, *((node, 1) for node in nodes)):
+        assert in_worker(variables, saves_shards(1))
+    variables = ranks(agents, *zip(nodes, (1, 1, 1, 0), strict=True))[0]
+    assert foreseen(nodes[0])
+    request = Request(int(variables["SLURM_ELASTIC_ROUND"]), part=3, ranges=((0, 4),))
+    _, descriptors = ask(variables[VARIABLE], request)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    assert [*nodes[0]._round.borrowed] == [(3, False, ((0, 4),))]
 
 
 class ShowsShards(torch.nn.Module):
