@@ -13,6 +13,7 @@ from pathlib import Path
 
 from slurm_elastic.agent.forkserver._linux import children
 from slurm_elastic.agent.forkserver._path_resolution import directories_resolved_once
+from slurm_elastic.agent.forkserver._stack_room import with_stack_room
 
 __all__ = [
     "DEFERRED",
@@ -48,6 +49,7 @@ class BrokenPreloadError(Exception):
         super().__init__(f"{module} cannot be imported: {why}")
 
 
+@with_stack_room
 def import_module(name: str) -> None:
     """Import one module.
 
