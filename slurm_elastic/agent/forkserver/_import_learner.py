@@ -107,6 +107,8 @@ class ImportLearner:
         self._bytes_seen = self._bytes_planned = self._modules_seen = 0
         self._next_look, self._interval = 0.0, _QUIET_SECONDS
         self._culprits = 0
+        self._has_failed = False
+        """True if a replacement could not import a plan: from then on each module is checked."""
         self._bisection: Bisection | None = None
         self._progress = mmap.mmap(-1, mmap.PAGESIZE)
         self._verified: ImportPlan | None = None
@@ -253,7 +255,10 @@ class ImportLearner:
         if any(step.module in left_out_elsewhere for step in plan.steps):
             return Outcome(merge(plan, ImportPlan((), left_out_elsewhere)), complete=False)
         after_each = imported if self._is_verified(plan) else lambda: None
-        replay = ImportReplay(plan, self._base, self._note_progress, after_each, low_priority=low_priority)
+        check_modules = self._has_failed or not self._is_verified(plan)
+        replay = ImportReplay(
+            plan, self._base, self._note_progress, after_each, low_priority=low_priority, check_modules=check_modules
+        )
         try:
             replay.run()
         except SpoiledError as spoiled:
@@ -351,6 +356,7 @@ class ImportLearner:
             outcome: The outcome that it has reported; None if it was killed.
             code: Its exit code, or minus a signal's number.
         """
+        self._has_failed = True
         found: Bisection | ImportPlan | None
         if outcome is None:
             found = self._without_fatal(plan, code)

@@ -289,6 +289,30 @@ def test_what_cannot_be_shared_is_left_out_with_what_imports_it(site: Site, capl
     assert not caplog.messages
 
 
+THREADED_IF = """\
+import os, threading as t
+if os.path.exists({file!r}):
+    t.Thread(target=t.Event().wait, name='python', daemon=True).start()
+"""
+
+
+def test_a_module_that_begins_to_start_a_thread_is_found_in_a_later_run(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A later run checks each entry of the list, and each module only if one has left something."""
+    caplog.set_level("INFO", "slurm_elastic")
+    chosen = site.directory / "chosen"
+    (site.packages / "changing.py").write_text(THREADED_IF.format(file=str(chosen)))
+    (site.packages / "wide.py").write_text("import plain, changing\n")
+    site.learn(asking("wide", "plain", "changing", "after") + "import wide, after\nprint(there)\n")
+    site.start_again()
+    assert site.run().stdout == "['wide', 'plain', 'changing', 'after']\n"
+    chosen.touch()
+    site.start_again()
+    assert site.run().stdout == "['plain', 'after']\n"
+    assert "each worker imports changing, wide anew: importing changing starts a thread (python)" in caplog.messages
+
+
 MULTIPLIES = """\
 import numpy
 SQUARE = numpy.ones((500, 500)) @ numpy.ones((500, 500))
