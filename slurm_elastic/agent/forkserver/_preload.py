@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from slurm_elastic.agent.forkserver._linux import children
-from slurm_elastic.agent.forkserver._path_resolution import directories_resolved_once
+from slurm_elastic.agent.forkserver._module_files import modules_found_by_file
 from slurm_elastic.agent.forkserver._stack_room import with_stack_room
 
 __all__ = [
@@ -57,7 +57,7 @@ def import_module(name: str) -> None:
         BrokenPreloadError: The import failed.
     """
     try:
-        with uncollected(), directories_resolved_once():
+        with uncollected(), modules_found_by_file():
             importlib.import_module(name)
     except BaseException as error:
         raise BrokenPreloadError(name, error) from error
