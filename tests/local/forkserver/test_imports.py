@@ -465,8 +465,9 @@ def _another_key(site: Site, file: Path) -> None:
     ],
 )
 def test_list_that_cannot_be_trusted(site: Site, spoil: Callable[[Site, Path], None], reason: str) -> None:
-    from slurm_elastic.agent.forkserver._import_list import ListError, StoredList, read_list, write_list
+    from slurm_elastic.agent.forkserver._import_list import StoredList, read_list, write_list
     from slurm_elastic.agent.forkserver._import_plan import ImportPlan, ImportStep
+    from slurm_elastic.agent.forkserver._signed_file import UntrustedFileError
 
     file = site.lists / "train-0.json"
     stored = StoredList(ImportPlan((ImportStep("plain"),), {}), 1.0, {})
@@ -477,10 +478,10 @@ def test_list_that_cannot_be_trusted(site: Site, spoil: Callable[[Site, Path], N
     other = site.lists / "other-0.json"
     other.write_bytes(file.read_bytes())
     other.chmod(0o600)
-    with pytest.raises(ListError, match="damaged"):
+    with pytest.raises(UntrustedFileError, match="damaged"):
         read_list(str(other))
     spoil(site, file)
-    with pytest.raises(ListError, match=reason):
+    with pytest.raises(UntrustedFileError, match=reason):
         read_list(str(file))
 
 
