@@ -130,7 +130,30 @@ def test_imports_are_there_in_the_next_round_and_in_the_next_run(site: Site) -> 
     assert site.run().stdout == "['plain', 'plain_part']\n"
     site.start_again()
     assert site.run().stdout == "['plain', 'plain_part']\n"
-    assert [file.stat().st_mode & 0o777 for file in site.lists.iterdir()] == [0o600]
+    assert {file.stat().st_mode & 0o777 for file in site.lists.iterdir()} == {0o600}
+
+
+CLASSES = """\
+import dataclasses
+
+@dataclasses.dataclass
+class Named:
+    name_of_this_test: int
+"""
+
+
+def test_code_that_dataclasses_generates_is_kept_for_later_runs(site: Site) -> None:
+    (site.packages / "classes.py").write_text(CLASSES)
+    site.learn(
+        asking("classes") + "import classes, dataclasses\nprint(there, 'exec' in vars(dataclasses), classes.Named(1))\n"
+    )
+    (kept,) = site.lists.glob("generated-*")
+    assert b"name_of_this_test" in kept.read_bytes()
+    written = kept.stat().st_mtime_ns
+    site.start_again()
+    assert site.run().stdout == "['classes'] False Named(name_of_this_test=1)\n"
+    # Nothing had to be compiled, which would have been written.
+    assert kept.stat().st_mtime_ns == written
 
 
 SLOW_IN_THE_FORK_SERVER = """\
@@ -489,7 +512,7 @@ def test_torn_list_is_told_and_written_anew(site: Site, caplog: pytest.LogCaptur
     caplog.set_level("INFO", "slurm_elastic")
     script = asking("plain") + "import plain\nprint(there)\n"
     site.learn(script)
-    (file,) = site.lists.iterdir()
+    (file,) = site.lists.glob("*.json")
     _tear(site, file)
     site.learn(script)
     assert site.run().stdout == "['plain']\n"
