@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from slurm_elastic.agent.forkserver._fork_probe import probe_forks
 from slurm_elastic.agent.forkserver._import_list import (
     EVERYTHING,
-    ListError,
     StoredList,
     list_path,
     package_directories,
@@ -37,6 +36,7 @@ from slurm_elastic.agent.forkserver._import_plan import (
 from slurm_elastic.agent.forkserver._import_recorder import ImportRecord, current_state, observe
 from slurm_elastic.agent.forkserver._import_replay import ImportReplay, SpoiledError
 from slurm_elastic.agent.forkserver._preload import DEFERRED
+from slurm_elastic.agent.forkserver._signed_file import UntrustedFileError
 from slurm_elastic.agent.forkserver._source_effects import effects_of, fingerprint_of
 
 __all__ = ["ImportLearner", "Outcome"]
@@ -107,6 +107,8 @@ class ImportLearner:
         self._bytes_seen = self._bytes_planned = self._modules_seen = 0
         self._next_look, self._interval = 0.0, _QUIET_SECONDS
         self._culprits = 0
+        self._has_failed = False
+        """True if a replacement could not import a plan: from then on each module is checked."""
         self._bisection: Bisection | None = None
         self._progress = mmap.mmap(-1, mmap.PAGESIZE)
         self._verified: ImportPlan | None = None
@@ -147,7 +149,7 @@ class ImportLearner:
     def _stored(self) -> StoredList | None:
         try:
             return read_list(self._path)
-        except (ListError, OSError) as error:
+        except (UntrustedFileError, OSError) as error:
             self._notes.append(f"learned imports are not used: {error}")
             return None
 
@@ -253,7 +255,10 @@ class ImportLearner:
         if any(step.module in left_out_elsewhere for step in plan.steps):
             return Outcome(merge(plan, ImportPlan((), left_out_elsewhere)), complete=False)
         after_each = imported if self._is_verified(plan) else lambda: None
-        replay = ImportReplay(plan, self._base, self._note_progress, after_each, low_priority=low_priority)
+        check_modules = self._has_failed or not self._is_verified(plan)
+        replay = ImportReplay(
+            plan, self._base, self._note_progress, after_each, low_priority=low_priority, check_modules=check_modules
+        )
         try:
             replay.run()
         except SpoiledError as spoiled:
@@ -286,7 +291,7 @@ class ImportLearner:
         if not self._path or self._is_verified(plan) or not (keep or plan.left_out):
             return
         try:
-            with contextlib.suppress(ListError):
+            with contextlib.suppress(UntrustedFileError):
                 stored = read_list(self._path)
                 if stored is not None and self._is_valid(stored):
                     self.plan = ImportPlan(keep, merge(self.plan, stored.plan).left_out)
@@ -294,7 +299,7 @@ class ImportLearner:
                     write_list(self._path, StoredList(merge(self.plan, stored.plan), self.seconds, fingerprints))
                     return
             write_list(self._path, StoredList(self.plan, self.seconds, fingerprints))
-        except (ListError, OSError) as error:
+        except (UntrustedFileError, OSError) as error:
             self._notes.append(f"learned imports are not kept for the next run: {error}")
 
     def save_unverified(self) -> None:
@@ -307,7 +312,7 @@ class ImportLearner:
         own = {step.module for step in self._preload}
         keep = ImportPlan(tuple(step for step in plan.steps if step.module not in own), plan.left_out)
         fingerprints = _fingerprints([parse_record(text) for text in texts])
-        with contextlib.suppress(ListError, OSError):
+        with contextlib.suppress(UntrustedFileError, OSError):
             stored = read_list(self._path)
             if stored is None or (EVERYTHING not in stored.plan.left_out and not {*keep.steps} <= {*stored.plan.steps}):
                 write_list(self._path, StoredList(keep, 0.0, fingerprints, verified=False))
@@ -317,7 +322,7 @@ class ImportLearner:
         if self.is_searching:
             # A search tries a given number of steps: findings of other nodes would change that.
             return {}
-        with contextlib.suppress(ListError, OSError):
+        with contextlib.suppress(UntrustedFileError, OSError):
             stored = read_list(self._path) if self._path else None
             if (
                 stored is not None
@@ -351,6 +356,7 @@ class ImportLearner:
             outcome: The outcome that it has reported; None if it was killed.
             code: Its exit code, or minus a signal's number.
         """
+        self._has_failed = True
         found: Bisection | ImportPlan | None
         if outcome is None:
             found = self._without_fatal(plan, code)

@@ -11,8 +11,10 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from slurm_elastic.agent.forkserver._generated_code import GENERATED
 from slurm_elastic.agent.forkserver._linux import children
-from slurm_elastic.agent.forkserver._path_resolution import directories_resolved_once
+from slurm_elastic.agent.forkserver._module_files import modules_found_by_file
+from slurm_elastic.agent.forkserver._stack_room import with_stack_room
 
 __all__ = [
     "DEFERRED",
@@ -48,6 +50,7 @@ class BrokenPreloadError(Exception):
         super().__init__(f"{module} cannot be imported: {why}")
 
 
+@with_stack_room
 def import_module(name: str) -> None:
     """Import one module.
 
@@ -55,7 +58,7 @@ def import_module(name: str) -> None:
         BrokenPreloadError: The import failed.
     """
     try:
-        with uncollected(), directories_resolved_once():
+        with uncollected(), modules_found_by_file(), GENERATED.reused():
             importlib.import_module(name)
     except BaseException as error:
         raise BrokenPreloadError(name, error) from error

@@ -130,7 +130,30 @@ def test_imports_are_there_in_the_next_round_and_in_the_next_run(site: Site) -> 
     assert site.run().stdout == "['plain', 'plain_part']\n"
     site.start_again()
     assert site.run().stdout == "['plain', 'plain_part']\n"
-    assert [file.stat().st_mode & 0o777 for file in site.lists.iterdir()] == [0o600]
+    assert {file.stat().st_mode & 0o777 for file in site.lists.iterdir()} == {0o600}
+
+
+CLASSES = """\
+import dataclasses
+
+@dataclasses.dataclass
+class Named:
+    name_of_this_test: int
+"""
+
+
+def test_code_that_dataclasses_generates_is_kept_for_later_runs(site: Site) -> None:
+    (site.packages / "classes.py").write_text(CLASSES)
+    site.learn(
+        asking("classes") + "import classes, dataclasses\nprint(there, 'exec' in vars(dataclasses), classes.Named(1))\n"
+    )
+    (kept,) = site.lists.glob("generated-*")
+    assert b"name_of_this_test" in kept.read_bytes()
+    written = kept.stat().st_mtime_ns
+    site.start_again()
+    assert site.run().stdout == "['classes'] False Named(name_of_this_test=1)\n"
+    # Nothing had to be compiled, which would have been written.
+    assert kept.stat().st_mtime_ns == written
 
 
 SLOW_IN_THE_FORK_SERVER = """\
@@ -289,6 +312,30 @@ def test_what_cannot_be_shared_is_left_out_with_what_imports_it(site: Site, capl
     assert not caplog.messages
 
 
+THREADED_IF = """\
+import os, threading as t
+if os.path.exists({file!r}):
+    t.Thread(target=t.Event().wait, name='python', daemon=True).start()
+"""
+
+
+def test_a_module_that_begins_to_start_a_thread_is_found_in_a_later_run(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A later run checks each entry of the list, and each module only if one has left something."""
+    caplog.set_level("INFO", "slurm_elastic")
+    chosen = site.directory / "chosen"
+    (site.packages / "changing.py").write_text(THREADED_IF.format(file=str(chosen)))
+    (site.packages / "wide.py").write_text("import plain, changing\n")
+    site.learn(asking("wide", "plain", "changing", "after") + "import wide, after\nprint(there)\n")
+    site.start_again()
+    assert site.run().stdout == "['wide', 'plain', 'changing', 'after']\n"
+    chosen.touch()
+    site.start_again()
+    assert site.run().stdout == "['plain', 'after']\n"
+    assert "each worker imports changing, wide anew: importing changing starts a thread (python)" in caplog.messages
+
+
 MULTIPLIES = """\
 import numpy
 SQUARE = numpy.ones((500, 500)) @ numpy.ones((500, 500))
@@ -441,8 +488,9 @@ def _another_key(site: Site, file: Path) -> None:
     ],
 )
 def test_list_that_cannot_be_trusted(site: Site, spoil: Callable[[Site, Path], None], reason: str) -> None:
-    from slurm_elastic.agent.forkserver._import_list import ListError, StoredList, read_list, write_list
+    from slurm_elastic.agent.forkserver._import_list import StoredList, read_list, write_list
     from slurm_elastic.agent.forkserver._import_plan import ImportPlan, ImportStep
+    from slurm_elastic.agent.forkserver._signed_file import UntrustedFileError
 
     file = site.lists / "train-0.json"
     stored = StoredList(ImportPlan((ImportStep("plain"),), {}), 1.0, {})
@@ -453,10 +501,10 @@ def test_list_that_cannot_be_trusted(site: Site, spoil: Callable[[Site, Path], N
     other = site.lists / "other-0.json"
     other.write_bytes(file.read_bytes())
     other.chmod(0o600)
-    with pytest.raises(ListError, match="damaged"):
+    with pytest.raises(UntrustedFileError, match="damaged"):
         read_list(str(other))
     spoil(site, file)
-    with pytest.raises(ListError, match=reason):
+    with pytest.raises(UntrustedFileError, match=reason):
         read_list(str(file))
 
 
@@ -464,7 +512,7 @@ def test_torn_list_is_told_and_written_anew(site: Site, caplog: pytest.LogCaptur
     caplog.set_level("INFO", "slurm_elastic")
     script = asking("plain") + "import plain\nprint(there)\n"
     site.learn(script)
-    (file,) = site.lists.iterdir()
+    (file,) = site.lists.glob("*.json")
     _tear(site, file)
     site.learn(script)
     assert site.run().stdout == "['plain']\n"

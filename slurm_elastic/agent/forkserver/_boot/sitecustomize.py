@@ -49,14 +49,19 @@ def _wait_for_work(settings: dict[str, object], root: str) -> None:
     modules_before = set(sys.modules)
     sys.path.insert(0, root)
     from slurm_elastic.agent.forkserver._fast_exit import FastExit
-    from slurm_elastic.agent.forkserver._import_overlap import load_libraries
 
     fast_exit = FastExit()
-    joint = "joint" in settings
-    if joint:
-        load_libraries()
-    from slurm_elastic.agent.forkserver._server import ServerProcess
-    from slurm_elastic.agent.forkserver._shared_import import import_and_fork
+    from slurm_elastic.agent.forkserver._generated_code import GENERATED
+    from slurm_elastic.agent.forkserver._import_overlap import load_libraries
+
+    joint, lists = "joint" in settings, settings["imports"]
+    if isinstance(lists, str):
+        GENERATED.read(lists)
+    with GENERATED.reused():
+        if joint:
+            load_libraries()
+        from slurm_elastic.agent.forkserver._server import ServerProcess
+        from slurm_elastic.agent.forkserver._shared_import import import_and_fork
 
     sys.path.remove(root)
     if joint:
