@@ -171,11 +171,11 @@ class AgentMemory:
             except OSError as error:
                 current.fail(f"{self._node} has no memory for it: {error.strerror}")
                 return {VARIABLE: str(self._path)}
-            _start(self._fetch, current, origin, current.fetches)
+            _start(current, self._fetch, origin, current.fetches)
         else:
             current.ready.set()
             if plan.slot is not None and group is not None and origin.copy is not None and origin.copy.parts:
-                _start(self._fetch_parts, current, group, self._slots[plan.slot])
+                _start(current, self._fetch_parts, group, self._slots[plan.slot])
         return {VARIABLE: str(self._path)}
 
     def held(self) -> tuple[int, int | None]:
@@ -289,6 +289,7 @@ class AgentMemory:
             self._receive(current, origin.copy, slot, slots, origin.holders)
         except (TransferError, OutOfMemoryError) as error:
             current.fail(f"{self._node} cannot get it: {error}")
+            return
         finally:
             current.ready.set()
         if current.group is not None and origin.copy.parts:
@@ -545,8 +546,16 @@ class _Round:
         self.ready.set()
 
 
-def _start(work: Callable[..., None], *arguments: object) -> None:
-    threading.Thread(target=work, args=arguments, name="slurm-elastic-snapshot-fetch", daemon=True).start()
+def _start(current: _Round, work: Callable[..., None], *arguments: object) -> None:
+    def prepare() -> None:
+        try:
+            work(current, *arguments)
+        except OSError:
+            # An agent that ends closes its slots.
+            if not current.cancelled.is_set():
+                raise
+
+    threading.Thread(target=prepare, name="slurm-elastic-snapshot-fetch", daemon=True).start()
 
 
 def _held(slots: Sequence[Slot]) -> list[Copy | None]:

@@ -18,16 +18,18 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from blake3 import blake3
 
 from slurm_elastic import typed_json
 from slurm_elastic.rendezvous.transport.session import Role, Session, SessionError
 from slurm_elastic.snapshot.lineage import Copy, Holder
 from slurm_elastic.snapshot.memory import Slot, check_memory
 from slurm_elastic.snapshot.slots import HEADER, Contents
+
+if TYPE_CHECKING:
+    from blake3 import blake3
 
 __all__ = [
     "Channel",
@@ -300,7 +302,7 @@ class Channel:
         Raises:
             OSError: They cannot be sent.
         """
-        digest = blake3()
+        digest = _new_digest()
         for body in bodies:
             for start in range(0, len(body), _CHUNK):
                 chunk = body[start : start + _CHUNK]
@@ -322,7 +324,7 @@ class Channel:
             OutOfMemoryError: There is no memory for them.
         """
         self.say({"ready": True})
-        digest, buffer = blake3(), memoryview(bytearray(_BUFFER))
+        digest, buffer = _new_digest(), memoryview(bytearray(_BUFFER))
         for begin, end in pieces:
             for start in range(begin, end, _BUFFER):
                 block = buffer[: end - start]
@@ -363,6 +365,13 @@ class Channel:
         """Return how many bytes of this side the other one's kernel has not got (tcp(7))."""
         count: int = struct.unpack("i", fcntl.ioctl(self.socket, _SIOCOUTQ, bytes(4)))[0]
         return count
+
+
+def _new_digest() -> blake3:
+    # Imported at the first transfer: an extension module of the agent would stay in the process that forks workers.
+    from blake3 import blake3
+
+    return blake3()
 
 
 def session_name(run: str) -> str:

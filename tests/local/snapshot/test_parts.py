@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 
 import pytest
@@ -224,6 +225,28 @@ def test_what_was_foreseen_wrongly_is_let_go_of(agents: Agents) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
     assert [*nodes[0]._round.borrowed] == [(3, False, ((0, 4),))]
+
+
+def test_an_agent_that_ends_while_it_gets_shards_says_nothing(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [agents.add(f"n{number}") for number in range(4)]
+    for variables in ranks(agents, *((node, 1) for node in nodes)):
+        assert in_worker(variables, saves_shards(1))
+    part = AgentMemory._part
+
+    def later(memory: AgentMemory, current: Any, *arguments: Any, **options: Any) -> Any:
+        current.cancelled.wait()
+        for slot in memory._all_slots():
+            slot.close()
+        return part(memory, current, *arguments, **options)
+
+    monkeypatch.setattr(AgentMemory, "_part", later)
+    ranks(agents, *zip(nodes, (1, 1, 1, 0), strict=True))
+    eventually(lambda: bool(nodes[0]._round.expected))
+    agents.lose("n0")
+    # An exception in a thread fails the test.
+    for thread in threading.enumerate():
+        if thread.name == "slurm-elastic-snapshot-fetch" and thread is not threading.current_thread():
+            thread.join(0.2)
 
 
 class ShowsShards(torch.nn.Module):
