@@ -5,7 +5,8 @@
 The time for which a training of 256 MiB is blocked: by one copy of the same bytes into memory that is there already,
 by snapshot.save, and by torch.save, torch.distributed.checkpoint's save and async_save into a directory of TMPDIR; of
 state that all ranks have, and of sharded state (DTensor), of which the process has all shards. And the times of a step
-of docs/examples/digits.py and of the snapshot after it, by one process and by two. The memory of one agent; no Slurm.
+of docs/examples/digits.py and of the snapshot after it. One process and the memory of one agent; no
+Slurm and no network.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import itertools
-import multiprocessing
 import os
 import secrets
 import statistics
@@ -32,7 +32,6 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from benchmarks.tables import Bar, Results, Table
@@ -66,9 +65,9 @@ def main() -> int:
         mesh = init_device_mesh("cpu", (1,))
         sharded = {name: DTensor.from_local(tensor, mesh, [Shard(0)]) for name, tensor in plain.items()}
         _block(results, Path(directory), "Sharded training", sharded, first_step=500)
-        dist.destroy_process_group()
-        _digits(results, Path(directory), first_step=1000)
+        _digits(results, first_step=1000)
         memory.close()
+    dist.destroy_process_group()
     return results.finish(options.json)
 
 
@@ -125,55 +124,22 @@ def _block(results: Results, directory: Path, what: str, state: Mapping[str, tor
     results.bars.append(Bar.at_most(text, ratio, 1.3, "times"))
 
 
-def _digits(results: Results, directory: Path, first_step: int) -> None:
-    table = Table(
-        "Steps of docs/examples/digits.py with a snapshot after each (ms)",
-        ["processes", "", "median", "slowest"],
-        note=f"{_STEPS} steps or more. Two processes, on a core each: the first one takes the snapshots of their node.",
-    )
-    for processes in (1, 2):
-        address = f"file://{directory}/{processes}-processes"
-        others = [
-            multiprocessing.get_context("spawn").Process(target=_train, args=(address, rank, processes, first_step))
-            for rank in range(1, processes)
-        ]
-        for other in others:
-            other.start()
-        steps, saves = _train(address, 0, processes, first_step)
-        for other in others:
-            other.join()
-        first_step += 10 * _STEPS
-        for name, times in (("the step", steps), ("its snapshot", saves)):
-            table.rows.append([processes, name, f"{1000 * statistics.median(times):.3f}", f"{1000 * max(times):.3f}"])
-        cost = 100 * statistics.median(saves) / statistics.median(steps)
-        what = "one process" if processes == 1 else "two processes"
-        results.bars.append(
-            Bar.at_most(f"{what}: a snapshot after every step costs under 5 % of the time", cost, 5.0, "%")
-        )
-    results.add(table)
-
-
-def _train(address: str, rank: int, processes: int, first_step: int) -> tuple[list[float], list[float]]:
-    """Train as docs/examples/snapshot_digits.py does; returns the seconds of each step, and of its snapshot."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=processes)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
+def _digits(results: Results, first_step: int) -> None:
     digits = _example()
     train_set, _ = digits.load_data()
     torch.manual_seed(0)
     model = digits.make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     sampler = ElasticSampler(len(train_set), 32, seed=0)
-    parallel = DistributedDataParallel(model)
     progress = {"step": first_step}
+
     steps: list[float] = []
     saves: list[float] = []
     for _ in sampler.epochs(_STEPS):
         begin = time.perf_counter()
         for images, labels, _ids in DataLoader(train_set, batch_sampler=sampler):
-            loss = cross_entropy(parallel(images), labels, reduction="sum")
             optimizer.zero_grad()
-            (loss * sampler.weight).backward()  # type: ignore[no-untyped-call]
+            cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             progress["step"] += 1
             sampler.step()
@@ -184,8 +150,16 @@ def _train(address: str, rank: int, processes: int, first_step: int) -> tuple[li
             saves.append(begin - between)
         if len(steps) >= _STEPS:
             break
-    dist.destroy_process_group()
-    return steps, saves
+    table = Table(
+        "Steps of docs/examples/digits.py with a snapshot after each, one process (ms)",
+        ["", "median", "slowest"],
+        note=f"{len(steps)} steps; without the all-reduce of several processes.",
+    )
+    for name, times in (("the step", steps), ("its snapshot", saves)):
+        table.rows.append([name, f"{1000 * statistics.median(times):.3f}", f"{1000 * max(times):.3f}"])
+    results.add(table)
+    cost = 100 * statistics.median(saves) / statistics.median(steps)
+    results.bars.append(Bar.at_most("a snapshot after every step costs under 5 % of the time", cost, 5.0, "%"))
 
 
 def _example() -> ModuleType:
