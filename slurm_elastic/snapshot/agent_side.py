@@ -455,6 +455,8 @@ class AgentMemory:
             slots = self._slots_of_rank(request.writes)
             with self._lock:
                 current.borrowed.clear()
+                # Nor is the rest of it needed any more.
+                current.expected = frozenset()
                 current.writers[request.writes] = slots
             self._replicate(current, request.writes, slots)
             return slots

@@ -227,6 +227,19 @@ def test_what_was_foreseen_wrongly_is_let_go_of(agents: Agents) -> None:
     assert [*nodes[0]._round.borrowed] == [(3, False, ((0, 4),))]
 
 
+@pytest.mark.usefixtures("warm")
+def test_nothing_more_comes_when_workers_save(agents: Agents) -> None:
+    nodes = [agents.add(f"n{number}") for number in range(4)]
+    for variables in ranks(agents, *((node, 1) for node in nodes)):
+        assert in_worker(variables, saves_shards(1))
+    variables = ranks(agents, *zip(nodes, (1, 1, 1, 0), strict=True))[0]
+    assert foreseen(nodes[0])
+    _, descriptors = ask(variables[VARIABLE], Request(int(variables["SLURM_ELASTIC_ROUND"]), writes=0))
+    for descriptor in descriptors:
+        os.close(descriptor)
+    assert (nodes[0]._round.borrowed, nodes[0]._round.expected) == ({}, frozenset())
+
+
 def test_an_agent_that_ends_while_it_gets_shards_says_nothing(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [agents.add(f"n{number}") for number in range(4)]
     for variables in ranks(agents, *((node, 1) for node in nodes)):
