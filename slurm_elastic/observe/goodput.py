@@ -7,6 +7,7 @@ to the node time. Times are of each node's own clock; only the end of an agent t
 from __future__ import annotations
 
 import enum
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -350,9 +351,6 @@ def _end(own: Sequence[Event], records: RunRecords, now: float) -> float:
     last = own[-1]
     if last.kind == "agent_ended":
         return last.time
-    for event in records.events:
-        if event.time >= last.time and event.kind in _GONE and last.node in event.nodes:
-            return event.time
     identity = AgentIdentity.parse(last.agent)
     later = [
         begun
@@ -361,6 +359,11 @@ def _end(own: Sequence[Event], records: RunRecords, now: float) -> float:
         for begun in [event.time - (event.number("seconds") or 0.0)]
         if begun > last.time
     ]
+    # What happens on the node after the next start of the job happens to another agent.
+    before_next = min(later, default=math.inf)
+    for event in records.events:
+        if last.time <= event.time < before_next and event.kind in _GONE and last.node in event.nodes:
+            return event.time
     over = records.done is not None or any(
         event.kind == "run_ended" and event.time >= last.time for event in records.events
     )
@@ -373,7 +376,7 @@ def _end(own: Sequence[Event], records: RunRecords, now: float) -> float:
         return last.time
     # When it was killed is unknown.
     same = [event.time for event in (*records.progress, *records.events) if last.time <= event.time]
-    return max((time for time in same if not later or time < min(later)), default=last.time)
+    return max((time for time in same if time < before_next), default=last.time)
 
 
 def _is_next_start(identity: AgentIdentity | None, agent: str) -> bool:

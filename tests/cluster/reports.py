@@ -131,7 +131,12 @@ def wrong_report(jobs: Jobs, job: Job, lives: Mapping[str, float]) -> list[str]:
         wrong.append(f"the report's buckets are {whole / lived - 1:+.2%} of the time that agents lived apart: {each}")
 
     # Of a round whose agents were all lost, it knows the steps until their last report.
-    incomplete = {each["first_step"]: each["last_step"] for each in report["rounds"] if not each["complete"]}
+    incomplete: dict[int, int] = {}
+    for each in report["rounds"]:
+        if not each["complete"]:
+            # Rounds that follow each other may all start from one step, and be lost.
+            first, last = each["first_step"], each["last_step"]
+            incomplete[first] = min(last, incomplete.get(first, last))
     least, most = redone_steps(jobs.directory / "records", incomplete)
     print(f"report: {told['redone_steps']} steps taken again; by the recorded samples {least} to {most}")
     if not least <= (told["redone_steps"] or 0) <= most:
@@ -150,7 +155,8 @@ def redone_steps(records: Path, incomplete: Mapping[int, int]) -> tuple[int, int
 
     Args:
         records: Of the samples.
-        incomplete: The last step that was reported of a start, by its first one, where that is not the last one.
+        incomplete: The last step that was reported of a start, by its first one, where that is not the last one; of
+            several starts from one step the smallest.
     """
     order: list[int] = []
     steps: dict[int, set[int]] = {}

@@ -52,13 +52,14 @@ def test_an_agent_that_is_killed_before_it_has_joined_ends_with_its_record(run: 
     if requeued:
         run.started(32, "n2/7.1/201", seconds=4.0)
         run.event(33, "n1", "node_spare", nodes=["n2"])
+        run.event(38, "n1", "node_lost", nodes=["n2"], why="", silent_for=0.3)
     run.ended(40.1, 0, [A], 3.1, **steps(1, 100, 1.9, 36.9))
     run.progress(40.1, A, "agent_ended", exit_code=0)
     run.event(40.1, "n1", "run_ended", outcome="succeeded")
     ends = {segment.agent: round(segment.end - START, 3) for segment in segments(run.records(), START + 99)}
     assert ends[B] == 10
-    # This one waited as a spare.
-    assert ends.get("n2/7.1/201") == (40.1 if requeued else None)
+    # This one waited as a spare, and was lost.
+    assert ends.get("n2/7.1/201") == (38 if requeued else None)
 
 
 def test_steps_that_are_taken_again_are_wasted(run: WrittenRun) -> None:
