@@ -40,7 +40,7 @@ from slurm_elastic.agent.settings import AgentSettings
 from slurm_elastic.agent.signals import record_signals
 from slurm_elastic.agent.step_timing import LeaderLink, StepTimingFeature
 from slurm_elastic.agent.watchdog import Hang, Watchdog, make_pipe
-from slurm_elastic.agent.worker_processes import worker_starter
+from slurm_elastic.agent.worker_processes import require_numa_binding, worker_starter
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.failures import Loop, find_loops
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
@@ -77,6 +77,8 @@ def launch(settings: AgentSettings, fork_server: ForkServer | None) -> ExitCode:
         RecordsError: The records of the run cannot be read; no worker was started.
     """
     prepare_stores()
+    if fork_server is not None:
+        require_numa_binding(settings.launch_config.nproc_per_node, settings.launch_config.numa_options)
     # A requeued element of an array joins the run that goes on; a requeued allocation begins with records of its own.
     own = incarnation(settings.run_id, 0 if settings.shared else settings.restart_count)
     limit = RendezvousOptions.from_config(settings.launch_config.rdzv_configs).etcd_limit

@@ -13,6 +13,7 @@ from torch.distributed.elastic.events import handlers
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
+from slurm_elastic.agent.devices import asked_apart, no_devices
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.records.open import is_etcd
 
@@ -30,9 +31,10 @@ def local_world_size(text: str | None, default: int) -> int:
     if text is None:
         return default
     try:
-        workers: int = torchrun.determine_local_world_size(text)
+        workers: int = int(text) if text.isdecimal() else asked_apart(lambda: torchrun.determine_local_world_size(text))
     except ValueError as error:
-        raise UsageError(f"--nproc-per-node {text!r}: {_line(error)}; give a number, auto, cpu or gpu") from None
+        why = _line(error).rstrip(".")
+        raise UsageError(f"--nproc-per-node {text!r}: {why}; give a number, auto, cpu or gpu") from None
     if workers < 1:
         raise UsageError(f"--nproc-per-node {text!r} makes {workers} workers on this node; give a number from 1 on")
     return workers
@@ -105,7 +107,10 @@ def torchrun_config(
         given.update(redirects=options.redirects or "0", tee=options.tee or "0")
     _require_numbers(options)
     try:
-        config, entrypoint, args = torchrun.config_from_args(argparse.Namespace(**given))
+        # With as many workers as GPUs torch would take a default of NUMA bindings, which is none outside of Meta
+        # (torch/_utils_internal.py, get_default_numa_options, 2.13).
+        with no_devices():
+            config, entrypoint, args = torchrun.config_from_args(argparse.Namespace(**given))
     except (AssertionError, ValueError, RuntimeError, OSError) as error:
         raise UsageError(_line(error)) from None
     return config, entrypoint, tuple(args)

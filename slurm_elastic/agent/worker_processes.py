@@ -11,11 +11,13 @@ from typing import Protocol
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import LogsSpecs, RunProcsResult
 from torch.distributed.elastic.utils.api import macros
+from torch.numa.binding import NumaOptions
 
 from slurm_elastic.agent.forkserver import ForkServer
 from slurm_elastic.agent.watchdog import process_state
+from slurm_elastic.errors import UsageError
 
-__all__ = ["Starter", "WorkerProcesses", "survivors", "worker_starter"]
+__all__ = ["Starter", "WorkerProcesses", "require_numa_binding", "survivors", "worker_starter"]
 
 
 class WorkerProcesses(Protocol):
@@ -52,6 +54,26 @@ class WorkerProcesses(Protocol):
 Starter = Callable[[WorkerSpec, Mapping[int, dict[str, str]], Callable[[], bool]], WorkerProcesses]
 """Starts the workers of a round. Its arguments are torch's spec, the variables to add to the environment of each local
 rank, and a function that is called every 0.1 s and returns True to interrupt the start."""
+
+
+def require_numa_binding(workers: int, options: NumaOptions | None) -> None:
+    """Have torch choose the CPUs of each worker now, if ``--numa-binding`` asks for it; later starts use its choice.
+
+    Raises:
+        UsageError: torch cannot bind workers on this node.
+    """
+    if options is None:
+        return
+    from slurm_elastic.agent.forkserver.torch_context import numa_prefixes
+
+    try:
+        numa_prefixes(workers, options)
+    except Exception as error:
+        # Without a GPU torch 2.13 raises an AssertionError, 2.14 a RuntimeError.
+        raise UsageError(
+            f"--numa-binding={options.affinity_mode.value} cannot bind the workers of this node: {error}; "
+            "leave the option out, or mend that"
+        ) from None
 
 
 def worker_starter(fork_server: ForkServer | None, logs_specs: LogsSpecs, prefix_template: str | None) -> Starter:

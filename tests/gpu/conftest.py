@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.machine import NO_GPU, Gpu, gpus
+from tests.gpu.machine import devices as usable_devices
 from tests.gpu.running import Training
 from tests.local.agents import allocation
 from tests.local.conftest import _temporary_files  # noqa: F401
@@ -31,6 +32,12 @@ def machine() -> tuple[Gpu, ...]:
 
 
 @pytest.fixture(scope="session")
+def devices(machine: tuple[Gpu, ...]) -> tuple[str, ...]:
+    """UUIDs of all that one process can use together."""
+    return usable_devices(machine)
+
+
+@pytest.fixture(scope="session")
 def report(machine: tuple[Gpu, ...]) -> Iterator[dict[str, object]]:
     """What tests measured; written to a file and printed."""
     import torch
@@ -43,7 +50,11 @@ def report(machine: tuple[Gpu, ...]) -> Iterator[dict[str, object]]:
 
 
 @pytest.fixture
-def train(tmp_path: Path) -> Iterator[Callable[..., Training]]:
+def train(tmp_path: Path, machine: tuple[Gpu, ...], devices: tuple[str, ...]) -> Iterator[Callable[..., Training]]:
     """Starts a training; see `Training`."""
+    variables = {}
+    # By default CUDA counts the fastest first, and sees all.
+    if len(devices) != len(machine) or len({gpu.name for gpu in machine}) > 1 or "CUDA_VISIBLE_DEVICES" in os.environ:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     with allocation(tmp_path, 1) as made:
-        yield lambda *words, **options: Training(made, *words, **options)
+        yield lambda *words, **options: Training(made, *words, **{**variables, **options})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import subprocess
@@ -27,6 +28,11 @@ class Gpu:
     uuid: str
     instances: tuple[str, ...] = ()
 
+    @property
+    def device(self) -> str:
+        """What a process gets of it: all of it or, if it is partitioned, one instance."""
+        return self.instances[0] if self.instances else self.uuid
+
 
 def gpus_in(listing: str) -> tuple[Gpu, ...]:
     """Read what ``nvidia-smi --list-gpus`` prints."""
@@ -40,15 +46,41 @@ def gpus_in(listing: str) -> tuple[Gpu, ...]:
     return tuple(found)
 
 
+def visible(found: tuple[Gpu, ...], variable: str | None) -> tuple[Gpu, ...]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves of all, as in a job that has some of them; all if it is None."""
+    if variable is None:
+        return found
+    left = []
+    for word in filter(None, (word.strip() for word in variable.split(","))):
+        for index, gpu in enumerate(found):
+            if word == str(index) or (word.startswith("GPU-") and gpu.uuid.startswith(word)):
+                left.append(gpu)
+            elif word in gpu.instances:
+                left.append(Gpu(gpu.name, gpu.uuid, (word,)))
+    return tuple(left)
+
+
+def devices(found: tuple[Gpu, ...]) -> tuple[str, ...]:
+    """Return the UUIDs of all that one process can use together: of GPUs with instances it sees one instance only.
+
+    NVIDIA's MIG User Guide, "CUDA Device Enumeration".
+    """
+    instances = [gpu.device for gpu in found if gpu.instances]
+    return tuple(instances[:1]) or tuple(gpu.uuid for gpu in found)
+
+
 def gpus() -> tuple[tuple[Gpu, ...], str]:
-    """Return the GPUs of this machine, and why there are none."""
+    """Return the GPUs that this process may use, and why there are none."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return (), "nvidia-smi is missing"
     done = subprocess.run([program, "--list-gpus"], capture_output=True, text=True, timeout=60, check=False)
     found = gpus_in(done.stdout)
+    if found:
+        variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return visible(found, variable), f"CUDA_VISIBLE_DEVICES={variable}"
     said = " ".join((done.stderr or done.stdout).split()) or "nvidia-smi lists none"
-    return found, "" if found else said
+    return (), said
 
 
 def parents(proc: Path = Path("/proc")) -> dict[int, int]:

@@ -50,6 +50,12 @@ class Training:
         self.allocation.touch("finish")
         assert self.agent.wait() == 0, f"{self.agent.err}\n{self.logs()}"
 
+    def forget(self) -> None:
+        """Take away what workers wrote down, for another training in the same place."""
+        (self.allocation.directory / "finish").unlink()
+        for record in (self.allocation.directory / "seen").iterdir():
+            record.unlink()
+
     def logs(self) -> str:
         """What the workers wrote to stderr."""
         files = sorted(self.allocation.run_dir.glob("logs/**/stderr.log"))

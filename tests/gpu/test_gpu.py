@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import statistics
 
 import pytest
+
+from tests.local.agents import ROOT
 
 FRAMEWORKS = ("torch", "numpy", "accelerate", "datasets", "transformers", "lightning", "torchdata", "triton")
 
@@ -32,22 +35,47 @@ def test_the_agent_and_its_fork_server_open_no_device(train, framework):
     training.finish()
 
 
-def test_each_worker_has_the_device_of_its_local_rank(train, machine):
-    training = train("devices", len(machine))
+def test_a_module_that_asks_for_gpus_at_its_import_keeps_none_open(train, tmp_path):
+    (tmp_path / "asks.py").write_text("import torch\nFOUND = torch.cuda.is_available(), torch.cuda.device_count()\n")
+    training = train("devices", 1, "--preload=asks", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    (seen,) = workers = training.seen()
+    assert forked(training), training.agent.err
+    assert (seen["asked"], seen["initialized"], seen["product"]) == ([True, seen["count"]], False, 64.0**3)
+    assert training.others_with_devices(workers) == {}
+    training.finish()
+
+
+def test_each_worker_has_the_device_of_its_local_rank(train, devices):
+    training = train("devices", len(devices))
     workers = training.seen()
-    assert [record["uuid"] for record in workers] == [bare(gpu.uuid) for gpu in machine]
-    assert {record["count"] for record in workers} == {len(machine)}
+    assert [record["uuid"] for record in workers] == [bare(uuid) for uuid in devices]
+    assert {record["count"] for record in workers} == {len(devices)}
     assert {record["product"] for record in workers} == {64.0**3}
     training.finish()
 
 
-def test_the_default_is_one_worker_for_each_gpu_that_slurm_has_bound(train, machine):
+@pytest.mark.parametrize("workers", ["gpu", "auto"])
+def test_there_is_one_worker_for_each_gpu_that_slurm_has_bound(train, machine, workers):
     """Slurm gives a step the GPUs of CUDA_VISIBLE_DEVICES; here the last one, by its UUID."""
-    last = machine[-1]
-    training = train("devices", 1, "--nproc-per-node=gpu", CUDA_VISIBLE_DEVICES=last.uuid, SLURM_GPUS_ON_NODE="1")
-    (seen,) = training.seen()
-    assert (seen["visible"], seen["uuid"], seen["count"]) == (last.uuid, bare(last.uuid), 1)
+    last = machine[-1].device
+    training = train("devices", 1, f"--nproc-per-node={workers}", CUDA_VISIBLE_DEVICES=last, SLURM_GPUS_ON_NODE="1")
+    (seen,) = found = training.seen()
+    assert (seen["visible"], seen["uuid"], seen["count"]) == (last, bare(last), 1)
+    assert training.others_with_devices(found) == {}
     training.finish()
+
+
+@pytest.mark.skipif(shutil.which("numactl") is None, reason="there is no numactl")
+def test_a_forked_worker_has_the_cpus_near_its_gpu(train, devices):
+    cpus = []
+    for start in ("cold", "warm"):
+        training = train("devices", len(devices), "--numa-binding=node", f"--start={start}")
+        workers = training.seen()
+        assert training.others_with_devices(workers) == {}
+        cpus.append([record["cpus"] for record in workers])
+        training.finish()
+        training.forget()
+    assert cpus[0] == cpus[1]
 
 
 def test_pinned_memory_in_a_forked_worker(train):
@@ -59,9 +87,18 @@ def test_pinned_memory_in_a_forked_worker(train):
 
 
 @pytest.mark.parametrize("start", ["warm", "cold"])
-def test_nccl_reduces_over_all_gpus(train, machine, start):
-    training = train("group", len(machine), f"--start={start}")
-    assert {record["sum"] for record in training.seen()} == {float(sum(range(1, len(machine) + 1)))}
+def test_nccl_reduces_over_all_gpus(train, devices, start):
+    training = train("group", len(devices), f"--start={start}")
+    assert {record["sum"] for record in training.seen()} == {float(sum(range(1, len(devices) + 1)))}
+    training.finish()
+
+
+def test_a_snapshot_of_tensors_on_the_gpu_outlives_a_worker(train):
+    training = train("snapshot", 1, "--max-restarts=1")
+    (before,), (after,) = training.seen(), training.seen(1)
+    assert (before["loaded"], after["loaded"]) == (0, 3)
+    assert after["loaded weights"] == before["weights"]
+    assert after["kinds"] == ["cuda"]
     training.finish()
 
 
@@ -87,13 +124,12 @@ def test_each_mig_instance_is_a_device(train, machine):
         (seen,) = training.seen()
         assert (seen["visible"], seen["count"]) == (instance, 1)
         training.finish()
-        (training.allocation.directory / "finish").unlink()
-        (training.allocation.directory / "seen/0.0.json").unlink()
+        training.forget()
 
 
-def test_the_time_of_a_restart_with_that_of_the_context(train, machine, report):
+def test_the_time_of_a_restart_with_that_of_the_context(train, devices, report):
     """Workers fail once; what follows is measured, and CUDA's context shown apart."""
-    training = train("restart", len(machine), "--max-restarts=1")
+    training = train("restart", len(devices), "--max-restarts=1")
     before, after = training.seen(), training.seen(1)
     (failed,) = training.seen(0, "failed")
     assert forked(training), training.agent.err

@@ -4,6 +4,7 @@
 
     devices    a product on the device of the local rank
     pinned     pinned memory, by hand and by a DataLoader with a process of its own
+    snapshot   in round 0 rank 0 fails after three steps, each with a snapshot in memory; then it loads the last one
     group      an all-reduce of the whole group, by NCCL, or gloo without CUDA
     hang       in round 0 rank 0 hangs inside a kernel, under a timer of torch's
     restart    in round 0 rank 0 fails after its first step; times of the start and of the first step
@@ -28,7 +29,7 @@ LONG = 1 << 62
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("mode", choices=("devices", "pinned", "group", "hang", "restart"))
+    parser.add_argument("mode", choices=("devices", "pinned", "snapshot", "group", "hang", "restart"))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args()
     import torch
@@ -39,6 +40,8 @@ def main() -> int:
         "pid": os.getpid(),
         "begun": BEGUN,
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "asked": getattr(sys.modules.get("asks"), "FOUND", None),
         "initialized": torch.cuda.is_initialized(),
         "imported": time.time(),
     }
@@ -51,12 +54,14 @@ def main() -> int:
     record["context"] = time.time()
     if options.mode == "pinned":
         record["pinned"] = pinned(device)
+    if options.mode == "snapshot":
+        record |= trained(device, 3 if first else 0)
     if options.mode == "group":
         record["sum"] = group(device)
     record["product"] = float((ones @ ones).sum().item())
     record["stepped"] = time.time()
     write(record, rank)
-    if options.mode == "restart" and first and rank == 0:
+    if options.mode in ("restart", "snapshot") and first and rank == 0:
         write({"failed": time.time()}, rank, "failed")
         return 1
     if options.mode == "hang" and first and rank == 0:
@@ -89,6 +94,28 @@ def pinned(device: Any) -> dict[str, Any]:
         "same": bool(torch.equal(host, back)),
         "loader": float(sum(batch.sum().item() for batch in batches)),
     }
+
+
+def trained(device: Any, steps: int) -> dict[str, Any]:
+    """Load the newest snapshot, and take some steps with one each; return what was loaded, and what is there then."""
+    import torch
+
+    from slurm_elastic import snapshot
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 64, device=device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    progress = snapshot.load(model=model, optimizer=optimizer, progress={"step": 0})
+    found = {"loaded": progress["step"], "loaded weights": float(model.weight.detach().double().sum())}
+    for _ in range(steps):
+        model(torch.ones(8, 64, device=device)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        progress["step"] += 1
+        snapshot.save(progress["step"], model=model, optimizer=optimizer, progress=progress)
+    moments = [value["exp_avg"] for value in optimizer.state.values()]
+    kinds = sorted({tensor.device.type for tensor in (*model.parameters(), *moments)})
+    return {**found, "weights": float(model.weight.detach().double().sum()), "kinds": kinds}
 
 
 def group(device: Any) -> float:

@@ -37,6 +37,15 @@ def test_a_hang_and_a_restart(train: Callable[..., Training]) -> None:
     training.finish()
 
 
+def test_a_snapshot(train: Callable[..., Training]) -> None:
+    training = train("snapshot", 1, "--max-restarts=1")
+    (before,), (after,) = training.seen(), training.seen(1)
+    assert (before["loaded"], after["loaded"]) == (0, 3)
+    assert after["loaded weights"] == before["weights"] != before["loaded weights"]
+    assert after["kinds"] == ["cpu"]
+    training.finish()
+
+
 def test_times_of_a_restart(train: Callable[..., Training]) -> None:
     training = train("restart", 1, "--max-restarts=1")
     (after,), (failed,) = training.seen(1), training.seen(0, "failed")

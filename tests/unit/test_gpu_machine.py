@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.machine import NO_GPU, Gpu, descendants, devices_of, gpus_in
+from tests.gpu.machine import NO_GPU, Gpu, descendants, devices, devices_of, gpus_in, visible
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -31,6 +31,21 @@ def test_gpus_and_their_instances() -> None:
         Gpu("NVIDIA A100-SXM4-40GB", "GPU-66666666-2222-3333-4444-555555555555"),
     )
     assert gpus_in("No devices were found\n") == ()
+
+
+@pytest.mark.parametrize(
+    ("variable", "names"),
+    [
+        (None, ["MIG-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"]),
+        ("0,1", ["MIG-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"]),
+        ("1", ["GPU-66666666-2222-3333-4444-555555555555"]),
+        ("GPU-6666", ["GPU-66666666-2222-3333-4444-555555555555"]),
+        ("MIG-aaaaaaaa-bbbb-cccc-dddd-ffffffffffff", ["MIG-aaaaaaaa-bbbb-cccc-dddd-ffffffffffff"]),
+        ("", []),
+    ],
+)
+def test_a_job_uses_no_others_than_its_own(variable: str | None, names: list[str]) -> None:
+    assert [*devices(visible(gpus_in(LISTING), variable))] == names
 
 
 def test_open_devices_and_descendants() -> None:

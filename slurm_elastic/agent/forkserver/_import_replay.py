@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from slurm_elastic.agent.devices import cuda_is_open, driver_asked
 from slurm_elastic.agent.forkserver._import_plan import ImportPlan, ImportStep
 from slurm_elastic.agent.forkserver._preload import (
     DEFERRED,
@@ -43,7 +44,6 @@ _READ_BY_RANK = frozenset(
     {"lightning.fabric.utilities.rank_zero", "lightning_fabric.utilities.rank_zero", "torchmetrics.utilities.prints"}
 )
 """Modules that store the rank of their process at import; see `renew_ranks`."""
-_ASK_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _LONGEST_PAUSE = 0.5
 _PAUSES = 1
 """The pause, as a multiple of the time that this process has waited for a CPU since the last one."""
@@ -176,14 +176,11 @@ class ImportReplay:
         vars(bootstrap)["_load_unlocked"] = watched_load
         vars(tempfile)["_sanitize_params"] = watched_parameters
         vars(os.environ)["_data"] = _WatchedVariables(variables, self._reads)
-        # With this variable torch asks the driver and not CUDA, which works in no process forked after its first use
-        # (torch/cuda/__init__.py, 2.13).
-        given = os.environ.get(_ASK_DRIVER)
-        os.environ[_ASK_DRIVER] = "1"
         if script is not None:
             main["__file__"] = script
         try:
-            yield
+            with driver_asked():
+                yield
         finally:
             vars(bootstrap)["_load_unlocked"], vars(tempfile)["_sanitize_params"] = load, parameters
             if script is not None:
@@ -194,7 +191,6 @@ class ImportReplay:
             vars(os.environ)["_data"] = variables
             for name, value in given_to_all.items():
                 os.environ.setdefault(name, value)
-            _set_variable(_ASK_DRIVER, given)
             self._forget_devices()
 
     def _forget_devices(self) -> None:
@@ -230,6 +226,9 @@ class ImportReplay:
             opened = sorted(_descriptors() - self._descriptors)
             if opened:
                 return f"leaves open {', '.join(opened)}"
+            # The driver does not tell of instances of a GPU (MIG) and may not be there; then torch asks CUDA.
+            if cuda_is_open():
+                return "initializes CUDA"
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             return "starts a process"

@@ -8,6 +8,7 @@ of commands (torch/numa/binding.py).
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -22,6 +23,7 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, Proce
 from torch.numa.binding import NumaOptions
 from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding as _wrap_with_numa_binding
 
+from slurm_elastic.agent.devices import asked_apart
 from slurm_elastic.agent.forkserver._fork_eligibility import SWITCHED_OFF
 from slurm_elastic.agent.forkserver._function_call import packed_call, unpacked_result
 from slurm_elastic.agent.forkserver._memfd import memory_file, read_memory_file
@@ -32,7 +34,7 @@ from slurm_elastic.agent.forkserver.worker_command import FUNCTION
 from slurm_elastic.agent.log_tail import FollowedFile, LogTimes, Tail
 from slurm_elastic.ownership import write_own
 
-__all__ = ["ForkServerContext", "bound_cpus", "start_workers"]
+__all__ = ["ForkServerContext", "bound_cpus", "numa_prefixes", "start_workers"]
 
 logger = logging.getLogger(__name__)
 
@@ -246,7 +248,7 @@ class ForkServerContext(PContext):
     def _order(self, rank: int, environment: dict[str, str]) -> Order:
         command = self._command(rank)
         # A warm worker gets the NUMA binding that torch would put in front of a cold worker's command.
-        bound = _wrap_with_numa_binding(command, **{_DEVICE: rank}, numa_options=self._numa_options)
+        bound = (*numa_prefixes(self.nprocs, self._numa_options)[rank], *command)
         descriptors = {}
         for stream, path in (("stdout", self.stdouts[rank]), ("stderr", self.stderrs[rank])):
             if path:
@@ -297,6 +299,32 @@ class ForkServerContext(PContext):
         except Exception:
             # The error file is not what @record writes: a worker killed while it writes leaves half of one.
             return ProcessFailure(rank, self._pids[rank], code, "")
+
+
+def numa_prefixes(workers: int, options: NumaOptions | None) -> tuple[tuple[str, ...], ...]:
+    """Return what torch puts in front of the command of each local rank to bind it to CPUs.
+
+    Raises:
+        RuntimeError: There is no GPU, or no numactl.
+    """
+    if options is None:
+        return tuple(_numa_prefix(rank, None) for rank in range(workers))
+    return _asked_numa_prefixes(workers, options)
+
+
+@functools.cache
+def _asked_numa_prefixes(workers: int, options: NumaOptions) -> tuple[tuple[str, ...], ...]:
+    def ask() -> tuple[tuple[str, ...], ...]:
+        # torch logs a traceback of what it raises.
+        logging.disable()
+        return tuple(_numa_prefix(rank, options) for rank in range(workers))
+
+    # torch asks CUDA where each GPU is.
+    return asked_apart(ask)
+
+
+def _numa_prefix(rank: int, options: NumaOptions | None) -> tuple[str, ...]:
+    return _wrap_with_numa_binding(("",), **{_DEVICE: rank}, numa_options=options)[:-1]
 
 
 def bound_cpus(bound: tuple[str, ...], command: tuple[str, ...]) -> tuple[int, ...] | None:

@@ -1,8 +1,19 @@
 from __future__ import annotations
 
-from torch.distributed.elastic.agent.server.api import WorkerSpec
+import os
+from pathlib import Path
 
-from slurm_elastic.agent.worker_processes import _prefixes
+import pytest
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.numa import binding
+from torch.numa.binding import AffinityMode, NumaOptions
+
+from slurm_elastic.agent.forkserver import torch_context
+from slurm_elastic.agent.forkserver.torch_context import numa_prefixes
+from slurm_elastic.agent.worker_processes import _prefixes, require_numa_binding
+from slurm_elastic.errors import UsageError
+
+NODE = NumaOptions(affinity_mode=AffinityMode.NODE)
 
 
 def test_prefix_of_lines_has_the_node_as_slurm_names_it() -> None:
@@ -12,3 +23,44 @@ def test_prefix_of_lines_has_the_node_as_slurm_names_it() -> None:
     template = "${hostname}:${rank}/${local_rank} ${role_name}${other}"
     assert _prefixes(template, spec, envs) == {0: "node7:4/0 trainer${other}", 1: "node7:5/1 trainer${other}"}
     assert _prefixes(None, spec, envs) is None
+
+
+@pytest.fixture
+def _nothing_known() -> None:
+    torch_context._asked_numa_prefixes.cache_clear()
+
+
+@pytest.mark.usefixtures("_nothing_known")
+def test_torch_chooses_the_cpus_of_all_workers_once_in_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def cpus(**asked: object) -> set[int]:
+        with (tmp_path / "asked").open("a") as log:
+            print(os.getpid(), asked[torch_context._DEVICE], file=log)
+        return {int(str(asked[torch_context._DEVICE]))}
+
+    monkeypatch.setattr(binding, "_get_validated_logical_cpus_to_bind_to", cpus)
+    require_numa_binding(2, NODE)
+    assert numa_prefixes(2, NODE) == (("numactl", "--physcpubind=0"), ("numactl", "--physcpubind=1"))
+    asked = [line.split() for line in (tmp_path / "asked").read_text().splitlines()]
+    assert [device for _pid, device in asked] == ["0", "1"]
+    assert str(os.getpid()) not in {pid for pid, _device in asked}
+
+
+@pytest.mark.usefixtures("_nothing_known")
+def test_workers_that_cannot_be_bound_are_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def cpus(**_asked: object) -> set[int]:
+        raise RuntimeError("numactl CLI is required for NUMA binding")
+
+    monkeypatch.setattr(binding, "_get_validated_logical_cpus_to_bind_to", cpus)
+    require_numa_binding(1, None)
+    with pytest.raises(UsageError) as caught:
+        require_numa_binding(1, NODE)
+    assert str(caught.value) == (
+        "--numa-binding=node cannot bind the workers of this node: numactl CLI is required for NUMA binding; "
+        "leave the option out, or mend that"
+    )
+    # torch logs a traceback of it otherwise.
+    assert "Traceback" not in "".join(capfd.readouterr())

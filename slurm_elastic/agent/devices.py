@@ -1,0 +1,123 @@
+"""NVIDIA's GPUs, of which neither the agent nor the fork server opens one.
+
+A process that has used CUDA cannot be forked, and one that has a device open keeps it from being reset. torch opens
+them by itself: LaunchConfig asks whether there are GPUs (torch/distributed/launcher/api.py, 2.13), and so do many
+modules at their import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+__all__ = ["asked_apart", "cuda_is_open", "driver_asked", "no_devices"]
+
+_T = TypeVar("_T")
+_ASK_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""With this variable torch asks NVML, a library of the driver, for devices, and not CUDA, which works in no process
+forked after its first use (torch/cuda/__init__.py, 2.13)."""
+_CUDA_DEVICE = "/dev/nvidia-uvm"
+"""The device of unified memory, which CUDA opens at its initialization and NVML never does (driver 580)."""
+_NVML = "libnvidia-ml.so.1"
+_UNINITIALIZED = 1
+"""NVML_ERROR_UNINITIALIZED (NVML API reference, nvmlReturn_t)."""
+
+
+def asked_apart(question: Callable[[], _T]) -> _T:
+    """Return what a function returns that may open devices: a process forked for it calls it, and ends.
+
+    Raises:
+        Exception: What the function has raised.
+        RuntimeError: The process has ended before it had an answer.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with os.fdopen(writer, "wb") as pipe:
+                pickle.dump(_answer(question), pipe)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        answer = pipe.read()
+    _pid, status = os.waitpid(pid, 0)
+    if not answer:
+        raise RuntimeError(f"the process that asks for devices has ended with {os.waitstatus_to_exitcode(status)}")
+    error, found = pickle.loads(answer)
+    if error is not None:
+        raise error
+    result: _T = found
+    return result
+
+
+def _answer(question: Callable[[], _T]) -> tuple[Exception | None, _T | None]:
+    try:
+        return None, question()
+    except Exception as error:
+        return error, None
+
+
+def cuda_is_open() -> bool:
+    """Return True if this process has initialized CUDA, also where torch was only asked whether there is a GPU."""
+    for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith(_CUDA_DEVICE):  # noqa: PTH115
+                return True
+    return False
+
+
+@contextlib.contextmanager
+def no_devices() -> Iterator[None]:
+    """Have torch find no GPU meanwhile: it asks neither CUDA nor the driver then."""
+    with _variables({_ASK_DRIVER: "1", "CUDA_VISIBLE_DEVICES": ""}):
+        yield
+
+
+@contextlib.contextmanager
+def driver_asked() -> Iterator[None]:
+    """Have torch ask the driver for devices meanwhile, not CUDA, and close afterwards what the driver has opened."""
+    with _variables({_ASK_DRIVER: "1"}):
+        try:
+            yield
+        finally:
+            _close_driver()
+
+
+def _close_driver() -> None:
+    """End each use of NVML that torch has begun, and does not end (_raw_device_count_nvml in torch/cuda, 2.13).
+
+    NVML counts its uses; to end one too many is no error (NVML API reference, nvmlShutdown).
+    """
+    # What a library has begun by pynvml, it goes on to use.
+    if getattr(sys.modules.get("pynvml"), "_nvmlLib_refcount", 0):
+        return
+    # The process has it loaded, if torch has asked; imported late, as a fork server without torch needs none.
+    import ctypes
+
+    try:
+        library = ctypes.CDLL(_NVML, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return
+    count = ctypes.c_int()
+    while library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != _UNINITIALIZED:
+        if library.nvmlShutdown() != 0:
+            return
+
+
+@contextlib.contextmanager
+def _variables(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
