@@ -85,6 +85,11 @@ GENERAL = (
         "then have --shutdown-timeout seconds to exit by themselves",
         "NAME",
     ),
+    Option(
+        "--shutdown-timeout",
+        "seconds from SIGTERM to SIGKILL for workers whose round ends as planned (default: 30)",
+        "SECONDS",
+    ),
     Option("--no-watchdog", "do not watch for workers whose torch.distributed.elastic.timer expired", switch=True),
     Option(
         "--max-requeues",

@@ -164,7 +164,7 @@ def _supervise(settings: AgentSettings, records: Records, fork_server: ForkServe
         diagnosis,
         worker_starter(fork_server, config.logs_specs, config.log_line_prefix_template),
         features,
-        shutdown_timeout=30 if config.shutdown_timeout is None else config.shutdown_timeout,
+        shutdown_timeout=settings.shutdown_timeout,
         worker_signal=settings.worker_signal,
     )
     health.pages.progress = agent.progress

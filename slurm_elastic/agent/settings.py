@@ -121,6 +121,8 @@ class AgentSettings:
     """True if the run ends when a worker fails in the same way at the same step twice in a row."""
     snapshot_replicas: int = 0
     """Copies on another node of what one rank alone has in snapshots."""
+    shutdown_timeout: int = 30
+    """Seconds between SIGTERM and SIGKILL for workers whose round ends as planned."""
     snapshot_slots: int = 3
     """Snapshots that the agent holds of the state of all ranks, and of each rank's parts."""
 
@@ -187,6 +189,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
         watchdog=not options.no_watchdog and is_enabled(environ),
         hang_timeout=_hang_timeout(options),
         stop_on_same_failure=_is_on("--stop-on-same-failure", options.stop_on_same_failure),
+        shutdown_timeout=_shutdown_timeout(options),
         snapshot_replicas=_either("--snapshot-replicas", options.snapshot_replicas, 0, 1),
         snapshot_slots=_either("--snapshot-slots", options.snapshot_slots, 3, 2),
         notify=notify_settings(options.notify, options.notify_after),
@@ -293,6 +296,14 @@ def _logs_specs(options: argparse.Namespace, run_dir: RunDir) -> RoundLogsSpecs:
         tee=streams("--tee", tee),
         local_ranks_filter=local_ranks(options.local_ranks_filter),
     )
+
+
+def _shutdown_timeout(options: argparse.Namespace) -> int:
+    """Return the seconds that torch would take, from 2.12 on (torch/distributed/launcher/api.py)."""
+    text = options.shutdown_timeout or os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or "30"
+    if not (text.isascii() and text.isdecimal()):
+        raise UsageError(f"--shutdown-timeout {text!r} is not a number of seconds; give 0 or more")
+    return int(text)
 
 
 def _hang_timeout(options: argparse.Namespace) -> HangTimeout | None:

@@ -46,8 +46,8 @@ class TorchAgent(LocalElasticAgent):
         clean_up: Callable[[signal.Signals, int], None],
         shutdown_timeout: int = 30,
     ) -> None:
-        super().__init__(spec, logs_specs, shutdown_timeout=shutdown_timeout)
-        self._main_loop, self._clean_up = main_loop, clean_up
+        super().__init__(spec, logs_specs)
+        self._main_loop, self._clean_up, self._seconds = main_loop, clean_up, shutdown_timeout
         self._served: ServedStore | None = None
 
     @property
@@ -127,7 +127,8 @@ class TorchAgent(LocalElasticAgent):
         return self._main_loop()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        self._clean_up(death_sig, timeout)
+        # torch 2.11 passes no timeout, and later ones that of a base class which has not been told.
+        self._clean_up(death_sig, self._seconds)
 
     @property
     def _group(self) -> Any:

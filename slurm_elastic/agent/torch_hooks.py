@@ -33,7 +33,7 @@ __all__ = [
 
 logger = logging.getLogger("slurm_elastic")
 
-OLDEST = "2.12"
+OLDEST = "2.11"
 """The oldest release of torch that was tested; see docs/versions.md."""
 
 NEWEST = "2.15"
@@ -88,7 +88,7 @@ _PROCESSES = f"{_ELASTIC}.multiprocessing.api"
 HOOKS: tuple[Hook, ...] = tuple(
     Hook(part, kind, path, names)
     for part, kind, path, names in (
-        (Part.AGENT, Kind.CALLED, f"{_LOCAL}.__init__", "spec logs_specs shutdown_timeout"),
+        (Part.AGENT, Kind.CALLED, f"{_LOCAL}.__init__", "spec logs_specs"),
         (Part.AGENT, Kind.CALLED, f"{_LOCAL}.run", "role"),
         (Part.AGENT, Kind.OVERRIDDEN, f"{_LOCAL}._invoke_run", "role"),
         (Part.AGENT, Kind.OVERRIDDEN, f"{_LOCAL}._shutdown", "death_sig timeout"),
@@ -121,7 +121,7 @@ HOOKS: tuple[Hook, ...] = tuple(
             "torch.distributed.launcher.api:LaunchConfig",
             "min_nodes max_nodes nproc_per_node logs_specs role rdzv_configs max_restarts monitor_interval "
             "log_line_prefix_template local_addr event_log_handler numa_options duplicate_stdout_filters "
-            "duplicate_stderr_filters virtual_local_rank shutdown_timeout",
+            "duplicate_stderr_filters virtual_local_rank",
         ),
         (Part.AGENT, Kind.CALLED, f"{_ELASTIC}.events:record", "event destination"),
         (Part.AGENT, Kind.CALLED, f"{_ELASTIC}.events.handlers:_log_handlers", ""),

@@ -81,8 +81,8 @@ def torchrun_config(
 ) -> tuple[LaunchConfig, Callable[..., Any] | str, tuple[str, ...]]:
     """Let torch compute its configuration, the entry point and its arguments.
 
-    torch reads TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, TORCH_ELASTIC_SHUTDOWN_TIMEOUT and PYTHON_EXEC from the
-    environment. The logs specs are a placeholder unless ``--logs-specs`` names some.
+    torch reads TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE and PYTHON_EXEC from the environment. The logs specs are a
+    placeholder unless ``--logs-specs`` names some.
 
     Args:
         options: The parsed command line.
@@ -98,6 +98,8 @@ def torchrun_config(
         "node_rank": 0,
         "master_addr": "127.0.0.1",
         "master_port": 29500,
+        # torch 2.11 has no such option, so the agent has it itself.
+        "shutdown_timeout": 30,
         **resolved,
     }
     if options.logs_specs is None:

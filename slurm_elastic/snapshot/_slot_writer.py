@@ -102,7 +102,7 @@ def _copy_all(views: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
         if type(tensor) not in plain or not tensor.is_cpu or tensor.requires_grad:
             break
     else:
-        # One call into torch for all tensors. FSDP2 calls it, too (torch 2.12 and later).
+        # One call into torch for all tensors. FSDP2 calls it, too (torch 2.11 and later).
         torch._foreach_copy_(views, tensors)
         return
     # A subclass may have copy_ alone, and tensors may be on several devices.

@@ -93,10 +93,12 @@ def agent_options(parser: argparse.ArgumentParser) -> dict[str, Any]:
     # torch 2.14 has --print-completion, too, for torchrun.
     torchrun = {action.dest: action for action in get_args_parser()._actions if action.dest != "print_completion"}
     own = [action for action in parser._actions if set(action.option_strings) - _names(torchrun.get(action.dest))]
+    # torch 2.11 lacks --shutdown-timeout, and has a default for --master-port.
+    own = [action for action in own if action.dest != "shutdown_timeout"]
     no_default = [
         action.dest
         for action in parser._actions
-        if action.dest in torchrun and action.default is None and torchrun[action.dest].default is not None
+        if action.dest in torchrun and action.default is None and torchrun[action.dest].default not in (None, 29500)
     ]
     return {**{action.dest: described(action) for action in own}, "torchrun's without default": sorted(no_default)}
 

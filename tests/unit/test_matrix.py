@@ -32,7 +32,7 @@ def _result(layer: str = "unit", *, slurm: str = "", tests: int = 1200, failed: 
 
 def test_the_plan_has_every_release_and_a_variable_asks_for_one_cell() -> None:
     plan = cells({})
-    assert {cell.torch for cell in plan} == {"2.12.1", "2.13.0", "2.14.1", "2.15.0", "any"}
+    assert {cell.torch for cell in plan} == {"2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0", "any"}
     assert {cell.python for cell in plan} == {"3.10", "3.11", "3.12", "3.13", "3.14"}
     assert {cell.slurm for cell in plan} == {"", "22.05", "24.11", "26.05"}
     assert len(plan) == len(set(plan))

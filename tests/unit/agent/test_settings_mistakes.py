@@ -69,7 +69,7 @@ def test_accepted(arguments: str, environ: dict[str, str]) -> None:
             "argument --max-restarts/--max_restarts: invalid int value: 'x'; see slurm-elastic agent --help",
         ),
         ("--monitor-interval 0", STEP, "--monitor-interval 0 is not above 0; give seconds, as in 0.1"),
-        ("--shutdown-timeout -1", STEP, "shutdown_timeout must be non-negative, got -1"),
+        ("--shutdown-timeout -1", STEP, "--shutdown-timeout '-1' is not a number of seconds; give 0 or more"),
         (
             "--rdzv-backend c10d",
             STEP,

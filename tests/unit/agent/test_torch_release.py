@@ -125,15 +125,15 @@ def test_a_gap_of_the_agent_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
-@pytest.mark.parametrize("release", ["2.11.0+cu130", "1.13.1"])
+@pytest.mark.parametrize("release", ["2.10.1+cu130", "1.13.1"])
 def test_a_torch_that_is_too_old_is_a_mistake(monkeypatch: pytest.MonkeyPatch, release: str) -> None:
     monkeypatch.setattr(torch, "__version__", release)
     assert _mistake() == (
-        f"torch {release} is older than 2.12, the oldest that slurm_elastic was tested with; pip install 'torch>=2.12'"
+        f"torch {release} is older than 2.11, the oldest that slurm_elastic was tested with; pip install 'torch>=2.11'"
     )
 
 
-@pytest.mark.parametrize("release", ["2.12.0", "2.16.0a0+git1234", "3.0.0"])
+@pytest.mark.parametrize("release", ["2.11.0", "2.16.0a0+git1234", "3.0.0"])
 def test_a_newer_torch_is_tried(monkeypatch: pytest.MonkeyPatch, release: str) -> None:
     monkeypatch.setattr(torch, "__version__", release)
     assert require_torch()
@@ -149,22 +149,22 @@ def test_a_torch_without_distributed_is_a_mistake(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        (None, "torch cannot be imported: No module named 'torch'; install it: pip install 'torch>=2.12'"),
+        (None, "torch cannot be imported: No module named 'torch'; install it: pip install 'torch>=2.11'"),
         (
             # As torch's own _load_global_deps.
             "import ctypes\nctypes.CDLL('libgone.so.13')",
             "torch cannot be imported: libgone.so.13: cannot open shared object file: No such file or directory; "
-            "install a build for this machine: pip install 'torch>=2.12'",
+            "install a build for this machine: pip install 'torch>=2.11'",
         ),
         (
             "from torch._C import gone",
             "torch cannot be imported: No module named 'torch._C'; install a build for this machine: "
-            "pip install 'torch>=2.12'",
+            "pip install 'torch>=2.11'",
         ),
         (
             "__version__ = '2.9.1+cu128'",
-            "torch 2.9.1+cu128 is older than 2.12, the oldest that slurm_elastic was tested with; "
-            "pip install 'torch>=2.12'",
+            "torch 2.9.1+cu128 is older than 2.11, the oldest that slurm_elastic was tested with; "
+            "pip install 'torch>=2.11'",
         ),
         (
             "__version__ = '2.15.0'",

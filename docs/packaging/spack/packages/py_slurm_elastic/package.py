@@ -20,7 +20,7 @@ class PySlurmElastic(PythonPackage):
     depends_on("py-hatchling@1.25:", type="build")
 
     with default_args(type=("build", "run")):
-        depends_on("py-torch@2.12: +distributed")
+        depends_on("py-torch@2.11: +distributed")
         depends_on("py-submitit@1.5.4:")
         depends_on("py-python-hostlist@2.3.0:")
         depends_on("py-etcd3@0.12.0:")
