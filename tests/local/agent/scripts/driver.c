@@ -1,6 +1,7 @@
 /* A driver of one GPU that cannot be used: it writes down which process asks CUDA, and begins and ends uses of NVML.
 
    Built as libcuda.so.1 and as libnvidia-ml.so.1. The file is named by TEST_DRIVER_LOG. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +24,12 @@ int nvmlInit(void) { note("begins NVML"); uses++; return SUCCESS; }
 int nvmlShutdown(void) { note("ends NVML"); uses--; return SUCCESS; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return uses > 0 ? SUCCESS : NVML_UNINITIALIZED; }
 
-int cuInit(unsigned flags) { (void)flags; note("asks CUDA"); return CUDA_NO_DEVICE; }
+int cuInit(unsigned flags) {
+    (void)flags;
+    note("asks CUDA");
+    open("/dev/nvidia-uvm", O_RDONLY | O_CLOEXEC);
+    return CUDA_NO_DEVICE;
+}
 int cuDriverGetVersion(int *version) { *version = 13000; return SUCCESS; }
 int cuGetExportTable(const void **table, const void *id) { (void)table; (void)id; return CUDA_NO_DEVICE; }
 static int unusable(void) { return CUDA_NO_DEVICE; }
