@@ -258,10 +258,24 @@ def _read_state(slot: Slot, contents: Contents) -> tuple[Any, list[torch.Tensor]
     return *read_description(description, body[: contents.tensors]), read_layout(description)
 
 
-def _write_state(directory: Path, slot: Slot, contents: Contents, unchanged: Callable[[], bool]) -> bool:
-    from torch import empty
+def _save(state: dict[str, Any], directory: Path) -> Metadata:
+    """Have torch write a state, and return its description, with the places of tensors."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
+    from torch.distributed.checkpoint.storage import WriteResult
+
+    class Writer(FileSystemWriter):
+        def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+            super().finish(metadata, results)
+            # torch 2.11 writes the places into a copy, and returns what lacks them.
+            metadata.storage_data = {each.index: each.storage_data for written in results for each in written}
+
+    saved: Metadata = save(state, storage_writer=Writer(directory), no_dist=True)
+    return saved
+
+
+def _write_state(directory: Path, slot: Slot, contents: Contents, unchanged: Callable[[], bool]) -> bool:
+    from torch import empty
 
     tree, tensors, layout = _read_state(slot, contents)
     # What takes the places of sharded tensors gets their names from torch.
@@ -274,9 +288,7 @@ def _write_state(directory: Path, slot: Slot, contents: Contents, unchanged: Cal
     with warnings.catch_warnings():
         # That this is a single process is what is meant.
         warnings.simplefilter("ignore")
-        saved: Any = save(
-            {**state, _EXTRA: extra} if extra else state, storage_writer=FileSystemWriter(directory), no_dist=True
-        )
+        saved = _save({**state, _EXTRA: extra} if extra else state, directory)
     if not unchanged():
         return False
     names = {tuple(map(str, path)): name for name, path in saved.planner_data.items()}
@@ -380,7 +392,7 @@ def _add_parts(
     import torch
     from torch.distributed.checkpoint import metadata as described
 
-    # Part of the files' format: it is what torch's own reader finds in the metadata (torch 2.12 to 2.15).
+    # Part of the files' format: it is what torch's own reader finds in the metadata (torch 2.11 to 2.15).
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 
     names = {tuple(map(str, path)): name for name, path in metadata.planner_data.items()}

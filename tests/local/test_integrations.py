@@ -237,4 +237,6 @@ def test_a_worker_that_ends_has_no_thread_of_gloo_left(tmp_path: Path) -> None:
     # A DistributedDataParallel that owned the process group longer would wait for its threads with the GIL.
     env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(CHECKOUT)}
     ended = subprocess.run([sys.executable, "-c", ENDS], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert (ended.stdout, ended.returncode) == ("3 0\n", 0), ended.stderr
+    before, after = map(int, ended.stdout.split())
+    # Two with torch 2.11, three with later ones.
+    assert (before > 0, after, ended.returncode) == (True, 0, 0), ended.stderr
