@@ -37,11 +37,13 @@ def asked_apart(question: Callable[[], _T]) -> _T:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
+        code = 1
         try:
             with os.fdopen(writer, "wb") as pipe:
-                pickle.dump(_answer(question), pipe)
+                pipe.write(pickle.dumps(_answer(question)))
+            code = 0
         finally:
-            os._exit(0)
+            os._exit(code)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         answer = pipe.read()

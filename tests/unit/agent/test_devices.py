@@ -62,6 +62,11 @@ def test_a_process_that_is_killed_is_an_error() -> None:
         asked_apart(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
+def test_an_answer_that_cannot_be_told_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match=r"has ended with 1$"):
+        asked_apart(lambda: lambda: 0)
+
+
 def test_torch_finds_no_device_and_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = _cuda_build(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
