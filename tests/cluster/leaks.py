@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.cluster.testbed import Cluster
 from tests.cluster.testbed.processes import init_of
@@ -23,13 +24,20 @@ _DIRECTORIES = 2
 """That one agent has in /dev/shm. Those of a killed agent stay until the next one comes."""
 
 
+class _Use(NamedTuple):
+    name: str
+    age: float
+    files: int
+    memory: int
+
+
 class Leaks:
     """Open files and memory of all agents of a cluster, from the first look at each that has settled to the last."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._first: dict[int, tuple[int, int]] = {}
-        self._most: dict[int, tuple[int, int]] = {}
+        self._first: dict[int, _Use] = {}
+        self._most: dict[int, _Use] = {}
 
     def look(self) -> None:
         """Note what each agent uses now."""
@@ -39,32 +47,40 @@ class Leaks:
                 with contextlib.suppress(OSError, StopIteration):
                     watched = any(words in process.command for words in _WATCHED)
                     if watched and not process.command.startswith("srun"):
-                        self._note(process.pid)
+                        self._note(process.pid, f"{process.command.strip()} on {node}")
 
-    def _note(self, pid: int) -> None:
-        if pid not in self._first and _age(pid) < _SETTLED:
+    def _note(self, pid: int, name: str) -> None:
+        age = _age(pid)
+        if pid not in self._first and age < _SETTLED:
             return
         files = [*Path(f"/proc/{pid}/fd").iterdir()]
         status = Path(f"/proc/{pid}/status").read_text().splitlines()
         memory = next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon:"))
         # Also what of a snapshot is not mapped.
         memory += sum(file.stat().st_size for file in files if str(file.readlink()).startswith("/memfd:"))
-        self._first.setdefault(pid, (len(files), memory))
-        before = self._most.get(pid, (0, 0))
-        self._most[pid] = (max(len(files), before[0]), max(memory, before[1]))
+        now = _Use(name, age, len(files), memory)
+        self._first.setdefault(pid, now)
+        before = self._most.setdefault(pid, now)
+        if now.memory > before.memory:
+            self._most[pid] = now._replace(files=max(now.files, before.files))
+        elif now.files > before.files:
+            self._most[pid] = before._replace(files=now.files)
 
     def found(self) -> list[str]:
         """What is wrong, when no agent lives any more."""
-        grown = [
-            (self._most[pid][0] - files, self._most[pid][1] - memory) for pid, (files, memory) in self._first.items()
-        ]
-        files, memory = (max((one[index] for one in grown), default=0) for index in (0, 1))
-        print(f"processes watched: {len(grown)}; open files grew by {files} at most, memory by {memory >> 20} MiB")
+        watched = [(first, self._most[pid]) for pid, first in self._first.items()]
+        files = max((most.files - first.files for first, most in watched), default=0)
+        memory = max((most.memory - first.memory for first, most in watched), default=0)
+        print(f"processes watched: {len(watched)}; open files grew by {files} at most, memory by {memory >> 20} MiB")
         wrong = []
-        if files > _MORE_FILES:
-            wrong.append(f"the open files of an agent grew by {files}")
-        if memory > _MORE_MEMORY:
-            wrong.append(f"the memory of an agent grew by {memory >> 20} MiB")
+        for first, most in watched:
+            if most.files - first.files > _MORE_FILES:
+                wrong.append(f"{first.name}: open files grew from {first.files} to {most.files}")
+            if most.memory - first.memory > _MORE_MEMORY:
+                wrong.append(
+                    f"{first.name}: memory grew from {first.memory >> 20} MiB after {first.age:.0f} s of life to "
+                    f"{most.memory >> 20} MiB after {most.age:.0f} s"
+                )
         return wrong + self._left()
 
     def _left(self) -> list[str]:

@@ -67,20 +67,24 @@ class AgentTime:
         """The identity of an agent of the cluster; empty for another process."""
         # It may end at any moment.
         with contextlib.suppress(OSError):
-            # An agent that has imported torch with its fork server has blanks between the words.
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").split()
-            if len(words) < 3 or not words[1].endswith(b"/slurm-elastic") or words[2] != b"agent":
+            if not _is_named_agent(pid):
                 return ""
             lines = Path(f"/proc/{pid}/environ").read_text().split("\0")
             if self._mark in lines:
                 environ = dict(line.split("=", 1) for line in lines if "=" in line)
                 status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-                if any(int(status["PPid"]) == other for other, _ in self._alive):
-                    # A child that an agent has forked just now looks like it.
+                if _is_named_agent(int(status["PPid"])):
+                    # A process that an agent has forked looks like it, and so do the stores that are forked from one.
                     return ""
                 job = f"{environ['SLURM_JOB_ID']}.{environ.get('SLURM_RESTART_COUNT', 0)}"
                 return f"{environ['SLURMD_NODENAME']}/{job}/{status['NSpid'].split()[-1]}"
         return ""
+
+
+def _is_named_agent(pid: int) -> bool:
+    # An agent that has imported torch with its fork server has blanks between the words.
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").split()
+    return len(words) > 2 and words[1].endswith(b"/slurm-elastic") and words[2] == b"agent"
 
 
 def _processes() -> Iterator[tuple[tuple[int, int], float]]:
