@@ -19,6 +19,8 @@ __all__ = ["AgentTime", "redone_steps", "wrong_report"]
 _TOLERANCE = 0.01
 _LOOK = 0.25
 """Seconds between two looks at the process table."""
+_FORKED = "forked"
+"""In the place of an identity: a process of an agent, which may outlive it by a moment."""
 
 
 class AgentTime:
@@ -31,6 +33,7 @@ class AgentTime:
     def __init__(self, slurm_conf: Path) -> None:
         self._mark = f"SLURM_CONF={slurm_conf}"
         self._alive: dict[tuple[int, int], tuple[str, float]] = {}
+        self._forked: set[tuple[int, int]] = set()
         self._before = time.monotonic()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -54,8 +57,10 @@ class AgentTime:
         seen, now = set(), time.monotonic()
         for key, begin in _processes():
             seen.add(key)
-            agent = self._agent(key[0]) if key not in self._alive else ""
-            if agent:
+            agent = self._agent(key[0]) if key not in self._alive and key not in self._forked else ""
+            if agent == _FORKED:
+                self._forked.add(key)
+            elif agent:
                 self._alive[key] = agent, begin
         for key in self._alive.keys() - seen:
             agent, begin = self._alive.pop(key)
@@ -64,7 +69,7 @@ class AgentTime:
         self._before = now
 
     def _agent(self, pid: int) -> str:
-        """The identity of an agent of the cluster; empty for another process."""
+        """The identity of an agent of the cluster; empty for a process that does not look like one."""
         # It may end at any moment.
         with contextlib.suppress(OSError):
             if not _is_named_agent(pid):
@@ -75,7 +80,7 @@ class AgentTime:
                 status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
                 if _is_named_agent(int(status["PPid"])):
                     # A process that an agent has forked looks like it, and so do the stores that are forked from one.
-                    return ""
+                    return _FORKED
                 job = f"{environ['SLURM_JOB_ID']}.{environ.get('SLURM_RESTART_COUNT', 0)}"
                 return f"{environ['SLURMD_NODENAME']}/{job}/{status['NSpid'].split()[-1]}"
         return ""
