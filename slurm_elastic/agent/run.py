@@ -187,6 +187,9 @@ def _supervise(settings: AgentSettings, records: Records, fork_server: ForkServe
     if outcome.exit_code is ExitCode.LEFT and is_known_done(records):
         # The leader recorded the end, and went before it could tell this agent.
         outcome = AgentOutcome(ExitCode.FINISHED)
+    while outcome.exit_code is ExitCode.LEFT and (finding := diagnosis.next_finding()) is not None:
+        # The workers had ended before Slurm said why it wants the node.
+        logger.info("%s leaves: %s", settings.node, finding)
     _record_end(outcome, rendezvous, coordination.leads, events)
     if notify is not None:
         notify.close()
