@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from slurm_elastic.environment import changed_environment
+
 __all__ = ["asked_apart", "cuda_is_open", "driver_asked", "no_devices"]
 
 _T = TypeVar("_T")
@@ -76,14 +78,14 @@ def cuda_is_open() -> bool:
 @contextlib.contextmanager
 def no_devices() -> Iterator[None]:
     """Have torch find no GPU meanwhile: it asks neither CUDA nor the driver then."""
-    with _variables({_ASK_DRIVER: "1", "CUDA_VISIBLE_DEVICES": ""}):
+    with changed_environment({_ASK_DRIVER: "1", "CUDA_VISIBLE_DEVICES": ""}):
         yield
 
 
 @contextlib.contextmanager
 def driver_asked() -> Iterator[None]:
     """Have torch ask the driver for devices meanwhile, not CUDA, and close afterwards what the driver has opened."""
-    with _variables({_ASK_DRIVER: "1"}):
+    with changed_environment({_ASK_DRIVER: "1"}):
         try:
             yield
         finally:
@@ -109,17 +111,3 @@ def _close_driver() -> None:
     while library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != _UNINITIALIZED:
         if library.nvmlShutdown() != 0:
             return
-
-
-@contextlib.contextmanager
-def _variables(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

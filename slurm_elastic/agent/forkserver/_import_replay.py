@@ -30,6 +30,7 @@ from slurm_elastic.agent.forkserver._preload import (
     uncollected,
 )
 from slurm_elastic.agent.forkserver._thread_origins import threads, unknown_threads
+from slurm_elastic.environment import changed_environment, set_variable
 
 __all__ = ["ImportReplay", "SpoiledError", "renew_ranks"]
 
@@ -128,7 +129,7 @@ class ImportReplay:
             # (torch/_inductor/runtime/cache_dir_utils.py, 2.13).
             for name in {*variables, *os.environ}:
                 if os.environ.get(name) != variables.get(name):
-                    _set_variable(name, variables.get(name))
+                    set_variable(name, variables.get(name))
         # Workers get seeds of their own, so random numbers matter only after the script has set a seed.
         if self._culprit is None and change.get("seeded") and _random_states() != {**_random_states(), **random}:
             self._culprit = [root], "draws random numbers"
@@ -305,32 +306,21 @@ def _changed(before: Mapping[str, Any], change: Mapping[str, Any]) -> Iterator[N
     """
     torch: Any = sys.modules.get("torch")
     wanted: Mapping[str, str | None] = change.get("environment", {})
-    variables = {name: os.environ.get(name) for name in wanted}
     path, directory = [*sys.path], os.getcwd()  # noqa: PTH109
     dtype = torch.get_default_dtype() if torch is not None else None
-    for name, value in wanted.items():
-        _set_variable(name, value)
     sys.path[:] = change.get("path", before["path"])
     if "directory" in change:
         os.chdir(change["directory"])
     if torch is not None and "dtype" in change:
         torch.set_default_dtype(getattr(torch, change["dtype"].rpartition(".")[2]))
     try:
-        yield
+        with changed_environment(wanted):
+            yield
     finally:
-        for name, value in variables.items():
-            _set_variable(name, value)
         sys.path[:] = path
         os.chdir(directory)
         if torch is not None:
             torch.set_default_dtype(dtype)
-
-
-def _set_variable(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
 
 
 def renew_ranks() -> None:

@@ -307,9 +307,7 @@ def numa_prefixes(workers: int, options: NumaOptions | None) -> tuple[tuple[str,
     Raises:
         RuntimeError: There is no GPU, or no numactl.
     """
-    if options is None:
-        return tuple(_numa_prefix(rank, None) for rank in range(workers))
-    return _asked_numa_prefixes(workers, options)
+    return ((),) * workers if options is None else _asked_numa_prefixes(workers, options)
 
 
 @functools.cache
@@ -317,14 +315,12 @@ def _asked_numa_prefixes(workers: int, options: NumaOptions) -> tuple[tuple[str,
     def ask() -> tuple[tuple[str, ...], ...]:
         # torch logs a traceback of what it raises.
         logging.disable()
-        return tuple(_numa_prefix(rank, options) for rank in range(workers))
+        command = ("",)
+        bound = (_wrap_with_numa_binding(command, **{_DEVICE: rank}, numa_options=options) for rank in range(workers))
+        return tuple(each[: -len(command)] for each in bound)
 
     # torch asks CUDA where each GPU is.
     return asked_apart(ask)
-
-
-def _numa_prefix(rank: int, options: NumaOptions | None) -> tuple[str, ...]:
-    return _wrap_with_numa_binding(("",), **{_DEVICE: rank}, numa_options=options)[:-1]
 
 
 def bound_cpus(bound: tuple[str, ...], command: tuple[str, ...]) -> tuple[int, ...] | None:

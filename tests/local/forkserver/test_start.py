@@ -188,12 +188,11 @@ def test_worker_is_bound_to_the_cpus_that_torch_chooses_for_it(
     place.script.write_text("import os\nprint(os.environ['RANK'], os.sched_getaffinity(0))\n")
     cpus = [min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))]
 
-    def bind(command: tuple[str, ...], numa_options: object, **device: int) -> tuple[str, ...]:
-        assert numa_options is None
-        return ("numactl", f"--physcpubind={cpus[device[torch_context._DEVICE]]}", *command)
+    def prefixes(workers: int, _options: object) -> tuple[tuple[str, ...], ...]:
+        return tuple(("numactl", f"--physcpubind={cpus[rank]}") for rank in range(workers))
 
     # As on a machine with GPUs, where it depends on which one is nearest.
-    monkeypatch.setattr(torch_context, "_wrap_with_numa_binding", bind)
+    monkeypatch.setattr(torch_context, "numa_prefixes", prefixes)
     context = place.context(workers=2)
     try:
         assert context.wait(HANG) is not None

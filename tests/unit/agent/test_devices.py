@@ -23,7 +23,6 @@ class Nvml:
 
     def __init__(self, uses: int) -> None:
         self.uses = uses
-        self.asked = 0
 
     def nvmlDeviceGetCount_v2(self, _count: object) -> int:  # noqa: N802
         return 0 if self.uses else UNINITIALIZED

@@ -131,6 +131,14 @@ def test_environment_variables_of_torchrun_count_as_given(monkeypatch: pytest.Mo
     )
 
 
+def test_workers_have_thirty_seconds_or_those_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settle("train.py", STEP).shutdown_timeout == 30
+    assert settle("--shutdown-timeout 4 train.py", STEP).shutdown_timeout == 4
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7")
+    assert settle("train.py", STEP).shutdown_timeout == 7
+    assert settle("--shutdown_timeout=0 train.py", STEP).shutdown_timeout == 0
+
+
 def test_the_snapshots_of_a_node_are_two_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settle("--snapshot-slots 2 train.py", STEP) == settings_of_n2(snapshot_slots=2)
     monkeypatch.setenv("PET_SNAPSHOT_SLOTS", "2")

@@ -13,11 +13,10 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from slurm_elastic.environment import changed_environment
 from slurm_elastic.errors import UsageError
 
 __all__ = ["Rpc", "load_rpc"]
@@ -66,7 +65,7 @@ def load_rpc() -> Rpc:
         )
     defaults = {name: os.environ.get(name, value) for name, value in _SETTINGS.items()}
     try:
-        with _environment({_IMPLEMENTATION: "python", **defaults}), warnings.catch_warnings():
+        with changed_environment({_IMPLEMENTATION: "python", **defaults}), warnings.catch_warnings():
             # The age of the generated code again; one warning for each field of each message.
             warnings.simplefilter("ignore", DeprecationWarning)
             return Rpc(
@@ -82,17 +81,3 @@ def load_rpc() -> Rpc:
 def _loaded_implementation() -> str | None:
     module = sys.modules.get("google.protobuf.internal.api_implementation")
     return None if module is None else str(module.Type())
-
-
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
