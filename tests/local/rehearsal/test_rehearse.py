@@ -83,7 +83,7 @@ def test_a_checkpoint_that_has_its_name_before_it_is_complete(
 def test_a_right_script_loses_no_step_that_it_need_not_lose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenario = "at step 23 preempt node 1; at step 44 join; at step 66 leader"
     code, told = rehearse(tmp_path, capsys, scenario, f"--report={tmp_path / 'page.html'}", str(TRAINS))
-    assert (wrong(told), code) == ({}, 0)
+    assert (wrong(told), code) == ({}, 0), told
     # The last checkpoint before the loss was that of step 60.
     assert (told["steps"], told["steps_lost"]) == (90, 6)
     assert len(told["losses"]) == 90
@@ -96,7 +96,7 @@ def test_the_examples_of_the_documentation_are_right(
 ) -> None:
     words = (str(EXAMPLES / example), "--epochs=1", "--batch-size=32", "--checkpoint-every=5")
     code, told = rehearse(tmp_path, capsys, "at step 7 preempt node 1", *words)
-    assert (wrong(told), code, told["steps_lost"]) == ({}, 0, 0)
+    assert (wrong(told), code, told["steps_lost"]) == ({}, 0, 0), told
 
 
 @pytest.mark.parametrize("example", ["transformers_trainer.py", "lightning_trainer.py"])
@@ -110,7 +110,7 @@ def test_the_examples_with_frameworks_are_right(tmp_path: Path, example: str) ->
     command = [frameworks.PYTHON, "-m", "slurm_elastic", "rehearse", *words]
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     told = json.loads(done.stdout)
-    assert (wrong(told), done.returncode) == ({}, 0), done.stderr
+    assert (wrong(told), done.returncode) == ({}, 0), (told, done.stderr)
     # Every row has something to judge.
     assert "unknown" not in {each["level"] for each in told["checks"]}
     # The last checkpoint before the failure was that of step 10.
@@ -127,7 +127,7 @@ def test_a_group_that_was_paused_replaces_the_checkpoint_of_its_successor(
 def test_a_failed_worker_one_that_hangs_and_the_time_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenario = "at step 25 fail node 1; at step 41 hang node 0; at step 58 time limit with 60 s"
     code, told = rehearse(tmp_path, capsys, scenario, str(TRAINS))
-    assert (wrong(told), code, told["steps_lost"]) == ({}, 0, 6)
+    assert (wrong(told), code, told["steps_lost"]) == ({}, 0, 6), told
 
 
 @pytest.mark.parametrize(
