@@ -172,6 +172,27 @@ def test_a_closed_port_is_told_by_the_words_of_the_kernel(tmp_path: Path) -> Non
     assert ask_peer(run_dir, "n1", peer(server, free_port=closed)).free_port_error == "Connection refused"
 
 
+@pytest.mark.parametrize("port", [0, 1], ids=["leader", "free"])
+@pytest.mark.parametrize(("times", "error"), [(1, ""), (2, "no answer within 3 s")])
+def test_a_port_is_closed_if_it_is_silent_twice_while_the_other_one_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int, times: int, error: str
+) -> None:
+    run_dir = opened(tmp_path)
+    server = PeerServer(run_dir, "n2")
+    connect, lost = socket.create_connection, [server.ports[port]] * times
+
+    def losing(address: tuple[str, int], timeout: float) -> socket.socket:
+        if address[1] in lost:
+            lost.remove(address[1])
+            raise TimeoutError
+        return connect(address, timeout)
+
+    monkeypatch.setattr(socket, "create_connection", losing)
+    link = ask_peer(run_dir, "n1", peer(server))
+    assert (link.leader_port_error, link.free_port_error)[port] == error
+    assert (link.leader_port_error, link.free_port_error)[1 - port] == ""
+
+
 def test_a_stranger_at_the_port_is_no_peer(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     strange = PeerServer(opened(tmp_path / "other"), "n2")
