@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import shutil
 import signal
@@ -44,6 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(config.stash[_directory], ignore_errors=True)
+    # The limit of pytest's is for tests. A process that a thread or a child keeps from ending says so, too, and ends.
+    if seconds := float(config.getini("faulthandler_timeout")):
+        faulthandler.dump_traceback_later(seconds, exit=True)
 
 
 @pytest.fixture(autouse=True)

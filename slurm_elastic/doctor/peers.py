@@ -122,10 +122,10 @@ def ask_peer(run_dir: RunDir, here: str, peer: Peer) -> LinkFacts:
     leader_error = _leader_error(peer)
     connected, error_of_free = _connect(peer.address, peer.free_port)
     # Where one of them answers, a firewall hides the other one, or the network has lost what asked it: Linux asks at
-    # once and after 1 and 3 s (tcp(7), tcp_syn_retries).
+    # once and after 1 and 3 s (kernel documentation, ip-sysctl, tcp_syn_retries: an initial RTO of 1 s, then doubled).
     if connected is not None and leader_error:
         leader_error = _leader_error(peer)
-    elif connected is None and not leader_error:
+    elif connected is None and peer.leader_port and not leader_error:
         connected, error_of_free = _connect(peer.address, peer.free_port)
     if connected is None:
         return LinkFacts(peer.node, leader_error, error_of_free)
