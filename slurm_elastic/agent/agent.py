@@ -229,9 +229,7 @@ class Agent:
                 self._reserved = self._ports.reserve()
                 inventory = next((held for feature in self._features if (held := feature.inventory())), "")
                 reserved = self._reserved
-                self._coordination.join(
-                    self._rendezvous_config.agent_info(reserved.port, reserved.addresses, inventory)
-                )
+                self._coordination.join(self._rendezvous_config.agent_info(reserved.port, inventory))
             case lifecycle.StartWorkers(assignment):
                 return self._start(assignment)
             case lifecycle.SignalWorkers():

@@ -83,11 +83,11 @@ class RendezvousConfig:
         """The name of this incarnation of the run; agents of another one are strangers."""
         return incarnation(self.run_id, 0 if self.shared else self.restart_count)
 
-    def agent_info(self, store_port: int, addresses: tuple[str, ...] = (), inventory: str = "") -> AgentInfo:
+    def agent_info(self, store_port: int, inventory: str = "") -> AgentInfo:
         """Return the description of this agent with which it joins.
 
         Args:
-            store_port, addresses: See :class:`~slurm_elastic.rendezvous.worker_store.ReservedPort`.
+            store_port: See :class:`~slurm_elastic.rendezvous.worker_store.ReservedPort`.
             inventory: See :class:`~slurm_elastic.rendezvous.membership.AgentInfo`.
         """
         return AgentInfo(
@@ -101,7 +101,6 @@ class RendezvousConfig:
             cohort=self.cohort[0],
             cohort_size=self.cohort[1],
             releases=own_releases(),
-            addresses=addresses,
             inventory=inventory,
         )
 

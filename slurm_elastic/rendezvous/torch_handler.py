@@ -102,7 +102,7 @@ class SlurmRendezvousHandler(RendezvousHandler):
         self._raise_if_over()
         self._store = self._served = None
         self._reserved = self._ports.reserve()
-        self._coordination.join(self._config.agent_info(self._reserved.port, self._reserved.addresses))
+        self._coordination.join(self._config.agent_info(self._reserved.port))
         while True:
             # A signal handler that raises has to get its turn, so no wait is longer than this.
             event = self._coordination.next_event(timeout=_SIGNAL_LATENCY)

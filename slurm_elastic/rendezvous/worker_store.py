@@ -1,38 +1,22 @@
 """The store through which the workers of one round find each other: fresh each round, on rank 0's node.
 
 torch's TCPStore authenticates no client: each reads and writes its keys. So it listens where the workers
-of the round need it and nowhere else, on the loopback if all of them are on this node; elsewhere the kernel admits the
-nodes of the round alone, if it lets this user tell it so. And it is served by a process of its own: a client
-takes that process's descriptors, and none of the agent's.
+of the round need it and nowhere else, on the loopback if all of them are on this node. And it is served by a process of
+its own: a client takes that process's descriptors, and none of the agent's.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import logging
-import os
 import socket
-from collections.abc import Sequence
 
-from slurm_elastic.rendezvous.store_filter import (
-    address_ranges,
-    attach_filter,
-    close_waiting_strangers,
-    filter_program,
-)
 from slurm_elastic.rendezvous.store_process import ServedStore, serve_store
 from slurm_elastic.rendezvous.transport.messages import Assignment
-from slurm_elastic.slurm.address import own_addresses, resolve
+from slurm_elastic.slurm.address import resolve
 
 __all__ = ["FreshPorts", "ReservedPort", "open_worker_store"]
 
-logger = logging.getLogger(__name__)
-
 _LOOPBACK = "127.0.0.1"
-_OPEN = "SLURM_ELASTIC_STORE_OPEN"
-"""Environment variable of an agent: stores of its rounds admit all addresses."""
-
 _REMEMBERED = 256
 
 
@@ -58,31 +42,6 @@ class ReservedPort:
             self.address = ""
             self._socket = socket.create_server(("", 0), backlog=4096)
         self.port: int = self._socket.getsockname()[1]
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The addresses from which workers of this node connect to other nodes; none if they are unknown.
-
-        They are if the node is known to others by an address that is not its own.
-        """
-        own = own_addresses()
-        return own if self.address in own and not os.environ.get(_OPEN) else ()
-
-    def admit(self, addresses: Sequence[str]) -> bool:
-        """Have the kernel drop what comes from elsewhere; return whether it does."""
-        if self._socket is None or not addresses or self.address == _LOOPBACK:
-            return False
-        try:
-            ranges = address_ranges(addresses)
-            program = filter_program(ranges)
-            if program is None:
-                return False
-            attach_filter(self._socket, program)
-        except (OSError, ValueError) as error:
-            logger.debug("no filter on the workers' store: %s", error)
-            return False
-        close_waiting_strangers(self._socket, ranges)
-        return True
 
     def withdraw(self) -> None:
         """Listen on the loopback in place of the address that was announced, on the same port."""
@@ -152,12 +111,4 @@ def open_worker_store(placed: Assignment, reserved: ReservedPort) -> ServedStore
     if placed.nodes == 1:
         with contextlib.suppress(OSError):
             reserved.withdraw()
-    if reserved.admit(placed.store_clients):
-        _admit_nodes()
     return serve_store(reserved.address or _LOOPBACK, reserved.port, reserved.take())
-
-
-@functools.cache
-def _admit_nodes() -> None:
-    """Say once what keeps programs on other nodes from the store, which explains a client that is not admitted."""
-    logger.info("the workers' store admits the nodes of its round alone; %s=1 in the environment admits all", _OPEN)

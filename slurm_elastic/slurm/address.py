@@ -6,7 +6,6 @@ from that in the fast network. So the user's options come first, then Slurm's No
 
 from __future__ import annotations
 
-import array
 import fcntl
 import ipaddress
 import socket
@@ -24,15 +23,11 @@ __all__ = [
     "choose_address",
     "data_interface",
     "gather_facts",
-    "own_addresses",
     "resolve",
 ]
 
 _SIOCGIFADDR = 0x8915
 """netdevice(7): the IPv4 address of an interface."""
-_SIOCGIFCONF, _IFREQ_BYTES = 0x8912, 40
-"""netdevice(7): all IPv4 addresses of this node, each in a struct ifreq, which has this size on 64-bit machines."""
-_MAX_OWN_ADDRESSES = 32
 _TEST_NET = "192.0.2.1"
 """An address that no host has (RFC 5737), so the route to it is the default route."""
 
@@ -141,19 +136,6 @@ def resolve(name: str) -> str | None:
     return min((str(answer[4][0]) for answer in answers), key=_is_loopback, default=None)
 
 
-def own_addresses() -> tuple[str, ...]:
-    """Return the addresses of this node that other nodes may see it by; none if they are unknown, or more than 32.
-
-    From which of them a connection comes is the kernel's choice: it depends on the routes.
-    """
-    try:
-        found = {*_ipv4_addresses(), *(address for _, address in _ipv6_addresses())}
-    except OSError:
-        return ()
-    outward = sorted(address for address in found if not _is_loopback(address))
-    return tuple(outward) if len(outward) <= _MAX_OWN_ADDRESSES else ()
-
-
 def _of_interface(name: str, facts: AddressFacts) -> str:
     if name not in facts.interfaces:
         raise UsageError(f"no interface {name} on {facts.node}; its interfaces are {_listed(facts.interfaces)}")
@@ -214,16 +196,6 @@ def _ipv4_address(interface: str) -> str | None:
         except OSError:
             return None
     return socket.inet_ntoa(answer[20:24])
-
-
-def _ipv4_addresses() -> list[str]:
-    """Return all addresses of this node, also those that an interface has beside its first one."""
-    answer = array.array("B", bytes(256 * _IFREQ_BYTES))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        filled = fcntl.ioctl(probe, _SIOCGIFCONF, struct.pack("iP", len(answer), answer.buffer_info()[0]))
-    (length, _) = struct.unpack("iP", filled)
-    # A name of 16 bytes, and a struct sockaddr_in, whose address comes after family and port.
-    return [socket.inet_ntoa(bytes(answer[at + 20 : at + 24])) for at in range(0, length, _IFREQ_BYTES)]
 
 
 def _ipv6_addresses(source: Path = Path("/proc/net/if_inet6")) -> list[tuple[str, str]]:

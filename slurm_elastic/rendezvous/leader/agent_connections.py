@@ -103,12 +103,6 @@ class AgentConnections:
         """Return True if this agent is connected, or has greeted."""
         return agent in self.by_agent or agent in self._coming
 
-    def origin(self, agent: str) -> str:
-        """Return the address that this agent has connected from; empty if it is not connected."""
-        connection = self.by_agent.get(agent)
-        # The prefix marks an address of IPv4 on a listener for both (ipv6(7)).
-        return connection.peer.removeprefix("::ffff:") if connection is not None else ""
-
     def current(self, connection: AcceptedConnection) -> bool:
         """Return whether this is the one connection of its agent."""
         return self.by_agent.get(connection.agent) is connection

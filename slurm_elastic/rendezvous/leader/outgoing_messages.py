@@ -15,11 +15,8 @@ from slurm_elastic.slurm import compress
 __all__ = ["send_decision"]
 
 _LOOPBACK = "127.0.0.1"
-_LOOPBACK_PREFIXES = ("127.", "::1")
 _SUCCESSORS = 8
 """Candidates to succeed the leader that an assignment names."""
-_MAX_CLIENTS = 16384
-"""Addresses that one message may name; they take 300 KB, and a message at most 1 MiB."""
 
 
 def send_decision(connections: AgentConnections, epoch: int, state: State, decision: Decision) -> None:
@@ -56,7 +53,6 @@ class _Shared:
 
     members: str
     successors: tuple[Successor, ...]
-    store_clients: tuple[str, ...]
 
 
 def _shared(connections: AgentConnections, state: State, table: Table) -> _Shared:
@@ -65,28 +61,9 @@ def _shared(connections: AgentConnections, state: State, table: Table) -> _Share
         others = (place for place in table.places if place.agent != state.settings.agent)
         members = compress(place.node for place in table.places)
         successors = tuple(_successor(place) for place in islice(others, _SUCCESSORS))
-        connections.shared = table, _Shared(members, successors, _store_clients(connections, state, table))
+        connections.shared = table, _Shared(members, successors)
     shared: _Shared = connections.shared[1]
     return shared
-
-
-def _store_clients(connections: AgentConnections, state: State, table: Table) -> tuple[str, ...]:
-    """Return the addresses of all nodes of a round; none if those of one node are unknown, or others see another one.
-
-    An agent whose connection comes from an address that is not its own is behind address translation. So are its
-    workers, and a store that admits only the agent's addresses would refuse them.
-    """
-    found: set[str] = set()
-    for place in table.places:
-        agent = state.agents.get(place.agent)
-        own = agent.candidate.addresses if agent is not None else ()
-        if not own:
-            return ()
-        origin = connections.origin(place.agent)
-        if origin not in own and not origin.startswith(_LOOPBACK_PREFIXES):
-            return ()
-        found.update(own)
-    return tuple(sorted(found)) if len(found) <= _MAX_CLIENTS else ()
 
 
 def _placed(epoch: int, state: State, table: Table, rank: int, shared: _Shared) -> Assignment:
@@ -110,7 +87,6 @@ def _placed(epoch: int, state: State, table: Table, rank: int, shared: _Shared) 
         successors=shared.successors if among else (*shared.successors, mine),
         members=shared.members,
         heartbeat_limit=table.heartbeat_limit,
-        store_clients=shared.store_clients if rank == 0 and len(table.places) > 1 else (),
         origin=table.origin,
     )
 

@@ -32,7 +32,6 @@ class AgentInfo:
         cohort: name of the srun that started this agent together with others; empty if none did.
         cohort_size: how many agents that was to start, this one included.
         releases: of Python and torch, such as ``Python 3.11, torch 2.15.0``; empty if it does not say.
-        addresses: from which its workers connect to other nodes; none if it does not know, or does not say.
         inventory: what its memory holds for the workers of the next round, as text that membership does not read; empty
             for nothing. Final: it has no workers that could change it.
     """
@@ -48,7 +47,6 @@ class AgentInfo:
     cohort: str = ""
     cohort_size: int = 1
     releases: str = ""
-    addresses: tuple[str, ...] = ()
     inventory: str = ""
 
     @property

@@ -91,7 +91,6 @@ class Assignment:
         successors: The first of the agents that may follow the leader, in order.
         members: The nodes of the round as a host list, which is short also for thousands.
         heartbeat_limit: The limit in force, in seconds.
-        store_clients: For the agent of rank 0 only: the addresses of all nodes of the round; empty if any is unknown.
         origin: The snapshot that the workers start from, as text; membership does not read it.
     """
 
@@ -110,7 +109,6 @@ class Assignment:
     successors: tuple[Successor, ...] = ()
     members: str = ""
     heartbeat_limit: float = 0.0
-    store_clients: tuple[str, ...] = ()
     origin: str = ""
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.rendezvous import worker_store
 from slurm_elastic.rendezvous.membership import Place, Reason
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, open_worker_store
@@ -56,24 +55,3 @@ def listening(port: int) -> list[str]:
         for _, local, _, state, *_ in lines
         if (int(local[9:], 16), state) == (port, "0A")
     ]
-
-
-def test_an_agent_says_its_addresses_if_others_know_it_by_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = ("10.0.0.1", "127.0.0.7")
-    monkeypatch.setattr(worker_store, "own_addresses", lambda: own)
-    for known_as, addresses in (("127.0.0.7", own), ("127.0.0.8", ()), ("198.51.100.7", ()), ("", ())):
-        reserved = ReservedPort(known_as)
-        assert reserved.addresses == addresses
-        reserved.close()
-    monkeypatch.setenv("SLURM_ELASTIC_STORE_OPEN", "1")
-    reserved = ReservedPort("127.0.0.7")
-    assert reserved.addresses == ()
-    reserved.close()
-
-
-def test_a_store_whose_clients_are_unknown_or_too_many_has_no_filter() -> None:
-    reserved = ReservedPort("127.0.0.7")
-    assert not reserved.admit(())
-    assert not reserved.admit(["n1"])
-    assert not reserved.admit([f"10.{index >> 8}.{index & 255}.1" for index in range(2000)])
-    reserved.close()

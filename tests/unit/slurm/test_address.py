@@ -9,7 +9,6 @@ from slurm_elastic.slurm.address import (
     choose_address,
     data_interface,
     gather_facts,
-    own_addresses,
     resolve,
 )
 
@@ -97,21 +96,6 @@ def test_gathers_this_machines_interfaces() -> None:
     found = gather_facts(AddressPreference(interface="lo"), "n7")
     assert found.interfaces["lo"] == "127.0.0.1"
     assert choose_address(AddressPreference(interface="lo"), found) == "127.0.0.1"
-
-
-def test_own_addresses_are_those_of_interfaces_without_the_loopback() -> None:
-    own = own_addresses()
-    found = set(gather_facts(AddressPreference(interface="lo"), "n7").interfaces.values())
-    assert {address for address in found if address not in (None, "127.0.0.1", "::1")} <= set(own)
-    assert not {"127.0.0.1", "::1"} & set(own)
-
-
-def test_own_addresses_are_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> bytes:
-        raise PermissionError(1, "not here")
-
-    monkeypatch.setattr("slurm_elastic.slurm.address.fcntl.ioctl", refuse)
-    assert own_addresses() == ()
 
 
 def test_a_loopback_peer_gives_no_route() -> None:

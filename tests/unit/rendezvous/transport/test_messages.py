@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
@@ -59,7 +58,6 @@ FROM_AGENTS: list[AgentMessage] = [
     Connected(A, None),
     Connected(A, 3),
     Joined(CANDIDATE, 1),
-    Joined(dataclasses.replace(CANDIDATE, addresses=("10.0.0.1", "fd00::1")), 1),
     Connected(CANDIDATE.agent, 3, over=True),
     Joined(CANDIDATE, 2, 0),
     Joined(CANDIDATE, 3, 1, 2),
@@ -88,7 +86,6 @@ FROM_LEADERS: list[LeaderMessage] = [
         *(3, Reason.NODE_LOST, 2, 8, "node1", 30000, 1, 2, A, "node1"),
         (Successor("node2/7.0/43", "10.0.0.2", 31001),),
         "node[1-2]",
-        store_clients=("10.0.0.1", "10.0.0.2"),
     ),
     Holding(3),
     Holding(3, leaving=(A,)),
@@ -117,12 +114,6 @@ def test_what_agents_say_arrives_as_it_was(message: AgentMessage) -> None:
 @pytest.mark.parametrize("message", FROM_LEADERS, ids=str)
 def test_what_the_leader_says_arrives_as_it_was(message: LeaderMessage) -> None:
     assert decode_leader_message(json.loads(encode(message))) == message
-
-
-def test_an_agent_of_an_older_version_says_no_addresses() -> None:
-    older = json.loads(encode(Joined(CANDIDATE, 1)))
-    del older["candidate"]["addresses"]
-    assert decode_agent_message(older, A) == Joined(CANDIDATE, 1)
 
 
 def test_kinds_keep_their_names_on_the_wire() -> None:
