@@ -38,6 +38,7 @@ from slurm_elastic.agent.forkserver._linux import (
     signal_descriptor,
 )
 from slurm_elastic.agent.forkserver._memfd import read_memory_file
+from slurm_elastic.agent.forkserver._process_groups import keep_owned_groups
 from slurm_elastic.control import start_sampling
 
 __all__ = ["ServerProcess"]
@@ -233,6 +234,7 @@ class ServerProcess:
                 state = {"state": "cold", "reason": obstacle}
         del sys.path[: len(directory)]
         if state["state"] == "warm":
+            keep_owned_groups()
             self._deferred = [*preload.DEFERRED]
             self._learner.begin()
             if self._learner.wanted.steps:

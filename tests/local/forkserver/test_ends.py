@@ -391,3 +391,37 @@ def test_a_worker_runs_its_own_exit_handlers_and_not_those_of_the_fork_server(
 
     assert (ended.code, ended.stderr) == (7, "")
     assert sorted(ended.stdout.splitlines()) == ["printed, and handled", "streamed"]
+
+
+OWNED_GROUP = """\
+import os, sys, torch, torch.distributed
+from torch.nn.parallel import DistributedDataParallel
+
+# gloo's thread gets the GIL only where this thread gives it away.
+sys.setswitchinterval(1000)
+
+def main():
+    rank = int(os.environ["RANK"])
+    torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
+    model = DistributedDataParallel(torch.nn.Linear(20, 1))
+    for _step in range(5):
+        model(torch.ones(4, 20)).sum().backward()
+    torch.distributed.destroy_process_group()
+
+main()
+print("done")
+"""
+
+
+def test_a_worker_ends_whose_model_owns_the_process_group_last(workplace: Make, tmp_path: Path) -> None:
+    """torch's Reducer waits for gloo's thread while it holds the GIL (torch 2.13): most rounds of a cold start hang."""
+    place = workplace(preload=["torch._dynamo"])
+    place.script.write_text(OWNED_GROUP)
+    for number in range(6):
+        context = place.context([str(tmp_path / f"store{number}")], workers=2)
+        try:
+            ended = context.wait(HANG / 4, 0.01)
+            assert ended is not None, "it hangs"
+            assert [Path(context.stdouts[rank]).read_text() for rank in range(2)] == ["done\n"] * 2
+        finally:
+            context.close(signal.SIGKILL)
