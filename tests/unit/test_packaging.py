@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 from pathlib import Path
 
 from slurm_elastic import __version__
@@ -46,3 +48,28 @@ def test_everything_names_this_version() -> None:
     sections = re.findall(r"^## (\d\S*) - (\S+)$", (CHECKOUT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
     assert sections[0][0] == __version__
     assert f'date-released: "{sections[0][1]}"' in (CHECKOUT / "CITATION.cff").read_text()
+
+
+OPTIONAL = {
+    "pytest": "rehearsal/pytest_plugin.py",
+    "textual": "cli/_top_view.py",
+    "lightning": "integrations",
+    "transformers": "integrations",
+}
+"""Packages that users of one part install, and the only files that import them."""
+
+
+def test_every_imported_package_is_required() -> None:
+    modules = {"python_hostlist": "hostlist"}
+    required = {modules.get(name, name) for name in (each.replace("-", "_") for each in requirements())}
+    package = CHECKOUT / "slurm_elastic"
+    missing = set()
+    for path in package.rglob("*.py"):
+        file = path.relative_to(package).as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"slurm_elastic"}:
+                if name not in required and not (name in OPTIONAL and file.startswith(OPTIONAL[name])):
+                    missing.add(f"{file} imports {name}")
+    assert missing == set()

@@ -361,7 +361,7 @@ def _random_states() -> dict[str, Any]:
         name, keys, *rest = sys.modules["numpy.random"].get_state()
         states["numpy.random"] = name, keys.tobytes(), *rest
     if "torch" in sys.modules and hasattr(sys.modules["torch"], "get_rng_state"):
-        states["torch"] = sys.modules["torch"].get_rng_state().numpy().tobytes()
+        states["torch"] = bytes(sys.modules["torch"].get_rng_state().tolist())
     return states
 
 

@@ -133,6 +133,14 @@ def test_imports_are_there_in_the_next_round_and_in_the_next_run(site: Site) -> 
     assert {file.stat().st_mode & 0o777 for file in site.lists.iterdir()} == {0o600}
 
 
+def test_imports_are_learned_without_numpy(site: Site) -> None:
+    """torch does not require numpy."""
+    (site.packages / "numpy.py").write_text("raise ModuleNotFoundError(\"No module named 'numpy'\", name='numpy')\n")
+    script = asking("plain", "torch._dynamo") + "import plain, torch\nprint(there, 'numpy' in sys.modules)\n"
+    assert site.learn(script) == "[] False\n"
+    assert site.run().stdout == "['plain', 'torch._dynamo'] False\n"
+
+
 CLASSES = """\
 import dataclasses
 
