@@ -61,8 +61,8 @@ def _end_process_group() -> None:
     hangs at its end.
     """
     for each in gc.get_objects():
-        # isinstance would ask proxy objects for their class, and an abstract class about every type there is.
-        if DistributedDataParallel in type(each).__mro__:
+        # isinstance would ask proxy objects for their class.
+        if issubclass(type(each), DistributedDataParallel):
             # The logger owns the reducer, too.
             each.logger = each.reducer = each.process_group = None
     if dist.is_initialized():

@@ -18,6 +18,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from slurm_elastic.agent.forkserver._linux import silence_c_stderr, spare_exit_handlers
+from slurm_elastic.agent.forkserver._namespaces import has_type, namespace_of
 
 __all__ = ["FastExit"]
 
@@ -45,7 +46,7 @@ class FastExit:
     """
 
     def __init__(self) -> None:
-        self._inherited: dict[str, ModuleType] = {}
+        self._inherited: dict[str, object] = {}
         self._worker = False
         atexit.register(self._spare)
 
@@ -56,7 +57,7 @@ class FastExit:
             name: module
             for name, module in sys.modules.items()
             # multiprocessing knows __main__ by a second name.
-            if name not in _OF_THE_INTERPRETER and isinstance(module, ModuleType) and module is not main
+            if name not in _OF_THE_INTERPRETER and has_type(module, (ModuleType,)) and module is not main
         }
 
     def inherit(self) -> None:
@@ -82,14 +83,19 @@ class FastExit:
                 # Not removed: an import from here on has to fail, as at the end of Python, and not load it again.
                 sys.modules[name] = None  # type: ignore[assignment]
         own = [
-            vars(module)
+            namespace
             for name, module in sys.modules.items()
-            if name not in _OF_THE_INTERPRETER and isinstance(module, ModuleType)
+            if name not in _OF_THE_INTERPRETER and (namespace := namespace_of(module)) is not None
         ]
         vars(sys)[_AT_SYS_CLEAR] = _AtSysClear(own, silence=_REPORTS_LEAKS in self._inherited)
 
 
 _AT_SYS_CLEAR = "_slurm_elastic_last"
+
+
+def _clearable(content: dict[str, Any]) -> list[str]:
+    """Return the names in a namespace that Python clears; a name of another type could have operators of its own."""
+    return [name for name in content if type(name) is str and name != "__builtins__"]
 
 
 class _Namespace:
@@ -112,8 +118,9 @@ class _Namespace:
         if self.content.get(_AT_SYS_CLEAR) is self:
             # The whole namespace is collected.
             return
-        for name, value in list(self.content.items()):
-            if not isinstance(value, (FunctionType, ModuleType, type)) and name != "__builtins__":
+        for name in _clearable(self.content):
+            value = self.content.get(name)
+            if not has_type(value, (FunctionType, ModuleType, type)):
                 value = None
                 self.content[name] = None
 
@@ -134,7 +141,7 @@ class _AtSysClear:
         for reference in self._namespaces:
             namespace = reference()
             if namespace is not None:
-                for name in [name for name in namespace.content if name != "__builtins__"]:
+                for name in _clearable(namespace.content):
                     namespace.content[name] = None
         if self._silence:
             silence_c_stderr()

@@ -35,6 +35,7 @@ from slurm_elastic.agent.forkserver._import_plan import (
 )
 from slurm_elastic.agent.forkserver._import_recorder import ImportRecord, current_state, observe
 from slurm_elastic.agent.forkserver._import_replay import ImportReplay, SpoiledError
+from slurm_elastic.agent.forkserver._namespaces import namespace_of
 from slurm_elastic.agent.forkserver._preload import DEFERRED
 from slurm_elastic.agent.forkserver._signed_file import UntrustedFileError
 from slurm_elastic.agent.forkserver._source_effects import effects_of, fingerprint_of
@@ -418,7 +419,7 @@ def _fingerprints(workers: Iterable[WorkerImports]) -> dict[str, str]:
 
 def _changed_times(modules: Iterable[str]) -> Mapping[str, int]:
     """Return the change times (st_mtime_ns) of the files of modules; for installed packages, of their directories."""
-    files = {getattr(sys.modules.get(name), "__file__", None) for name in modules}
+    files = {(namespace_of(sys.modules.get(name)) or {}).get("__file__") for name in modules}
     installed = package_directories(sys.path)
     standard = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120
     loose = [

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from slurm_elastic.agent.forkserver._namespaces import has_type
+
 __all__ = ["keep_owned_groups"]
 
 
@@ -41,6 +43,5 @@ def keep_owned_groups() -> None:
 
 def _owned_groups(model_type: type) -> list[object]:
     """Return the process groups of all models of this type, without running code of the script."""
-    # type() and issubclass() of a plain class ask no object of the script for anything.
-    models = [each for each in gc.get_objects() if issubclass(type(each), model_type)]
+    models = [value for value in gc.get_objects() if has_type(value, (model_type,))]
     return [object.__getattribute__(model, "__dict__").get("process_group") for model in models]

@@ -141,6 +141,13 @@ def test_imports_are_learned_without_numpy(site: Site) -> None:
     assert site.run().stdout == "['plain', 'torch._dynamo'] False\n"
 
 
+def test_nothing_of_the_script_is_looked_at(site: Site) -> None:
+    script = asking("plain") + "import plain\n" + (Path(__file__).parent / "scripts" / "hostile.py").read_text()
+    assert site.learn(f"{script}print(there)\n") == "done\n[]\n"
+    ended = site.run()
+    assert (ended.stdout, ended.stderr) == ("done\n['plain']\n", "")
+
+
 CLASSES = """\
 import dataclasses
 
