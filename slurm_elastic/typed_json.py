@@ -1,18 +1,39 @@
-"""JSON as values of declared types, in any thread."""
+"""JSON from files, sockets and other programs: every parser of it in the agents reads it by this module.
+
+Whatever the bytes are, its functions return a value or raise `JSONError`, and nothing else. Any thread may call them.
+"""
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any, TypeVar, overload
 
-import msgspec
-
-__all__ = ["convert", "decode"]
+__all__ = ["JSONError", "convert", "decode", "loads"]
 
 _T = TypeVar("_T")
 
 _lock = threading.Lock()
 _built: set[Any] = set()
+
+
+class JSONError(ValueError):
+    """What was read is no JSON in UTF-8, or does not describe a value of the wanted type."""
+
+
+def loads(content: bytes | str) -> Any:
+    """Return the value of any type that JSON describes; it may have surrogates, for bytes of a path (PEP 383).
+
+    Args:
+        content: JSON, in UTF-8 if it is bytes.
+
+    Raises:
+        JSONError: It is no JSON, or is nested too deeply, or has a number of too many digits.
+    """
+    try:
+        return json.loads(content if isinstance(content, str) else content.decode())
+    except (ValueError, RecursionError) as error:
+        raise JSONError(str(error)) from None
 
 
 @overload
@@ -31,11 +52,17 @@ def decode(content: bytes | str, kind: Any) -> Any:
         kind: A type that msgspec knows: structs, dataclasses, unions, containers of these.
 
     Raises:
-        msgspec.DecodeError: It is no JSON.
-        msgspec.ValidationError: It does not describe a value of that type.
+        JSONError: It is no JSON, or describes no value of that type.
     """
+    # Its import takes 60 ms, for which a command that only reads records would wait.
+    import msgspec
+
     _build(kind)
-    return msgspec.json.decode(content, type=kind)
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (ValueError, RecursionError) as error:
+        # Its own errors, and such of Python as UnicodeDecodeError (msgspec 0.22).
+        raise JSONError(str(error)) from None
 
 
 @overload
@@ -54,10 +81,15 @@ def convert(value: object, kind: Any) -> Any:
         kind: See `decode`.
 
     Raises:
-        msgspec.ValidationError: It does not describe a value of that type.
+        JSONError: It describes no value of that type.
     """
+    import msgspec
+
     _build(kind)
-    return msgspec.convert(value, kind)
+    try:
+        return msgspec.convert(value, kind)
+    except (ValueError, RecursionError) as error:
+        raise JSONError(str(error)) from None
 
 
 def _build(kind: Any) -> None:
@@ -66,6 +98,8 @@ def _build(kind: Any) -> None:
     msgspec (0.22) does so at the first use of a type, and shows others what it has not finished: a second thread that
     uses the type meanwhile ends the process by SIGSEGV.
     """
+    import msgspec
+
     if kind not in _built:
         with _lock:
             msgspec.json.Decoder(kind)

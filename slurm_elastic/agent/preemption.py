@@ -8,7 +8,6 @@ signal.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import os
 import queue
@@ -17,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from slurm_elastic import typed_json
 from slurm_elastic.agent.signals import Notices
 from slurm_elastic.rendezvous.identity import job_of
 from slurm_elastic.rendezvous.membership import LeaveReason
@@ -79,7 +79,7 @@ def asks_slurm(run_dir: RunDir, job: SlurmJob, agent: str) -> bool:
         record = None if newest is None else run_dir.round_record(newest)
     except RunDirError:
         return False
-    places = json.loads(record).get("places", []) if record is not None else []
+    places = typed_json.loads(record).get("places", []) if record is not None else []
     of_job = [other for other in (str(place["agent"]) for place in places) if job_of(other) == job_of(agent)]
     return of_job[:1] == [agent]
 

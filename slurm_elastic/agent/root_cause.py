@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 from pathlib import Path
 from typing import Any
 
+from slurm_elastic import typed_json
 from slurm_elastic.failures import BY_KERNEL, BY_WATCHDOG, explanation, named, without_prefixes
 from slurm_elastic.rendezvous.membership import WorkerFailure
 
@@ -94,8 +94,8 @@ def _shown_lines(text: str) -> list[str]:
 def recorded_traceback(error_file: str) -> str:
     """Return the whole traceback in the file of ``@record``; empty if there is none."""
     try:
-        content = json.loads(Path(error_file).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        content = typed_json.loads(Path(error_file).read_bytes())
+    except (OSError, ValueError):
         return ""
     message: Any = content.get("message", "") if isinstance(content, dict) else ""
     if isinstance(message, dict):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import json
 from typing import Any
 
+from slurm_elastic import typed_json
 from slurm_elastic.rundir import RunContents, RunDir, RunFile
 
 __all__ = ["read_events", "read_history"]
@@ -33,8 +33,8 @@ def _read(files: list[RunFile]) -> list[tuple[float, dict[str, Any]]]:
 
 def _event(line: bytes) -> dict[str, Any] | None:
     try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
+        event = typed_json.loads(line)
+    except ValueError:
         # The agent was killed while it wrote this line.
         return None
     return event if isinstance(event, dict) else None

@@ -6,13 +6,13 @@ does, so what it costs the others is bounded by the leader. `slurm_elastic.slow_
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from slurm_elastic import typed_json
 from slurm_elastic.agent.features import Feature, RunningRound
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.errors import SlurmElasticError
@@ -150,7 +150,7 @@ def paces_of(reports: Mapping[str, str], round_: int) -> tuple[dict[int, Pace], 
     nodes: dict[int, str] = {}
     for agent, text in reports.items():
         try:
-            report: dict[str, Any] = json.loads(text)
+            report: dict[str, Any] = typed_json.loads(text)
             if report.get("round") != round_ or report.get("state") != "training":
                 continue
             for worker in report["workers"]:
@@ -165,7 +165,7 @@ def paces_of(reports: Mapping[str, str], round_: int) -> tuple[dict[int, Pace], 
                         float(worker["best_busy_seconds"]),
                         int(worker["paces"]),
                     )
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             logger.debug("the report of %s cannot be read", agent)
     return paces, nodes
 

@@ -107,13 +107,11 @@ def _print(line: str) -> None:
 
 def _repeat_root_cause(failure: bytes) -> None:
     """Print the root cause again: srun has reported the exit codes of all its tasks after the leader printed it."""
-    import msgspec
-
     from slurm_elastic import typed_json
     from slurm_elastic.agent.root_cause import root_cause
     from slurm_elastic.rendezvous.membership import WorkerFailure
 
-    with contextlib.suppress(msgspec.MsgspecError):
+    with contextlib.suppress(typed_json.JSONError):
         print(f"root cause: {root_cause(typed_json.decode(failure, WorkerFailure))}", file=sys.stderr)
 
 

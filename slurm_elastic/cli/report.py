@@ -11,6 +11,7 @@ import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
 
+from slurm_elastic import typed_json
 from slurm_elastic.cli._command import Parser
 from slurm_elastic.cli._run_view import Queue, ViewCommand, add_run, open_run, present_status, problems_to_stderr
 from slurm_elastic.errors import UsageError
@@ -128,7 +129,7 @@ def _headers(text: str) -> dict[str, str]:
 def _refused(answer: bytes) -> str:
     """Return why a receiver has not taken all records; empty if it has."""
     try:
-        partial = json.loads(answer)["partialSuccess"]
+        partial = typed_json.loads(answer)["partialSuccess"]
         count, why = int(partial["rejectedLogRecords"]), partial.get("errorMessage", "")
     except (ValueError, KeyError, TypeError, AttributeError):
         # All were taken: the field is there only if not.

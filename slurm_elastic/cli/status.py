@@ -21,6 +21,7 @@ from slurm_elastic.cli._run_view import (
     rank_list,
     table,
 )
+from slurm_elastic.errors import UsageError
 from slurm_elastic.failures import explanation
 from slurm_elastic.observe.pace import SlowRankView
 from slurm_elastic.observe.status import AgentView, RunStatus, StatusExit, status_json
@@ -64,7 +65,13 @@ class Status(ViewCommand):
         """Print the state of the run; the exit code says it, too."""
         options = self.parser().parse_args(arguments)
         queue = Queue()
-        status = present_status(open_run(options, queue), queue, live=True)
+        try:
+            status = present_status(open_run(options, queue), queue, live=True)
+        except UsageError:
+            raise
+        except Exception as error:
+            # Exit code 1 would say that the run has failed.
+            raise UsageError(f"the state of the run cannot be read: {error or type(error).__name__}") from error
         if options.json:
             print(json.dumps(status_json(status), indent=1))
         else:

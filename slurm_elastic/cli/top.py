@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import socket
 import sys
 import time
@@ -11,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 
+from slurm_elastic import typed_json
 from slurm_elastic.cli._command import Parser
 from slurm_elastic.cli._leave_request import request_leave
 from slurm_elastic.cli._run_view import Queue, ViewCommand, add_run, open_run, present_status
@@ -155,7 +155,7 @@ class RunSource:
 
 def _groups(content: bytes) -> list[dict[str, list[str]]]:
     try:
-        found = json.loads(content)
-    except (ValueError, RecursionError):
+        found = typed_json.loads(content)
+    except ValueError:
         return []
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []

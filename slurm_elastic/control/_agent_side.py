@@ -353,7 +353,7 @@ def _collectives(page: Fields) -> tuple[Collective, ...]:
         # The worker may be writing: then this is no JSON.
         found = json.loads(read_text(page, COLLECTIVES, COLLECTIVES_FIELDS) or "[]")
         return tuple((str(group), int(number), str(name)) for group, number, name in found)
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return ()
 
 

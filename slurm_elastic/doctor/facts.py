@@ -283,6 +283,6 @@ def decode_result(content: bytes) -> ProbeResult:
     """Return the result of a node from its JSON.
 
     Raises:
-        msgspec.MsgspecError: The content is not such a result.
+        typed_json.JSONError: The content is not such a result.
     """
     return typed_json.decode(content, ProbeResult)

@@ -14,8 +14,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from slurm_elastic import typed_json
 from slurm_elastic.doctor.facts import CollectiveFacts, NodeFacts, ProbeResult, encode
 from slurm_elastic.doctor.gather import node_facts
@@ -192,7 +190,7 @@ def _peer(run_dir: RunDir, node: str) -> Peer | None:
     content = run_dir.read(_peer_name(node))
     try:
         return None if content is None else typed_json.decode(content, Peer)
-    except msgspec.MsgspecError:
+    except typed_json.JSONError:
         return None
 
 

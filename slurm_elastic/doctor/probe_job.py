@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
+from slurm_elastic import typed_json
 from slurm_elastic.doctor.facts import ProbeResult, decode_result
 from slurm_elastic.doctor.probe import result_name
 from slurm_elastic.errors import UsageError
@@ -184,7 +183,7 @@ class ProbeJob:
         found = []
         for node in self.nodes:
             content = self._run_dir.read(result_name(node))
-            with contextlib.suppress(msgspec.MsgspecError):
+            with contextlib.suppress(typed_json.JSONError):
                 if content is not None:
                     found.append(decode_result(content))
         return tuple(found)

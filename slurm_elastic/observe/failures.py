@@ -105,7 +105,7 @@ def round_failures(records: RunRecords, errors: Sequence[WorkerError]) -> list[R
     """Group the errors of workers by the failures that they follow from."""
     found: list[RoundFailure] = []
     ends = {event.round: event for event in records.events if event.kind == "round_ended"}
-    finals = {agent: record for record in records.failures.values() if (agent := record.get("agent"))}
+    finals = {agent: record for record in records.failures.values() if (agent := str(record.get("agent", "")))}
     numbers = {each.round for each in errors} | {
         number for number, event in ends.items() if number is not None and event.word("reason") == "worker_failed"
     }

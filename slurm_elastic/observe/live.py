@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-import msgspec
-
 from slurm_elastic import typed_json
 from slurm_elastic.rendezvous.status_requests import StatusAnswer
 from slurm_elastic.slow_ranks import Pace
@@ -149,7 +147,7 @@ def live_run(answer: StatusAnswer, reports: Mapping[str, str], seconds: float) -
     for name, text in reports.items():
         try:
             agents[name] = typed_json.decode(text, LiveAgent)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except typed_json.JSONError as error:
             problems.append(f"the report of {name} cannot be read: {error}")
     if any(agent.schema > _SCHEMA for agent in agents.values()):
         problems.append("some agents are of a newer release: what is new in their reports is not shown")

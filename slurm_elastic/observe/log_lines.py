@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import bisect
 import heapq
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from slurm_elastic import typed_json
 from slurm_elastic.rundir import LogFile, RunContents, RunFile
 
 __all__ = ["LogFilter", "LogLine", "LogReader", "log_times", "parse_ranges"]
@@ -106,9 +106,9 @@ def log_times(file: RunFile) -> Mapping[str, tuple[Sequence[int], Sequence[float
     found: dict[str, tuple[list[int], list[float]]] = {}
     for line in file.content.split(b"\n"):
         try:
-            record = json.loads(line)
+            record = typed_json.loads(line)
             time, grown = float(record["time"]), dict(record["sizes"])
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, OverflowError):
             continue
         for name, size in grown.items():
             if isinstance(size, int):

@@ -7,11 +7,12 @@ and the rest is read.
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
+from slurm_elastic import typed_json
 from slurm_elastic.control import TimeUse
 from slurm_elastic.rundir import RunContents, RunFile
 
@@ -19,6 +20,9 @@ __all__ = ["SCHEMA", "Event", "Round", "RunRecords", "Worker", "parse_time", "re
 
 SCHEMA = 1
 """The newest schema of events and progress that this release knows."""
+_MOST = 2**53
+"""Numbers from here on are damage: beyond it a double does not hold each whole number."""
+_MOST_RANKS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +234,8 @@ def parse_time(text: object) -> float | None:
 
 def _object(file: RunFile, problems: list[str]) -> Mapping[str, Any] | None:
     try:
-        record = json.loads(file.content)
-    except (ValueError, RecursionError):
+        record = typed_json.loads(file.content)
+    except ValueError:
         record = None
     if not isinstance(record, dict):
         problems.append(f"{file.name} is cut short or damaged; it is left out")
@@ -270,8 +274,8 @@ def _events(files: Sequence[RunFile], problems: list[str]) -> tuple[Event, ...]:
 
 def _event(line: bytes) -> Event | None:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = typed_json.loads(line)
+    except ValueError:
         return None
     if not isinstance(record, dict):
         return None
@@ -291,10 +295,8 @@ def _round(number: int, record: Mapping[str, Any]) -> Round:
         reason=_text(record.get("reason")),
         nodes=tuple(_text(place.get("node")) for place in places),
         agents=tuple(_text(place.get("agent")) for place in places),
-        ranks=tuple(
-            (_whole(place.get("base_rank")) or 0, _whole(place.get("local_world_size")) or 0) for place in places
-        ),
-        world_size=_whole(record.get("world_size")) or 0,
+        ranks=tuple((_count(place.get("base_rank")), _count(place.get("local_world_size"))) for place in places),
+        world_size=_count(record.get("world_size")),
         restarts=_whole(record.get("restarts")) or 0,
         leader=_text(record.get("leader")),
         incarnation=_text(record.get("scope")),
@@ -305,19 +307,18 @@ def _missing(rounds: Sequence[Round], events: Sequence[Event]) -> Iterator[str]:
     """Name what a half-deleted directory lacks."""
     have = {round_.number for round_ in rounds}
     told = {event.round for event in events if event.kind == "round_formed" and event.round is not None}
-    gone = sorted((told | set(range(max(have | told, default=-1) + 1))) - have)
+    # Not as a set: a damaged line may name any number.
+    end = max(have | told, default=-1) + 1
+    gone = list(islice((number for number in range(end) if number not in have), 8))
     if gone:
-        yield f"rounds/ lacks {_ranges(gone)}: parts of the run directory were removed"
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    shown = [str(number) for number in numbers[:8]]
-    return f"round {', '.join(shown)}" + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+        more = end - len(have) - len(gone)
+        shown = f"round {', '.join(map(str, gone))}" + (f" and {more} more" if more > 0 else "")
+        yield f"rounds/ lacks {shown}: parts of the run directory were removed"
 
 
 def _worker(record: Mapping[str, Any]) -> Worker:
     return Worker(
-        rank=_whole(record.get("rank")) or 0,
+        rank=_count(record.get("rank")),
         reports=record.get("reports") is True,
         steps=_whole(record.get("steps")) or 0,
         step=_whole(record.get("step")),
@@ -348,11 +349,17 @@ def _text(value: object) -> str:
 
 
 def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MOST else None
+
+
+def _count(value: object) -> int:
+    found = _whole(value) or 0
+    return found if 0 <= found <= _MOST_RANKS else 0
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST
+    return float(value) if is_number else None  # type: ignore[arg-type]
 
 
 def _loss(value: object) -> float | None:

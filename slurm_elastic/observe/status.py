@@ -412,7 +412,7 @@ def _root_cause(records: RunRecords, newest: Round | None) -> tuple[RootCause | 
     members = set(newest.agents) if newest is not None else None
     for record in records.failures.values():
         # No identity is used twice: with another agent it is the failure of an earlier incarnation.
-        if members is None or record.get("agent") in members:
+        if members is None or str(record.get("agent")) in members:
             return _of_record(record), True
     for event in reversed(records.events):
         if event.kind == "run_ended":
@@ -461,7 +461,9 @@ def _notices(records: RunRecords, agents: Sequence[AgentView], now: float) -> tu
     for name, record in records.notices.items():
         if name in leaving and leaving[name] not in told:
             given, seconds = parse_time(record.get("time")), record.get("seconds")
-            left = max(0.0, seconds - (now - given)) if given and isinstance(seconds, int | float) else None
+            if not isinstance(seconds, int | float) or abs(seconds) >= 2**53:
+                seconds = None
+            left = None if given is None or seconds is None else max(0.0, seconds - (now - given))
             found.append(
                 NoticeView(leaving[name], str(record.get("text", "")), None if left is None else round(left, 1))
             )

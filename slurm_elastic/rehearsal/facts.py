@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurm_elastic import typed_json
 from slurm_elastic.rehearsal.scenario import Mishap
 
 __all__ = ["AgentEnd", "Happened", "RunFacts", "StopSeen", "WorkerSeen", "read_worker"]
@@ -189,7 +189,7 @@ def read_worker(lines: Iterable[bytes]) -> WorkerSeen | None:
 
 def _record(line: bytes) -> dict[str, Any] | None:
     try:
-        found = json.loads(line)
+        found = typed_json.loads(line)
     except ValueError:
         return None
     return found if isinstance(found, dict) and "event" in found else None

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurm_elastic import typed_json
 from slurm_elastic.errors import UsageError
 from slurm_elastic.finding import Finding, Level
 from slurm_elastic.observe.records import RunRecords, read_records
@@ -177,9 +178,9 @@ class _Recordings:
 
         The mishap is -1 if none waits.
         """
-        lasts = [json.loads(lines[-1]) for lines in self._of(self.newest)]
+        lasts = [typed_json.loads(lines[-1]) for lines in self._of(self.newest)]
         waits = [each for each in lasts if each["event"] == "waits"]
-        size = max((json.loads(lines[0]).get("world_size", 1) for lines in self._of(self.newest)), default=0)
+        size = max((typed_json.loads(lines[0]).get("world_size", 1) for lines in self._of(self.newest)), default=0)
         return min((each["mishap"] for each in waits), default=-1), len(waits), size
 
     def stopped(self, round_: int) -> bool:
@@ -192,18 +193,18 @@ class _Recordings:
             record["event"] == "checkpoint" and record["step"] > step
             for number in range(round_ + 1, self.newest + 1)
             for lines in self._of(number)
-            for record in map(json.loads, (line for line in lines if b'"checkpoint"' in line))
+            for record in map(typed_json.loads, (line for line in lines if b'"checkpoint"' in line))
         )
 
     def ended(self, round_: int, node: str) -> bool:
         """Return True if all workers of a node have ended without a signal."""
         return all(
-            b'"event": "ends"' in lines[-1] for lines in self._of(round_) if json.loads(lines[0])["node"] == node
+            b'"event": "ends"' in lines[-1] for lines in self._of(round_) if typed_json.loads(lines[0])["node"] == node
         )
 
     def all_begin(self, round_: int) -> list[dict[str, Any]]:
         """Return the first line of each worker of a round, in the order of ranks."""
-        found: list[dict[str, Any]] = [json.loads(lines[0]) for lines in self._of(round_)]
+        found: list[dict[str, Any]] = [typed_json.loads(lines[0]) for lines in self._of(round_)]
         return sorted(found, key=lambda each: int(each["rank"]))
 
     def workers(self) -> tuple[WorkerSeen, ...]:

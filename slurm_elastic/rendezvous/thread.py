@@ -34,6 +34,7 @@ from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Reco
 from slurm_elastic.rendezvous.leave_requests import LeaveRequest
 from slurm_elastic.rendezvous.membership import AgentInfo, Held, LeaveReason, WorkerFailure, WorkerPosition
 from slurm_elastic.rendezvous.records.api import RecordsError
+from slurm_elastic.rendezvous.transport.drop_log import FaultLog
 from slurm_elastic.rendezvous.transport.messages import AgentMessage
 from slurm_elastic.rendezvous.transport.session import Role, Session
 
@@ -200,6 +201,7 @@ class Coordination:
 
     async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(FaultLog(logger))
         self._stopping: asyncio.Future[float] = self._loop.create_future()
         self._runner = Runner(
             self._config, self._deliver, lambda dumps: self.positions(dumps), self._host, lambda: self.report()

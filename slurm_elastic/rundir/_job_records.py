@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurm_elastic import typed_json
 from slurm_elastic.rundir import _atomic_files
 from slurm_elastic.rundir._errors import RecordError, RunDirError, explain
 from slurm_elastic.rundir._run_dir import RunDir
@@ -66,7 +67,7 @@ class JobRecords:
             content = self.run_dir.read_record(path)
         except RecordError:
             return None
-        return None if content is None else dict(json.loads(content))
+        return None if content is None else dict(typed_json.loads(content))
 
     @staticmethod
     @contextlib.contextmanager

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_elastic import typed_json
 from slurm_elastic.errors import UsageError
 from slurm_elastic.ownership import is_writable_by_others
 from slurm_elastic.rundir import _atomic_files, _secret
@@ -143,8 +143,8 @@ def _is_own(path: Path) -> bool:
 
 def _is_json_object(content: bytes) -> bool:
     try:
-        return isinstance(json.loads(content), dict)
-    except (ValueError, RecursionError):
+        return isinstance(typed_json.loads(content), dict)
+    except ValueError:
         return False
 
 

@@ -23,6 +23,8 @@ __all__ = ["MAX_RANGE", "compress", "expand", "natural_key"]
 MAX_RANGE = 65536
 """Maximum number of names in a host list."""
 
+_ERRORS = (hostlist.BadHostlist, ValueError, AttributeError)
+"""The last two for numbers of thousands of digits, and for names with a line break (python-hostlist 2.3)."""
 _RANGE = re.compile(r"([0-9]+)-([0-9]+)")
 _LONGEST_QUOTE = 120
 
@@ -39,7 +41,7 @@ def expand(text: str) -> tuple[str, ...]:
             raise UsageError(f"host list {_quote(text)} stands for more than {MAX_RANGE} nodes; name fewer")
         try:
             names.extend(hostlist.expand_hostlist(part, allow_duplicates=True))
-        except hostlist.BadHostlist as error:
+        except _ERRORS as error:
             raise UsageError(f"malformed host list {_quote(text)}: {error}; write it as in n[1-3,7] or n1,n2") from None
     if not names:
         raise UsageError("the host list is empty; write it as in n[1-3,7] or n1,n2")
@@ -51,18 +53,19 @@ def compress(names: Iterable[str]) -> str:
     names = list(names)
     try:
         return str(hostlist.collect_hostlist(names))
-    except hostlist.BadHostlist:
+    except _ERRORS:
         return ",".join(names)
 
 
-def natural_key(name: str) -> tuple[tuple[str | int, ...], str]:
+def natural_key(name: str) -> tuple[tuple[tuple[int, str], ...], str]:
     """Return a sort key that puts node2 before node10.
 
     For names that differ only in padding, their text decides.
     """
     parts = re.split(r"([0-9]+)", name)
-    # Even places are text and odd ones numbers, always, so two keys never compare text with a number.
-    return tuple(int(part) if place % 2 else part for place, part in enumerate(parts)), name
+    # A number as its length and its digits: int() refuses thousands of them.
+    numbers = (part.lstrip("0") for part in parts)
+    return tuple((len(n), n) if place % 2 else (0, parts[place]) for place, n in enumerate(numbers)), name
 
 
 def _split(text: str) -> list[str]:

@@ -146,7 +146,7 @@ class WriterProcess:
         if not answer:
             self.close()
             return Outcome(error=why)
-        return Outcome(**json.loads(answer))
+        return Outcome(**typed_json.loads(answer))
 
     def kill(self) -> None:
         """Kill the process, which is not started again; for other threads, too."""
@@ -179,7 +179,7 @@ def main(descriptor: int) -> None:
             content, descriptors, _, _ = socket.recv_fds(orders, _LIMIT, 2)
             if not content:
                 return
-            slots, order = [Slot(descriptor) for descriptor in descriptors], Order(**json.loads(content))
+            slots, order = [Slot(descriptor) for descriptor in descriptors], Order(**typed_json.loads(content))
             outcome = _carry_out(order, slots) if order.urgent else _with_low_priority(order, slots)
             for slot in slots:
                 slot.close()
@@ -356,7 +356,7 @@ def _finish(directory: Path, sizes: list[int]) -> bool:
     names = set(list_names(directory))
     if DESCRIPTION not in names:
         return False
-    description = json.loads((directory / DESCRIPTION).read_bytes())
+    description = typed_json.loads((directory / DESCRIPTION).read_bytes())
     layout = typed_json.convert(description["layout"], Layout | None)
     if layout is None:
         return True

@@ -314,7 +314,7 @@ class Stored:
     def __init__(self, path: Path) -> None:
         self._path = path
         with self._reading():
-            content = json.loads((path / DESCRIPTION).read_bytes())
+            content = typed_json.loads((path / DESCRIPTION).read_bytes())
             if content["version"] not in _VERSIONS:
                 raise CheckpointError(
                     f"{path} has version {content['version']} of {DESCRIPTION}, not {_VERSIONS[-1]}; load it with"

@@ -183,7 +183,7 @@ def read_request(connection: socket.socket) -> Request:
             raise HandOverError("no request")
     try:
         return typed_json.decode(content, Request)
-    except msgspec.MsgspecError as error:
+    except typed_json.JSONError as error:
         raise HandOverError(f"no request: {error}") from None
 
 

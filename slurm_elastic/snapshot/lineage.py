@@ -367,7 +367,7 @@ def read_origin(text: str) -> Origin:
         return Origin()
     try:
         return typed_json.decode(text, Origin)
-    except msgspec.MsgspecError:
+    except typed_json.JSONError:
         # Of a later version of this package: then nothing in memory is known to be on the line.
         return Origin()
 
@@ -379,7 +379,7 @@ def read_inventories(inventories: Iterable[str]) -> list[Inventory]:
         if text:
             try:
                 found.append(typed_json.decode(text, Inventory))
-            except msgspec.MsgspecError:
+            except typed_json.JSONError:
                 continue
     return found
 

@@ -415,7 +415,7 @@ class _Replicator:
                         self._end_of_source(push.round).set()
                     else:
                         self._take(channel, push, push.copy)
-        except (OSError, SessionError, TransferError, msgspec.ValidationError, OutOfMemoryError) as error:
+        except (OSError, SessionError, TransferError, typed_json.JSONError, OutOfMemoryError) as error:
             if isinstance(error, OutOfMemoryError):
                 self.say_problem(f"this node takes no copies from another one: {error}")
         finally:
@@ -497,7 +497,7 @@ class _Side:
             if self._ended.is_set():
                 # In a short round not all agents have reported yet.
                 last = last or time.monotonic() + self._owner._settings.silence
-            with contextlib.suppress(OSError, SessionError, TransferError, msgspec.ValidationError):
+            with contextlib.suppress(OSError, SessionError, TransferError, typed_json.JSONError):
                 self._turn()
                 (time.sleep if last else self._ended.wait)(turn)
                 continue

@@ -260,7 +260,7 @@ def read_description(description: bytes, tensors: memoryview) -> tuple[Any, list
     Raises:
         ValueError: The description does not fit the memory.
     """
-    content = json.loads(description)
+    content = typed_json.loads(description)
     views = [tensor_in(tensors, name, shape, offset) for name, shape, offset in content["tensors"]]
     return content["state"], views
 
@@ -277,7 +277,10 @@ def read_layout(description: bytes) -> Layout | None:
         ValueError: There is none that can be read.
     """
     # Not by msgspec: JSON here has NaN.
-    return typed_json.convert(json.loads(description)["layout"], Layout | None)
+    content = typed_json.loads(description)
+    if not isinstance(content, dict) or "layout" not in content:
+        raise ValueError("no description of a snapshot")
+    return typed_json.convert(content["layout"], Layout | None)
 
 
 def tensor_in(memory: memoryview, name: str, shape: Sequence[int], offset: int) -> torch.Tensor:

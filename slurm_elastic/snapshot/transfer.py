@@ -20,8 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from slurm_elastic import typed_json
 from slurm_elastic.rendezvous.transport.session import Role, Session, SessionError
 from slurm_elastic.snapshot.lineage import Copy, Holder
@@ -387,7 +385,7 @@ def _checked(ranges: object, shards: int) -> Ranges:
     """
     try:
         found = typed_json.convert(ranges, Ranges)
-    except msgspec.ValidationError:
+    except typed_json.JSONError:
         raise TransferError("no ranges of bytes") from None
     bounds = [0, *(bound for each in found for bound in each), shards]
     if bounds != sorted(bounds):

@@ -15,6 +15,7 @@ from typing import Any
 import cloudpickle
 from submitit.core import core, utils
 
+from slurm_elastic import typed_json
 from slurm_elastic.agent.script_check import require_entry_point
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import publish_file, read_file
@@ -65,7 +66,7 @@ class Script:
     @classmethod
     def read(cls, path: Path) -> Script:
         """Return the script that `write` has written to a file."""
-        content: dict[str, Any] = json.loads(path.read_text())
+        content: dict[str, Any] = typed_json.loads(path.read_text())
         return cls(content["path"], tuple(content["arguments"]))
 
     def __call__(self) -> None:
@@ -186,7 +187,7 @@ def write_ranks(paths: utils.JobPaths, world_size: int) -> None:
 def read_ranks(paths: utils.JobPaths) -> int | None:
     """Return the number that `write_ranks` has recorded; None before."""
     content = read_file(_ranks(paths))
-    return None if content is None else int(json.loads(content)["world_size"])
+    return None if content is None else int(typed_json.loads(content)["world_size"])
 
 
 def _ranks(paths: utils.JobPaths) -> Path:

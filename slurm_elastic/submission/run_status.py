@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from slurm_elastic import typed_json
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.membership import WorkerFailure
@@ -69,7 +67,7 @@ def _failure(run_dir: RunDir, newest: dict[str, Any]) -> WorkerFailure | None:
     """Return the failure of the newest round's incarnation: no agent identity is used twice."""
     agents = {place["agent"] for place in newest.get("places", ())}
     for content in run_dir.failures():
-        with contextlib.suppress(msgspec.MsgspecError):
+        with contextlib.suppress(typed_json.JSONError):
             failure = typed_json.decode(content, WorkerFailure)
             if failure.agent in agents:
                 return failure

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import select
 import signal
 from dataclasses import dataclass, replace
+
+from slurm_elastic import typed_json
 
 __all__ = ["LineReader", "Request"]
 
@@ -75,8 +76,8 @@ def _request(line: bytes) -> Request | None:
     if len(line) > select.PIPE_BUF:
         return None
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = typed_json.loads(line)
+    except ValueError:
         return None
     if not isinstance(record, dict):
         return None

@@ -289,12 +289,20 @@ class Leader:
 
     def _tick(self) -> None:
         self._timer = None
-        if self.membership.broken and self._listener is not None:
-            # The agents that connect again may wait behind strangers.
-            self._listener.admit_waiting()
-        self._take_in_signs()
-        self.connections.beat(self._loop.time(), self.membership.heartbeat_limit)
-        self._handle(Wake())
+        try:
+            if self.membership.broken and self._listener is not None:
+                # The agents that connect again may wait behind strangers.
+                self._listener.admit_waiting()
+            self._take_in_signs()
+            self.connections.beat(self._loop.time(), self.membership.heartbeat_limit)
+        except Exception as error:
+            # Time goes on for the membership, and the heartbeats that are missing come with the next tick.
+            self._loop.call_exception_handler({"message": "the leader goes on after a fault", "exception": error})
+        try:
+            self._handle(Wake())
+        except Exception as error:
+            # Without a clock it would judge no loss: another agent leads from here on.
+            self._end(error)
 
     def _take_in_signs(self) -> None:
         if self._signs:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from slurm_elastic import typed_json
 from slurm_elastic.errors import ExitCode, SlurmElasticError
 from slurm_elastic.rundir import RecordError, RunDir, RunDirError
 
@@ -218,7 +219,7 @@ def _encode(record: Record) -> bytes:
 
 def _decode(content: bytes | None) -> Record | None:
     # The run directory returns only JSON objects.
-    return None if content is None else json.loads(content)
+    return None if content is None else typed_json.loads(content)
 
 
 def _translated(call: Callable[[], _T]) -> _T:

@@ -1,15 +1,17 @@
-"""A bounded log of what was dropped from connections, however many strangers connect."""
+"""Bounded logs of what was dropped from connections, and of faults, however many strangers connect."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from slurm_elastic.text import printable
 
-__all__ = ["OTHERS", "DropLog"]
+__all__ = ["OTHERS", "DropLog", "FaultLog"]
 
 _ADDRESSES = 256
 """Addresses with a count of their own."""
@@ -61,3 +63,28 @@ class DropLog:
         more = f"; {self._left_out} more addresses since the last line" if self._left_out else ""
         self._left_out = 0
         self._logger.warning("dropped %s from %s (logged once%s)", printable(why), printable(peer), more)
+
+
+class FaultLog:
+    """Logs exceptions that no caller takes, as the exception handler of a loop: one traceback per minute.
+
+    Each line names the number of those that were left out since the last one.
+
+    Args:
+        logger: Gets the lines.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger, self._clock = logger, clock
+        self._minute, self._left_out = -_MINUTE, 0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+        """See asyncio.loop.set_exception_handler."""
+        now = self._clock()
+        if now < self._minute + _MINUTE:
+            self._left_out += 1
+            return
+        more = f" ({self._left_out} more since the last line)" if self._left_out else ""
+        self._minute, self._left_out = now, 0
+        self._logger.error("%s%s", printable(context["message"]), more, exc_info=context.get("exception"))

@@ -125,7 +125,7 @@ class Listener:
             connection.close()
             return True
         connection.setblocking(False)
-        self._read(_Stranger(connection, str(address[0]), self._loop.time()), self._new_session)
+        self._attend(_Stranger(connection, str(address[0]), self._loop.time()), self._new_session)
         return True
 
     def _make_room(self) -> None:
@@ -135,6 +135,13 @@ class Listener:
         # The listening socket stays readable, and the loop would call at once again.
         self._loop.remove_reader(self._listening)
         self._later = self._loop.call_later(_ROOM_AGAIN, self._open)
+
+    def _attend(self, stranger: _Stranger, new_session: Callable[[], Session]) -> None:
+        """Read what a stranger has sent; it cannot make the caller fail, which may be the leader's clock."""
+        try:
+            self._read(stranger, new_session)
+        except Exception as error:
+            self._drop(stranger, f"what makes this release fail ({type(error).__name__})")
 
     def _read(self, stranger: _Stranger, new_session: Callable[[], Session]) -> None:
         try:
@@ -169,7 +176,7 @@ class Listener:
         if stranger in self._strangers:
             return
         self._strangers[stranger] = None
-        self._loop.add_reader(stranger.connection, self._read, stranger, new_session)
+        self._loop.add_reader(stranger.connection, self._attend, stranger, new_session)
         if len(self._strangers) > STRANGERS and len(self._strangers) > self._room():
             self._drop(next(iter(self._strangers)), "one of too many connections that have said nothing")
         if self._expiry is None:

@@ -187,8 +187,9 @@ def _decode(content: Mapping[str, Any], kinds: Mapping[str, type]) -> Any:
     fields = dict(content)
     kind = fields.pop("kind", None)
     if not isinstance(kind, str) or kind not in kinds:
-        raise MessageError(f"a message of unknown kind {kind!r}")
+        # Not as it is: it may be long, and nested more deeply than repr() can write.
+        raise MessageError(f"a message of unknown kind {type(kind) if isinstance(kind, list | dict) else kind!r:.60}")
     try:
         return typed_json.convert(fields, kinds[kind])
-    except msgspec.ValidationError as error:
+    except typed_json.JSONError as error:
         raise MessageError(f"a {kind} message that cannot be read: {error}") from None

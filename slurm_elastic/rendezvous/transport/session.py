@@ -29,8 +29,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
+from slurm_elastic import typed_json
 from slurm_elastic._version import __version__
 
 __all__ = [
@@ -239,10 +238,13 @@ class Session:
         proof = self._proof("leader", self._challenge, self._nonce, str(epoch), str(self.port))
         welcome = self._greeting(epoch=epoch, run=self._run_name(), proof=proof)
         agent, tag = message.get("agent"), message.get("tag")
-        expected = self._proof("hello", self._challenge, agent) if isinstance(agent, str) else ""
-        if not isinstance(tag, str) or not tag.isascii() or not hmac.compare_digest(tag, expected):
+        if (
+            not isinstance(agent, str)
+            or not isinstance(tag, str)
+            or not tag.isascii()
+            or not hmac.compare_digest(tag, self._proof("hello", self._challenge, agent))
+        ):
             raise ForeignError(_WRONG_PROOF, b"" if self._idle else welcome)
-        assert isinstance(agent, str)
         if self._idle:
             raise self._refused("idle", self._idle)
         if self._repeated is not None and self._repeated(self._challenge):
@@ -357,12 +359,12 @@ def _json(value: object) -> bytes:
 
 def _object(content: bytes) -> dict[str, Any]:
     try:
-        value = msgspec.json.decode(content)
-    except (msgspec.DecodeError, RecursionError):
+        value = typed_json.decode(content, Any)
+    except typed_json.JSONError:
         try:
-            # msgspec refuses surrogates, which stand for bytes of a path that are no UTF-8 (PEP 383).
-            value = json.loads(content.decode())
-        except (ValueError, RecursionError):
+            # msgspec refuses surrogates.
+            value = typed_json.loads(content)
+        except typed_json.JSONError:
             raise SessionError("content that is no JSON") from None
     if not isinstance(value, dict):
         raise SessionError("content that is no JSON object")

@@ -185,6 +185,71 @@ def test_a_first_round_forms_among_ten_thousand_strangers(
     assert all(re.fullmatch(dropped, line) for line in lines)
 
 
+_SHOUTS = """
+import socket, sys
+port, frames = int(sys.argv[1]), [bytes.fromhex(word) for word in sys.argv[2:]]
+print("", flush=True)
+while True:
+    for frame in frames:
+        try:
+            with socket.create_connection(("127.0.0.1", port), 1.0) as stranger:
+                stranger.sendall(frame)
+        except OSError:
+            pass
+"""
+
+
+def test_a_loss_is_judged_while_others_flood_the_leader_with_frames_of_every_kind(
+    start_run: StartRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = start_run()
+    parties = run.all_of(3)
+    form(parties)
+    port = json.loads(parties[0].config.run_dir.endpoint("run.0") or b"")["port"]
+    hello = {"hello": "slurm_elastic", "protocol": session.PROTOCOL, "version": "1.0", "nonce": "0" * 32}
+    contents = [
+        *(b'{"hello":"\xff"}', b"\xff" * 40, b"[" * 4000, b"9" * 4000, b'"\\ud800"', b"{}", b'{"hello":', b"null"),
+        *(json.dumps({**hello, **each}).encode() for each in ({}, {"agent": -1, "tag": ""}, {"agent": [], "tag": {}})),
+        *(
+            json.dumps({**hello, name: value}).encode()
+            for name in hello
+            for value in (None, [], {}, -1, "\ud800", True)
+        ),
+    ]
+    frames = [*map(frame, contents), b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100, b"\x00" * 100]
+    command = [sys.executable, "-c", _SHOUTS, str(port), *(each.hex() for each in frames)]
+    with caplog.at_level(logging.INFO), ExitStack() as stack:
+        for _ in range(2):
+            shouting = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
+            stack.callback(shouting.kill)
+            assert shouting.stdout is not None
+            shouting.stdout.readline()
+        parties[2].die()
+        interrupted(parties[:2], Reason.NODE_LOST)
+        assert {place.nodes for place in form(parties[:2])} == {2}
+    assert len(caplog.text.splitlines()) < 50
+
+
+def test_a_fault_of_a_tick_does_not_stop_the_leaders_clock(
+    start_run: StartRun, leaders: list[Leader], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = start_run(options=options(heartbeat_limit=0.3))
+    parties = run.all_of(2)
+    form(parties)
+    ticks = 0
+
+    def fails(*_: object) -> None:
+        nonlocal ticks
+        ticks += 1
+        raise RuntimeError("a fault in here")
+
+    with caplog.at_level(logging.WARNING):
+        monkeypatch.setattr(leaders[0].connections, "beat", fails)
+        eventually(lambda: ticks > 3)
+        monkeypatch.undo()
+    assert caplog.text.count("the leader goes on after a fault") == 1
+
+
 def test_agents_that_authenticate_and_say_nothing_are_not_waited_for_longer_than_told(start_run: StartRun) -> None:
     nodes = tuple(f"node{number}" for number in range(1, 6))
     run = start_run(expected_nodes=nodes, options=options(last_call_timeout=1.0))

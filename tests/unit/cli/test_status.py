@@ -47,14 +47,16 @@ def finished(base: Path, run_id: str) -> WrittenRun:
 
 
 @contextlib.contextmanager
-def leads(run: WrittenRun) -> Iterator[None]:
-    """The place of a leader is on record whose port accepts connections, and closes them."""
+def leads(run: WrittenRun, says: bytes = b"") -> Iterator[None]:
+    """The place of a leader is on record whose port accepts connections, says something, and closes them."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def turn_away() -> None:
             with contextlib.suppress(OSError):
                 while True:
-                    server.accept()[0].close()
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.sendall(says)
 
         thread = threading.Thread(target=turn_away)
         thread.start()
@@ -273,3 +275,30 @@ def test_memory_for_snapshots_and_the_safe_step() -> None:
     plain = replace(status, agents=(agent("n1", 0, None),))
     assert len(next(iter(_nodes(plain, 1.0)))) == len(next(iter(_nodes(status, 1.0)))) - 1
     assert not any(name == "snapshots" for name, _ in _facts(plain, 1.0))
+
+
+@pytest.mark.parametrize("command", [["status"], ["drain", "n1"], ["requeue"]])
+def test_what_is_no_text_on_the_leaders_port_is_one_line(
+    base: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = WrittenRun(base)
+    run.started(0, A)
+    run.round(1, 0, [A])
+    content = b'{"hello":"\xff"}'
+    with leads(run, len(content).to_bytes(4, "big") + content):
+        code = main([command[0], "7", *command[1:]] if command[0] != "drain" else ["drain", "7", "n1"])
+    told = capsys.readouterr().err
+    assert "content that is no JSON" in told
+    assert code not in (0, 1)
+    assert "Traceback" not in told
+
+
+def test_a_status_that_cannot_be_read_is_not_that_of_a_failed_run(
+    run: WrittenRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr("slurm_elastic.cli.status.present_status", fails)
+    assert main(["status", "7"]) == 2
+    assert capsys.readouterr().err.strip().endswith("the state of the run cannot be read: the disk is gone")

@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
+from slurm_elastic import typed_json
 from slurm_elastic.doctor.checks import findings
 from slurm_elastic.doctor.facts import (
     CollectiveFacts,
@@ -37,7 +37,7 @@ RELEASES = ("22.05", "24.11", "26.05")
 
 def site(release: str = "22.05") -> SiteFacts:
     told = json.loads((RECORDED / f"site_{release}.json").read_text())
-    return msgspec.convert(told["facts"], SiteFacts)
+    return typed_json.convert(told["facts"], SiteFacts)
 
 
 def config(**changed: str) -> Callable[[SiteFacts], SiteFacts]:
@@ -360,7 +360,7 @@ def test_a_job_that_never_ran_says_nothing_about_nodes() -> None:
 def test_results_travel_as_json() -> None:
     for result in site().results:
         assert decode_result(encode(result)) == result
-    with pytest.raises(msgspec.MsgspecError):
+    with pytest.raises(typed_json.JSONError):
         decode_result(b'{"facts": 3}')
 
 

@@ -28,10 +28,10 @@ def test_truncated_or_foreign_records_are_reported(run_dir: RunDir, content: byt
         lambda: run_dir.endpoint("0"),
         lambda: run_dir.epoch_record("0", 1),
         lambda: run_dir.round_record(0),
+        run_dir.is_done,
     ):
         with pytest.raises(RecordError, match="not one complete JSON object"):
             read()
-    assert run_dir.is_done()
     assert (run_dir.newest_epoch("0"), run_dir.last_round()) == (1, 0)
     assert not run_dir.claim_round(0, b"{}")
 

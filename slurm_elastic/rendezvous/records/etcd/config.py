@@ -9,7 +9,6 @@ readable by its owner alone. Paths in it are relative to its own directory.
 from __future__ import annotations
 
 import ipaddress
-import json
 import os
 import stat
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
+from slurm_elastic import typed_json
 from slurm_elastic.errors import UsageError
 
 __all__ = [
@@ -246,7 +246,7 @@ def _read_credentials(path: Path) -> dict[str, str]:
                 raise UsageError(f"the etcd credentials file {path} is no plain file")
             if stat.S_IMODE(status.st_mode) & 0o077:
                 raise UsageError(f"the etcd credentials file {path} can be read by others; chmod 600 {path}")
-            content = json.load(file)
+            content = typed_json.loads(file.read())
     except OSError as error:
         raise UsageError(f"cannot read the etcd credentials file {path}: {error.strerror}") from None
     except ValueError:

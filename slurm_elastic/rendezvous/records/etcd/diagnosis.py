@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import enum
 import http.client
-import json
 import socket
 import ssl
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from slurm_elastic import typed_json
 from slurm_elastic.rendezvous.records.etcd.config import DEFAULT_PORT, ENVIRONMENT_PREFIX, Endpoint, EtcdConfig
 from slurm_elastic.rendezvous.records.etcd.errors import (
     EtcdAuthenticationError,
@@ -218,7 +218,7 @@ def _judge_http(connection: socket.socket, endpoint: Endpoint) -> str | None:
         connection.sendall(f"GET /version HTTP/1.0\r\nHost: {endpoint}\r\n\r\n".encode())
         response = http.client.HTTPResponse(connection, method="GET")
         response.begin()
-        version = str(json.loads(response.read(4096))["etcdserver"])
+        version = str(typed_json.loads(response.read(4096))["etcdserver"])
     except ssl.SSLError:
         raise
     except TimeoutError:

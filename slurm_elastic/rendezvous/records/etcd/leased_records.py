@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from slurm_elastic import typed_json
 from slurm_elastic.rendezvous.records.api import (
     Record,
     RecordsError,
@@ -74,7 +75,8 @@ def _verified(secret: bytes, key: str, value: bytes) -> dict[str, Any] | None:
     if not is_signature(digest, secret, _CONTEXT, key, content):
         return None
     # JSON begins with a brace, what was compressed does not (RFC 1950).
-    record: dict[str, Any] = json.loads(content if content.startswith(b"{") else zlib.decompress(content))["record"]
+    plain = content if content.startswith(b"{") else zlib.decompress(content)
+    record: dict[str, Any] = typed_json.loads(plain)["record"]
     return record
 
 

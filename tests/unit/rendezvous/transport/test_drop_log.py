@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
 
-from slurm_elastic.rendezvous.transport.drop_log import OTHERS, DropLog
+from slurm_elastic.rendezvous.transport.drop_log import OTHERS, DropLog, FaultLog
 from slurm_elastic.text import printable
 
 
@@ -35,3 +36,16 @@ def test_the_next_minute_says_how_much_was_left_out(caplog: pytest.LogCaptureFix
 def test_foreign_text_moves_no_cursor() -> None:
     assert printable("a\x1b[2Jb\r\n\x9bc\u202ed\ud800") == "a?[2Jb???c?d?"
     assert printable("x" * 1000) == "x" * 300 + "..."
+
+
+def test_faults_are_logged_with_one_traceback_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    log, loop = FaultLog(logging.getLogger("test"), lambda: now), asyncio.new_event_loop()
+    loop.set_exception_handler(log)
+    for _ in range(1000):
+        loop.call_exception_handler({"message": "Exception in callback\n\x1b[2J", "exception": ValueError("odd")})
+    now = 60.0
+    loop.call_exception_handler({"message": "again"})
+    loop.close()
+    assert caplog.messages == ["Exception in callback??[2J", "again (999 more since the last line)"]
+    assert caplog.text.count("ValueError: odd") == 1
