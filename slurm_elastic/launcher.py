@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import pickle
 import shutil
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from typing import Any
 
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
 from slurm_elastic.rundir import publish_file
+from slurm_elastic.unpickling import unpickle
 
 __all__ = ["LaunchConfig", "LaunchError", "launch"]
 
@@ -126,7 +126,10 @@ def launch(function: Callable[..., Any], *arguments: Any, config: LaunchConfig |
             status = agent.wait()
         if status != ExitCode.FINISHED:
             raise LaunchError(status)
-        return _results(directory)
+        try:
+            return _results(directory)
+        except PermissionError as error:
+            raise UsageError(f"the results are not read: {error.filename}: {error.strerror}") from None
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -178,7 +181,7 @@ def _results(directory: Path) -> dict[int, Any]:
         round_, rank = path.stem.split(".")
         found.setdefault(int(round_), {})[int(rank)] = path
     newest = found[max(found)] if found else {}
-    return {rank: pickle.loads(newest[rank].read_bytes()) for rank in sorted(newest)}
+    return {rank: unpickle(newest[rank]) for rank in sorted(newest)}
 
 
 def _work(directory: Path) -> None:
@@ -186,7 +189,13 @@ def _work(directory: Path) -> None:
     import cloudpickle
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    function, arguments = pickle.loads((directory / _FUNCTION).read_bytes())
+    try:
+        function, arguments = unpickle(directory / _FUNCTION)
+    except OSError as error:
+        # Such as a directory that another user has made again where a cleaner of TMPDIR took it away.
+        sys.exit(
+            f"slurm-elastic: error: the function is not read: {error.filename}: {error.strerror}; call launch again"
+        )
     result = cloudpickle.dumps(record(function)(*arguments))
     publish_file(directory / f"{os.environ['SLURM_ELASTIC_ROUND']}.{os.environ['RANK']}.result", result)
 

@@ -6,7 +6,9 @@ it. With the sticky bit they may only touch what is theirs (inode(7)), as in /tm
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import stat
 from collections.abc import Collection
 from pathlib import Path
@@ -19,6 +21,8 @@ __all__ = [
     "group_may_write",
     "is_writable_by_others",
     "open_own",
+    "open_trusted",
+    "owner_of_new_files",
     "require_own",
     "require_safe_parent",
     "write_own",
@@ -145,3 +149,60 @@ def write_own(path: Path | str, *, append: bool = False) -> int:
         # Not by O_TRUNC, which would empty another user's file before its owner is known.
         os.ftruncate(descriptor, 0)
     return descriptor
+
+
+def owner_of_new_files(directory: Path) -> int:
+    """Return the user id that new files of this process get in a directory: a file server may change it (exports(5)).
+
+    Raises:
+        OSError: This process cannot make a file there.
+    """
+    path = directory / f".owner.{secrets.token_hex(8)}"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        return os.fstat(descriptor).st_uid
+    finally:
+        os.close(descriptor)
+        path.unlink()
+
+
+def open_trusted(path: Path) -> int:
+    """Open a file for reading whose content this process may execute.
+
+    File and directory belong to this user, no other one may write to the file, and it is no link. An own directory that
+    others may write to, as with an umask of 002, loses that permission.
+
+    Raises:
+        PermissionError: Another user can have written the file, or put it there.
+        OSError: It cannot be opened, or is a link.
+    """
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _require_owner(directory, path.parent)
+        status = os.fstat(directory)
+        if status.st_mode & _WRITABLE:
+            os.fchmod(directory, stat.S_IMODE(status.st_mode) & ~_WRITABLE)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(path.name, flags, dir_fd=directory)
+    finally:
+        os.close(directory)
+    try:
+        _require_owner(descriptor, path)
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode) or mode & _WRITABLE:
+            raise PermissionError(1, "open to others for writing, or no regular file", str(path))
+        os.set_blocking(descriptor, True)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _require_owner(descriptor: int, path: Path) -> None:
+    owner = os.fstat(descriptor).st_uid
+    if owner == os.geteuid():
+        return
+    with contextlib.suppress(OSError):
+        if owner == owner_of_new_files(path if path.is_dir() else path.parent):
+            return
+    raise PermissionError(1, f"belongs to another user (uid {owner})", str(path))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from slurm_elastic.environment import changed_environment
+from slurm_elastic.unpickling import unpickle
 
 __all__ = ["asked_apart", "cuda_is_open", "driver_asked", "no_devices"]
 
@@ -47,12 +48,16 @@ def asked_apart(question: Callable[[], _T]) -> _T:
         finally:
             os._exit(code)
     os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        answer = pipe.read()
-    _pid, status = os.waitpid(pid, 0)
-    if not answer:
+    answer = None
+    try:
+        answer = unpickle(reader)
+    except EOFError:
+        pass
+    finally:
+        _pid, status = os.waitpid(pid, 0)
+    if answer is None:
         raise RuntimeError(f"the process that asks for devices has ended with {os.waitstatus_to_exitcode(status)}")
-    error, found = pickle.loads(answer)
+    error, found = answer
     if error is not None:
         raise error
     result: _T = found

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,12 @@ from submitit.local import local
 from submitit.slurm import slurm
 
 from slurm_elastic.agent.root_cause import recorded_traceback, root_cause
-from slurm_elastic.ownership import open_own
 from slurm_elastic.rendezvous.membership import WorkerFailure
-from slurm_elastic.rundir import RunDir
+from slurm_elastic.rundir import RunDir, list_names
 from slurm_elastic.submission.job_states import is_final, state_of_array
 from slurm_elastic.submission.payload import Script, read_ranks, script_file
 from slurm_elastic.submission.run_status import RunStatus, latest_log, read_status
+from slurm_elastic.unpickling import unpickle
 
 __all__ = ["ElasticInfoWatcher", "ElasticJob", "LocalElasticJob", "WorkerFailedError"]
 
@@ -85,7 +84,9 @@ class _Run(core.Job[Any]):
     def submission(self) -> utils.DelayedSubmission:
         """Return the submitted function or script."""
         script = script_file(self.paths)
-        return utils.DelayedSubmission(Script.read(script)) if script.exists() else super().submission()
+        return (
+            utils.DelayedSubmission(Script.read(script)) if script.exists() else unpickle(self.paths.submitted_pickle)
+        )
 
     def done(self, force_check: bool = False) -> bool:
         """Return True if the run has ended. The answer may be some seconds old, to spare Slurm's accounting."""
@@ -121,10 +122,14 @@ class _Run(core.Job[Any]):
     def _value(self) -> Any:
         if script_file(self.paths).exists():
             return None
-        # It is unpickled, so it has to be this user's own.
-        with suppress(FileNotFoundError):
-            os.close(open_own(self.paths.result_pickle, os.O_RDONLY))
-        outcome, value = self._get_outcome_and_result()
+        path, give_up = self.paths.result_pickle, time.monotonic() + self._results_timeout_s
+        # A slow file system may show it a moment after the end of the run.
+        while path.name not in list_names(path.parent) and time.monotonic() < give_up:
+            time.sleep(1)
+        try:
+            outcome, value = unpickle(path)
+        except FileNotFoundError:
+            raise utils.UncompletedJobError(f"job {self.job_id} has no result: {path} is missing") from None
         if outcome != "success":
             raise utils.UncompletedJobError(f"{self.paths.result_pickle} holds no result of this run")
         return value

@@ -197,6 +197,8 @@ def _ranks(paths: utils.JobPaths) -> Path:
 def _dump(delayed: utils.DelayedSubmission, path: Path, max_gb: float) -> None:
     try:
         delayed.dump(path)
+        # Whatever the umask: nodes load no function that others may have written.
+        path.chmod(0o600)
     except OSError as error:
         path.unlink(missing_ok=True)
         raise UsageError(f"{path} cannot be written: {error.strerror}; give another folder") from None

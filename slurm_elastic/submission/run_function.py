@@ -7,7 +7,6 @@ it comes from a socket or from the run's records.
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import sys
 from collections.abc import Sequence
@@ -18,9 +17,10 @@ import cloudpickle
 from submitit.core import utils
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from slurm_elastic.rundir import publish_file, read_file
+from slurm_elastic.rundir import list_names, publish_file
 from slurm_elastic.submission.checkpointing import SIGNAL, Checkpointing, is_checkpointable, is_stopping
 from slurm_elastic.submission.payload import job_id_of, write_ranks
+from slurm_elastic.unpickling import unpickle
 
 __all__ = ["run_function"]
 
@@ -51,13 +51,18 @@ def run_function(folder: str, uid: str, signals: Sequence[int]) -> None:
 def _load(submitted: Path, first: Path) -> utils.DelayedSubmission:
     """Load the payload. Its file has its first name until the submitting process has renamed it."""
     for path in (submitted, first, submitted):
-        content = read_file(path)
-        if content is not None:
+        # Asked of the file server: this node may have cached that it is not there.
+        if path.name in list_names(path.parent):
             break
     else:
         _fail(f"{submitted} is not there; give the executor a folder on a disk that all nodes share")
     try:
-        submission: utils.DelayedSubmission = pickle.loads(content)
+        submission: utils.DelayedSubmission = unpickle(path)
+    except FileNotFoundError:
+        # It was renamed meanwhile.
+        submission = unpickle(submitted)
+    except PermissionError as error:
+        _fail(f"the function is not loaded: {error.filename}: {error.strerror}; submit it from a folder of your own")
     except (ImportError, AttributeError) as error:
         _fail(
             f"the function cannot be loaded here: {error}; put its module's directory in PYTHONPATH, or submit from "

@@ -98,3 +98,23 @@ def test_the_public_face() -> None:
     assert set(dir(slurm_elastic)) == set(slurm_elastic.__all__)
     assert all(getattr(slurm_elastic, name) is not None for name in slurm_elastic.__all__)
     assert slurm_elastic.trainer.should_stop() is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+def test_a_directory_that_another_user_has_made_again_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As where a cleaner has emptied TMPDIR while the agent waited: its name is in the command lines of processes."""
+    begin = subprocess.Popen
+
+    def cleaned(command: list[str], **options: object) -> subprocess.Popen[bytes]:
+        for path in (Path(command[-1]) / "function.pkl", Path(command[-1])):
+            os.chown(path, 65534, -1)
+        return begin(command, **options)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr("slurm_elastic.launcher.subprocess.Popen", cleaned)
+    touched = tmp_path / "touched"
+    with pytest.raises(LaunchError):
+        launch(touched.touch, config=LaunchConfig(start="cold", run_dir=tmp_path))
+    assert not touched.exists()
+    assert "belongs to another user (uid 65534); call launch again" in capfd.readouterr().err
