@@ -35,7 +35,7 @@ from slurm_elastic.control import Agreement, RoundControl, WorkerProgress
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.identity import job_of
-from slurm_elastic.rendezvous.membership import Collective, WorkerFailure, WorkerPosition, root_of
+from slurm_elastic.rendezvous.membership import STEPPED, Collective, WorkerFailure, WorkerPosition, root_of
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, open_worker_store
@@ -50,6 +50,8 @@ _MOST_POSITIONS = 4
 """Workers of a node of which the leader is told how far they are: it has to read the answers of all nodes."""
 _CANNOT_RUN = 127
 """The exit code of a shell for a program that cannot be run, such as one whose interpreter is missing."""
+_EARLY = 120.0
+"""Seconds after which workers that report no steps count as having taken one; many models load for a minute."""
 
 
 class Agent:
@@ -105,6 +107,8 @@ class Agent:
         self._result = RunResult(state=WorkerState.HEALTHY)
         self._end: lifecycle.End | None = None
         self._last_checkpoint: int | None = None
+        self._started_at: float | None = None
+        self._ran, self._worked = 0.0, False
         coordination.positions = self._worker_positions
 
     def supervise(self) -> lifecycle.AgentOutcome:
@@ -229,7 +233,8 @@ class Agent:
                 self._reserved = self._ports.reserve()
                 inventory = next((held for feature in self._features if (held := feature.inventory())), "")
                 reserved = self._reserved
-                self._coordination.join(self._rendezvous_config.agent_info(reserved.port, inventory))
+                ran = self._ran if self._worked else 0.0
+                self._coordination.join(self._rendezvous_config.agent_info(reserved.port, inventory, ran))
             case lifecycle.StartWorkers(assignment):
                 return self._start(assignment)
             case lifecycle.SignalWorkers():
@@ -249,6 +254,7 @@ class Agent:
             case lifecycle.Fence():
                 self._agreement.fence()
             case lifecycle.ExpectExits(unplanned):
+                self._note_ran()
                 self._agreement.await_dumps(_DUMP_TIMEOUT)
                 for feature in self._features:
                     feature.exits_expected(unplanned=unplanned)
@@ -273,7 +279,10 @@ class Agent:
                 self._coordination.finished()
             case lifecycle.DescribeFailure():
                 self.torch.set_state(self._result.state)
-                return lifecycle.FailureDescribed(self._first_failure(self._result))
+                self._note_ran()
+                failure = self._first_failure(self._result)
+                self._worked = self._worked and (failure.consequence or self._ran == STEPPED)
+                return lifecycle.FailureDescribed(failure)
             case lifecycle.ReportFailure(failure):
                 self._coordination.worker_failed(failure)
             case lifecycle.RequestLeave(reason, seconds, detail):
@@ -288,7 +297,7 @@ class Agent:
 
     def _start(self, assignment: Assignment) -> lifecycle.Event:
         assert self._reserved is not None
-        self._assignment = assignment
+        self._assignment, self._worked = assignment, False
         self.torch.serve_store(open_worker_store(assignment, self._reserved))
         self.torch.describe_round(assignment)
         environments = {
@@ -314,6 +323,7 @@ class Agent:
             return lifecycle.StartFailed(
                 WorkerFailure(rendezvous.agent, rendezvous.node, assignment.place.base_rank, _CANNOT_RUN, str(error))
             )
+        self._started_at = time.monotonic()
         pids = self._processes.pids()
         running = RunningRound(assignment, pids, environments, self.progress, self._agreement)
         self.torch.workers_started(pids)
@@ -342,10 +352,21 @@ class Agent:
             message=last_output(str(failure.error_file), log),
             error_file=str(failure.error_file),
             log=log,
+            ran=self._ran,
+            script=self.torch.script,
         )
         for feature in self._features:
             described = feature.attribute(described, failure.pid)
         return described
+
+    def _note_ran(self) -> None:
+        """Note once for how long the workers of this round have run, and whether that shows that the round works."""
+        if self._started_at is not None:
+            seconds, progress = time.monotonic() - self._started_at, self.progress()
+            reports = any(worker.attached for worker in progress)
+            stepped = any(worker.boundary for worker in progress) if reports else seconds >= _EARLY
+            self._ran, self._worked = STEPPED if stepped else seconds, stepped or not reports
+            self._started_at = None
 
     def _close_round(self) -> lifecycle.RoundClosed:
         self._last_checkpoint = self.last_checkpoint()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
@@ -54,6 +55,17 @@ class TorchAgent(LocalElasticAgent):
     def spec(self) -> WorkerSpec:
         """torch's description of the workers."""
         return self._worker_group.spec
+
+    @property
+    def script(self) -> str:
+        """The name of the workers' script, module, program or function."""
+        entrypoint, args = self.spec.entrypoint, self.spec.args
+        if callable(entrypoint):
+            return getattr(entrypoint, "__name__", "")
+        # torch's config_from_args begins the arguments of Python with -u (torch/distributed/run.py, 2.13).
+        words = [entrypoint or "", *map(str, args)]
+        python = words[1:2] == ["-u"]
+        return next((Path(word).name for word in words[python:] if word and not word.startswith("-")), "")
 
     @property
     def workers(self) -> Sequence[Worker]:

@@ -13,12 +13,12 @@ from slurm_elastic.rendezvous.election.campaign import Campaign, CampaignConfig,
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
 from slurm_elastic.rendezvous.election.runner import FollowerConfig
 from slurm_elastic.rendezvous.leader.absent_agents import agents_gone
-from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords, last_failure
+from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords, last_failure, worked_sizes
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.leader.releases import own_releases
 from slurm_elastic.rendezvous.membership import AgentInfo, Decision, Reason, Settings, adapted_limit
 from slurm_elastic.rendezvous.options import RendezvousOptions
-from slurm_elastic.rendezvous.records.api import Records, RecordsError
+from slurm_elastic.rendezvous.records.api import Record, Records, RecordsError
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import Controller, NodeState, ports_exhausted
@@ -83,12 +83,12 @@ class RendezvousConfig:
         """The name of this incarnation of the run; agents of another one are strangers."""
         return incarnation(self.run_id, 0 if self.shared else self.restart_count)
 
-    def agent_info(self, store_port: int, inventory: str = "") -> AgentInfo:
+    def agent_info(self, store_port: int, inventory: str = "", ran: float = 0.0) -> AgentInfo:
         """Return the description of this agent with which it joins.
 
         Args:
             store_port: See :class:`~slurm_elastic.rendezvous.worker_store.ReservedPort`.
-            inventory: See :class:`~slurm_elastic.rendezvous.membership.AgentInfo`.
+            inventory, ran: See :class:`~slurm_elastic.rendezvous.membership.AgentInfo`.
         """
         return AgentInfo(
             agent=self.agent,
@@ -102,6 +102,7 @@ class RendezvousConfig:
             cohort_size=self.cohort[1],
             releases=own_releases(),
             inventory=inventory,
+            ran=ran,
         )
 
 
@@ -180,12 +181,14 @@ def _found(
 ) -> Leader | None:
     """Return the leader of the first term if this agent has claimed it."""
     last = config.records.last_round()
+    before = _record(config, last)
     settings = dataclasses.replace(
         _settings(config),
         expected_nodes=config.expected_nodes,
         first_round=0 if last is None else last + 1,
         first_reason=Reason.REQUEUED if config.restart_count else Reason.START,
-        first_failure=_last_failure(config, last),
+        first_failure=last_failure(before),
+        first_ran=worked_sizes(before),
     )
     campaign = Campaign(1, settings, last)
     if not _fenced_records(config, listener, campaign).claim():
@@ -193,12 +196,11 @@ def _found(
     return _leader(config, secret, listener, campaign, journal)
 
 
-def _last_failure(config: RendezvousConfig, last: int | None) -> str:
-    """Return the fingerprint of the worker failure that was charged last, to an earlier incarnation; empty for none."""
-    record = None
+def _record(config: RendezvousConfig, number: int | None) -> Record:
+    """Return the record of a round of an earlier incarnation; empty for none, or one that cannot be read."""
     with contextlib.suppress(RecordsError):
-        record = config.records.round(last) if last is not None else None
-    return last_failure(record or {})
+        return (config.records.round(number) if number is not None else None) or {}
+    return {}
 
 
 def _settings(config: RendezvousConfig) -> Settings:

@@ -56,8 +56,9 @@ def describe(decision: Decision) -> Entry | None:
         case Interrupt(agents, over, step=step, failure=failure) if agents or step is not None:
             round_, reason, node, detail = over.round, over.reason, over.node, over.detail
             text = f"round {round_} ends" + (f" after step {step}" if step is not None else "")
-            text += f": {_cause(reason, node, detail)}{_explained(failure)}"
+            text += f": {detail if decision.unusable else _cause(reason, node, detail)}{_explained(failure)}"
             fields = _fields(round_, reason, node, detail) | ({"step": step} if step is not None else {})
+            fields |= {"unusable": decision.unusable} if decision.unusable else {}
             return Entry("round_ended", text, fields | _attribution(failure))
         case Drop(_, node, why, seconds):
             text = f"lost {node}: {why}, last sign of life {seconds:.1f} s ago"

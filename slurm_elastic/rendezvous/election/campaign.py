@@ -148,6 +148,8 @@ def plan(config: CampaignConfig, seen: CampaignRecords, loss: LeaderLoss) -> Cam
         # come.
         first_restarts=last.restarts if last is not None and (survives or not config.has_workers) else 0,
         first_failure=last.failure if last is not None else "",
+        first_ran=last.ran if last is not None else (),
+        first_unusable=last.unusable if last is not None else (),
         base=base,
         gone=loss.gone,
         silent=loss.silent,

@@ -20,6 +20,7 @@ __all__ = [
     "LastRound",
     "last_failure",
     "last_round",
+    "worked_sizes",
     "newer_endpoint",
     "newest_endpoint",
     "round_endpoint",
@@ -36,6 +37,8 @@ class LastRound:
         restarts: Number of worker failures charged until then.
         successors: The members with their endpoints, by rank.
         failure: Fingerprint of the last failure that was charged, also to an earlier incarnation; empty for none.
+        ran: The numbers of nodes that have worked, also in an earlier incarnation, with seconds.
+        unusable: The numbers of nodes that the script could not use in this incarnation.
     """
 
     round: int
@@ -43,6 +46,8 @@ class LastRound:
     restarts: int
     successors: tuple[Successor, ...]
     failure: str = ""
+    ran: tuple[tuple[int, float], ...] = ()
+    unusable: tuple[int, ...] = ()
 
 
 def last_round(situation: Situation, incarnation: str) -> LastRound | None:
@@ -50,9 +55,10 @@ def last_round(situation: Situation, incarnation: str) -> LastRound | None:
     number, record = situation.number, situation.round
     if number is None or record is None:
         return None
-    failure = last_failure(record)
+    failure, ran = last_failure(record), worked_sizes(record)
     if record.get("scope") != incarnation:
-        return LastRound(number, None, 0, (), failure)
+        # A person may have changed the script meanwhile: what it could not use is tried again.
+        return LastRound(number, None, 0, (), failure, ran)
     places: list[Mapping[str, Any]] = list(record["places"])
     base = Base(
         number,
@@ -65,13 +71,19 @@ def last_round(situation: Situation, incarnation: str) -> LastRound | None:
     successors = tuple(
         Successor(str(place["agent"]), str(place["address"]), int(place["standby_port"])) for place in places
     )
-    return LastRound(number, base, int(record["restarts"]), successors, failure)
+    unusable = tuple(map(int, record.get("unusable", ())))
+    return LastRound(number, base, int(record["restarts"]), successors, failure, ran, unusable)
 
 
 def last_failure(record: Record) -> str:
     """Return the fingerprint that the record of a round has of the failure charged last; empty for none."""
     found = record.get("last_failure")
     return found if isinstance(found, str) else ""
+
+
+def worked_sizes(record: Record) -> tuple[tuple[int, float], ...]:
+    """Return the numbers of nodes that have worked by the record of a round; see :attr:`~.membership.Table.ran`."""
+    return tuple((int(size), float(seconds)) for size, seconds in record.get("ran", ()))
 
 
 def newest_endpoint(situation: Situation, incarnation: str) -> Record | None:

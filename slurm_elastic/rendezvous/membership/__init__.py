@@ -6,7 +6,7 @@ done. Everything that the leader decides is decided here; everything that it doe
 
 from slurm_elastic.rendezvous.membership._replace import replace
 from slurm_elastic.rendezvous.membership.advance import next_deadline
-from slurm_elastic.rendezvous.membership.agents import AgentInfo, Status, WorkerFailure, root_of
+from slurm_elastic.rendezvous.membership.agents import STEPPED, AgentInfo, Status, WorkerFailure, root_of
 from slurm_elastic.rendezvous.membership.assignment import Place, Table, build_table
 from slurm_elastic.rendezvous.membership.config import Settings, adapted_limit
 from slurm_elastic.rendezvous.membership.decisions import (
@@ -62,6 +62,7 @@ from slurm_elastic.rendezvous.membership.state import Phase, PlannedStop, State,
 from slurm_elastic.rendezvous.membership.stragglers import Collective, WorkerPosition
 
 __all__ = [
+    "STEPPED",
     "Base",
     "AgentInfo",
     "Claim",

@@ -7,7 +7,13 @@ agent is given up, and no failure charged, while the explanation waits in the le
 
 from __future__ import annotations
 
-from slurm_elastic.rendezvous.membership import leader_change, pending_joins, planned_stop, transitions
+from slurm_elastic.rendezvous.membership import (
+    leader_change,
+    pending_joins,
+    planned_stop,
+    transitions,
+    usable_sizes,
+)
 from slurm_elastic.rendezvous.membership._replace import replace
 from slurm_elastic.rendezvous.membership.agents import WorkerFailure
 from slurm_elastic.rendezvous.membership.assignment import Table
@@ -78,6 +84,9 @@ def _inquest_due(state: State) -> float | None:
         return inquest.since
     # The worker that made this one fail may end later than it, and dumps take a while.
     waits = inquest.failure.consequence or inquest.dumps
+    # Whether the others fail by themselves, too, tells whether it is this node.
+    alone = usable_sizes.may_be_unusable(state) and not usable_sizes.is_unusable(state)
+    waits = waits or (alone and len(inquest.failed) < len(table.places))
     wait = state.settings.root_wait if waits else state.settings.settle_time
     return inquest.since + wait
 
@@ -160,6 +169,8 @@ def _charge(state: State, now: float) -> Result:
         return transitions.end_cut_off(state, node, now)
     if failure.stalled:
         failure = _with_stragglers(failure, find_stragglers(inquest.positions), state.table)
+    if usable_sizes.is_unusable(state):
+        return usable_sizes.retreat(state, failure, now)
     if not failure.uncharged:
         comparable = _comparable(failure, "" if state.table is None else state.table.origin)
         if comparable and comparable == state.last_failure:
@@ -222,7 +233,7 @@ def _forming(state: State, now: float, ticked: bool) -> Result:
     if quorum and not state.claimed and not state.claiming:
         return leader_change.claim(state)
     waiting = len(state.agents) - state.blocking
-    if not settings.round_size(waiting) or not quorum or not state.claimed:
+    if not state.round_size(waiting) or not quorum or not state.claimed:
         if state.complete_since is not None:
             state = replace(state, complete_since=None)
         timeout_due = _timeout_due(state)
@@ -230,6 +241,9 @@ def _forming(state: State, now: float, ticked: bool) -> Result:
             detail = f"{waiting} of at least {settings.min_nodes} nodes came within {settings.join_timeout:g} s"
             if waiting >= settings.min_nodes:
                 detail = f"no majority of the last round came within {settings.join_timeout:g} s"
+            if settings.round_size(waiting) and quorum and state.claimed:
+                detail = f"{state.why_unusable}; no other nodes came within {settings.join_timeout:g} s"
+                return transitions.finish(state, Outcome.TIMED_OUT, state.unusable_failure, detail)
             return transitions.finish(state, Outcome.TIMED_OUT, detail=detail)
         return state, ()
     if state.complete_since is None:
@@ -250,7 +264,7 @@ def _may_become_larger(state: State, waiting: int) -> bool:
     They are those of the allocation. A leader that belongs to none learns from those that come how many one srun has
     started with them. That counts for the first round, and when all have gone and others come, but for no other round.
     """
-    expected, round_size = state.settings.expected_nodes, state.settings.round_size
+    expected, round_size = state.settings.expected_nodes, state.round_size
     if not expected and leader_change.begins_anew(state):
         missing = pending_joins.missing_of_cohorts(state)
         return round_size(waiting + missing) > round_size(waiting)

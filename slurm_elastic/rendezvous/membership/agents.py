@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason
 
-__all__ = ["Agent", "AgentInfo", "Status", "WorkerFailure", "root_of"]
+__all__ = ["STEPPED", "Agent", "AgentInfo", "Status", "WorkerFailure", "root_of"]
 
+STEPPED = 1e9
+"""The seconds that workers count as having run once they have taken a step for certain."""
 _DIGITS = re.compile(r"(\d+)")
 
 
@@ -34,6 +36,7 @@ class AgentInfo:
         releases: of Python and torch, such as ``Python 3.11, torch 2.15.0``; empty if it does not say.
         inventory: what its memory holds for the workers of the next round, as text that membership does not read; empty
             for nothing. Final: it has no workers that could change it.
+        ran: seconds that its workers of the last round ran, see `STEPPED`; 0 if it is known that they took no step.
     """
 
     agent: str
@@ -48,6 +51,7 @@ class AgentInfo:
     cohort_size: int = 1
     releases: str = ""
     inventory: str = ""
+    ran: float = 0.0
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -79,6 +83,8 @@ class WorkerFailure:
         where: The progress of the worker as text; empty if that is unknown.
         fingerprint: Equal for two failures that are the same; empty if failures of this kind cannot be compared.
         stragglers: Rank and node of each worker that the others waited for, as the leader has found.
+        ran: Seconds that the worker had run, see `STEPPED`.
+        script: Name of its script; empty if that is unknown.
     """
 
     agent: str
@@ -99,6 +105,8 @@ class WorkerFailure:
     where: str = ""
     fingerprint: str = ""
     stragglers: tuple[tuple[int, str], ...] = ()
+    ran: float = STEPPED
+    script: str = ""
 
     @property
     def stalled(self) -> bool:
@@ -151,6 +159,7 @@ class Agent:
         leave_deadline: when its workers have to stop, in leader's monotonic time, by its newest announcement.
         departed: it finished its part of the round and went, or was lost afterwards; it counts for this round only.
         cut_off: it has stopped its workers of this round because it did not hear the leader, and has joined again.
+        proven: its workers have run in a round that worked; see :mod:`.usable_sizes`.
     """
 
     candidate: AgentInfo
@@ -163,3 +172,4 @@ class Agent:
     leave_deadline: float | None = None
     departed: bool = False
     cut_off: bool = False
+    proven: bool = False

@@ -52,6 +52,7 @@ class Table:
         origin: what its workers start from; see :attr:`~.config.Settings.choose_origin`. Empty for nothing.
         last_failure: fingerprint of the worker failure that was charged last, and what its round had started from;
             empty for none, or without one.
+        ran, unusable: see :class:`~.state.State`; a later leader reads them.
     """
 
     round: int
@@ -64,6 +65,8 @@ class Table:
     heartbeat_limit: float = 0.0
     origin: str = ""
     last_failure: str = ""
+    ran: tuple[tuple[int, float], ...] = ()
+    unusable: tuple[int, ...] = ()
 
 
 def build_table(

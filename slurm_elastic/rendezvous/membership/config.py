@@ -49,6 +49,8 @@ class Settings:
         first_node: Name of the node that caused it; empty if none did.
         first_restarts: Number of worker failures charged before this term.
         first_failure: Fingerprint of the last of them, also of an earlier incarnation; empty for none.
+        first_ran: Numbers of nodes that have worked before this term, with seconds; see :attr:`~.state.State.ran`.
+        first_unusable: Numbers of nodes that the script could not use before this term.
         agent: Identity of the agent that leads; empty for a leader without an agent.
         base: The last round before this term; None if no agent can still be in it.
         gone: Members of `base` that cannot come back: they left, or their processes have ended.
@@ -86,6 +88,8 @@ class Settings:
     first_node: str = ""
     first_restarts: int = 0
     first_failure: str = ""
+    first_ran: tuple[tuple[int, float], ...] = ()
+    first_unusable: tuple[int, ...] = ()
     agent: str = ""
     base: Base | None = None
     gone: frozenset[str] = frozenset()

@@ -68,12 +68,14 @@ class Interrupt(Send):
         step: the stop step, if all workers have stopped there; None if there was none.
         on_record: whether an earlier leader has written down that the round is over, and why.
         failure: the worker failure that ended the round, if one did.
+        unusable: the number of nodes of the round, if the script cannot use it; the detail of the message says so.
     """
 
     message: Interrupted
     step: int | None = None
     on_record: bool = False
     failure: WorkerFailure | None = None
+    unusable: int | None = None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from slurm_elastic.rendezvous.membership import leader_change, pending_joins, planned_stop, transitions
+from slurm_elastic.rendezvous.membership import (
+    leader_change,
+    pending_joins,
+    planned_stop,
+    transitions,
+    usable_sizes,
+)
 from slurm_elastic.rendezvous.membership._replace import replace
 from slurm_elastic.rendezvous.membership.agents import Agent, Status
 from slurm_elastic.rendezvous.membership.decisions import Decision, Interrupt, Resend, Send, Spare
@@ -29,6 +35,7 @@ def joined(state: State, event: Joined, now: float) -> Result:
         return _newcomer(state, event, now)
     if event.attempt <= known.attempt or known.leave_reason is not None:
         return alive(state, known, now), ()
+    state, known = usable_sizes.learn(state, event, known)
     asked, table = {"candidate": event.candidate, "attempt": event.attempt}, state.table
     if known.status not in (Status.RUNNING, Status.FINISHED) or table is None:
         return alive(state, known, now, **asked, status=Status.WAITING), ()
@@ -60,7 +67,8 @@ def _newcomer(state: State, event: Joined, now: float) -> Result:
         # A leader without workers may have waited for hours until Slurm started an agent.
         state = replace(state, forming_since=now)
     state = pending_joins.note_cohort(state, candidate)
-    state = with_agent(state, Agent(candidate, event.attempt, Status.WAITING, last_message_at=now))
+    agent = Agent(candidate, event.attempt, Status.WAITING, last_message_at=now)
+    state = with_agent(*usable_sizes.learn(state, event, agent))
     state = replace(
         state,
         gone_nodes=state.gone_nodes - {candidate.node},

@@ -130,7 +130,9 @@ def _worker_failed(state: State, event: WorkerFailed, now: float) -> Result:
     table = state.table
     if table is None or table.round != event.round or not state.is_member(known):
         return state, ()
+    roots = frozenset({event.agent} if not event.failure.consequence else ())
     if (inquest := state.inquest) is not None:
+        inquest = replace(inquest, failed=inquest.failed | {event.agent}, roots=inquest.roots | roots)
         root = root_of((inquest.failure, event.failure))
         if root is not inquest.failure:
             inquest = replace(inquest, failure=root)
@@ -142,7 +144,15 @@ def _worker_failed(state: State, event: WorkerFailed, now: float) -> Result:
     # A dead node makes the workers of its peers fail: all members are probed before a worker is charged. The one that
     # reports it is probed, too, as its own node may be dying.
     asked, dumps = _members(state), event.failure.stalled
-    inquest = FailureInquest(event.failure, now, state.probe + 1, NameSet(asked), dumps=dumps)
+    inquest = FailureInquest(
+        event.failure,
+        now,
+        state.probe + 1,
+        NameSet(asked),
+        dumps=dumps,
+        failed=frozenset({event.agent}),
+        roots=roots,
+    )
     return replace(state, inquest=inquest, probe=state.probe + 1), (Send(asked, Probed(inquest.probe, dumps)),)
 
 

@@ -56,7 +56,7 @@ def missing_of_cohorts(state: State) -> int:
 def makes_larger(state: State) -> bool:
     """Return whether all agents that are here make a larger round than the one that runs."""
     places = len(state.table.places) if state.table is not None else 0
-    return state.settings.round_size(len(state.agents)) > places
+    return state.round_size(len(state.agents)) > places
 
 
 def gathered_at(state: State) -> float | None:
@@ -71,4 +71,4 @@ def gathered_at(state: State) -> float | None:
 def _more_to_come(state: State) -> bool:
     """Return whether agents are known to be on their way that make the next round larger."""
     here, more = len(state.agents), len(state.coming) + missing_of_cohorts(state)
-    return state.settings.round_size(here + more) > state.settings.round_size(here)
+    return state.round_size(here + more) > state.round_size(here)

@@ -57,6 +57,7 @@ class FailureInquest:
         unanswered: Members that have not answered it.
         positions: How far workers are, by the answers.
         dumps: True if the members were asked for the dumps of their workers.
+        failed, roots: Agents that have reported a failure; those of them whose failure is no consequence.
     """
 
     failure: WorkerFailure
@@ -65,6 +66,8 @@ class FailureInquest:
     unanswered: AbstractSet[str]
     positions: tuple[WorkerPosition, ...] = ()
     dumps: bool = False
+    failed: AbstractSet[str] = frozenset()
+    roots: AbstractSet[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,9 @@ class State:
         published_at: When the leader published the newest round.
         restarts: Number of worker failures charged so far.
         last_failure: See :attr:`~.assignment.Table.last_failure`.
+        ran: Numbers of nodes with which a round has worked, each with the seconds that its workers ran at least.
+        unusable: Numbers of nodes with which the workers failed before their first step, though another number worked.
+        unusable_failure: The last of these failures; None before.
         inquest: The worker failure whose cause is being looked into; None while there is none.
         gone_nodes: Names of nodes that left, were lost, are down according to Slurm, or did not join before a last call
             ended.
@@ -167,6 +173,9 @@ class State:
     published_at: float = 0.0
     restarts: int = 0
     last_failure: str = ""
+    ran: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    unusable: AbstractSet[int] = frozenset()
+    unusable_failure: WorkerFailure | None = None
     inquest: FailureInquest | None = None
     gone_nodes: AbstractSet[str] = _EMPTY
     gone_agents: NamedMap[int] = field(default_factory=NamedMap)
@@ -196,6 +205,35 @@ class State:
     def calm_tick_interval(self) -> float:
         """Seconds between ticks while no agent is silent: that between two heartbeats."""
         return self.heartbeat_limit / 3
+
+    def round_size(self, agents: int) -> int:
+        """Return how many of the waiting agents a round takes, 0 if it cannot be formed.
+
+        That is the largest valid number that the script can use; after a round with one that it cannot, the largest
+        that has worked if there is one.
+        """
+        settings = self.settings
+        if not self.unusable:
+            return settings.round_size(agents)
+        if self.phase is Phase.FORMING and self.base is not None and len(self.base.members) in self.unusable:
+            worked = (size for size in self.ran if size <= agents and size not in self.unusable)
+            known = max((size for size in worked if settings.round_size(size) == size), default=0)
+            if known:
+                return known
+        size = settings.round_size(agents)
+        while size in self.unusable:
+            size = settings.round_size(size - 1)
+        return size
+
+    @property
+    def why_unusable(self) -> str:
+        """The reason why the script cannot use a number of nodes, in words; of several the last one."""
+        failure, sizes = self.unusable_failure, sorted(self.unusable)
+        if failure is None or self.table is None:
+            return f"the script failed before its first step with {', '.join(map(str, sizes))} nodes"
+        count = len(self.table.places)
+        nodes = f"{count} node{'s' if count != 1 else ''}"
+        return f"with {nodes} {failure.script or 'the script'} failed before its first step ({failure.summary})"
 
     def is_member(self, agent: Agent) -> bool:
         """Return whether this agent has a place in the round that is running."""
@@ -229,6 +267,8 @@ def initial_state(settings: Settings, now: float) -> State:
         heartbeat_limit=max(settings.limit_of(len(members)), settings.base.heartbeat_limit if settings.base else 0.0),
         restarts=settings.first_restarts,
         last_failure=settings.first_failure,
+        ran=dict(settings.first_ran),
+        unusable=frozenset(settings.first_unusable),
         base=settings.base,
         gone=NameSet(settings.gone),
         awaited=awaited,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from slurm_elastic.rendezvous.membership import pending_joins
 from slurm_elastic.rendezvous.membership._persistent import NameSet
 from slurm_elastic.rendezvous.membership._replace import replace
@@ -84,11 +86,12 @@ def start_forming(
     *,
     step: int | None = None,
     failure: WorkerFailure | None = None,
+    unusable: int | None = None,
 ) -> Result:
     """End the running round: members that have workers have to stop them and join again, or go.
 
     `step` is the stop step, if all workers have stopped there. `failure` is the one of a worker
-    that ends the round, if one does.
+    that ends the round, if one does; `unusable` is the number of its nodes, if that is why.
     """
     table = state.table
     if table is None:
@@ -123,7 +126,7 @@ def start_forming(
         planned_stop=None,
     )
     message = Interrupted(table.round, reason, node, detail, state.restarts)
-    return state, (Interrupt(tuple(interrupted), message, step=step, failure=failure),)
+    return state, (Interrupt(tuple(interrupted), message, step=step, failure=failure, unusable=unusable),)
 
 
 def end_cut_off(state: State, node: str, now: float) -> Result:
@@ -135,12 +138,13 @@ def end_cut_off(state: State, node: str, now: float) -> Result:
 def publish(state: State, now: float) -> Result:
     """Close the round: of the waiting agents the largest valid number gets places; the others are spares.
 
-    A member of the last round keeps its place, so that a spare displaces no member.
+    A member of the last round keeps its place, so that a spare displaces no member; those first that have trained.
     """
     settings = state.settings
     members = frozenset(state.base.members if state.base is not None else ())
-    waiting = [agent.candidate for agent in state.agents.values() if agent.status is Status.WAITING]
-    waiting.sort(key=lambda candidate: (candidate.agent not in members, candidate.order))
+    agents = [agent for agent in state.agents.values() if agent.status is Status.WAITING]
+    agents.sort(key=lambda agent: (agent.candidate.agent not in members, not agent.proven, agent.candidate.order))
+    waiting = [agent.candidate for agent in agents]
     limit = settings.limit_of(len(state.agents))
     base = state.base
     origin = settings.choose_origin(
@@ -148,11 +152,16 @@ def publish(state: State, now: float) -> Result:
         "" if base is None else base.origin,
         # Of spares, too: their memory lives.
         [candidate.inventory for candidate in waiting],
-        state.reason is Reason.WORKER_FAILED,
+        # A round without a step has not shown that its origin is bad.
+        state.reason is Reason.WORKER_FAILED and len(members) not in state.unusable,
     )
-    members_next = waiting[: settings.round_size(len(waiting))]
-    table = build_table(state.round, state.reason, members_next, state.restarts, limit, origin, state.last_failure)
-    agents = state.agents.update(
+    members_next = waiting[: state.round_size(len(waiting))]
+    table = dataclasses.replace(
+        build_table(state.round, state.reason, members_next, state.restarts, limit, origin, state.last_failure),
+        ran=tuple(sorted(state.ran.items())),
+        unusable=tuple(sorted(state.unusable)),
+    )
+    agents_next = state.agents.update(
         {
             place.agent: replace(state.agents[place.agent], status=Status.RUNNING, round=table.round, cut_off=False)
             for place in table.places
@@ -161,12 +170,12 @@ def publish(state: State, now: float) -> Result:
     absent = [node for node in settings.expected_nodes if node not in state.on_node]
     spares = tuple(
         Spare((name,), Waiting(), node=agent.candidate.node)
-        for name, agent in agents.items()
+        for name, agent in agents_next.items()
         if agent.status is Status.WAITING
     )
     state = replace(
         pending_joins.settle(state),
-        agents=agents,
+        agents=agents_next,
         blocking=len(table.places),
         running=len(table.places),
         finished=0,

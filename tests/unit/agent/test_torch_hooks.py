@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 import torch
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed import run as torchrun
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.health_check_server import HealthCheckServer
@@ -316,6 +317,21 @@ def test_a_virtual_local_rank_sees_one_device(monkeypatch: pytest.MonkeyPatch, v
     env: dict[str, str] = {}
     TorchAgent(spec, _Specs(), lambda: RunResult(state=WorkerState.HEALTHY), print).set_local_rank(env, 1)
     assert (env["LOCAL_RANK"], env[variable]) == ("0", "7")
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["train.py", "--lr", "1"], "train.py"),
+        (["-m", "package.train", "x"], "package.train"),
+        (["--no-python", "/opt/train", "--lr", "1"], "train"),
+    ],
+)
+def test_the_script_is_found_in_the_command_of_workers(command: list[str], name: str) -> None:
+    options = torchrun.get_args_parser().parse_args(command)
+    _, entrypoint, args = torchrun.config_from_args(options)
+    spec = WorkerSpec("trainer", 1, _Handler(), entrypoint=entrypoint, args=tuple(args))
+    assert TorchAgent(spec, _Specs(), lambda: RunResult(state=WorkerState.HEALTHY), print).script == name
 
 
 def test_event_handlers_are_registered_in_a_dictionary() -> None:

@@ -65,6 +65,17 @@ def test_the_last_failure_is_known_also_of_another_incarnation(incarnation: str)
     assert plan(config(), SEEN, LOST).settings.first_failure == "", "as a release before this one has written it"
 
 
+@pytest.mark.parametrize(("incarnation", "unusable"), [("7.0", (3,)), ("7.9", ())])
+def test_numbers_of_nodes_that_worked_are_known_also_of_another_incarnation(
+    incarnation: str, unusable: tuple[int, ...]
+) -> None:
+    seen = situation(incarnation)
+    assert seen.round is not None
+    learned = Situation(ENDPOINT, 3, {**seen.round, "ran": [[2, 1e9]], "unusable": [3]})
+    settings = plan(config(), CampaignRecords(2, learned, None), LOST).settings
+    assert (settings.first_ran, settings.first_unusable) == (((2, 1e9),), unusable)
+
+
 def test_silent_members_are_named() -> None:
     loss = LeaderLoss(Reason.NODE_LOST, silent=frozenset({"n1/7.0/1"}))
     assert plan(config(), SEEN, loss).settings.silent == {"n1/7.0/1"}

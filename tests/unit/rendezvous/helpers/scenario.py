@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from slurm_elastic.rendezvous.membership import (
@@ -74,13 +75,14 @@ class Scenario:
         return decisions
 
     def join(
-        self, *names: str, last_round: int | None = None, cohort: tuple[str, int] = ("", 1)
+        self, *names: str, last_round: int | None = None, cohort: tuple[str, int] = ("", 1), ran: float = 0.0
     ) -> tuple[Decision, ...]:
-        """These agents join, one after the other."""
+        """These agents join, one after the other; the workers of their last round ran so many seconds."""
         decisions: tuple[Decision, ...] = ()
         for name in names:
             self._attempts[name] = self._attempts.get(name, 0) + 1
-            decisions += self.on(Joined(candidate(name, cohort=cohort), self._attempts[name], last_round))
+            joining = replace(candidate(name, cohort=cohort), ran=ran)
+            decisions += self.on(Joined(joining, self._attempts[name], last_round))
         return decisions
 
     def wait(self, seconds: float, *silent: str) -> tuple[Decision, ...]:
