@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from slurm_elastic.agent.lifecycle import Departure, depart
 from slurm_elastic.rendezvous.election.follower import Follower
 from slurm_elastic.rendezvous.membership import (
+    STEPPED,
     AgentInfo,
     Ended,
     Held,
@@ -22,7 +23,7 @@ from slurm_elastic.rendezvous.membership import (
 )
 from tests.simulation.network import Connection, Hello, Place, Welcome
 from tests.simulation.process import Process
-from tests.simulation.workers import Workers
+from tests.simulation.workers import UNUSABLE, Workers
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -61,6 +62,7 @@ class SimulatedAgent(Process):
         self.has_failed = self._stopping = self._lingering = False
         self._takes_part = takes_part
         self._serves_store = False
+        self._ran = 0.0
         self._departure: Departure | None = None
         self._joins_by_itself = self.rng.random() < 0.5
         self.connect()
@@ -165,7 +167,7 @@ class SimulatedAgent(Process):
     # The protocol.
 
     def _join(self) -> None:
-        self._candidate = replace(self._candidate, store_port=self._candidate.store_port + 1)
+        self._candidate = replace(self._candidate, store_port=self._candidate.store_port + 1, ran=self._ran)
         self.follower, joined = self.follower.join(self._candidate)
         self._say(joined)
 
@@ -179,6 +181,7 @@ class SimulatedAgent(Process):
             self.follower = placed
             self.workers = message.table.round
             self.has_failed = False
+            self._ran = 0.0
             places = message.table.places
             self._serves_store = len(places) > 1 and places[0].agent == self.name
             group = self.world.group(message.table)
@@ -265,6 +268,7 @@ class SimulatedAgent(Process):
 
     def _end_workers(self) -> None:
         if self.stepping is not None:
+            self._ran = self.stepping.ran()
             self.stepping.end()
             self.stepping = None
 
@@ -285,13 +289,16 @@ class SimulatedAgent(Process):
         if self.workers is None or self.has_failed or self._stopping or round_ not in (None, self.workers):
             return
         self.has_failed = True
+        ran = self.stepping.ran() if self.stepping is not None else 0.0
         self._end_workers()
         self.world.checks.after_failure(self, self.workers, cause)
         if self.leaving is not None:
             self.world.break_collectives(self, self.workers, cause)
             self._force()
             return
-        own, seed = cause == "by itself", self.world.schedule.seed
+        own, seed = cause in ("by itself", UNUSABLE), self.world.schedule.seed
+        if own and ran < STEPPED:
+            self._ran = 0.0
         failure = WorkerFailure(
             self.name,
             self._candidate.node,
@@ -301,10 +308,12 @@ class SimulatedAgent(Process):
             # Some do not say that they are a consequence, and some that fail do so in the same way.
             consequence=not own and seed % 2 == 0,
             fingerprint="the same" if own and (seed + self.workers) % 3 else "",
+            ran=max(ran, 0.1) if self.world.groups[self.workers].unusable else STEPPED,
         )
         self.follower, failed = self.follower.failed(failure)
         self._say(failed)
-        self.world.break_collectives(self, self.workers, cause)
+        if cause != UNUSABLE:
+            self.world.break_collectives(self, self.workers, cause)
         if self._joins_by_itself:
             self._stop_workers(self._join)
 
@@ -340,7 +349,7 @@ class SimulatedAgent(Process):
             seconds = max(0.0, min(seconds, self._departure.gone_by - self.world.now))
         self._end_workers()
         self.later(seconds, self._stopped, then)
-        if self.workers is not None:
+        if self.workers is not None and not self.world.groups[self.workers].unusable:
             self.world.break_collectives(self, self.workers, "a peer stopped")
 
     def _stopped(self, then: Callable[[], None]) -> None:

@@ -74,12 +74,28 @@ class Checks:
         self._ragged: dict[int, list[SimulatedAgent]] = {}
         # Fingerprint of the failure that was charged last.
         self._last_failure = ""
+        # Numbers of nodes that the script cannot use, as the leader has found.
+        self._unusable: set[int] = set()
         # Rounds that ended as planned, or otherwise after that was tried.
         self.planned: set[int] = set()
         self.broken_off: set[int] = set()
         # The steps that were agreed on, and who has stopped there.
         self._stops: dict[int, int] = {}
         self._stopped: set[tuple[int, str]] = set()
+
+    def smallest(self, agents: int) -> int:
+        """How many of so many agents train at least. The run need not try all numbers when one has failed."""
+        settings, ran = self._world.schedule.settings, self._world.leader.state.ran
+        size = largest(settings, agents, self._unusable)
+        worked = [each for each in ran if each <= agents and each not in self._unusable] if self._unusable else []
+        return min(size, max(worked, default=size))
+
+    def _size(self, state: State, agents: int) -> int:
+        """How many of so many agents the next round takes."""
+        before = len(self._latest.places) if self._latest is not None else 0
+        if before in self._unusable and self.smallest(agents) in state.ran:
+            return self.smallest(agents)
+        return largest(state.settings, agents, self._unusable)
 
     # Moves of agents.
 
@@ -180,6 +196,8 @@ class Checks:
             elif isinstance(decision, Interrupt):
                 over = decision.message
                 self._over.add(over.round)
+                if decision.unusable is not None:
+                    self._check_unusable(decision.unusable)
                 if over.detail != "this round is over":
                     self._check_planned(before, event, decisions, decision)
                 if over.reason in (Reason.NODE_LOST, Reason.NODE_LEFT) and after.phase is not before.phase:
@@ -260,7 +278,10 @@ class Checks:
         require(table.round == first, "rounds follow each other", table.round)
         require(latest is None or latest.round in self._over, "one table is current", table)
         self._check_one_group(table.round)
-        check_table(after, table, self._latest)
+        check_table(after, table, self._latest, self._size(after, len(after.agents)))
+        known = {len(each.places) for each in self.tables.values()} | {size for size, _ in settings.first_ran}
+        require({size for size, _ in table.ran} <= known, "only rounds show what works", table.ran)
+        require(table.unusable == tuple(sorted(self._unusable)), "what the script cannot use is on record", table)
         require(table.restarts == after.restarts, "restarts are the same for all", table)
         require(table.last_failure == after.last_failure, "the last failure is on record", table)
         for place in table.places:
@@ -302,10 +323,10 @@ class Checks:
         judged = [
             d for d in decisions if isinstance(d, Interrupt) and d.message.reason is Reason.WORKER_FAILED and d.agents
         ]
-        over = [d for d in judged if d.message.detail != "this round is over"]
+        over = [d for d in judged if d.message.detail != "this round is over" and d.unusable is None]
         if after.restarts == before.restarts:
             dissolved = before.inquest is not None and after.inquest is None and after.phase is not Phase.CLOSED
-            explained = after.reason in (Reason.NODE_LOST, Reason.NODE_LEFT)
+            explained = after.reason in (Reason.NODE_LOST, Reason.NODE_LEFT) or self._latest_is_unusable(before)
             require(not dissolved or explained, "a worker failure is charged or explained", decisions)
             require(not over, "a worker failure is charged or explained", decisions)
         else:
@@ -314,9 +335,19 @@ class Checks:
             require(not self._is_repeated(before), "the same failure twice in a row ends the run", before.inquest)
             self._last_failure = before.inquest.failure.fingerprint if before.inquest is not None else ""
 
+    def _latest_is_unusable(self, before: State) -> bool:
+        return before.table is not None and len(before.table.places) in self._unusable
+
     def _is_repeated(self, before: State) -> bool:
         said = before.inquest.failure.fingerprint if before.inquest is not None else ""
         return said != "" and said == self._last_failure
+
+    def _check_unusable(self, size: int) -> None:
+        """A failure is not charged, as the script cannot use so many nodes."""
+        require(size not in self._unusable, "what the script cannot use is tried once", size)
+        usable = size not in self._world.schedule.unusable
+        require(not usable, "a worker failure is charged or explained", size)
+        self._unusable.add(size)
 
     def _check_charge(self, before: State) -> None:
         inquest = before.inquest
@@ -341,22 +372,22 @@ class Checks:
         first, coming = before.newcomer_first, self._coming - self._leaving
         if first is None or table is None:
             return
-        here = largest(settings, len(before.agents))
+        here = largest(settings, len(before.agents), self._unusable)
         require(here > len(table.places), "a round ends for new nodes only if the next one is larger", here)
         if self._world.now >= first + settings.last_call_timeout:
             return
-        more = largest(settings, len(before.agents) + len(coming)) > here
+        more = largest(settings, len(before.agents) + len(coming), self._unusable) > here
         require(not more, "joins that are close together make one round", coming)
 
     def _check_no_needless_wait(self, state: State) -> None:
         waiting = [agent for agent in state.agents.values() if agent.status is Status.WAITING]
-        settings, size = state.settings, largest(state.settings, len(waiting))
+        settings, size = state.settings, self._size(state, len(waiting))
         if not size or len(waiting) < len(state.agents) or state.broken:
             return
         if not self._has_majority(waiting):
             return
         missing = len(set(settings.expected_nodes) - self._known_nodes) or self._missing_with(waiting)
-        larger = largest(settings, len(waiting) + missing) > size
+        larger = self._size(state, len(waiting) + missing) > size
         require(larger, "no wait that is not needed", [agent.candidate.agent for agent in waiting])
 
     def _missing_with(self, waiting: list[Agent]) -> int:

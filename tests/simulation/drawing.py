@@ -28,7 +28,7 @@ from tests.simulation.faults import (
     StallLeader,
 )
 
-__all__ = ["draw", "draw_planned"]
+__all__ = ["draw", "draw_planned", "draw_sizes"]
 
 FAULTS_UNTIL = 6.0
 """Seconds."""
@@ -105,6 +105,49 @@ def draw_planned(seed: int) -> Schedule:
         actions.append(Arrive(rng.uniform(0.0, 1.0), "node9/0", node="node9"))
     noise = rng.choice((CALM, NORMAL))
     return Schedule(seed, settings, noise, tuple(sorted(actions, key=lambda action: action.at)))
+
+
+def draw_sizes(seed: int) -> Schedule:
+    """Draw a schedule of nodes that come and go, with a script that can use some numbers of nodes only.
+
+    It can use the number that begins. No restart is left, unless workers fail by themselves, too.
+    """
+    rng = random.Random(f"sizes {seed}")
+    nodes = rng.randint(2, 8)
+    first = rng.randint(1, nodes)
+    names = [f"node{number}" for number in range(1, nodes + 1)]
+    unusable = frozenset(size for size in range(1, nodes + 1) if size != first and rng.random() < 0.5)
+    fails = rng.random() < 0.2
+    settings = Settings(
+        min_nodes=rng.choice((1, first)),
+        max_nodes=nodes,
+        max_restarts=100 if fails else 0,
+        expected_nodes=tuple(names[:first]),
+        join_timeout=20.0,
+        last_call_timeout=2.0,
+        leave_margin=1.0,
+    )
+    part = rng.choice((1.0, 1.0, 0.7, 0.0))
+    arrivals = [
+        Arrive(
+            rng.uniform(0.0, 0.05) if index < first else rng.uniform(3.0, 8.0),
+            f"{name}/1",
+            node=name,
+            position=index,
+            takes_part=rng.random() < part,
+        )
+        for index, name in enumerate(names)
+    ]
+    actions: list[Action] = list(arrivals)
+    for arrival in rng.sample(arrivals, rng.randint(0, nodes - 1)):
+        # Later than the first step of the first round.
+        at = max(arrival.at, 3.0) + rng.uniform(0.0, 6.0)
+        went = Die(at, arrival.agent) if rng.random() < 0.5 else Leave(at, arrival.agent, rng.uniform(2.0, 6.0))
+        actions += [went, *_draw_return(rng, arrival, at)]
+    if fails:
+        actions += [Fail(rng.uniform(3.0, 9.0), rng.choice(names) + "/1") for _ in range(rng.randint(1, 3))]
+    noise = rng.choice((CALM, NORMAL))
+    return Schedule(seed, settings, noise, tuple(sorted(actions, key=lambda action: action.at)), unusable)
 
 
 def _draw_arrivals(rng: random.Random, names: list[str], allocation: bool) -> list[Arrive]:

@@ -160,12 +160,17 @@ WILD = Noise(delay=0.1, late=0.2, late_delay=1.0, doubled=0.1, stop=0.5, long_st
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Everything that a simulated run depends on."""
+    """Everything that a simulated run depends on.
+
+    Attributes:
+        unusable: numbers of nodes with which the script fails before its first step.
+    """
 
     seed: int
     settings: Settings
     noise: Noise
     actions: tuple[Action, ...]
+    unusable: frozenset[int] = frozenset()
 
     @property
     def quiet_at(self) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,9 +40,10 @@ from slurm_elastic.rendezvous.membership import (
     pending_joins,
     quorum,
     transitions,
+    usable_sizes,
 )
 from tests.simulation import shrink
-from tests.simulation.drawing import draw
+from tests.simulation.drawing import draw, draw_sizes
 from tests.simulation.election import agent, faults
 from tests.simulation.election.checks import Checks
 from tests.simulation.election.records import Records
@@ -65,6 +67,11 @@ Make = Callable[[pytest.MonkeyPatch], None]
 def one_leader(number: int) -> Violation | None:
     """Play a schedule with one leader that never dies."""
     return shrink.play(draw(number))
+
+
+def some_sizes(number: int) -> Violation | None:
+    """Play a schedule of nodes that come and go, with a script that can use some numbers of nodes only."""
+    return shrink.play(draw_sizes(number))
 
 
 def several_leaders(number: int) -> Violation | None:
@@ -368,6 +375,53 @@ def takes_any_number(patch: pytest.MonkeyPatch) -> None:
         return min(agents, settings.max_nodes) if agents >= settings.min_nodes else 0
 
     patch.setattr(Settings, "round_size", round_size)
+
+
+@mutation(
+    "a failure is charged, also if the script cannot use the number of nodes",
+    "only workers that fail by themselves are charged",
+    among=some_sizes,
+)
+def charges_any_failure(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(usable_sizes, "is_unusable", lambda state: False)
+
+
+@mutation(
+    "a failure after the first step is taken for one of the number of nodes",
+    "a worker failure is charged or explained",
+    among=some_sizes,
+)
+def charges_no_failure(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(usable_sizes, "is_unusable", lambda state: state.inquest is not None)
+
+
+@mutation(
+    "a number of nodes that the script cannot use is tried again",
+    "a round takes the largest valid number",
+    among=some_sizes,
+)
+def tries_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(State, "round_size", lambda state, agents: state.settings.round_size(agents))
+
+
+@mutation(
+    "a failure is judged before other nodes can fail by the number of nodes, too",
+    "only workers that fail by themselves are charged",
+    among=some_sizes,
+)
+def judges_too_soon(patch: pytest.MonkeyPatch) -> None:
+    names = machine.advance.__globals__["_inquest_due"].__globals__
+    hasty = SimpleNamespace(**{**vars(usable_sizes), "may_be_unusable": lambda state: False})
+    patch.setitem(names, "usable_sizes", hasty)
+
+
+@mutation(
+    "a leader does not learn which rounds have worked",
+    "only workers that fail by themselves are charged",
+    among=some_sizes,
+)
+def learns_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(usable_sizes, "learn", lambda state, event, agent: (state, agent))
 
 
 # Places.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set as AbstractSet
 
 from slurm_elastic.rendezvous.membership import Settings, State, Table
 from tests.simulation.violation import require
@@ -10,18 +11,19 @@ from tests.simulation.violation import require
 __all__ = ["check_table", "largest"]
 
 
-def largest(settings: Settings, agents: int) -> int:
-    """How many of so many agents a round has to take; 0 if none can be."""
+def largest(settings: Settings, agents: int, without: AbstractSet[int] = frozenset()) -> int:
+    """How many of so many agents a round has to take, not one of these numbers; 0 if none can be."""
     sizes = [size for size in range(settings.min_nodes, settings.max_nodes + 1) if size <= agents]
-    return max((size for size in sizes if not settings.valid_nodes or size in settings.valid_nodes), default=0)
+    valid = (size for size in sizes if not settings.valid_nodes or size in settings.valid_nodes)
+    return max((size for size in valid if size not in without), default=0)
 
 
-def check_table(state: State, table: Table, before: Table | None) -> None:
-    """Check a table of a leader in this state, that follows another if there was one."""
+def check_table(state: State, table: Table, before: Table | None, size: int) -> None:
+    """Check a table of a leader in this state, that follows another if there was one, and has so many nodes."""
     settings, places = state.settings, table.places
     promise = "tables are complete"
     require(settings.min_nodes <= len(places) <= settings.max_nodes, promise, f"{len(places)} nodes")
-    require(len(places) == largest(settings, len(state.agents)), "a round takes the largest valid number", len(places))
+    require(len(places) == size, "a round takes the largest valid number", len(places))
     require([place.rank for place in places] == list(range(len(places))), promise, places)
     candidates = [state.agents[place.agent].candidate for place in places]
     require(candidates == sorted(candidates, key=lambda candidate: candidate.order), "ranks follow Slurm's order")

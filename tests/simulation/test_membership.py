@@ -25,7 +25,7 @@ from slurm_elastic.rendezvous.membership import (
     state,
     transitions,
 )
-from tests.simulation.drawing import draw, draw_planned
+from tests.simulation.drawing import draw, draw_planned, draw_sizes
 from tests.simulation.faults import CALM, NORMAL, Arrive, Schedule
 from tests.simulation.schedules import play_all, play_membership
 from tests.simulation.shrink import play, report, shrink
@@ -37,6 +37,8 @@ FIRST = int(os.environ.get("SIMULATION_FIRST", "0"))
 ONLY = os.environ.get("SIMULATION_SEED")
 PLANNED = min(SEEDS // 6, 500)
 """Schedules in which nothing goes wrong."""
+SIZES = min(SEEDS // 6, 1000)
+"""Schedules with a script that can use some numbers of nodes only."""
 
 
 def test_every_promise_holds_in_every_schedule() -> None:
@@ -96,6 +98,18 @@ def test_leaves_and_growth_lose_no_step_when_all_take_part(part: int) -> None:
         }
         assert not lost, f"seed {seed}: steps of rounds that were broken off: {lost}"
     assert planned > 2 * PLANNED, "rounds did end as planned"
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_growth_and_loss_end_no_run_that_can_use_some_numbers_of_nodes_only(part: int) -> None:
+    unusable = 0
+    for seed in range(part, SIZES, 2):
+        schedule = draw_sizes(seed)
+        violation = play(schedule)
+        if violation is not None:
+            pytest.fail(report(schedule, violation), pytrace=False)
+        unusable += bool(schedule.unusable)
+    assert unusable > SIZES / 4
 
 
 def first_violation(seeds: range) -> tuple[Schedule, Violation]:

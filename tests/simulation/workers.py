@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from slurm_elastic.rendezvous.membership import STEPPED
+
 if TYPE_CHECKING:
     from tests.simulation.agents import SimulatedAgent
     from tests.simulation.world import World
 
-__all__ = ["Group", "Workers"]
+__all__ = ["UNUSABLE", "Group", "Workers"]
+
+UNUSABLE = "the number of nodes"
+"""Why workers fail before their first step."""
 
 
 class Group:
@@ -18,9 +23,11 @@ class Group:
     Attributes:
         round: its number.
         furthest: the last step that anybody has completed.
+        unusable: whether the script cannot use so many nodes.
     """
 
     def __init__(self, world: World, round_: int, size: int) -> None:
+        self.unusable = size in world.schedule.unusable
         self.world = world
         self.round = round_
         self.furthest = 0
@@ -66,6 +73,7 @@ class Workers:
         self._stopped = stopped
         self._held = self._over = False
         self._stop: int | None = None
+        self._since = agent.world.now
         self._later(self.rng.random() * self.rng.choice((0.02, 0.3)), self._start)
 
     def hold(self) -> int | None:
@@ -109,7 +117,16 @@ class Workers:
 
     def _start(self) -> None:
         self.attached = self._takes_part
-        self._begin_step()
+        if self.group.unusable:
+            self._later(self.rng.random() * 0.1, lambda: self._agent.fail(UNUSABLE))
+        else:
+            self._begin_step()
+
+    def ran(self) -> float:
+        """For how long they have run, as an agent says; 0 if they have taken no step."""
+        if self.attached:
+            return STEPPED if self.boundary else 0.0
+        return self._agent.world.now - self._since
 
     def _begin_step(self) -> None:
         self._later(self.rng.uniform(0.05, 0.4), lambda: self.group.meet(self))

@@ -124,7 +124,8 @@ class World:
 
     def _timeout_of_too_few(self) -> float:
         settings = self.schedule.settings
-        return settings.join_timeout if len(self._living()) < settings.min_nodes else 0.0
+        too_few = largest(settings, len(self._living()), self.schedule.unusable) == 0
+        return settings.join_timeout if too_few else 0.0
 
     def _unsettled(self) -> str:
         """What keeps the run from being as it should with all agents that live; empty when it is."""
@@ -144,7 +145,9 @@ class World:
         living = self._living()
         if {agent.name for agent in living} - finished != set(state.agents) - finished:
             return "the leader does not know exactly those that live"
-        if not finished and len(state.table.places) < largest(state.settings, len(living)):
+        if len(state.table.places) in self.schedule.unusable and state.phase is Phase.RUNNING:
+            return "workers fail soon"
+        if not finished and len(state.table.places) < self.checks.smallest(len(living)):
             return "somebody who could train does not"
         for place in state.table.places:
             agent = self.agents[place.agent]

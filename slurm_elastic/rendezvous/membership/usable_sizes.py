@@ -17,8 +17,9 @@ from slurm_elastic.rendezvous.membership.state import Phase, Result, State
 __all__ = ["is_unusable", "learn", "may_be_unusable", "retreat"]
 
 _SHARE = 0.25
-"""Of the time in which the workers of a round have failed: another round that ran longer has worked. The start of
-workers takes longer in one round than in another: cold, or on a busy node."""
+"""Of the time in which the workers of a round have failed: a round of another number that ran longer has worked. The
+start of workers takes longer in one round than in another: cold, or on a busy node. For the same reason a round of this
+number has worked for certain only if it ran four times as long."""
 
 
 def learn(state: State, event: Joined, agent: Agent) -> tuple[State, Agent]:
@@ -52,10 +53,10 @@ def may_be_unusable(state: State) -> bool:
     inquest, table = state.inquest, state.table
     if inquest is None or table is None or inquest.failure.uncharged:
         return False
-    if inquest.failure.ran >= STEPPED:
-        return False
-    worked = {size for size, seconds in state.ran.items() if seconds > _SHARE * inquest.failure.ran}
-    return len(table.places) not in worked and bool(worked - state.unusable)
+    size, ran = len(table.places), inquest.failure.ran
+    others = (seconds for other, seconds in state.ran.items() if other != size and other not in state.unusable)
+    has_worked = state.ran.get(size, 0.0) * _SHARE > ran
+    return ran < STEPPED and not has_worked and max(others, default=0.0) > ran * _SHARE
 
 
 def is_unusable(state: State) -> bool:
