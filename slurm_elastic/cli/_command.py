@@ -42,42 +42,55 @@ class Parser(argparse.ArgumentParser):
             UsageError: The command line is wrong.
         """
         self._words = words
-        for action in self._actions:
-            if action.nargs == argparse.REMAINDER:
-                # Before Python 3.13 argparse requires at least one argument here.
-                action.required = False
-        return super().parse_args(words)
+        rest = next((each for each in self._actions if each.nargs == argparse.REMAINDER), None)
+        if rest is None:
+            return super().parse_args(words)
+        # Before Python 3.13 argparse requires at least one argument here.
+        rest.required = False
+        # argparse looks for options, and for beginnings of them, among the script's own words, too.
+        end = self._read()[1]
+        given = super().parse_args(words[:end])
+        if words[end:]:
+            setattr(given, rest.dest, list(words[end:]))
+        return given
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
         see = f"see {self.prog} --help"
-        option = self._unknown_option()
+        option = self._read()[0]
         if option is None:
             raise UsageError(f"{message}; {see}")
         # Suggest a long option for a long one, and a single letter for a single letter.
         known = [each for each in self._option_string_actions if each.startswith("--") is option.startswith("--")]
         raise UsageError(f"no option {option}; {did_you_mean(option, known, otherwise=see)}")
 
-    def _unknown_option(self) -> str | None:
-        """Return the first unknown option; words after a script belong to the script."""
+    def _read(self) -> tuple[str | None, int]:
+        """Return the first unknown option, and the number of words before those that belong to a script."""
         known = self._option_string_actions
-        with_script = any(action.nargs == argparse.REMAINDER and not action.option_strings for action in self._actions)
-        words = iter(self._words)
-        for word in words:
-            if word == "--" or (with_script and not word.startswith("-")):
-                return None
+        # The script is the last of the words that stand before its arguments.
+        before = [each.nargs for each in self._actions if not each.option_strings]
+        left = before.index(argparse.REMAINDER) if argparse.REMAINDER in before else -1
+        words = iter(enumerate(self._words, 1))
+        for end, word in words:
+            if word == "--":
+                return None, end + max(left, 0)
             if not word.startswith("-") or word == "-":
+                left -= 1
+                if left == 0:
+                    return None, end
                 continue
             given, sign, _ = word.partition("=")
             # A short option may have its value attached, a long option may be abbreviated.
             option = given if given.startswith("--") else word[:2]
             near = [name for name in known if name.startswith(option)]
             if not near:
-                return given
-            takes_next = known.get(option, known[near[0]]).nargs is None and not sign and len(word) == len(option)
-            if takes_next:
+                return given, len(self._words)
+            takes = known.get(option, known[near[0]]).nargs
+            if takes == argparse.REMAINDER:
+                return None, end
+            if takes is None and not sign and len(word) == len(option):
                 next(words, None)
-        return None
+        return None, len(self._words)
 
 
 class Command(ABC):

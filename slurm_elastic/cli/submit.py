@@ -52,7 +52,9 @@ class Submit(Command):
         parser.usage = "slurm-elastic submit [options] train.py [arguments of train.py]"
         parser.epilog = f"{_EPILOG}\n{parser.epilog}"
         parser.add_argument(
-            "--nodes", metavar="MIN:MAX", help="minimum and maximum of nodes; also N, and MIN-MAX as sbatch writes it"
+            "--nodes",
+            metavar="MIN:MAX",
+            help="minimum and maximum of nodes; also N for both, and MIN-MAX as sbatch writes it",
         )
         parser.add_argument(
             "--shape",
@@ -102,6 +104,7 @@ class Submit(Command):
             self.parser().print_help()
             return 0
         _require_agent_options(agent, line)
+        _warn_of_late_options(line)
         plan = _plan(line)
         script = plan.script(read_template(line.own.get("template"), plan.shape))
         if "dry-run" in line.own:
@@ -116,6 +119,9 @@ class Submit(Command):
 
 
 def _agent_parser() -> argparse.ArgumentParser:
+    from slurm_elastic.agent.torch_hooks import require_torch
+
+    require_torch()
     # This imports torch, for its parser.
     from slurm_elastic.cli.agent_parser import agent_parser
 
@@ -148,6 +154,19 @@ def _require_agent_options(parser: argparse.ArgumentParser, line: CommandLine) -
 
     if "chdir" not in line.sbatch:
         require_entry_point(options, os.uname().nodename)
+
+
+def _warn_of_late_options(line: CommandLine) -> None:
+    """Name words of the script that look like options of this command: with one of these it would do another thing."""
+    from slurm_elastic.submission.submit_options import OWN
+
+    late = [word for word in line.arguments if word.startswith("--") and word[2:].partition("=")[0] in OWN]
+    if late:
+        print(
+            f"slurm-elastic: warning: {', '.join(late)} after {line.script} goes to the script; options of submit "
+            "stand before it",
+            file=sys.stderr,
+        )
 
 
 def _plan(line: CommandLine) -> Plan:

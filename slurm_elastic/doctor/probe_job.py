@@ -91,7 +91,7 @@ def node_count(text: str) -> int:
         UsageError: It is no number, or a range.
     """
     wanted = NodeRange.parse(text)
-    if wanted.least is not None:
+    if wanted.least != wanted.most:
         raise UsageError(
             f"--nodes {text}: the doctor looks at a fixed number of nodes; give one, such as {wanted.most}"
         )

@@ -80,7 +80,7 @@ class ElasticExecutor(slurm.SlurmExecutor):
     Args:
         folder: Folder for payloads, output and run directories, on a disk that all nodes share; may contain ``%j``, the
             job id.
-        min_nodes: A round needs at least this many nodes; None to go on with the nodes that are left.
+        min_nodes: A round needs at least this many nodes; None for one.
         max_nodes: The job gets at most this many nodes; an array has this many elements.
         workers_per_node: Number of workers on each node; None for the number of its GPUs.
         shape: ``allocation`` for one job with all nodes, or ``array`` for a job array with one node per element, which
@@ -142,11 +142,10 @@ class ElasticExecutor(slurm.SlurmExecutor):
         if parameters.nodes is not None:
             if self.min_nodes is not None or self.max_nodes is not None:
                 raise UsageError("the number of nodes is given twice; leave slurm_nodes out and give max_nodes")
-            return NodeRange(None, parameters.nodes)
+            return NodeRange(parameters.nodes, parameters.nodes)
         most = self.max_nodes if self.max_nodes is not None else self.min_nodes or 1
         # With a maximum alone the job takes the nodes that are free, at least one.
-        least = self.min_nodes if self.min_nodes is not None or self.max_nodes is None else 1
-        return NodeRange(least, most)
+        return NodeRange(1 if self.min_nodes is None else self.min_nodes, most)
 
     def plan(self, program: tuple[str, ...]) -> Plan:
         """Return the plan of a submission.

@@ -85,7 +85,7 @@ class LocalElasticExecutor(local.LocalExecutor):
         uid = uuid.uuid4().hex
         payload = Payload(delayed, self.folder, uid, self.max_pickle_size_gb)
         base = utils.JobPaths.get_first_id_independent_folder(self.folder)
-        words = (*self.nodes.for_agents, *self.agent.words(Path(base)), *payload.agent_options, *payload.words)
+        words = (self.nodes.for_agents, *self.agent.words(Path(base)), *payload.agent_options, *payload.words)
         command = shlex.join(
             [sys.executable, "-m", "slurm_elastic.cli.local_agent", uid, str(self.max_num_timeout), str(base), *words]
         )

@@ -65,19 +65,18 @@ class NodeRange:
     """The number of nodes that the job asks for and that a round needs.
 
     Attributes:
-        least: A round needs, and the job asks for, at least this many nodes; None for a job of `most` nodes whose
-            rounds go on with the nodes that are left.
+        least: A round needs, and the job asks for, at least this many nodes.
         most: The job asks for at most this many nodes.
     """
 
-    least: int | None
+    least: int
     most: int
 
     def __post_init__(self) -> None:
         for number in (self.least, self.most):
-            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise UsageError(f"{number!r} is no number of nodes; give one from 1 on")
-        if self.least is not None and self.least > self.most:
+        if self.least > self.most:
             raise UsageError(f"at least {self.least} nodes and at most {self.most}: lower the least or raise the most")
 
     @classmethod
@@ -90,17 +89,17 @@ class NodeRange:
         match = _RANGE.fullmatch(text.strip())
         if match is None:
             raise UsageError(f"--nodes {text!r} is neither a number nor MIN:MAX; write it as in 4 or 2:4")
-        return cls(int(match[1]), int(match[2])) if match[2] else cls(None, int(match[1]))
+        return cls(int(match[1]), int(match[2] or match[1]))
 
     @property
     def for_sbatch(self) -> str:
         """The value of sbatch's ``--nodes``."""
-        return str(self.most) if self.least in (None, self.most) else f"{self.least}-{self.most}"
+        return str(self.most) if self.least == self.most else f"{self.least}-{self.most}"
 
     @property
-    def for_agents(self) -> tuple[str, ...]:
-        """The option of the agents; empty for their default."""
-        return () if self.least is None else (f"--nnodes={self.least}:{self.most}",)
+    def for_agents(self) -> str:
+        """The option of the agents."""
+        return f"--nnodes={self.least}:{self.most}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ class Plan:
         elif self.nodes is not None:
             made = {"nodes": self.nodes.for_sbatch}
         script = BatchScript.from_template(template).with_options({**made, **self.options}, without=self.without)
-        of_nodes = () if self.nodes is None else self.nodes.for_agents
+        of_nodes = () if self.nodes is None else (self.nodes.for_agents,)
         return replace(
             script,
             arguments=(*of_nodes, *self.agent, *self.program),

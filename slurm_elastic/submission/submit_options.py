@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from slurm_elastic.errors import UsageError
 from slurm_elastic.submission.batch_script import LONG_NAMES
 
-__all__ = ["SBATCH_OPTIONS", "CommandLine", "read_command_line"]
+__all__ = ["OWN", "SBATCH_OPTIONS", "CommandLine", "read_command_line"]
 
 _SBATCH_SWITCHES = frozenset(
     {
@@ -48,8 +48,11 @@ _SBATCH_SWITCHES = frozenset(
 SBATCH_OPTIONS = tuple(sorted({*LONG_NAMES.values(), *_SBATCH_SWITCHES}))
 """Long options of sbatch without dashes, for a shell to complete; sbatch has more."""
 
+OWN = frozenset({"shape", "template", "nodes", "dry-run"})
+"""Options of the command without dashes, beside its help."""
+
 _OWN_SWITCHES = frozenset({"dry-run", "help"})
-_OWN = frozenset({"shape", "template", "nodes"}) | _OWN_SWITCHES
+_OWN = OWN | _OWN_SWITCHES
 _NEARLY = 0.85
 """Ratio of `difflib.SequenceMatcher`: no option of sbatch is as near to one of ours (22.05 to 26.05)."""
 

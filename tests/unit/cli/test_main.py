@@ -12,6 +12,8 @@ from slurm_elastic import __version__
 from slurm_elastic.cli import main
 from slurm_elastic.cli.agent import require_version
 from slurm_elastic.cli.agent_parser import agent_parser
+from slurm_elastic.cli.job_end import JobEnd
+from slurm_elastic.cli.rehearse import Rehearse
 from slurm_elastic.errors import UsageError
 
 HELP = """
@@ -136,6 +138,48 @@ def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], arguments: st
 def test_a_mistake_in_options_of_the_agent_is_one_line(arguments: str, line: str) -> None:
     with pytest.raises(UsageError, match=f"^{re.escape(line)}$"):
         agent_parser().parse_args(arguments.split())
+
+
+SHADOWING = [
+    word
+    for name in ("val", "valid", "snapshot", "w", "lead", "health", "stop", "notif", "on", "n", "help", "nodes", "max")
+    for word in (f"--{name}", "0.1", f"--{name}=0.1")
+]
+"""Options of a script that are, or begin, options of ours and of torchrun."""
+
+
+@pytest.mark.parametrize("before", [[], ["--max-restarts", "3", "--no-health"], ["--max-req=1", "-r3"], ["--"]])
+@pytest.mark.parametrize("more", [SHADOWING, ["--", *SHADOWING, "--"], ["-h"], []])
+def test_words_of_a_script_are_its_own(before: list[str], more: list[str]) -> None:
+    given = agent_parser().parse_args([*before, "train.py", *more])
+    assert (given.training_script, given.training_script_args) == ("train.py", more)
+
+
+def test_words_of_a_script_stay_as_they_are_in_other_commands() -> None:
+    parsers = (Rehearse().parser(), JobEnd().parser())
+    for parser, word in zip(parsers, ("train.py", "0"), strict=True):
+        assert parser.parse_args([word, *SHADOWING]).arguments == SHADOWING
+    assert Rehearse().parser().parse_args(["--nodes", "4", "train.py", "--no", "4"]).nodes == "4"
+
+
+@pytest.mark.parametrize("command", ["agent", "submit"])
+def test_no_torch_is_one_line(command: str, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
+    (tmp_path / "train.py").touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_elastic", command, "--start=cold", "train.py"],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[3]}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "slurm-elastic: error: torch cannot be imported: No module named 'torch'; install it: pip install "
+        "'torch>=2.11'\n"
+    )
 
 
 def test_templates_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -> None:

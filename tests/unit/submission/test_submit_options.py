@@ -94,6 +94,15 @@ def test_submitted_script_is_the_one_of_the_dry_run(
     assert "\n#SBATCH --nodes=2-4\n" in shown
     assert "\nset -- --nnodes=2:4 train.py --lr '1 2'\n" in shown
 
+    assert main(["submit", "--dry-run", "--nodes=4", "train.py", "--nodes", "2", "--dry-run", "--lr=1"]) == 0
+    printed = capsys.readouterr()
+    assert "\nset -- --nnodes=4:4 train.py --nodes 2 --dry-run --lr=1\n" in printed.out
+    assert "\n#SBATCH --nodes=4\n" in printed.out
+    assert printed.err == (
+        "slurm-elastic: warning: --nodes, --dry-run after train.py goes to the script; options of submit stand before "
+        "it\n"
+    )
+
     assert main(["submit", *words]) == 0
     printed = capsys.readouterr()
     assert (tmp_path / "submitted").read_text() == shown
