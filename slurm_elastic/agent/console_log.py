@@ -9,6 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, TextIO
 
+from slurm_elastic.agent.log_tail import finish_line
 from slurm_elastic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class _Handler(logging.Handler):
         text = _PREFIXES.get(record.levelno, "") + record.getMessage()
         if record.exc_info:
             text += "\n" + formatter.formatException(record.exc_info)
+        finish_line(self._stream)
         if self._console:
             from rich.text import Text
 

@@ -1,15 +1,18 @@
-"""Copies the workers' output to the console line by line, and records at which time the logs had which size.
+"""Copies the workers' output to the console, and records at which time the logs had which size.
 
 This replaces torch's TailLog (torch/distributed/elastic/multiprocessing/tail_log.py, 2.13). That has a thread for every
 file, and needs up to 0.1 s to stop each of its two streams, which is most of the time of a restart. And it puts its
-prefix into the middle of a line that is written in parts.
+prefix into the middle of a line that is written in parts. Here a line's beginning is shown without its end, too, as of
+a bar or a prompt; another one that has something to say then begins a line of its own.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,9 +23,9 @@ from typing import TextIO
 from slurm_elastic.agent.nonblocking_output import NonblockingStream
 from slurm_elastic.ownership import write_own
 
-__all__ = ["FollowedFile", "LogTimes", "Tail"]
+__all__ = ["FollowedFile", "LogTimes", "Tail", "finish_line"]
 
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 """Seconds between two reads of the files: short while they grow, longer while they do not."""
 _CHUNK = 1 << 16
 _TIMES_PAUSE = 0.25
@@ -45,33 +48,93 @@ class FollowedFile:
     destination: TextIO
     wanted: Callable[[str], bool]
     descriptor: int | None = field(default=None, init=False)
-    rest: bytes = field(default=b"", init=False)
+    _rest: str = field(default="", init=False)
+    _last: str = field(default="\n", init=False)
+    _filters: bool = field(init=False)
+    _decoder: codecs.IncrementalDecoder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        # torch's filters want a line that contains some text: one that wants the empty line wants all.
+        self._filters = not self.wanted("")
 
     def show(self, *, to_the_end: bool = False) -> bool:
-        """Show the complete lines, and with `to_the_end` an incomplete last one; return True if the file has grown."""
+        """Show what is new, and with `to_the_end` end the last line; return True if the file has grown."""
         if self.descriptor is None:
             with contextlib.suppress(FileNotFoundError):
                 self.descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         found = False
         while self.descriptor is not None and (data := os.read(self.descriptor, _CHUNK)):
             found = True
-            *lines, self.rest = (self.rest + data).split(b"\n")
-            self._write(lines)
+            self._write(self._decoder.decode(data))
         if to_the_end:
-            self._write([self.rest] if self.rest else [])
+            self._write(self._decoder.decode(b"", final=True), end=True)
             if self.descriptor is not None:
                 os.close(self.descriptor)
                 self.descriptor = None
         return found
 
-    def _write(self, lines: Sequence[bytes]) -> None:
-        texts = (line.decode(errors="replace") + "\n" for line in lines)
-        shown = "".join(self.prefix + text for text in texts if self.wanted(text))
-        if shown:
+    def _write(self, text: str, *, end: bool = False) -> None:
+        if self._filters:
+            *lines, self._rest = (self._rest + text).split("\n")
+            if self._rest and (end or len(self._rest) > _CHUNK):
+                lines, self._rest = [*lines, self._rest], ""
+            text = "".join(line + "\n" for line in lines if self.wanted(line + "\n"))
+        if text:
             if isinstance(self.destination, NonblockingStream):
                 self.destination.wait_for_room()
-            self.destination.write(shown)
+            # A terminal may be gone.
+            with contextlib.suppress(OSError):
+                self._show(text)
+        if end:
+            finish_line(self.destination, self)
+
+    def _show(self, text: str) -> None:
+        with _writing:
+            place = _place(self.destination)
+            if _unfinished.get(place, (self,))[0] is not self:
+                finish_line(self.destination)
+            # After a carriage return the prefix is drawn anew, with the rest of its line.
+            begins = self._last in "\r\n" or place not in _unfinished
+            begins = begins and text[0] != "\r" and self._last + text[0] != "\r\n"
+            shown = _LINE_END.sub(lambda end: end[0] + self.prefix, text)
+            self._last = text[-1]
+            _unfinished[place] = self, self.destination
+            if self._last == "\n":
+                del _unfinished[place]
+            self.destination.write(self.prefix + shown if begins else shown)
             self.destination.flush()
+
+
+_LINE_END = re.compile(r"\n(?=[^\r])|\r(?=[^\r\n])")
+"""The end of a line that is followed by text."""
+_unfinished: dict[object, tuple[FollowedFile, TextIO]] = {}
+"""The file whose last line has no end yet, by the place that it was shown at, and the stream to that."""
+_writing = threading.RLock()
+
+
+def finish_line(stream: TextIO, of: FollowedFile | None = None) -> None:
+    """End the unfinished line of a worker, if there is one where the stream leads, before another line is written there.
+
+    Args:
+        stream: The stream of the other line.
+        of: End it only if it is a line of this file.
+    """
+    with _writing, contextlib.suppress(OSError):
+        place = _place(stream)
+        if place in _unfinished and (of is None or _unfinished[place][0] is of):
+            _, shown_by = _unfinished.pop(place)
+            shown_by.write("\n")
+            shown_by.flush()
+
+
+def _place(stream: TextIO) -> object:
+    """Return what two streams share that lead to the same file, terminal or pipe."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return id(stream)
+    return status.st_dev, status.st_ino
 
 
 class LogTimes:

@@ -1,4 +1,4 @@
-"""Non-blocking stdout and stderr: the agent drops output rather than wait for a stalled reader.
+"""Non-blocking stdout and stderr: the agent drops output rather than wait for a stalled reader, or fail on a full disk.
 
 Under srun both are pipes to slurmstepd, which forwards their content to srun on the job's first node. When that node
 stops answering, as in a power loss, slurmstepd stops reading once its buffers are full (io.c of slurmd,
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import collections
-import contextlib
 import io
 import logging
 import os
@@ -25,6 +24,8 @@ __all__ = ["NonblockingStream", "make_output_nonblocking"]
 
 _CAPACITY = 1 << 20
 """Bytes that wait for the reader at most; lines beyond that are dropped, unless a single line is longer."""
+_DISK_TIMEOUT = 60.0
+"""Seconds after which a disk counts as stalled."""
 _FINISH_TIMEOUT = 5.0
 """Seconds to write out the rest at the end of the process, as long as the reader reads."""
 
@@ -43,7 +44,7 @@ class NonblockingStream(io.TextIOBase):
         self._waiting: collections.deque[bytes] = collections.deque()
         self._size = 0
         self._progress_at = time.monotonic()
-        self._dropped = 0
+        self._dropped, self._why = 0, ""
         self._thread: threading.Thread | None = None
 
     @property
@@ -70,7 +71,7 @@ class NonblockingStream(io.TextIOBase):
         data = text.encode(errors="backslashreplace")
         with self._changed:
             if self._waiting and self._size + len(data) > _CAPACITY:
-                self._dropped += 1
+                self._dropped, self._why = self._dropped + 1, "srun, or the disk, did not take them"
             elif data:
                 if not self._waiting:
                     self._progress_at = time.monotonic()
@@ -107,44 +108,59 @@ class NonblockingStream(io.TextIOBase):
                 while not self._waiting:
                     self._changed.wait()
                 data = self._waiting[0]
-            with contextlib.suppress(OSError):
-                # OSError: the reader has closed its end.
-                while data:
-                    try:
-                        data = data[os.write(self._descriptor, data) :]
-                        self._progress_at = time.monotonic()
-                    except BlockingIOError:
-                        # Another process with this pipe may have made it non-blocking.
-                        select.select([], [self._descriptor], [])
+            why = self._write(data)
             with self._changed:
                 self._size -= len(self._waiting.popleft())
                 self._progress_at = time.monotonic()
-                if self._dropped and not self._waiting:
-                    line = f"[slurm-elastic] {self._dropped} pieces of output dropped here: srun did not read them\n"
+                if why:
+                    self._dropped, self._why = self._dropped + 1, why
+                elif self._dropped and not self._waiting:
+                    line = f"[slurm-elastic] {self._dropped} pieces of output dropped here: {self._why}\n"
                     self._dropped = 0
                     self._waiting.append(line.encode())
                     self._size += len(line)
                 self._changed.notify_all()
 
+    def _write(self, data: bytes) -> str:
+        """Write a piece; return why that is not possible: the reader has closed its end, or a disk is full."""
+        try:
+            while data:
+                try:
+                    data = data[os.write(self._descriptor, data) :]
+                    self._progress_at = time.monotonic()
+                except BlockingIOError:
+                    # Another process with this pipe may have made it non-blocking.
+                    select.select([], [self._descriptor], [])
+        except OSError as error:
+            return str(error.strerror)
+        return ""
+
 
 def make_output_nonblocking() -> None:
-    """Replace sys.stdout and sys.stderr by non-blocking streams if they are pipes; files and terminals stay."""
+    """Replace sys.stdout and sys.stderr by non-blocking streams, by one if they lead to one file; terminals stay."""
+    made: dict[tuple[int, int], NonblockingStream] = {}
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if _is_pipe(stream):
+        status = _status(stream)
+        if status is not None:
             stream.flush()
-            nonblocking = NonblockingStream(stream.fileno())
-            setattr(sys, name, nonblocking)
-            atexit.register(nonblocking.finish)
-            _move_loggers(stream, nonblocking)
+            place = status.st_dev, status.st_ino
+            if place not in made:
+                is_pipe = stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode)
+                made[place] = NonblockingStream(stream.fileno(), *(() if is_pipe else (_DISK_TIMEOUT,)))
+                atexit.register(made[place].finish)
+            setattr(sys, name, made[place])
+            _move_loggers(stream, made[place])
 
 
-def _is_pipe(stream: TextIO | None) -> bool:
+def _status(stream: TextIO | None) -> os.stat_result | None:
+    """Return where a stream leads; None if it is to stay."""
     try:
-        mode = os.fstat(stream.fileno()).st_mode if isinstance(stream, io.TextIOWrapper) else 0
+        if isinstance(stream, io.TextIOWrapper) and not stream.isatty():
+            return os.fstat(stream.fileno())
     except (OSError, ValueError):
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+        pass
+    return None
 
 
 def _move_loggers(old: TextIO, new: NonblockingStream) -> None:

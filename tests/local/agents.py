@@ -308,6 +308,12 @@ def _run(argv: list[str], environ: dict[str, str], directory: str, files: str, c
     for name, value in constants.items():
         module, _, constant = name.rpartition(".")
         setattr(importlib.import_module(module), constant, value)
+    from slurm_elastic.agent.nonblocking_output import NonblockingStream
     from slurm_elastic.cli import main
 
-    sys.exit(main(argv))
+    code = main(argv)
+    for stream in (sys.stdout, sys.stderr):
+        # multiprocessing calls no exit functions.
+        if isinstance(stream, NonblockingStream):
+            stream.finish()
+    sys.exit(code)

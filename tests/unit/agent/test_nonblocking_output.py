@@ -69,7 +69,7 @@ def test_a_reader_that_stops_holds_up_nobody_and_is_told_what_is_left_out(pipe: 
         pipe.stream.write(piece)
         pipe.stream.wait_for_room()
     pipe.stream.finish()
-    assert b"pieces of output dropped here: srun did not read them\n" in pipe.read(b"them\n")
+    assert b"pieces of output dropped here: srun, or the disk, did not take them\n" in pipe.read(b"them\n")
     pipe.stream.write("again\n")
     pipe.read(b"again\n")
 
@@ -95,21 +95,58 @@ def test_workers_output_that_nobody_reads_does_not_hold_up_the_end_of_a_round(pi
     tail.stop()
 
 
-def test_pipes_are_replaced_and_files_are_not(pipe: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    registered = []
+def test_pipes_and_files_are_replaced_and_terminals_are_not(
+    pipe: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered: list[object] = []
     monkeypatch.setattr(nonblocking_output.atexit, "register", registered.append)
-    with io.TextIOWrapper(io.FileIO(os.dup(pipe.writing), "w")) as old, (tmp_path / "file").open("w") as file:
+    ours, theirs = os.openpty()
+    with (
+        io.TextIOWrapper(io.FileIO(os.dup(pipe.writing), "w")) as old,
+        io.TextIOWrapper(io.FileIO(theirs, "w")) as terminal,
+        (tmp_path / "file").open("w") as file,
+        (tmp_path / "file").open("a") as same,
+    ):
         handler = logging.StreamHandler(old)
         logging.getLogger("of.torch").addHandler(handler)
         monkeypatch.setattr(sys, "stderr", old)
-        monkeypatch.setattr(sys, "stdout", file)
+        monkeypatch.setattr(sys, "stdout", terminal)
         try:
             make_output_nonblocking()
             new = sys.stderr
             assert isinstance(new, NonblockingStream)
-            assert (sys.stdout, handler.stream, registered) == (file, new, [new.finish])
+            assert (sys.stdout, handler.stream, registered) == (terminal, new, [new.finish])
             logging.getLogger("of.torch").error("broken")
             assert pipe.read(b"\n") == b"broken\n"
             new.finish()
         finally:
             logging.getLogger("of.torch").removeHandler(handler)
+        monkeypatch.setattr(sys, "stderr", file)
+        monkeypatch.setattr(sys, "stdout", same)
+        make_output_nonblocking()
+        assert isinstance(sys.stdout, NonblockingStream)
+        assert sys.stdout is sys.stderr
+    os.close(ours)
+
+
+def test_a_disk_that_is_full_for_a_moment_takes_what_comes_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "shown").open("wb") as file:
+        full = os.open("/dev/full", os.O_WRONLY)
+        saved = os.dup(file.fileno())
+        stream = NonblockingStream(file.fileno())
+        stream.write("before\n")
+        stream.finish()
+        os.dup2(full, file.fileno())
+        for _ in range(3):
+            stream.write("lost\n")
+            stream.finish()
+        os.dup2(saved, file.fileno())
+        stream.write("after\n")
+        stream.finish()
+        os.close(full)
+        os.close(saved)
+    assert (tmp_path / "shown").read_text() == (
+        "before\nafter\n[slurm-elastic] 3 pieces of output dropped here: No space left on device\n"
+    )

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import time
+import tracemalloc
 from pathlib import Path
 
+from slurm_elastic.agent.console_log import configure_logging
 from slurm_elastic.agent.log_tail import FollowedFile, LogTimes, Tail
 
 
@@ -12,29 +15,85 @@ def everything(text: str) -> bool:
     return True
 
 
-def test_whole_lines_are_shown_with_their_prefix(tmp_path: Path) -> None:
+def test_lines_are_shown_with_their_prefix_as_they_come(tmp_path: Path) -> None:
     shown = io.StringIO()
     log = tmp_path / "stdout.log"
     followed = FollowedFile(str(log), "[n1/0] ", shown, everything)
     assert not followed.show()
-    log.write_bytes(b"one\ntw")
+    log.write_bytes(b"one\n\ntw")
     assert followed.show()
-    assert shown.getvalue() == "[n1/0] one\n"
+    assert shown.getvalue() == "[n1/0] one\n[n1/0] \n[n1/0] tw"
     with log.open("ab") as file:
-        file.write(b"o\n\xff\n")
+        file.write(b"o\n\xff\xc3")
     followed.show()
-    assert shown.getvalue() == "[n1/0] one\n[n1/0] two\n[n1/0] \ufffd\n"
-
-
-def test_what_has_no_end_of_line_is_shown_at_the_end(tmp_path: Path) -> None:
-    shown = io.StringIO()
-    log = tmp_path / "stdout.log"
-    log.write_bytes(b"no end of line")
-    followed = FollowedFile(str(log), "> ", shown, everything)
+    with log.open("ab") as file:
+        file.write(b"\xa4\r\nend")
     followed.show()
-    assert shown.getvalue() == ""
+    assert shown.getvalue() == "[n1/0] one\n[n1/0] \n[n1/0] two\n[n1/0] \ufffdä\r\n[n1/0] end"
     followed.show(to_the_end=True)
-    assert shown.getvalue() == "> no end of line\n"
+    assert shown.getvalue().endswith("end\n")
+
+
+def test_a_bar_keeps_its_prefix_and_others_begin_lines_of_their_own(tmp_path: Path) -> None:
+    shown = io.StringIO()
+    logs = [tmp_path / "0", tmp_path / "1"]
+    bar, other = (FollowedFile(str(log), f"[n1/{log.name}] ", shown, everything) for log in logs)
+
+    def say(file: FollowedFile, text: str) -> str:
+        before = shown.tell()
+        with Path(file.path).open("a", newline="") as log:
+            log.write(text)
+        file.show()
+        return shown.getvalue()[before:]
+
+    assert say(bar, "\r 10%|#") == "\r[n1/0]  10%|#"
+    assert say(bar, "#\r 20%|##") == "#\r[n1/0]  20%|##"
+    assert say(other, "pdb> ") == "\n[n1/1] pdb> "
+    assert say(other, "c\n") == "c\n"
+    assert say(bar, "\r 30%|###\r") == "\r[n1/0]  30%|###\r"
+    assert say(bar, " 40%") == "[n1/0]  40%"
+    configure_logging("n1", shown)
+    logging.getLogger("slurm_elastic").warning("a word")
+    assert "40%\n" in shown.getvalue()
+    assert shown.getvalue().endswith("[slurm-elastic n1] warning: a word\n")
+    assert say(bar, "|") == "[n1/0] |"
+    bar.show(to_the_end=True)
+    assert shown.getvalue().endswith("[n1/0] |\n")
+
+
+def test_streams_to_one_place_share_its_last_line_and_others_do_not(tmp_path: Path) -> None:
+    for name in ("out", "err"):
+        (tmp_path / name).write_text(f"of {name}")
+    with (tmp_path / "one").open("a") as one, (tmp_path / "one").open("a") as same, (tmp_path / "two").open("a") as two:
+        for streams in ((one, same), (one, two)):
+            files = [
+                FollowedFile(str(tmp_path / name), "> ", stream, everything)
+                for name, stream in zip(("out", "err"), streams, strict=True)
+            ]
+            for file in files:
+                file.show()
+            for file in files:
+                file.show(to_the_end=True)
+    assert (tmp_path / "one").read_text() == "> of out\n> of err\n> of out\n"
+    assert (tmp_path / "two").read_text() == "> of err\n"
+
+
+def test_a_line_without_an_end_costs_no_memory(tmp_path: Path) -> None:
+    log = tmp_path / "stderr.log"
+    block = b"\r" + b"#" * ((1 << 20) - 1)
+    for wanted in (everything, lambda line: "loss" in line):
+        log.write_bytes(b"")
+        with (tmp_path / "shown").open("w") as shown, log.open("ab", buffering=0) as file:
+            followed = FollowedFile(str(log), "", shown, wanted)
+            followed.show()
+            tracemalloc.start()
+            for _ in range(16):
+                file.write(block)
+                followed.show()
+            most = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            followed.show(to_the_end=True)
+        assert most < len(block)
 
 
 def test_only_the_wanted_lines_are_shown(tmp_path: Path) -> None:
