@@ -1,4 +1,4 @@
-"""The file descriptors of a process, and how many of them connections of agents may take.
+"""The file descriptors of a process: its standard streams, and how many others connections of agents may take.
 
 Linux gives a process a soft limit that it may raise itself up to the hard one (getrlimit(2)). Slurm passes on the
 limits of the shell that submitted the job (PropagateResourceLimits, slurm.conf(5)), in which the soft one is 1,024 as a
@@ -7,11 +7,21 @@ rule, because select(2) counts no further. An agent uses no select and raises it
 
 from __future__ import annotations
 
+import os
 import resource
+import sys
 
 from slurm_elastic.errors import UsageError
 
-__all__ = ["STRANGERS", "connections_at_most", "given_limit", "needed", "raise_limit", "require"]
+__all__ = [
+    "STRANGERS",
+    "connections_at_most",
+    "given_limit",
+    "needed",
+    "open_standard_streams",
+    "raise_limit",
+    "require",
+]
 
 STRANGERS = 128
 """Connections of strangers for which there is always room."""
@@ -19,6 +29,20 @@ _RESERVE = 256
 """Descriptors of a leader beside connections: records, logs, pipes to workers, questions to Slurm."""
 
 _given: tuple[int, int] | None = None
+
+
+def open_standard_streams() -> None:
+    """Open /dev/null for each standard stream that is closed; else a file of ours would get its number, as workers do.
+
+    Call this before anything stays open.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The kernel gives the lowest number that is free (open(2)).
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+            setattr(sys, name, os.fdopen(number, mode))
 
 
 def raise_limit() -> None:

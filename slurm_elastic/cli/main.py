@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from slurm_elastic.cli._command import Command, Parser, with_one_line_errors
 from slurm_elastic.cli._completion import add_print_completion
+from slurm_elastic.descriptors import open_standard_streams
 from slurm_elastic.errors import ExitCode, UsageError, did_you_mean
 
 __all__ = ["commands", "main"]
@@ -53,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The command line without the program's name; None for that of this process.
     """
+    open_standard_streams()
     return with_one_line_errors(lambda: _run(argv))
 
 
