@@ -28,6 +28,8 @@ from slurm_elastic.unpickling import unpickle
 __all__ = ["LaunchConfig", "LaunchError", "launch"]
 
 _FUNCTION = "function.pkl"
+_DIRECTORY = "SLURM_ELASTIC_LAUNCH_DIR"
+"""The directory of a call of `launch` on its node. Not an argument: agents of a run have the same ones."""
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that Slurm sends to the program and that are for the agent. A terminal sends SIGINT to both."""
 _PR_SET_PDEATHSIG = 1
@@ -121,8 +123,9 @@ def launch(function: Callable[..., Any], *arguments: Any, config: LaunchConfig |
     try:
         (directory / _FUNCTION).write_bytes(_pickled(function, arguments))
         options = (config or LaunchConfig()).arguments()
-        command = [sys.executable, "-m", "slurm_elastic", "agent", *options, "-m", __name__, str(directory)]
-        with subprocess.Popen(command, preexec_fn=_end_with_parent(os.getpid())) as agent, _forwarding(agent):
+        command = [sys.executable, "-m", "slurm_elastic", "agent", *options, "-m", __name__, *sys.argv]
+        environ, first = {**os.environ, _DIRECTORY: str(directory)}, _end_with_parent(os.getpid())
+        with subprocess.Popen(command, env=environ, preexec_fn=first) as agent, _forwarding(agent):
             status = agent.wait()
         if status != ExitCode.FINISHED:
             raise LaunchError(status)
@@ -201,4 +204,4 @@ def _work(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    _work(Path(sys.argv[1]))
+    _work(Path(os.environ[_DIRECTORY]))

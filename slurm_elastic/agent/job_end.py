@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from slurm_elastic.rendezvous.transport.messages import Assignment
 
 __all__ = [
-    "JOB_END_VARIABLE",
     "AgentEnd",
     "CancelHeldElements",
     "EndAbandonedJob",
@@ -55,9 +54,6 @@ __all__ = [
     "plan_requeue",
     "represents_job",
 ]
-
-JOB_END_VARIABLE = "SLURM_ELASTIC_VERDICT"
-"""Set by batch scripts that end with ``slurm-elastic verdict``."""
 
 _HELD = "JobHoldMaxRequeue"
 """Slurm requeues a job whose nodes failed, but the fifth time it holds it (MaxBatchRequeue in slurm.conf(5);
@@ -81,6 +77,7 @@ class AgentEnd:
         diagnoses: True if this is the agent of its job that has asked Slurm why the job has to end.
         in_job: True if it runs in a Slurm job.
         leads: True if it led the run to the end.
+        shares_run: True if agents of other jobs may belong to the run.
         represents_job: The result of the function of that name.
     """
 
@@ -89,6 +86,7 @@ class AgentEnd:
     diagnoses: bool = False
     in_job: bool = True
     leads: bool = False
+    shares_run: bool = False
     represents_job: bool = False
 
 
@@ -133,7 +131,7 @@ def decide_job_end(end: AgentEnd) -> tuple[JobEndAction, ...]:
         return (EndJobIfLast(),)
     if end.exit_code is not ExitCode.LEFT and (end.leads or end.represents_job):
         # The leader ends last.
-        finished = end.exit_code is ExitCode.FINISHED
+        finished = end.exit_code is ExitCode.FINISHED and end.shares_run
         return (CancelHeldElements(), EndAbandonedJob()) if finished else (EndAbandonedJob(),)
     return ()
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from slurm_elastic.agent.job_end import (
-    JOB_END_VARIABLE,
     AgentEnd,
     CancelHeldElements,
     EndAbandonedJob,
@@ -28,13 +27,13 @@ from slurm_elastic.agent.job_end import (
     held_elements,
     other_agents,
 )
-from slurm_elastic.agent.option_values import RequeuePolicy
+from slurm_elastic.agent.option_values import JOB_END_VARIABLE, RequeuePolicy
 from slurm_elastic.agent.requeue import requeue_job
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.leader.fenced_records import last_round
 from slurm_elastic.rendezvous.records.api import Records, RecordsError
-from slurm_elastic.rundir import RunDir, RunDirError
+from slurm_elastic.rundir import RecordError, RunDir, RunDirError, incarnation, run_start, runs_of_job
 from slurm_elastic.slurm import Controller, NodeState, SlurmJob
 
 __all__ = ["JobAtEnd", "cancel_held_elements", "end_abandoned_job", "end_job_if_last", "is_known_done"]
@@ -90,9 +89,12 @@ class JobAtEnd:
     def carry_out(self, end: AgentEnd) -> None:
         """Execute what an agent still does for its job when it has ended."""
         for action in decide_job_end(end):
+            if not isinstance(action, RequeueJob | CancelHeldElements) and self._other_run_goes_on():
+                # The last agent of that run ends the job.
+                continue
             match action:
                 case RequeueJob():
-                    if not self._requeue():
+                    if not self._requeue() and not self._other_run_goes_on():
                         self._end_if_last(spares_count=True)
                 case EndJobIfLast(spares_count):
                     self._end_if_last(spares_count=spares_count)
@@ -121,6 +123,21 @@ class JobAtEnd:
         except RunDirError as error:
             logger.warning("not requeued: %s", error)
         return not self._batch_script_lost()
+
+    def _other_run_goes_on(self) -> bool:
+        """Return True if another step of this start of the job has a run that has neither finished nor failed."""
+
+        def look() -> bool:
+            restarts = self.job.restart_count
+            with contextlib.suppress(RunDirError, RecordError):
+                for each in runs_of_job(self.run_dir.path.parent.parent, self.job.name):
+                    if each.run_id == self.run_dir.run_id or run_start(each, restarts) is None:
+                        continue
+                    if not each.is_done() and each.failure(incarnation(each.run_id, restarts)) is None:
+                        return True
+            return False
+
+        return _in_time(look, otherwise=False)
 
     def _batch_script_lost(self) -> bool:
         return batch_script_lost(self.job, self.environ, self.controller, _POLLS_BEFORE_REQUEUE)

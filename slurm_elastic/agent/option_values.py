@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,16 +13,24 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm import Controller, SignalDefaults, SlurmJob
 
 __all__ = [
+    "JOB_END_VARIABLE",
     "LOCAL_RESTARTS",
     "NotifySettings",
     "RequeuePolicy",
+    "WHOLE_ARRAY",
     "base_directory",
     "leader_node",
     "node_range",
+    "named_run",
     "notify_settings",
     "require_known",
     "requeue_policy",
 ]
+
+JOB_END_VARIABLE = "SLURM_ELASTIC_VERDICT"
+"""Set by batch scripts that end with ``slurm-elastic job-end``; `WHOLE_ARRAY` in the template of an array."""
+WHOLE_ARRAY = "array"
+"""The elements of the job array are one run."""
 
 LOCAL_RESTARTS = "SLURM_ELASTIC_LOCAL_RESTARTS"
 """The variable with the number of times that all agents of a run on one machine have been restarted by submitit."""
@@ -68,6 +77,27 @@ def notify_settings(target: str | None, after: str | None) -> NotifySettings | N
 def base_directory(run_dir: str | None, job: SlurmJob | None) -> Path:
     """Return ``--run-dir``, else the directory that sbatch was called in, else the current one."""
     return Path(run_dir or (job.submit_dir if job else None) or Path.cwd())
+
+
+def named_run(given: str | None, job: SlurmJob | None, environ: Mapping[str, str]) -> str | None:
+    """Return the id of a run that agents of several jobs, or of several steps, are; None for a run of this step alone.
+
+    Args:
+        given: ``--run-id``; None if not given.
+        job: The Slurm job of this process; None outside Slurm.
+        environ: The environment, in which a batch script says that the elements of its array are one run.
+
+    Raises:
+        UsageError: The template for one job has been submitted as an array, with one run for all elements.
+    """
+    if job is None or job.array is None or environ.get(JOB_END_VARIABLE) == WHOLE_ARRAY:
+        return given or (job.array.job_id if job is not None and job.array is not None else None)
+    if given is not None and JOB_END_VARIABLE in environ:
+        raise UsageError(
+            f"--run-id {given} makes one run of all elements of this array, which this batch script is not for: submit "
+            "array.sbatch, or leave --run-id out, and each element is a run of its own"
+        )
+    return given
 
 
 def node_range(text: str | None, max_nodes: int) -> tuple[int, int]:

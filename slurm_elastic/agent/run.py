@@ -41,7 +41,7 @@ from slurm_elastic.agent.signals import record_signals
 from slurm_elastic.agent.step_timing import LeaderLink, StepTimingFeature
 from slurm_elastic.agent.watchdog import Hang, Watchdog, make_pipe
 from slurm_elastic.agent.worker_processes import require_numa_binding, worker_starter
-from slurm_elastic.errors import ExitCode
+from slurm_elastic.errors import ExitCode, UsageError
 from slurm_elastic.failures import Loop, find_loops
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.membership import Decision, Drop
@@ -52,17 +52,34 @@ from slurm_elastic.rendezvous.run_events import Entry, describe
 from slurm_elastic.rendezvous.store_process import prepare_stores
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.torch_handler import SlurmRendezvousHandler
-from slurm_elastic.rundir import JobRecords, RunDirError, incarnation
+from slurm_elastic.rundir import JobRecords, RunContents, RunDir, RunDirError, incarnation, join_named, join_own
 from slurm_elastic.slow_ranks import LOOK
 from slurm_elastic.slurm import Controller, Diagnosis, SlurmJob, choose_address, data_interface, gather_facts
 from slurm_elastic.snapshot.lineage import choose
 
-__all__ = ["launch"]
+__all__ = ["join", "launch"]
 
 logger = logging.getLogger("slurm_elastic")
 
 _IMPORT_TIMEOUT = 15.0
 """Seconds that a node imports before it joins a run that trains already, at most."""
+
+
+def join(settings: AgentSettings, command: Sequence[str]) -> RunDir:
+    """Return the directory, opened, of the run that this agent belongs to.
+
+    Args:
+        settings: The settings. The run is another one than there where a step has other runs before it.
+        command: Script and arguments.
+
+    Raises:
+        UsageError: The run has another script or other arguments.
+    """
+    run_dir = settings.run_dir
+    if settings.job is not None and not settings.shared:
+        return join_own(run_dir.path.parent.parent, settings.job, command)
+    join_named(run_dir.open(), command, again=settings.restart_count > 0)
+    return run_dir
 
 
 def launch(settings: AgentSettings, fork_server: ForkServer | None) -> ExitCode:
@@ -96,7 +113,18 @@ def launch(settings: AgentSettings, fork_server: ForkServer | None) -> ExitCode:
 
 def _join_run(settings: AgentSettings, fork_server: ForkServer | None, records: Records) -> ExitCode:
     if records.is_done():
+        job = settings.job
+        took_part = job is not None and RunContents(settings.run_dir).has_job(job.job_id)
+        # An element of an array belongs to its run, also where Slurm starts it late.
+        if settings.shared and settings.expected_nodes and not took_part:
+            raise UsageError(
+                f"run {settings.run_id} is finished, and this job has no part in it: nothing is trained; give another "
+                "--run-id for a new run"
+            )
         logger.info("run %s is finished already: nothing to do", settings.run_id)
+        if not settings.shared:
+            # The next agent of this step on this node is another run.
+            _progress(settings).ended(ExitCode.FINISHED)
         return ExitCode.FINISHED
     with health_port(settings.health, settings.run_dir, _first_state(settings)) as health:
         return _supervise(settings, records, fork_server, health)
@@ -125,7 +153,7 @@ def _supervise(settings: AgentSettings, records: Records, fork_server: ForkServe
     )
     health.pages.rejected = coordination.rejected
     notify = _notify(settings, rendezvous, coordination)
-    progress = ProgressLog(settings.run_dir, settings.node, settings.agent, config.nproc_per_node, config.max_restarts)
+    progress = _progress(settings)
     # The leader knows of this agent from now on, and collects agents that join at about the same time.
     _import_before_join(settings, fork_server, coordination)
     features: list[Feature] = [HealthFeature(health.reporter), progress]
@@ -203,10 +231,16 @@ def _supervise(settings: AgentSettings, records: Records, fork_server: ForkServe
                 gave_up=outcome.gave_up,
                 diagnoses=diagnosis.asks,
                 leads=coordination.leads,
+                shares_run=settings.shared,
                 represents_job=represents_job(settings.job, settings.agent, agent.last_assignment),
             )
         )
     return outcome.exit_code
+
+
+def _progress(settings: AgentSettings) -> ProgressLog:
+    config = settings.launch_config
+    return ProgressLog(settings.run_dir, settings.node, settings.agent, config.nproc_per_node, config.max_restarts)
 
 
 def _worker_spec(settings: AgentSettings, handler: SlurmRendezvousHandler) -> WorkerSpec:

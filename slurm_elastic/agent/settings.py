@@ -22,6 +22,7 @@ from slurm_elastic.agent.option_values import (
     RequeuePolicy,
     base_directory,
     leader_node,
+    named_run,
     node_range,
     notify_settings,
     requeue_policy,
@@ -42,7 +43,7 @@ from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
 from slurm_elastic.rendezvous.records.open import etcd_wanted
 from slurm_elastic.rundir import RunDir
-from slurm_elastic.slurm import AddressPreference, Context, Shape, SlurmJob, compress, ephemeral_low, port_sequence
+from slurm_elastic.slurm import AddressPreference, Context, SlurmJob, compress, ephemeral_low, port_sequence
 
 __all__ = ["AgentSettings", "Start", "resolve"]
 
@@ -68,7 +69,7 @@ class AgentSettings:
     job: SlurmJob | None
     """The Slurm job this agent runs in; None outside Slurm."""
     run_id: str
-    """``--run-id``, else the id of the job or of its array, else a random one."""
+    """``--run-id``, else the id of the job, with that of the step but for 0, else a random one."""
     run_dir: RunDir
     """The run directory, not opened."""
     agent: str
@@ -78,8 +79,8 @@ class AgentSettings:
     position: int
     """Index of `node` in the job's node list. 0 in an array element of one node and outside Slurm."""
     expected_nodes: tuple[str, ...]
-    """The nodes whose agents the run waits for: those of the allocation, this node outside Slurm. Empty for an array,
-    whose elements start when Slurm finds nodes for them."""
+    """The nodes whose agents the run waits for: those of the step, this node outside Slurm. Empty for an array that is
+    one run, as its elements start when Slurm finds nodes for them."""
     restart_count: int
     """The number of times that Slurm has requeued the job; 0 outside Slurm."""
     leader_node: str
@@ -127,13 +128,13 @@ class AgentSettings:
     """Snapshots that the agent holds of the state of all ranks, and of each rank's parts."""
 
 
-def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSettings:
+def resolve(options: argparse.Namespace, environ: Mapping[str, str], own_run: str | None = None) -> AgentSettings:
     """Resolve the parsed command line of ``slurm-elastic agent``.
 
     Options that were not given are None, see `slurm_elastic.cli.agent_parser`. Slurm gives their values:
 
-    - ``--nnodes``: 1 to the nodes of the allocation, 1 to the nodes of all elements of an array. So a run goes on with
-      the nodes that are left, and a requeued job with those that it gets; with a larger minimum it waits.
+    - ``--nnodes``: 1 to the nodes of the step, 1 to the nodes of all elements of an array that is one run. So a run
+      goes on with the nodes that are left, and a requeued job with those that it gets; with a larger minimum it waits.
     - ``--nproc-per-node``: the GPUs that the job has on this node, else 1.
     - ``--run-dir``: the directory that sbatch was called in, else the current one.
 
@@ -144,24 +145,28 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
     Args:
         options: The parsed command line.
         environ: Slurm's variables and those of etcd. torch reads its own from `os.environ`.
+        own_run: Id of the run of this step, if it is known already and not that of its number.
 
     Raises:
         UsageError: A value is malformed or contradicts another, or the script does not exist.
     """
     job = SlurmJob.from_environment(environ)
-    _require_consistent(options, job)
-    run_id: str = options.rdzv_id or (job.run_id if job else f"local-{secrets.token_hex(4)}")
+    named = named_run(options.rdzv_id, job, environ)
+    several = named is not None and job is not None and job.array is not None
+    _require_consistent(options, job, several)
+    run_id: str = named or own_run or (job.run_id if job else f"local-{secrets.token_hex(4)}")
     run_dir = RunDir.for_run(base_directory(options.run_dir, job), run_id)
     node = job.node if job else _LOCAL_NODE
     nodes = job.nodes if job else (node,)
     # submitit's controller on this machine restarts all agents together, as Slurm does with a requeued allocation.
     again = 0 if job else int(environ.get(LOCAL_RESTARTS, 0))
     restart_count = job.restart_count if job else again
-    host, ports = _endpoint(options, job, run_id)
-    leader = leader_node(options.leader_node, job, node, shared=_is_shared(options, job))
-    config, entrypoint, args = _launch(options, job, run_id, node, f"{host or leader}:{ports[0]}")
+    shared = named is not None
+    host, ports = _endpoint(options, job, run_id, shared)
+    leader = leader_node(options.leader_node, job, node, shared=shared)
+    config, entrypoint, args = _launch(options, job, run_id, node, f"{host or leader}:{ports[0]}", several)
     etcd = etcd_wanted(options.rdzv_endpoint, config.rdzv_configs, environ)
-    _restrict_nodes(config, options, job)
+    _restrict_nodes(config, options, job, shared)
     if options.logs_specs is None:
         config.logs_specs = _logs_specs(options, run_dir)
     require_entry_point(options, node)
@@ -172,9 +177,9 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
         agent=str(AgentIdentity(node, job.job_id if job else "0", restart_count, os.getpid())),
         node=node,
         position=job.position if job else 0,
-        expected_nodes=() if job and job.shape is Shape.ARRAY else nodes,
+        expected_nodes=() if several else nodes,
         restart_count=restart_count,
-        shared=_is_shared(options, job) and not again,
+        shared=shared and not again,
         leader_node=leader,
         ports=ports,
         endpoint_host=host,
@@ -200,7 +205,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSet
     )
 
 
-def _require_consistent(options: argparse.Namespace, job: SlurmJob | None) -> None:
+def _require_consistent(options: argparse.Namespace, job: SlurmJob | None, several: bool) -> None:
     if options.rdzv_backend not in (None, "slurm"):
         raise UsageError(
             f"--rdzv-backend {options.rdzv_backend}: slurm-elastic agent has one rendezvous, slurm; leave it out, "
@@ -217,30 +222,27 @@ def _require_consistent(options: argparse.Namespace, job: SlurmJob | None) -> No
             f"this is one process of a job with {len(job.nodes)} nodes; start one agent on each: "
             "srun --ntasks-per-node=1 slurm-elastic agent ..."
         )
-    if options.standalone and job and (len(job.nodes) > 1 or job.shape is Shape.ARRAY):
+    if options.standalone and job and (len(job.nodes) > 1 or several):
         raise UsageError("--standalone would train once on every node; leave it out, the nodes find each other")
 
 
-def _is_shared(options: argparse.Namespace, job: SlurmJob | None) -> bool:
-    """Return True if agents of other jobs may belong to the run too."""
-    return options.rdzv_id is not None or (job is not None and job.shape is Shape.ARRAY)
-
-
-def _endpoint(options: argparse.Namespace, job: SlurmJob | None, run_id: str) -> tuple[str | None, tuple[int, ...]]:
+def _endpoint(
+    options: argparse.Namespace, job: SlurmJob | None, run_id: str, shared: bool
+) -> tuple[str | None, tuple[int, ...]]:
     host, port = endpoint(options.rdzv_endpoint)
     if port:
         return host, (port,)
-    if job is None or _is_shared(options, job):
+    if job is None or shared:
         # The jobs of one run have different restart counts and reserved ports.
         return host, port_sequence(run_id, 0, ephemeral_low())
     return host, port_sequence(run_id, job.restart_count, ephemeral_low(), job.reserved_ports)
 
 
 def _launch(
-    options: argparse.Namespace, job: SlurmJob | None, run_id: str, node: str, leader: str
+    options: argparse.Namespace, job: SlurmJob | None, run_id: str, node: str, leader: str, several: bool
 ) -> tuple[LaunchConfig, Callable[..., Any] | str, tuple[str, ...]]:
     here = len(job.nodes) if job else 1
-    elements = (job.array.task_count or 1) if job and job.array else 1
+    elements = (job.array.task_count or 1) if several and job and job.array else 1
     least, most = node_range(options.nnodes, here * elements)
     workers = local_world_size(options.nproc_per_node, (job.gpus_on_node if job else 0) or 1)
     first = job is None or job.node_rank == 0
@@ -270,14 +272,14 @@ def _warn_of_components_without_agents(job: SlurmJob) -> None:
         )
 
 
-def _restrict_nodes(config: LaunchConfig, options: argparse.Namespace, job: SlurmJob | None) -> None:
+def _restrict_nodes(config: LaunchConfig, options: argparse.Namespace, job: SlurmJob | None, shared: bool) -> None:
     """Narrow the bounds of a round to the numbers of nodes that ``--node-unit`` and ``--valid-nodes`` allow."""
     here = len(job.nodes) if job else 1
     sizes = {"node_unit": options.node_unit, "valid_nodes": options.valid_nodes}
     config.rdzv_configs.update({name: value for name, value in sizes.items() if value})
     rendezvous = RendezvousOptions.from_config(config.rdzv_configs)
     config.min_nodes, config.max_nodes = least, _ = rendezvous.node_range(config.min_nodes, config.max_nodes)
-    if least > here and not _is_shared(options, job):
+    if least > here and not shared:
         there, mend = (f"the job has {here}", f" or submit with --nodes={least}") if job else ("there is one here", "")
         raise UsageError(f"--nnodes: at least {least} nodes are asked for, and {there}; lower the minimum{mend}")
 

@@ -125,16 +125,19 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
             from slurm_elastic.agent.torch_hooks import require_torch
 
             can_fork = require_torch()
-            from slurm_elastic.agent.run import launch
+            from slurm_elastic.agent.run import join, launch
             from slurm_elastic.agent.settings import resolve
             from slurm_elastic.agent.single_instance import claim
             from slurm_elastic.cli.agent_parser import agent_parser
         if not can_fork:
             fork_server.close()
-        settings = resolve(agent_parser().parse_args(arguments), {**os.environ, **private})
+        options, environ = agent_parser().parse_args(arguments), {**os.environ, **private}
+        settings = resolve(options, environ)
         # Any agent may become the leader, which has a descriptor for each agent.
         require(max(len(settings.expected_nodes), settings.launch_config.min_nodes))
-        settings.run_dir.open()
+        run_dir = join(settings, (options.training_script, *options.training_script_args))
+        if run_dir.run_id != settings.run_id:
+            settings = resolve(options, environ, run_dir.run_id)
         with claim(settings.run_dir.secret(), settings.node, settings.job):
             _require_checked_node(check, settings, on_bad_node)
             return int(launch(settings, fork_server if can_fork else None))

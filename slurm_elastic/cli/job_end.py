@@ -9,17 +9,18 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from slurm_elastic._version import __version__
-from slurm_elastic.agent.option_table import Scan, scan
-from slurm_elastic.agent.option_values import base_directory, requeue_policy
+from slurm_elastic.agent.option_table import scan
+from slurm_elastic.agent.option_values import RequeuePolicy, base_directory, named_run, requeue_policy
 from slurm_elastic.agent.requeue import requeue_job
 from slurm_elastic.agent.run_history import read_history
 from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
 from slurm_elastic.failures import find_loops
-from slurm_elastic.rundir import RunDir, incarnation
-from slurm_elastic.slurm import Controller, Shape, SlurmJob
+from slurm_elastic.rundir import JobRecords, RunContents, RunDir, incarnation, run_start, runs_of_job
+from slurm_elastic.slurm import Controller, SlurmJob
 from slurm_elastic.text import printable
 
 __all__ = ["JobEnd"]
@@ -59,46 +60,76 @@ class JobEnd(Command):
 
 
 def _job_end(status: int, arguments: Sequence[str]) -> int:
-    run_dir, job, found = _run(arguments)
+    found = scan(arguments, os.environ)
+    job = SlurmJob.from_environment(os.environ)
+    named = named_run(found.value("rdzv_id"), job, os.environ)
+    runs = _runs(base_directory(found.value("run_dir"), job), job, named)
+    restarts = job.restart_count if job is not None and named is None else 0
     if job is not None:
-        # Agents that were killed have left theirs, and their ports may be another user's soon.
-        with contextlib.suppress(SlurmElasticError):
-            run_dir.withdraw_health_of_job(job.job_id)
-    if run_dir.is_done():
+        for run_dir in runs:
+            # Agents that were killed have left theirs, and their ports may be another user's soon.
+            with contextlib.suppress(SlurmElasticError):
+                run_dir.withdraw_health_of_job(job.job_id)
+    going_on = [run_dir for run_dir in runs if not run_dir.is_done()]
+    if not going_on and (job is None or status != ExitCode.USAGE or RunContents(runs[0]).has_job(job.job_id)):
         return ExitCode.FINISHED
-    if "SLURM_ELASTIC_BATCH_VERSION" in os.environ and status not in list(ExitCode) and not run_dir.path.is_dir():
+    if (
+        "SLURM_ELASTIC_BATCH_VERSION" in os.environ
+        and status not in list(ExitCode)
+        and not any(run_dir.path.is_dir() for run_dir in runs)
+    ):
         _print(
             f"no agent has started, srun ended with {status}; install slurm_elastic {__version__} in the image of the "
             "agents"
         )
         return status
-    shared = found.value("rdzv_id") is not None or (job is not None and job.shape is Shape.ARRAY)
-    failure = run_dir.failure(incarnation(run_dir.run_id, job.restart_count if job is not None and not shared else 0))
+    policy = requeue_policy(*(found.value(name) for name in ("max_requeues", "grace", "warning", "max_excluded")))
+    for run_dir in going_on:
+        failure = run_dir.failure(incarnation(run_dir.run_id, restarts))
+        own = status if len(runs) == 1 or job is None else _status_of(run_dir, job, status, failed=failure is not None)
+        if _end_run(run_dir, job, own, failure, policy):
+            return own
+        status = max(status, own)
+    return status
+
+
+def _status_of(run_dir: RunDir, job: SlurmJob, status: int, *, failed: bool) -> int:
+    """Return the exit code of one of several runs; `status` is that of any of them, and 0 after bash's ``wait``."""
+    if failed:
+        return ExitCode.FAILED
+    return ExitCode.LEFT if JobRecords(run_dir, job.job_id).notice(job.restart_count) else status or ExitCode.FAILED
+
+
+def _end_run(run_dir: RunDir, job: SlurmJob | None, status: int, failure: bytes | None, policy: RequeuePolicy) -> bool:
+    """Explain the end of a run that is not finished. Returns True if its job starts again."""
     if failure is not None and status == ExitCode.FAILED:
         _repeat_root_cause(failure)
-    if status != ExitCode.FINISHED:
-        with contextlib.suppress(SlurmElasticError):
-            for loop in find_loops(read_history(run_dir), time.time()):
-                _print(f"{printable(loop.text)}; {printable(loop.advice)}")
-    if job is not None and status != ExitCode.FINISHED:
-        # The requeue makes Slurm end this script, too; its exit code is that of the agents. SIGTERM comes first, and
-        # the nodes that the job excludes can be set only after the requeue.
-        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        try:
-            requeue_job(
-                run_dir,
-                job,
-                status,
-                controller=Controller(),
-                policy=requeue_policy(
-                    *(found.value(name) for name in ("max_requeues", "grace", "warning", "max_excluded"))
-                ),
-                failed=failure is not None,
-                say=_print,
-            )
-        finally:
-            signal.signal(signal.SIGTERM, before)
-    return status
+    if status == ExitCode.FINISHED:
+        return False
+    with contextlib.suppress(SlurmElasticError):
+        for loop in find_loops(read_history(run_dir), time.time()):
+            _print(f"{printable(loop.text)}; {printable(loop.advice)}")
+    if job is None:
+        return False
+    # The requeue makes Slurm end this script, too; its exit code is that of the agents. SIGTERM comes first, and the
+    # nodes that the job excludes can be set only after the requeue.
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        return requeue_job(
+            run_dir, job, status, controller=Controller(), policy=policy, failed=failure is not None, say=_print
+        )
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _runs(base: Path, job: SlurmJob | None, named: str | None) -> list[RunDir]:
+    """Return the runs of this start of the job; that of its number where no agent has begun one."""
+    if named is None and job is None:
+        raise UsageError("neither SLURM_JOB_ID nor --run-id is given; call this from the batch script of a run")
+    if named is not None or job is None:
+        return [RunDir.for_run(base, str(named))]
+    begun = [each for each in runs_of_job(base, job.name) if run_start(each, job.restart_count) is not None]
+    return begun or [RunDir.for_run(base, job.run_id)]
 
 
 def _print(line: str) -> None:
@@ -113,13 +144,3 @@ def _repeat_root_cause(failure: bytes) -> None:
 
     with contextlib.suppress(typed_json.JSONError):
         print(f"root cause: {root_cause(typed_json.decode(failure, WorkerFailure))}", file=sys.stderr)
-
-
-def _run(arguments: Sequence[str]) -> tuple[RunDir, SlurmJob | None, Scan]:
-    """Return the run directory that the agents have with these arguments."""
-    found = scan(arguments, os.environ)
-    job = SlurmJob.from_environment(os.environ)
-    run_id = found.value("rdzv_id") or (job.run_id if job else None)
-    if run_id is None:
-        raise UsageError("neither SLURM_JOB_ID nor --run-id is given; call this from the batch script of a run")
-    return RunDir.for_run(base_directory(found.value("run_dir"), job), run_id), job, found

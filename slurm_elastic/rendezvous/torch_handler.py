@@ -38,11 +38,10 @@ from slurm_elastic.rendezvous.store_process import ServedStore, prepare_stores
 from slurm_elastic.rendezvous.thread import Coordination, RecordsLost
 from slurm_elastic.rendezvous.transport.messages import Assignment, Ended, Interrupted, Waiting
 from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, open_worker_store
-from slurm_elastic.rundir import RunDir, incarnation
+from slurm_elastic.rundir import RunDir, incarnation, join_own
 from slurm_elastic.slurm import (
     AddressPreference,
     Controller,
-    Shape,
     SlurmJob,
     choose_address,
     ephemeral_low,
@@ -204,7 +203,6 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
     job = SlurmJob.from_environment(os.environ)
     # torchrun's own default of --rdzv-id is the word "none" (torch 2.13, run.py).
     given = params.run_id if params.run_id != "none" else ""
-    run_id = given or (job.run_id if job is not None else f"local-{secrets.token_hex(4)}")
     base = job.submit_dir if job is not None and job.submit_dir is not None else Path.cwd()
     node = job.node if job is not None else "localhost"
     leader = job.nodes[0] if job is not None else "localhost"
@@ -213,14 +211,17 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
     if job is not None:
         preference = AddressPreference(local_addr=params.local_addr)
         address = choose_address(preference, gather_facts(preference, node, toward=leader, controller=Controller()))
+    if job is not None and not given:
+        run_dir = join_own(base, job, _command(sys.argv))
+    else:
+        run_dir = RunDir.for_run(base, given or f"local-{secrets.token_hex(4)}").open()
+    run_id = run_dir.run_id
     ports = port_sequence(run_id, job.restart_count if job else 0, ephemeral_low(), job.reserved_ports if job else ())
-    is_allocation = job is not None and job.shape is Shape.ALLOCATION
     restart_count = job.restart_count if job is not None else 0
     options = RendezvousOptions.from_config(params.config)
     least, most = options.node_range(params.min_nodes, params.max_nodes)
     etcd = etcd_wanted(params.endpoint, params.config, {**os.environ, **take_private(os.environ)})
-    shared = bool(given) or (job is not None and not is_allocation)
-    run_dir = RunDir.for_run(base, run_id).open()
+    shared = bool(given)
     records = open_records(run_dir, incarnation(run_id, 0 if shared else restart_count), etcd, limit=options.etcd_limit)
     config = RendezvousConfig(
         run_id=run_id,
@@ -233,7 +234,7 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
         address=address,
         local_world_size=1,
         role="default",
-        expected_nodes=job.nodes if job is not None and is_allocation else (node,),
+        expected_nodes=job.nodes if job is not None and not (shared and job.array) else (node,),
         min_nodes=least,
         max_nodes=most,
         # torch's agent counts worker failures, and joins again after each.
@@ -246,6 +247,16 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
         cohort=job.cohort if job is not None else ("", 1),
     )
     return SlurmRendezvousHandler(config, connect(config, _log))
+
+
+def _command(words: list[str]) -> list[str]:
+    """Return the script and its arguments; torchrun's own options may differ from node to node."""
+    if Path(words[0]).name not in ("torchrun", "run.py"):
+        return words
+    from torch.distributed.run import parse_args
+
+    options = parse_args(words[1:])  # type: ignore[no-untyped-call]
+    return [options.training_script, *options.training_script_args]
 
 
 def _log(decision: Decision) -> None:

@@ -7,23 +7,39 @@ from slurm_elastic.rundir._atomic_files import read as read_file
 from slurm_elastic.rundir._contents import LogFile, RunContents, RunFile, run_ids
 from slurm_elastic.rundir._errors import RecordError, RunDirError
 from slurm_elastic.rundir._job_records import JobRecords
+from slurm_elastic.rundir._job_runs import (
+    KnownRun,
+    RunStart,
+    choose_run,
+    join_named,
+    join_own,
+    run_start,
+    runs_of_job,
+)
 from slurm_elastic.rundir._run_dir import RunDir, incarnation
 from slurm_elastic.rundir._signatures import is_signature, signature
 
 __all__ = [
     "JobRecords",
+    "KnownRun",
     "LogFile",
     "RecordError",
     "RunContents",
     "RunDir",
     "RunDirError",
     "RunFile",
+    "RunStart",
+    "choose_run",
     "claim_file",
     "incarnation",
     "is_signature",
+    "join_named",
+    "join_own",
     "list_names",
     "publish_file",
     "read_file",
     "run_ids",
+    "run_start",
+    "runs_of_job",
     "signature",
 ]

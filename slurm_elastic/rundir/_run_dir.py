@@ -36,6 +36,7 @@ class RunDir:
             rounds/000003.json                  one per round, created exclusively
             epochs/<incarnation>/000001.json    one per term, created exclusively
             failures/<incarnation>.json         why that incarnation failed
+            starts/000000.json                  step and command of a start of the job, created exclusively
             health/<node>.<job>.json            address of an agent's health port, while it is open
             notified/<event>.json               a notification, created exclusively before it is delivered
             health-token                        token for all pages of health ports but liveness, mode 0600
@@ -131,6 +132,27 @@ class RunDir:
         with self._accessed(path):
             _atomic_files.make_directory(path.parent)
         return self.claim_record(path, json.dumps(record).encode())
+
+    def claim_start(self, number: int, content: bytes) -> bool:
+        """Record who has begun a start of the run. Returns False if another agent has recorded it before."""
+        path = self._numbered("starts", number)
+        with self._accessed(path):
+            _atomic_files.make_directory(path.parent)
+        return self.claim_record(path, content)
+
+    def start(self, number: int) -> bytes | None:
+        """Return the record of `claim_start`; None if there is none.
+
+        Raises:
+            RecordError: The record is not one JSON object.
+        """
+        return self.read_record(self._numbered("starts", number))
+
+    def start_numbers(self) -> list[int]:
+        """Return the numbers of all starts on record, the highest first."""
+        path = self.path / "starts"
+        with self._accessed(path):
+            return descending_numbers(_atomic_files.list_names(path))
 
     def claim_round(self, number: int, content: bytes) -> bool:
         """Create the record of a round. Returns False if the number is taken."""

@@ -11,7 +11,7 @@ from slurm_elastic.slurm.address import (
 from slurm_elastic.slurm.cause import Cause, Diagnosis, SignalDefaults, classify, presume
 from slurm_elastic.slurm.controller import NEWEST_RELEASE, OLDEST_RELEASE, Controller
 from slurm_elastic.slurm.hostlist import compress, expand, natural_key
-from slurm_elastic.slurm.job import ArrayElement, Context, HetComponent, Shape, SlurmJob
+from slurm_elastic.slurm.job import ArrayElement, Context, HetComponent, SlurmJob
 from slurm_elastic.slurm.ports import ephemeral_low, port_sequence, ports_exhausted
 from slurm_elastic.slurm.requeue_policy import History, Requeue, RequeueDecision, requeue_decision
 from slurm_elastic.slurm.scontrol_output import ControllerClock, JobView, NodeState, NodeView, QueuedJob
@@ -40,7 +40,6 @@ __all__ = [
     "QueuedJob",
     "Requeue",
     "RequeueDecision",
-    "Shape",
     "SlurmJob",
     "choose_address",
     "classify",

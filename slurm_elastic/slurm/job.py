@@ -22,7 +22,7 @@ from slurm_elastic.slurm._env_values import (
     present,
 )
 
-__all__ = ["ArrayElement", "Context", "HetComponent", "Shape", "SlurmJob"]
+__all__ = ["ArrayElement", "Context", "HetComponent", "SlurmJob"]
 
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Step ids from here on are not srun's: batch 0xfffffffb, extern ...fc, interactive ...fa (slurm.h). Slurm 26.05 sets
@@ -36,15 +36,6 @@ class Context(enum.Enum):
     """srun: one task of a job step."""
     BATCH = "batch"
     """The batch script itself, or the interactive shell of salloc on the first node."""
-
-
-class Shape(enum.Enum):
-    """The way in which a run gets its nodes."""
-
-    ALLOCATION = "allocation"
-    """One job; Slurm preempts, requeues and ends it as a whole."""
-    ARRAY = "array"
-    """A job array; every element starts and ends alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +103,14 @@ class SlurmJob:
     """SLURM_TOPOLOGY_ADDR, such as ``s0.s4.node7``: the switches above this node. None without a topology."""
 
     @property
-    def shape(self) -> Shape:
-        """Array when the job is an element of a job array, else allocation."""
-        return Shape.ALLOCATION if self.array is None else Shape.ARRAY
-
-    @property
     def position(self) -> int:
         """Index of `node` in the job's node list, the same in every step: the order of ranks."""
         return self.job_nodes.index(self.node)
 
     @property
     def run_id(self) -> str:
-        """The array's job id, the same for all elements, else the job id."""
-        return self.job_id if self.array is None else self.array.job_id
+        """Id of the run of this step, unless another step is that run already: the step 0 is left out."""
+        return self.name if self.step_id in (None, "0") else f"{self.name}.{self.step_id}"
 
     @property
     def name(self) -> str:

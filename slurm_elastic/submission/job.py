@@ -12,7 +12,7 @@ from submitit.slurm import slurm
 
 from slurm_elastic.agent.root_cause import recorded_traceback, root_cause
 from slurm_elastic.rendezvous.membership import WorkerFailure
-from slurm_elastic.rundir import RunDir, list_names
+from slurm_elastic.rundir import RunDir, list_names, runs_of_job
 from slurm_elastic.submission.job_states import is_final, state_of_array
 from slurm_elastic.submission.payload import Script, read_ranks, script_file
 from slurm_elastic.submission.run_status import RunStatus, latest_log, read_status
@@ -58,7 +58,8 @@ class _Run(core.Job[Any]):
     def run_dir(self) -> RunDir:
         """Directory of the run."""
         base = utils.JobPaths.get_first_id_independent_folder(self.paths._folder)
-        return RunDir.for_run(base, self.job_id)
+        # The only run of its job; its number is not that of the job alone where the site block has steps before it.
+        return next(iter(runs_of_job(base, self.job_id)), RunDir.for_run(base, self.job_id))
 
     @property
     def num_tasks(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import runpy
 import socket
 import sys
@@ -176,7 +177,7 @@ def require_importable(function: object) -> None:
 
 def job_id_of(run_id: str) -> str:
     """Return the id of the job that a run belongs to; on one machine a process id, to which the run id adds a word."""
-    return run_id.partition("-")[0]
+    return re.split("[-.]", run_id, maxsplit=1)[0]
 
 
 def write_ranks(paths: utils.JobPaths, world_size: int) -> None:

@@ -15,7 +15,7 @@ from tests.cluster.testbed.sessions import Session
 GROWING = f"""\
 #!/bin/bash
 #SBATCH --nodes=4 --exclusive
-bounds="--nnodes=1:4 --rdzv-conf=last_call_timeout=120"
+bounds="--run-id=$SLURM_JOB_ID --nnodes=1:4 --rdzv-conf=last_call_timeout=120"
 add() {{
     {SRUN} --nodes="$1" --ntasks="$1" --nodelist="$2" bash agent.sh $bounds train.py &
 }}

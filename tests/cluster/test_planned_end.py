@@ -11,8 +11,9 @@ from tests.cluster.jobs import SRUN, Job, outermost
 COMING_AND_GOING = f"""\
 #!/bin/bash
 #SBATCH --nodes=3 --exclusive --nodelist=n[1-3]
+options="--run-id=$SLURM_JOB_ID --nnodes=1:3"
 add() {{
-    {SRUN} --nodes=1 --ntasks=1 --nodelist="$1" bash agent.sh --nnodes=1:3 train.py --asks --step-time=0.1 &
+    {SRUN} --nodes=1 --ntasks=1 --nodelist="$1" bash agent.sh $options train.py --asks --step-time=0.1 &
 }}
 add n1
 until ls elastic-runs/*/rounds/*.json; do sleep 0.1; done >lead.out 2>&1

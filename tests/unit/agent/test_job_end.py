@@ -203,8 +203,10 @@ def test_who_gives_up_leaves_a_job_with_its_srun_alone(signalled: int) -> None:
         (AgentEnd(ExitCode.LEFT, gave_up=True), (EndJobIfLast(),)),
         (AgentEnd(ExitCode.FAILED, gave_up=True, leads=True), (EndJobIfLast(),)),
         # When the run is over, one agent of each job ends it.
-        (AgentEnd(ExitCode.FINISHED, leads=True), (CancelHeldElements(), EndAbandonedJob())),
-        (AgentEnd(ExitCode.FINISHED, represents_job=True), (CancelHeldElements(), EndAbandonedJob())),
+        (AgentEnd(ExitCode.FINISHED, leads=True, shares_run=True), (CancelHeldElements(), EndAbandonedJob())),
+        (AgentEnd(ExitCode.FINISHED, represents_job=True, shares_run=True), (CancelHeldElements(), EndAbandonedJob())),
+        # An element that is a run of its own leaves the others alone.
+        (AgentEnd(ExitCode.FINISHED, leads=True), (EndAbandonedJob(),)),
         (AgentEnd(ExitCode.FAILED, leads=True), (EndAbandonedJob(),)),
         (AgentEnd(ExitCode.FINISHED), ()),
         (AgentEnd(ExitCode.FINISHED, leads=True, in_job=False), ()),

@@ -178,6 +178,24 @@ def test_an_array_element_expects_nobody_and_has_the_ports_of_all() -> None:
     )
 
 
+def test_steps_and_elements_of_an_array_are_runs_of_their_own() -> None:
+    assert settle("train.py", {**STEP, "SLURM_STEP_ID": "2"}).run_id == "7.2"
+    assert settle("train.py", {**STEP, "SLURM_STEP_ID": "2"}).ports != settle("train.py", STEP).ports
+    for mark in ("", "1"):
+        own = settle("train.py", {**ELEMENT, "SLURM_ELASTIC_VERDICT": mark})
+        assert (own.run_id, own.shared, own.expected_nodes) == ("10_2", False, ("n5",))
+        assert own.launch_config.max_nodes == 1
+    named = {name: value for name, value in ELEMENT.items() if name != "SLURM_ELASTIC_VERDICT"}
+    for environ in (named, ELEMENT):
+        several = settle("--run-id mine train.py", environ)
+        assert (several.run_id, several.shared, several.expected_nodes) == ("mine", True, ())
+        assert several.launch_config.max_nodes == 8
+    with pytest.raises(
+        UsageError, match=r"--run-id mine makes one run of all elements of this array, .* array\.sbatch, or"
+    ):
+        settle("--run-id mine train.py", {**ELEMENT, "SLURM_ELASTIC_VERDICT": "1"})
+
+
 def test_the_leader_may_be_on_another_node_than_the_first(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,13 +3,15 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from slurm_elastic import __version__
 from slurm_elastic.cli import main
-from slurm_elastic.rundir import RunDir
+from slurm_elastic.rundir import JobRecords, RunDir, join_own
+from slurm_elastic.slurm import SlurmJob
 
 BATCH = {
     "SLURM_JOB_ID": "7",
@@ -54,6 +56,49 @@ def test_a_finished_run_is_a_success(tmp_path: Path, base: str, run_id: str, arg
     directory.mkdir(exist_ok=True)
     finish(directory, run_id)
     assert main(["job-end", "75", *arguments.format(base=directory).split()]) == 0
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What scontrol is asked; it shows a job that runs."""
+    running = (Path(__file__).parents[1] / "slurm/outputs/job_running.txt").read_text()
+    (tmp_path / "job.txt").write_text(re.sub(r"Restarts=\d+", "Restarts=0", re.sub(r"^JobId=\d+", "JobId=7", running)))
+    program = tmp_path / "bin/scontrol"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\ncd {tmp_path}\necho "$*" >>calls\ncat job.txt\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    (tmp_path / "calls").touch()
+    return tmp_path / "calls"
+
+
+def begin(base: Path, step: int) -> RunDir:
+    environ = {**BATCH, "SLURM_STEP_ID": str(step), "SLURM_STEP_NODELIST": "n[1-2]"}
+    job = SlurmJob.from_environment(environ)
+    assert job is not None
+    return join_own(base, job, ("t.py", str(step)))
+
+
+def test_a_job_of_several_runs_has_succeeded_when_all_have(tmp_path: Path, calls: Path) -> None:
+    first, second = begin(tmp_path, 0), begin(tmp_path, 1)
+    first.mark_done({})
+    assert main(["job-end", "0"]) == 1, "one of them has not finished, as with `wait` of bash"
+    assert main(["job-end", "137"]) == 137
+    second.mark_done({})
+    assert main(["job-end", "137"]) == 0
+    # An agent was refused.
+    assert main(["job-end", "2"]) == 2
+    assert "requeue" not in calls.read_text()
+
+
+@pytest.mark.parametrize("status", [0, 1, 75])
+def test_a_job_is_requeued_if_one_of_its_runs_has_to_go_on(tmp_path: Path, calls: Path, status: int) -> None:
+    finished, failed, left = (begin(tmp_path, step) for step in range(3))
+    finished.mark_done({})
+    failed.publish_failure("7.1.0", json.dumps({"agent": "n2/7.0/9", "node": "n2", "rank": 3}).encode())
+    JobRecords(left, "7").publish_notice(0, {"signals": ["SIGUSR2"], "cause": "TIME_LIMIT"})
+    assert main(["job-end", str(status)]) == 75
+    assert calls.read_text().count("requeue") == 1
 
 
 def test_trouble_leaves_the_exit_code(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

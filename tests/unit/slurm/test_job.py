@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.slurm.job import ArrayElement, Context, HetComponent, Shape, SlurmJob
+from slurm_elastic.slurm.job import ArrayElement, Context, HetComponent, SlurmJob
 
 OUTPUTS = Path(__file__).parent / "outputs"
 
@@ -63,7 +63,7 @@ def test_a_real_batch_script() -> None:
     job = parsed(recorded("allocation_batch.env"))
     assert (job.context, job.step_id, job.node, job.node_rank) == (Context.BATCH, None, "f1", 0)
     assert job.nodes == ("f1", "f2")
-    assert (job.shape, job.run_id) == (Shape.ALLOCATION, "1")
+    assert (job.array, job.run_id) == (None, "1")
     assert job.cohort == ("", 1), "nobody else runs a batch script"
 
 
@@ -84,7 +84,7 @@ def test_the_processes_of_one_srun_are_a_cohort() -> None:
 def test_a_real_array_element() -> None:
     job = parsed(recorded("array_step.env"))
     assert job.array == ArrayElement(job_id="3", task_id=5, task_count=3, task_min=3, task_max=7, task_step=2)
-    assert (job.shape, job.run_id, job.job_id) == (Shape.ARRAY, "3", "7")
+    assert (job.run_id, job.job_id) == ("3_5", "7")
     assert (job.nodes, job.node_rank) == (("f2",), 0)
 
 

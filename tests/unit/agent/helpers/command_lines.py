@@ -31,7 +31,9 @@ ELEMENT = {
     "SLURM_RESTART_COUNT": "4",
     "SLURM_STEP_RESV_PORTS": "21000-21001",
     "SLURM_SUBMIT_DIR": "/shared",
+    "SLURM_ELASTIC_VERDICT": "array",
 }
+"""An element of an array whose batch script says that all elements are one run."""
 ONE = {**STEP, "SLURM_JOB_NODELIST": "n2", "SLURM_STEP_NODELIST": "n2", "SLURM_NODEID": "0"}
 ONE.update(SLURM_JOB_NUM_NODES="1", SLURM_STEP_NUM_NODES="1")
 

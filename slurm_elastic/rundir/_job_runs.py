@@ -1,0 +1,195 @@
+"""The runs of one job: which of them a step is, in this start of the job and after a requeue.
+
+Agents and torchrun's handler join by `join_own` or `join_named`; `job-end` looks at `runs_of_job`. Each start of a run
+has one record, created exclusively: its step and its command. So no two steps of a start are the same run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_elastic.errors import UsageError
+from slurm_elastic.rundir import _atomic_files
+from slurm_elastic.rundir._errors import RecordError, RunDirError, explain
+from slurm_elastic.rundir._run_dir import RUNS, RunDir, incarnation
+from slurm_elastic.slurm import SlurmJob
+
+__all__ = ["KnownRun", "RunStart", "choose_run", "join_named", "join_own", "run_start", "runs_of_job"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """The step that has started a run, and its script with arguments.
+
+    Attributes:
+        step: Id of the step; empty outside of one, and where agents of several jobs are one run.
+        command: Script and arguments.
+    """
+
+    step: str
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRun:
+    """A run of the job, as a step finds it.
+
+    Attributes:
+        run_id: Id of the run.
+        now: Its start in this start of the job; None if no step has begun it.
+        before: Its newest earlier start; None if there is none on record.
+        over_here: True if an agent on this node has seen the end of the run in this start of the job.
+        finished: True if the run is finished.
+    """
+
+    run_id: str
+    now: RunStart | None
+    before: RunStart | None = None
+    over_here: bool = False
+    finished: bool = False
+
+
+def choose_run(job: SlurmJob, command: tuple[str, ...], runs: Sequence[KnownRun]) -> str:
+    """Return the id of the run that this step of the job is.
+
+    A step that has begun a run is this run until it is over. After a requeue, steps may have other numbers: each takes
+    a run with its script and arguments, the one of the same number first. A new run has the number of its step.
+    """
+    step = job.step_id or ""
+    for run in runs:
+        # On several nodes an agent with another command belongs to the step all the same, and is refused.
+        if (
+            run.now is not None
+            and (run.now.step, run.over_here) == (step, False)
+            and (run.now.command == command or len(job.nodes) > 1)
+        ):
+            return run.run_id
+    free = [run for run in runs if run.now is None]
+    # One without a record is of an earlier release, or another step is about to begin it.
+    same = [run for run in free if (run.before.command == command if run.before else run.run_id == job.run_id)]
+    if same:
+        return min(same, key=lambda run: run.before is not None and run.before.step != step).run_id
+    # The only run of the job: after a requeue its script may give other arguments, such as --resume.
+    only = free[0].before if len(runs) == len(free) == 1 and not free[0].finished else None
+    if only is not None and only.command[:1] == command[:1]:
+        return free[0].run_id
+    taken, number = {run.run_id for run in runs}, int(step or 0)
+    while (run_id := f"{job.name}.{number}" if number else job.name) in taken:
+        number += 1
+    return run_id
+
+
+def join_own(base: Path, job: SlurmJob, command: Sequence[str]) -> RunDir:
+    """Return the directory, opened, of the run that this step of the job is.
+
+    Raises:
+        UsageError: Another agent of the step has begun it with another script or other arguments.
+        RunDirError: The directory cannot be read or written.
+    """
+    start = RunStart(job.step_id or "", tuple(command))
+    while True:
+        known = [_known(run_dir, job) for run_dir in runs_of_job(base, job.name)]
+        run_dir = RunDir.for_run(base, choose_run(job, start.command, known))
+        if any(run.run_id == run_dir.run_id and run.now is not None for run in known):
+            _require_same(run_dir.open(), run_start(run_dir, job.restart_count), start)
+            return run_dir
+        if _claim(run_dir.open(), job.restart_count, start):
+            return run_dir
+
+
+def join_named(run_dir: RunDir, command: Sequence[str], *, again: bool) -> None:
+    """Join a run that agents of several jobs are.
+
+    Args:
+        run_dir: The run directory, opened.
+        command: Script and arguments of this agent.
+        again: True if Slurm has started its job again; then its arguments may have changed since.
+
+    Raises:
+        UsageError: The run has another script or other arguments.
+    """
+    start = RunStart("", tuple(command))
+    if not _claim(run_dir, 0, start) and not again:
+        _require_same(run_dir, run_start(run_dir, 0), start)
+
+
+def runs_of_job(base: Path, name: str) -> list[RunDir]:
+    """Return the directories of a job's runs, in the order of their numbers.
+
+    Args:
+        base: Directory below which all run directories are.
+        name: The job, as ``12``, or ``12_3`` for an array element.
+    """
+    pattern, directory = re.compile(rf"{re.escape(name)}(?:\.([0-9]{{1,9}}))?"), base.absolute() / RUNS
+    try:
+        found = [match for each in _atomic_files.list_names(directory) if (match := pattern.fullmatch(each))]
+    except OSError as error:
+        raise RunDirError(explain(directory, error)) from error
+    return [RunDir.for_run(base, match[0]) for match in sorted(found, key=lambda match: int(match[1] or 0))]
+
+
+def run_start(run_dir: RunDir, restart_count: int | None = None, *, before: int | None = None) -> RunStart | None:
+    """Return the record of a start of the run, by default of the newest; None if there is none.
+
+    Args:
+        run_dir: The run directory.
+        restart_count: Restart count of the job; 0 for a run of several jobs.
+        before: Only starts before this one count.
+    """
+    if restart_count is None:
+        counts = [count for count in run_dir.start_numbers() if before is None or count < before]
+        if not counts:
+            return None
+        restart_count = counts[0]
+    try:
+        content = run_dir.start(restart_count)
+        record = json.loads(content or b"{}")
+        return RunStart(str(record["step"]), tuple(map(str, record["command"])))
+    except (RecordError, KeyError, TypeError):
+        return None
+
+
+def _known(run_dir: RunDir, job: SlurmJob) -> KnownRun:
+    restarts = job.restart_count
+    return KnownRun(
+        run_dir.run_id,
+        run_start(run_dir, restarts),
+        run_start(run_dir, before=restarts) if restarts else None,
+        over_here=_is_over_here(run_dir, job),
+        finished=run_dir.is_done(),
+    )
+
+
+def _is_over_here(run_dir: RunDir, job: SlurmJob) -> bool:
+    """Return True if this node's last agent in this start of the job has seen the run finish or fail for good."""
+    with contextlib.suppress(OSError, ValueError, IndexError, AttributeError, RecordError):
+        text = _atomic_files.read(run_dir.path / "progress" / f"{job.node}.{job.job_id}.jsonl") or b""
+        last = json.loads(text.splitlines()[-1])
+        if str(last.get("agent")).startswith(f"{job.node}/{job.job_id}.{job.restart_count}/"):
+            code = last.get("exit_code") if last.get("event") == "agent_ended" else None
+            failed = code == 1 and run_dir.failure(incarnation(run_dir.run_id, job.restart_count)) is not None
+            return code == 0 or failed
+    return False
+
+
+def _claim(run_dir: RunDir, restart_count: int, start: RunStart) -> bool:
+    return run_dir.claim_start(restart_count, json.dumps({"step": start.step, "command": start.command}).encode())
+
+
+def _require_same(run_dir: RunDir, begun: RunStart | None, start: RunStart) -> None:
+    if begun is not None and begun.command != start.command:
+        raise UsageError(
+            f"run {run_dir.run_id} is {_shown(begun.command)!r}, and this agent has {_shown(start.command)!r}: agents "
+            "of a run have the same script and arguments; for a run of its own give it another --run-id"
+        )
+
+
+def _shown(command: Collection[str]) -> str:
+    text = shlex.join(command)
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_elastic.errors import UsageError
+from slurm_elastic.rundir import (
+    KnownRun,
+    RunDir,
+    RunStart,
+    choose_run,
+    incarnation,
+    join_named,
+    join_own,
+    run_start,
+    runs_of_job,
+)
+from slurm_elastic.slurm import SlurmJob
+
+A, B, C = ("t.py", "a"), ("t.py", "b"), ("eval.py",)
+
+
+def job(step: int | None = 0, restarts: int = 0, *, nodes: int = 1, element: int | None = None) -> SlurmJob:
+    names = ",".join(f"n{number + 1}" for number in range(nodes))
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": names, "SLURM_NODEID": "0"}
+    environ["SLURM_RESTART_COUNT"] = str(restarts)
+    if step is not None:
+        environ.update(SLURM_STEP_ID=str(step), SLURM_STEP_NODELIST=names)
+    if element is not None:
+        environ.update(SLURM_ARRAY_JOB_ID="5", SLURM_ARRAY_TASK_ID=str(element))
+    found = SlurmJob.from_environment(environ)
+    assert found is not None
+    return found
+
+
+def begun(run_id: str, step: str, command: tuple[str, ...], **more: Any) -> KnownRun:
+    return KnownRun(run_id, RunStart(step, command), **more)
+
+
+def earlier(run_id: str, step: str, command: tuple[str, ...], **more: Any) -> KnownRun:
+    return KnownRun(run_id, None, RunStart(step, command), **more)
+
+
+@pytest.mark.parametrize(
+    ("of", "command", "runs", "expected"),
+    [
+        # A new run has the number of its step.
+        (job(), A, [], "7"),
+        (job(3), A, [begun("7", "0", A)], "7.3"),
+        (job(0, element=2), A, [], "5_2"),
+        (job(1, element=2), A, [], "5_2.1"),
+        (job(None), A, [], "7"),
+        # An agent of the same step has begun it.
+        (job(1), A, [begun("7", "0", A), begun("7.1", "1", A)], "7.1"),
+        (job(nodes=2), B, [begun("7", "0", A)], "7"),
+        # Several programs in one step on one node, one after the other or beside each other.
+        (job(), B, [begun("7", "0", A)], "7.1"),
+        (job(None), B, [begun("7", "", A)], "7.1"),
+        (job(), A, [begun("7", "0", A)], "7"),
+        (job(), A, [begun("7", "0", A, over_here=True)], "7.1"),
+        (job(nodes=2), B, [begun("7", "0", A, over_here=True)], "7.1"),
+        (job(1), B, [begun("7", "0", A), begun("7.1", "0", B)], "7.2"),
+        # Another step is about to begin a run.
+        (job(2), A, [KnownRun("7", None), KnownRun("7.1", None)], "7.2"),
+        # After a requeue: the same script and arguments, whatever the number of the step.
+        (job(0, 1), B, [earlier("7", "0", A), earlier("7.1", "1", B)], "7.1"),
+        (job(1, 1), A, [earlier("7", "0", A), begun("7.1", "0", B)], "7"),
+        (job(1, 1), A, [earlier("7", "0", A), earlier("7.1", "1", A)], "7.1"),
+        (job(1, 1), A, [earlier("7", "0", A), begun("7.1", "0", A)], "7"),
+        (job(0, 1), A, [earlier("7", "0", A, finished=True)], "7"),
+        # A program that has not run yet.
+        (job(0, 1), C, [earlier("7", "0", A)], "7.1"),
+        (job(1, 1), B, [earlier("7", "0", A), begun("7.1", "0", C)], "7.2"),
+        # Other arguments after a requeue: the only run goes on, but what is finished is not taken for it.
+        (job(0, 1), B, [earlier("7", "0", A)], "7"),
+        (job(0, 1), B, [earlier("7", "0", A, finished=True)], "7.1"),
+        (job(0, 1), ("t.py", "c"), [earlier("7", "0", A), earlier("7.1", "1", B)], "7.2"),
+        # An earlier release has written no starts.
+        (job(0, 1), A, [KnownRun("7", None)], "7"),
+    ],
+)
+def test_which_run_a_step_is(of: SlurmJob, command: tuple[str, ...], runs: list[KnownRun], expected: str) -> None:
+    assert choose_run(of, command, runs) == expected
+
+
+def test_each_srun_is_one_run_and_finds_itself_after_a_requeue(tmp_path: Path) -> None:
+    assert join_own(tmp_path, job(0), A).run_id == "7"
+    assert join_own(tmp_path, job(1), B).run_id == "7.1"
+    assert join_own(tmp_path, job(1), B).run_id == "7.1"
+    assert join_own(tmp_path, job(10), A).run_id == "7.10"
+    assert [join_own(tmp_path, job(step, 1), which).run_id for step, which in enumerate((B, A, C, A))] == [
+        "7.1",
+        "7",
+        "7.2",
+        "7.10",
+    ]
+    assert [each.run_id for each in runs_of_job(tmp_path, "7")] == ["7", "7.1", "7.2", "7.10"]
+    assert run_start(RunDir.for_run(tmp_path, "7.1")) == RunStart("0", B)
+    assert runs_of_job(tmp_path, "8") == []
+
+
+@pytest.mark.parametrize(
+    ("code", "failed", "expected"), [(0, False, "7.1"), (1, True, "7.1"), (1, False, "7"), (75, False, "7")]
+)
+def test_an_agent_after_the_end_of_a_run_in_the_same_step(
+    tmp_path: Path, code: int, failed: bool, expected: str
+) -> None:
+    run_dir = join_own(tmp_path, job(nodes=2), A)
+    ended = {"event": "agent_ended", "agent": "n1/7.0/55", "exit_code": code}
+    run_dir.append_progress("n1", "7", json.dumps(ended))
+    if failed:
+        run_dir.publish_failure(incarnation("7", 0), b"{}")
+    assert join_own(tmp_path, job(nodes=2), A).run_id == expected
+    # On another node the agent of this run may not have begun.
+    run_dir.append_progress("n1", "7", json.dumps({**ended, "agent": "n2/7.0/55"}))
+    assert join_own(tmp_path, job(nodes=2), A).run_id == "7"
+
+
+def test_another_command_is_refused(tmp_path: Path) -> None:
+    join_own(tmp_path, job(nodes=2), ("t.py", "a b"))
+    with pytest.raises(
+        UsageError, match=r"""run 7 is "t.py 'a b'", and this agent has 't.py b': .* another --run-id$"""
+    ):
+        join_own(tmp_path, job(nodes=2), B)
+    named = RunDir.for_run(tmp_path, "mine").open()
+    join_named(named, A, again=False)
+    join_named(named, A, again=False)
+    with pytest.raises(UsageError, match=r"run mine is 't\.py a', and this agent has 't\.py b'"):
+        join_named(named, B, again=False)
+    # Slurm has started the job again, and its script may give other arguments now.
+    join_named(named, B, again=True)
+
+
+def test_a_start_of_another_user_does_not_count(tmp_path: Path) -> None:
+    run_dir = RunDir.for_run(tmp_path, "7").open()
+    (run_dir.path / "starts").mkdir()
+    (run_dir.path / "starts/000000.json").write_text('{"step": "5", "command": ["x"]}')
+    run_dir.secret()
+    assert join_own(tmp_path, job(0), A).run_id == "7"
+    assert run_start(run_dir) == RunStart("0", A)
