@@ -30,6 +30,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for command in _COMMANDS:
         (directory / command).write_text(_NO_SLURM)
         (directory / command).chmod(0o755)
+    # Where agents note down the directories of runs: not in the home directory of the user who tests.
+    os.environ["XDG_STATE_HOME"] = str(directory / "state")
     os.environ["PATH"] = f"{directory}:{os.environ['PATH']}"
     # What a shell without job control starts in the background ignores SIGINT and SIGQUIT (POSIX, Shell Command
     # Language, 2.11), what nohup starts ignores SIGHUP, and so would all that the tests start.

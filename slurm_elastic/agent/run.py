@@ -52,7 +52,16 @@ from slurm_elastic.rendezvous.run_events import Entry, describe
 from slurm_elastic.rendezvous.store_process import prepare_stores
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.torch_handler import SlurmRendezvousHandler
-from slurm_elastic.rundir import JobRecords, RunContents, RunDir, RunDirError, incarnation, join_named, join_own
+from slurm_elastic.rundir import (
+    JobRecords,
+    RunContents,
+    RunDir,
+    RunDirError,
+    incarnation,
+    join_named,
+    join_own,
+    remember_directory,
+)
 from slurm_elastic.slow_ranks import LOOK
 from slurm_elastic.slurm import Controller, Diagnosis, SlurmJob, choose_address, data_interface, gather_facts
 from slurm_elastic.snapshot.lineage import choose
@@ -76,6 +85,8 @@ def join(settings: AgentSettings, command: Sequence[str]) -> RunDir:
         UsageError: The run has another script or other arguments.
     """
     run_dir = settings.run_dir
+    if settings.job is not None and settings.job.node_rank == 0:
+        remember_directory(run_dir.path.parent.parent)
     if settings.job is not None and not settings.shared:
         return join_own(run_dir.path.parent.parent, settings.job, command)
     join_named(run_dir.open(), command, again=settings.restart_count > 0)

@@ -6,40 +6,28 @@ import argparse
 import getpass
 from typing import TYPE_CHECKING
 
-from slurm_elastic.agent.option_values import base_directory
-from slurm_elastic.cli._command import Parser
+from slurm_elastic.cli._run_view import Queue, open_run
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import RunDir
 
 if TYPE_CHECKING:
     from slurm_elastic.rendezvous.leave_requests import LeaveAnswer
 
-__all__ = ["add_run", "find_run", "request_leave"]
-
-
-def add_run(parser: Parser) -> None:
-    """Add the arguments that name the run."""
-    parser.add_argument("run_id", metavar="RUN", help="id of the run: id of the job, id of the array, or its --run-id")
-    parser.add_argument("--run-dir", metavar="DIR", help="as for the agent (default: the current directory)")
+__all__ = ["find_run", "request_leave"]
 
 
 def find_run(options: argparse.Namespace) -> RunDir:
     """Return the directory of the run that the command line names.
 
     Args:
-        options: The parsed command line, with the arguments of `add_run`.
+        options: The parsed command line, with the arguments of `_run_view.add_run`.
 
     Raises:
         UsageError: There is no such run, or it is finished.
     """
-    run_dir = RunDir.for_run(base_directory(options.run_dir, None), options.run_id)
-    if not run_dir.path.is_dir():
-        raise UsageError(
-            f"no run {options.run_id} in {run_dir.path.parent}; change to the directory in which sbatch was called, or "
-            "give --run-dir"
-        )
+    run_dir = open_run(options, Queue(), exact=True)
     if run_dir.is_done():
-        raise UsageError(f"run {options.run_id} is finished")
+        raise UsageError(f"run {run_dir.run_id} is finished")
     return run_dir
 
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, TextIO
 from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.observe.find import find_run
 from slurm_elastic.observe.records import RunRecords, read_records
-from slurm_elastic.observe.status import RunState, RunStatus, jobs_of, run_status
-from slurm_elastic.rundir import RunContents, RunDir, RunDirError
+from slurm_elastic.observe.status import JobInQueue, RunState, RunStatus, jobs_of, run_status
+from slurm_elastic.rundir import RunContents, RunDir, RunDirError, known_directories
 from slurm_elastic.slurm import Controller, QueuedJob
 from slurm_elastic.text import printable
 
@@ -35,6 +35,7 @@ __all__ = [
     "add_run",
     "ago",
     "clock",
+    "job_facts",
     "open_run",
     "present_status",
     "problems_to_stderr",
@@ -91,32 +92,49 @@ class Queue:
         """The jobs; None if Slurm does not answer."""
         return Controller().own_jobs()
 
+    def directory(self, name: str, base: Path | None = None) -> Path | None:
+        """Return the directory in which a job or array of this user was submitted that waits or runs.
+
+        Args:
+            name: Its id, ``12`` or ``12_3``.
+            base: A directory that counts instead, as the runs of the job are there.
+        """
+        found = (job for job in self.jobs or () if name in (job.name, job.job_id, job.array_job_id))
+        return next((base or Path(job.work_dir) for job in found), None)
+
 
 def add_run(parser: Parser) -> None:
     """Add the arguments that name the run."""
     parser.add_argument(
-        "run_id", metavar="RUN", help="id of the run or the beginning of it, or the id of one of its jobs"
+        "run_id",
+        metavar="RUN",
+        help="id of the run or the beginning of it, the id of one of its jobs, or the path of its directory",
     )
     parser.add_argument("--run-dir", metavar="DIR", help="as for the agent (default: the current directory)")
 
 
-def open_run(options: argparse.Namespace, queue: Queue) -> RunDir:
+def open_run(options: argparse.Namespace, queue: Queue, *, exact: bool = False) -> RunDir:
     """Return the directory of the run that the command line names.
 
     Args:
         options: The parsed command line, with the arguments of `add_run`.
         queue: Knows where jobs were submitted.
+        exact: True if the beginning of an id is not enough.
 
     Raises:
         UsageError: There is no such run, there are several, or the run belongs to another user.
     """
 
-    def asks_slurm(job: str) -> str | None:
-        if options.run_dir is not None:
-            return None
-        return next((each.work_dir for each in queue.jobs or () if job in (each.job_id, each.array_job_id)), None)
-
-    return find_run(Path(options.run_dir or Path.cwd()), options.run_id, asks_slurm)
+    base = Path(options.run_dir or Path.cwd())
+    if options.run_dir is not None:
+        return find_run(base, options.run_id, queued=lambda job: queue.directory(job, base), exact=exact)
+    return find_run(
+        base,
+        options.run_id,
+        lambda: (*filter(None, (queue.directory(options.run_id),)), *known_directories()),
+        queue.directory,
+        exact=exact,
+    )
 
 
 def present_status(
@@ -217,6 +235,16 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
         return []
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def job_facts(jobs: Iterable[JobInQueue], now: float) -> list[str]:
+    """Return a line for each job in the queue: its state, why it waits, and when Slurm means to start it."""
+    return [
+        f"{job.job} {job.state.lower()}"
+        + (f" ({job.reason})" if job.reason else "")
+        + (f", expected to start at {clock(job.start, now)}" if job.start else "")
+        for job in jobs
+    ]
 
 
 def problems_to_stderr(problems: Iterable[str]) -> None:

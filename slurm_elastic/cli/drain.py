@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_elastic.cli._command import Command, Parser
-from slurm_elastic.cli._leave_request import add_run, find_run, request_leave
+from slurm_elastic.cli._leave_request import find_run, request_leave
+from slurm_elastic.cli._run_view import add_run
 from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm import expand
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_elastic.cli._command import Parser
-from slurm_elastic.cli._run_view import Queue, Terminal, ViewCommand, ago, present_status, table
+from slurm_elastic.cli._run_view import Queue, Terminal, ViewCommand, ago, job_facts, present_status, table
 from slurm_elastic.errors import UsageError
 from slurm_elastic.observe.find import own_run_dirs
 from slurm_elastic.observe.status import RunState, status_json
-from slurm_elastic.slurm import QueuedJob
+from slurm_elastic.rundir import RunContents, RunDir
+from slurm_elastic.slurm import Controller, QueuedJob
 
 __all__ = ["List"]
 
@@ -45,6 +47,7 @@ class List(ViewCommand):
         if options.queued:
             bases = [Path(each) for each in dict.fromkeys(job.work_dir for job in _answer(queue))]
         run_dirs = [run_dir for base in bases for run_dir in own_run_dirs(base)]
+        run_dirs += _not_begun(queue, run_dirs, bases)
         found = [present_status(run_dir, queue) for run_dir in run_dirs]
         if options.queued:
             found = [status for status in found if status.state in (RunState.RUNNING, RunState.WAITING)]
@@ -65,7 +68,7 @@ class List(ViewCommand):
                 str(status.nodes) if status.nodes else "",
                 str(status.world_size) if status.world_size else "",
                 "" if status.step is None else str(status.step),
-                f"{ago(now - status.updated)} ago" if status.updated else "",
+                f"{ago(now - status.updated)} ago" if status.updated else "; ".join(job_facts(status.jobs or (), now)),
             )
             for status in found
         ]
@@ -73,6 +76,30 @@ class List(ViewCommand):
         for state, line in zip(states, table(rows), strict=True):
             terminal.write(f"{state}  {line}")
         return 0
+
+
+def _not_begun(queue: Queue, begun: Sequence[RunDir], bases: Sequence[Path]) -> list[RunDir]:
+    """Return the runs, without a directory yet, of jobs in the queue that were submitted in these directories."""
+    places = {base.absolute() for base in bases}
+    found: dict[Path, RunDir] = {}
+    for job in queue.jobs or ():
+        base, run_id = Path(job.work_dir), job.array_job_id if "[" in job.name else job.name
+        # A component of a heterogeneous job is no run.
+        mine = re.compile(rf"{re.escape(run_id)}(\.[0-9]+)?")
+        if (
+            base not in places
+            or not re.fullmatch("[0-9_]+", run_id)
+            or any(mine.fullmatch(each.run_id) for each in begun)
+        ):
+            continue
+        there = (each for each in begun if each.path.parent.parent == base)
+        if any(RunContents(each).has_job(job.job_id) for each in there):
+            continue
+        script = Controller().batch_script(job.array_job_id if "[" in job.name else job.name)
+        if script is not None and re.search("slurm.elastic", script):
+            run_dir = RunDir.for_run(base, run_id)
+            found[run_dir.path] = run_dir
+    return list(found.values())
 
 
 def _answer(queue: Queue) -> tuple[QueuedJob, ...]:

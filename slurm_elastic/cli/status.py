@@ -15,6 +15,7 @@ from slurm_elastic.cli._run_view import (
     add_run,
     ago,
     clock,
+    job_facts,
     open_run,
     present_status,
     problems_to_stderr,
@@ -153,9 +154,8 @@ def _facts(status: RunStatus, now: float) -> Iterable[tuple[str, str]]:
         left = "" if notice.seconds is None else f"; {notice.seconds:.0f} s left"
         node = f"{notice.node}, " if notice.node else ""
         yield "notice", f"{node}job {notice.job}: {printable(notice.text)}{left}"
-    for job in status.jobs or ():
-        start = f", expected to start at {clock(job.start, now)}" if job.start else ""
-        yield "job", f"{job.job} {job.state.lower()}" + (f" ({job.reason})" if job.reason else "") + start
+    for fact in job_facts(status.jobs or (), now):
+        yield "job", fact
 
 
 def _nodes(status: RunStatus, now: float) -> Iterable[tuple[str, ...]]:

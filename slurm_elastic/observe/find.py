@@ -1,51 +1,100 @@
-"""Finds the directory of a run by its id, the beginning of its id, or the id of one of its jobs."""
+"""Finds the directory of a run by its path, by its id, the beginning of its id, or the id of one of its jobs."""
 
 from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Callable
+import re
+import shlex
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from slurm_elastic.errors import UsageError, did_you_mean
-from slurm_elastic.rundir import RunContents, RunDir, run_ids
+from slurm_elastic.rundir import RUNS, RunContents, RunDir, RunDirError, run_ids, run_start
 from slurm_elastic.text import printable
 
 __all__ = ["find_run", "own_run_dirs"]
 
+_MOST_SHOWN = 8
 
-def find_run(base: Path, name: str, asks_slurm: Callable[[str], str | None]) -> RunDir:
+
+def find_run(
+    base: Path,
+    name: str,
+    elsewhere: Callable[[], Iterable[Path]] = tuple,
+    queued: Callable[[str], Path | None] = lambda _: None,
+    *,
+    exact: bool = False,
+) -> RunDir:
     """Return the directory of a run.
 
     Args:
         base: The directory in which sbatch was called.
-        name: Id of the run, the beginning of its id, or the id of a job of the run.
-        asks_slurm: Returns the directory in which a job was submitted; None if Slurm does not know the job. Called only
-            if there is no such run below `base`.
+        name: Path of the run directory; or id of the run, the beginning of its id, or the id of a job of the run.
+        elsewhere: Returns other directories in which jobs were submitted. Called only if there is no such run below
+            `base`.
+        queued: Returns the directory in which a job was submitted that Slurm has in its queue; None if it has none.
+            Its run may have no directory yet.
+        exact: True if the beginning of an id is not enough.
 
     Raises:
         UsageError: There is no such run, there are several, or the run belongs to another user.
     """
+    path = Path(name).absolute()
+    if "/" in name and path.parent.name == RUNS:
+        base, name, elsewhere, queued = path.parents[1], path.name, tuple, lambda _: None
     known = run_ids(base)
-    matching = [name] if name in known else [each for each in known if name and each.startswith(name)]
-    job = name.partition("_")[0]
+    matching = [RunDir.for_run(base, each) for each in _matching(name, known) or _with_job(base, name, known)]
+    if not matching and not exact:
+        matching = [RunDir.for_run(base, each) for each in known if name and each.startswith(name)]
     if not matching:
-        matching = [each for each in known if RunContents(RunDir.for_run(base, each)).has_job(job)]
+        others = dict.fromkeys(other.absolute() for other in elsewhere() if other.absolute() != base.absolute())
+        matching = [RunDir.for_run(other, each) for other in others for each in _matching(name, run_ids(other))]
     if len(matching) > 1:
-        shown = ", ".join(matching[:8]) + (", ..." if len(matching) > 8 else "")
-        raise UsageError(f"{len(matching)} runs match {printable(name)!r}: {shown}; give more of the id")
+        shown = ", ".join(_described(each, matching) for each in matching[:_MOST_SHOWN])
+        more = ", ..." if len(matching) > _MOST_SHOWN else ""
+        raise UsageError(f"{len(matching)} runs match {printable(name)!r}: {shown}{more}; give more of the id")
     if matching:
-        return _own(RunDir.for_run(base, matching[0]))
-    elsewhere = asks_slurm(name) if job.isdigit() else None
-    if elsewhere is not None and Path(elsewhere).absolute() != base.absolute():
-        return find_run(Path(elsewhere), name, lambda _: None)
+        return _own(matching[0])
+    submitted = queued(name)
+    if submitted is not None:
+        return RunDir.for_run(submitted, name)
     mend = "change to the directory in which sbatch was called, or give --run-dir"
-    runs = base.absolute() / "elastic-runs"
+    runs = base.absolute() / RUNS
     if not os.access(base, os.R_OK | os.X_OK) or (runs.is_dir() and not os.access(runs, os.R_OK | os.X_OK)):
         raise UsageError(f"no permission to look for run {printable(name)} in {runs}; is it the run of another user?")
     if known:
         mend = did_you_mean(name, known, otherwise=f"slurm-elastic list shows those that are there; or {mend}")
     raise UsageError(f"no run {printable(name)} in {runs}; {mend}")
+
+
+def _matching(name: str, known: list[str]) -> list[str]:
+    """Return the run with this id, or the runs of steps and elements of the job or array with this id."""
+    if re.fullmatch(r"[0-9]+(_[0-9]+)?\.0", name):
+        # The number of the first step is left out.
+        return [each for each in known if each == name.removesuffix(".0")]
+    of_job = re.compile(rf"{re.escape(name)}(_[0-9]+)?(\.[0-9]+)?")
+    return [each for each in known if each == name or (name[:1].isdigit() and of_job.fullmatch(each))]
+
+
+def _with_job(base: Path, name: str, known: list[str]) -> list[str]:
+    """Return the runs in which agents of this job have taken part."""
+    job = name.partition("_")[0]
+    return [each for each in known if job.isdigit() and RunContents(RunDir.for_run(base, each)).has_job(job)]
+
+
+def _described(run_dir: RunDir, others: list[RunDir]) -> str:
+    """Return a name for the run that no other one has, and what it runs."""
+    name = run_dir.run_id
+    if any(other.path.parent != run_dir.path.parent for other in others):
+        name = str(run_dir.path)
+    elif any(other.run_id.startswith(f"{name}.") for other in others):
+        name = f"{name}.0"
+    try:
+        start = run_start(run_dir)
+    except RunDirError:
+        start = None
+    return f"{name} ({printable(shlex.join(start.command))})" if start is not None else name
 
 
 def own_run_dirs(base: Path) -> list[RunDir]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,10 @@ __all__ = [
 
 STATUS_SCHEMA = 1
 _NEWEST_EVENTS = 10
+_OWN_ID = re.compile(r"([0-9]+(?:_[0-9]+)?)(?:\.[0-9]+)?")
+"""Id of a run of one step, with the name of its job: ``12``, ``12.1``, ``12_3``."""
+_NOT_PLANNED = 300 * 86400.0
+"""Seconds from now."""
 _TRAINS = frozenset({"training", "done"})
 """States of agents whose workers run, or have ended well while others still run."""
 _WAITS = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING"})
@@ -217,7 +222,7 @@ def run_status(
         agents = _with_answers(agents, live, now)
     newest = records.rounds[-1] if records.rounds else None
     cause, final = _root_cause(records, newest)
-    queued = None if jobs is None else _in_queue(jobs, jobs_of(records))
+    queued = None if jobs is None else _in_queue(jobs, jobs_of(records), now)
     state, problems = _state(records, agents, queued, leader_answers, final)
     training = [agent for agent in agents if agent.state in _TRAINS] if state is RunState.RUNNING else []
     in_round = [each for each in records.progress if newest is not None and each.round == newest.number]
@@ -266,8 +271,8 @@ def run_status(
 def jobs_of(records: RunRecords) -> frozenset[str]:
     """Return the ids of the jobs whose agents have taken part in the run, and its own id, if that may be a job's."""
     known = {identity.job for agent in _identities(records) if (identity := AgentIdentity.parse(agent))}
-    if records.run_id.isdigit():
-        known.add(records.run_id)
+    if own := _OWN_ID.fullmatch(records.run_id):
+        known.add(own[1])
     return frozenset(known - {"0"})
 
 
@@ -438,12 +443,17 @@ def _of_record(record: Mapping[str, Any]) -> RootCause:
     return RootCause(str(record.get("node", "")), rank if isinstance(rank, int) else None, message, log, **known)
 
 
-def _in_queue(jobs: Iterable[QueuedJob], ids: frozenset[str]) -> tuple[JobInQueue, ...]:
-    return tuple(
-        JobInQueue(job.name, job.state, job.reason, job.start_time if job.state == "PENDING" else None)
-        for job in jobs
-        if job.job_id in ids or job.array_job_id in ids
-    )
+def _in_queue(jobs: Iterable[QueuedJob], ids: frozenset[str], now: float) -> tuple[JobInQueue, ...]:
+    elements = any("_" in each for each in ids)
+    found = []
+    for job in jobs:
+        # An element that is a run of its own may have the id of its array as that of its job.
+        if job.name in ids or (not elements and (job.job_id in ids or job.array_job_id in ids)):
+            start = job.start_time if job.state == "PENDING" else None
+            # Slurm counts a job without a limit as one of a year: behind it, a year from now means that it is unknown.
+            planned = None if start is None or start - now > _NOT_PLANNED else start
+            found.append(JobInQueue(job.name, job.state, job.reason, planned))
+    return tuple(found)
 
 
 def _loops(records: RunRecords, now: float) -> tuple[Loop, ...]:

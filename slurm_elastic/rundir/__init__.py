@@ -16,10 +16,12 @@ from slurm_elastic.rundir._job_runs import (
     run_start,
     runs_of_job,
 )
-from slurm_elastic.rundir._run_dir import RunDir, incarnation
+from slurm_elastic.rundir._known_directories import known_directories, remember_directory
+from slurm_elastic.rundir._run_dir import RUNS, RunDir, incarnation
 from slurm_elastic.rundir._signatures import is_signature, signature
 
 __all__ = [
+    "RUNS",
     "JobRecords",
     "KnownRun",
     "LogFile",
@@ -35,9 +37,11 @@ __all__ = [
     "is_signature",
     "join_named",
     "join_own",
+    "known_directories",
     "list_names",
     "publish_file",
     "read_file",
+    "remember_directory",
     "run_ids",
     "run_start",
     "runs_of_job",

@@ -117,6 +117,11 @@ class Controller:
         answer = self._ask("squeue", "--noheader", "--me", f"--format={QUEUE_FORMAT}")
         return parse_queue(answer.output) if answer is not None and answer.status == 0 else None
 
+    def batch_script(self, job_id: str) -> str | None:
+        """Return the batch script of a job or array of this user; None if it has none, or Slurm does not answer."""
+        answer = self._ask("scontrol", "write", "batch_script", job_id, "-")
+        return answer.output if answer is not None and answer.status == 0 else None
+
     def is_queued(self, job_id: str) -> bool | None:
         """Return True if a job, or any element of an array, waits or runs; None if Slurm does not answer.
 

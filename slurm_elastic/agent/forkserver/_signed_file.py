@@ -9,6 +9,8 @@ import secrets
 import stat
 import time
 
+from slurm_elastic.state_directory import state_directory
+
 __all__ = ["UntrustedFileError", "read_signed", "write_signed"]
 
 _KEPT = 90 * 24 * 3600.0
@@ -80,8 +82,7 @@ def _digest(path: str, content: bytes, key: bytes) -> str:
 
 def _key() -> bytes:
     """Return the user's key; create it if there is none."""
-    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111
-    directory = os.path.join(home, "slurm_elastic")  # noqa: PTH118
+    directory = state_directory()
     path = os.path.join(directory, "imports.key")  # noqa: PTH118
     try:
         key = _read_private(path, _KEY_SIZE)

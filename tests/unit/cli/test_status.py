@@ -67,10 +67,12 @@ def leads(run: WrittenRun, says: bytes = b"") -> Iterator[None]:
         thread.join()
 
 
-def squeue(base: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
-    """Put a squeue into PATH that prints these lines."""
+def squeue(base: Path, monkeypatch: pytest.MonkeyPatch, *lines: str, script: str = "slurm-elastic agent") -> None:
+    """Put a squeue into PATH that prints these lines, and a scontrol that knows a batch script."""
     tools = base / "tools"
     tools.mkdir()
+    (tools / "scontrol").write_text(f"#!/bin/sh\n[ $1 = write ] && echo '{script}'\n")
+    (tools / "scontrol").chmod(0o755)
     text = "\n".join(["#!/bin/sh", *(f"echo '{line}'" for line in lines)]) + "\n"
     (tools / "squeue").write_text(text)
     (tools / "squeue").chmod(0o755)
@@ -153,6 +155,49 @@ def test_list_of_queued_jobs_finds_their_directories(
     assert "waiting   7" in capsys.readouterr().out
     # status finds it, too, from wherever it is called.
     assert main(["status", "7"]) == 4
+
+
+def test_a_first_job_that_waits_is_known(
+    base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    soon, year = int(time.time()) + 3600, int(time.time()) + 365 * 86400
+    squeue(
+        base,
+        monkeypatch,
+        f"3|3|3|PENDING|{soon}|Resources|{base}",
+        f"4|4|4|PENDING|{year}|Priority|{base / 'other'}",
+        f"8_[2-5]|8|8|PENDING|N/A|Resources|{base}",
+    )
+    start = time.strftime("%H:%M", time.localtime(soon))
+    assert main(["status", "3"]) == 4
+    out = capsys.readouterr().out
+    assert out.startswith("run 3: waiting\n")
+    assert f"3 pending (Resources), expected to start at {start}" in out.replace(time.strftime("%Y-%m-%d "), "")
+    # A job without a limit is one of a year to Slurm.
+    assert main(["status", "4"]) == 4
+    assert "4 pending (Priority)\n" in capsys.readouterr().out
+    assert main(["status", "8"]) == 4
+    capsys.readouterr()
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[:4] for line in out.splitlines()[1:]] == [
+        ["waiting", "3", "3", "pending"],
+        ["waiting", "8", "8_[2-5]", "pending"],
+    ]
+    assert main(["list", "--queued", "--json"]) == 0
+    assert [each["run"] for each in json.loads(capsys.readouterr().out)] == ["3", "4", "8"]
+    assert main(["logs", "3"]) == 2
+    assert "run 3 has no logs" in capsys.readouterr().err
+    assert main(["requeue", "3"]) == 2
+    assert "run 3 is not running" in capsys.readouterr().err
+
+
+def test_jobs_of_other_programs_are_no_runs(
+    base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    squeue(base, monkeypatch, f"3|3|3|PENDING|N/A|Resources|{base}", script="sleep 5")
+    assert main(["list", "--queued"]) == 0
+    assert capsys.readouterr().out == "no runs of queued jobs\n"
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "report"])
