@@ -107,6 +107,7 @@ class Agent:
         self._result = RunResult(state=WorkerState.HEALTHY)
         self._end: lifecycle.End | None = None
         self._last_checkpoint: int | None = None
+        self._newest_save: float | None = None
         self._started_at: float | None = None
         self._ran, self._worked = 0.0, False
         coordination.positions = self._worker_positions
@@ -137,11 +138,18 @@ class Agent:
         steps = [worker.checkpoint for worker in self.progress() if worker.checkpoint is not None]
         return max(steps, default=self._last_checkpoint)
 
+    def newest_save(self) -> float | None:
+        """Return the seconds that the newest save of a worker here took; None if unknown; from any thread."""
+        return max(
+            (each.save_time for each in self.progress() if each.save_time is not None), default=self._newest_save
+        )
+
     # The main loop.
 
     def _run_main_loop(self) -> RunResult:
         self._show_state()
-        self._handle(lifecycle.Started(signalled=self._notices.first() is not None))
+        self._diagnosis.start()
+        self._handle(lifecycle.Started(signalled=self._diagnosis.has_news))
         while self._end is None:
             self._wait()
             self._process_inputs()
@@ -180,7 +188,8 @@ class Agent:
     def _check_signals(self) -> None:
         finding = self._diagnosis.check()
         if finding is not None:
-            self._handle(lifecycle.Signalled(leave_reason(finding.cause), finding.detail))
+            asked = self._diagnosis.is_asked
+            self._handle(lifecycle.Signalled(leave_reason(finding.cause), finding.detail, finding.seconds, asked))
         while (finding := self._diagnosis.next_finding()) is not None:
             for_job = self._diagnosis.asks and concerns_job(finding.cause)
             self._handle(lifecycle.Diagnosed(leave_reason(finding.cause), finding.seconds, str(finding), for_job))
@@ -205,7 +214,7 @@ class Agent:
         for feature in self._features:
             feature.loop_turned()
         ready, _, _ = select.select([self._coordination.fd], [], [], 0)
-        return bool(ready) or self._notices.first() is not None
+        return bool(ready) or self._diagnosis.has_news
 
     def _handle(self, event: lifecycle.Event) -> None:
         """Let the life cycle decide about an event, execute its actions, and handle their results in the same way."""
@@ -298,6 +307,7 @@ class Agent:
     def _start(self, assignment: Assignment) -> lifecycle.Event:
         assert self._reserved is not None
         self._assignment, self._worked = assignment, False
+        self._diagnosis.learn_grace()
         self.torch.serve_store(open_worker_store(assignment, self._reserved))
         self.torch.describe_round(assignment)
         environments = {
@@ -369,7 +379,7 @@ class Agent:
             self._started_at = None
 
     def _close_round(self) -> lifecycle.RoundClosed:
-        self._last_checkpoint = self.last_checkpoint()
+        self._last_checkpoint, self._newest_save = self.last_checkpoint(), self.newest_save()
         unended: tuple[int, ...] = ()
         if self._processes is not None:
             self._processes.close(signal.SIGKILL)

@@ -172,7 +172,7 @@ def _wait_for_end(
                 leave_by = time.monotonic() + grace
                 plan = "an agent will lead the run" if coordination.leads else "this coordinator ends"
                 logger.info("got %s: %s", received.signal.name, plan)
-                coordination.leaving(LeaveReason.PREEMPTED, grace)
+                coordination.leaving(LeaveReason.NODE_LEFT, grace)
             if leave_by is not None and (not coordination.leads or time.monotonic() >= leave_by):
                 return ExitCode.LEFT
             selector.select(None if leave_by is None else _LEAVE_INTERVAL)

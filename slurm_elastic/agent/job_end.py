@@ -61,7 +61,7 @@ job_mgr.c before 23.02). Only an operator of Slurm can release it, while its own
 
 _FIRST_MARK = "round None"
 _FINAL = (ExitCode.FINISHED, ExitCode.FAILED, ExitCode.USAGE, ExitCode.FENCED)
-_TRUSTED_NOTICES = (Cause.REQUEUE_WANTED, Cause.DRAINED, Cause.PREEMPTED)
+_TRUSTED_NOTICES = (Cause.REQUEUE_WANTED, Cause.DRAINED, Cause.PREEMPTED, Cause.TIME_LIMIT_NEAR)
 
 
 # What an agent does for its job when it ends.

@@ -88,6 +88,8 @@ UNPLANNED_STOP_TIMEOUT = 0.5
 """Seconds between SIGTERM and SIGKILL for workers whose group is broken: they block in a collective with a lost peer,
 so their Python signal handlers do not run, and they cannot save."""
 
+_ANSWER_TIMEOUT = 1.0
+"""Seconds for which workers train on after a signal until Slurm has named its cause; an answer takes some 0.1 s."""
 _OVERDUE_TIMEOUT = 2.0
 """Seconds that workers get if the deadline of a leave is past already: Slurm ends them, or the deadline was wrong."""
 _UNPLANNED = frozenset({Reason.NODE_LOST, Reason.WORKER_FAILED})
@@ -243,10 +245,19 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """The agent has announced that it leaves. Its workers run until the agreed step, or until `departure.stop_by`."""
+    """The agent leaves. Its workers run until the agreed step, or until `departure.stop_by`.
+
+    Attributes:
+        training: The state of the workers.
+        departure: The plan of the leave.
+        untold: What the leader is told when Slurm has not named the cause in time; None once the leave is announced.
+        since: The own monotonic time of the signal, while the leave is not announced.
+    """
 
     training: Training
     departure: Departure
+    untold: AnnounceLeave | None = None
+    since: float = 0.0
 
     @property
     def round(self) -> messages.Assignment:
@@ -328,15 +339,24 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Signalled:
-    """A signal asks the agent to leave. `reason` is presumed, `detail` names the signal."""
+    """A signal asks the agent to leave.
+
+    Attributes:
+        reason: The presumed reason of the leave.
+        detail: The name of the signal.
+        seconds: Seconds until the agent has to end, at the least; None if unknown.
+        asked: True if Slurm is being asked for the cause.
+    """
 
     reason: LeaveReason
     detail: str
+    seconds: float | None = None
+    asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosed:
-    """The agent has found out why it was signalled.
+    """The agent has found out why it was signalled, or that its job's time limit is near.
 
     Attributes:
         reason: The reason of the leave.
@@ -660,6 +680,8 @@ def deadline(state: State) -> float | None:
     match state:
         case Stopping(stop_by=stop_by, terminate_at=terminate_at):
             return stop_by if terminate_at is None else min(stop_by, terminate_at)
+        case Leaving(departure=departure, untold=AnnounceLeave(), since=since):
+            return min(since + _ANSWER_TIMEOUT, departure.stop_by)
         case Leaving(departure=departure) | Lingering(departure=departure):
             return departure.stop_by
         case _:
@@ -767,9 +789,11 @@ def _is_leaving(state: State) -> bool:
 def _notice(event: Event) -> _Notice | None:
     """Return the notice that an event contains; None if it contains none."""
     match event:
-        case Signalled(reason, detail):
-            return _Notice(reason, None, detail)
-        case Diagnosed(reason, seconds, detail) | LeaveRequested(reason, seconds, detail):
+        case (
+            Signalled(reason, detail, seconds)
+            | Diagnosed(reason, seconds, detail)
+            | LeaveRequested(reason, seconds, detail)
+        ):
             return _Notice(reason, seconds, detail)
     return None
 
@@ -784,8 +808,6 @@ def _notified(config: LifecycleConfig, state: State, notice: _Notice, event: Eve
             round_ = _round_of(state)
             before = (Log(f"{config.node} got {detail}: leaving round {round_.round if round_ else '-'}"),)
         case Diagnosed(reason, seconds, detail, for_job):
-            if not _is_leaving(state):
-                return state, ()
             before = (Log(f"{config.node} leaves: {detail}"),)
             after = (RequestLeave(reason, seconds, detail),) if for_job else ()
         case LeaveRequested(detail=detail):
@@ -793,8 +815,14 @@ def _notified(config: LifecycleConfig, state: State, notice: _Notice, event: Eve
             if _is_leaving(state) and notice.seconds is None:
                 return state, before
             before = (*before, Log(f"{config.node} leaves: {detail}"))
-    state, actions = _leave(config, state, notice, now)
-    return state, (*before, *actions, *after)
+    left, actions = _leave(config, state, notice, now)
+    if isinstance(event, Signalled) and event.asked and isinstance(state, Training) and isinstance(left, Leaving):
+        # What the leader is told is told to the scripts of all nodes, and at once: so let it be the cause.
+        (announce, *_), training = actions, state
+        assert isinstance(announce, AnnounceLeave)
+        return replace(left, training=training, untold=announce, since=now), before
+    # The announcement comes first. An agent without workers ends with it.
+    return left, (*before, *actions[:1], *after, *actions[1:])
 
 
 def _leave(config: LifecycleConfig, state: State, notice: _Notice, now: float) -> Step:
@@ -867,6 +895,11 @@ def _starting(state: Starting, event: Event) -> Step:
 
 
 def _training(config: LifecycleConfig, state: Training | Leaving, event: Event, now: float) -> Step:
+    if isinstance(state, Leaving) and state.untold is not None and _ends_wait(state, event, now):
+        training, signal = _signal_workers(config, state.training)
+        announce = replace(state.untold, seconds=state.untold.seconds - (now - state.since))
+        later, actions = _training(config, Leaving(training, state.departure), event, now)
+        return later, (announce, *signal, *actions)
     workers = _training_of(state)
     match event:
         case messages.Holding(round_):
@@ -895,6 +928,16 @@ def _training(config: LifecycleConfig, state: Training | Leaving, event: Event, 
         case WorkersFailed():
             return Reported(state.round, WorkersResult.FAILED, state.signalled), (DescribeFailure(),)
     return state, ()
+
+
+def _ends_wait(state: Leaving, event: Event, now: float) -> bool:
+    """Return True if an agent announces its leave now, without Slurm's answer."""
+    match event:
+        case WorkersSucceeded() | WorkersFailed() | messages.Interrupted() | leader_events.LeaderLost():
+            return True
+        case DeadlineReached():
+            return now >= state.since + _ANSWER_TIMEOUT
+    return False
 
 
 def _training_until_leave(config: LifecycleConfig, state: Leaving, event: Event, now: float) -> Step:

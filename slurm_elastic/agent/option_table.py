@@ -96,7 +96,11 @@ GENERAL = (
         "how often the job is requeued because of its time limit (default: 10); preemptions do not count",
         "N",
     ),
-    Option("--warning", "the time in sbatch --signal=USR2@SECONDS (default: 120)", "SECONDS"),
+    Option(
+        "--warning",
+        "the time in sbatch --signal=USR2@SECONDS, and for the save before the limit (default: 120)",
+        "SECONDS",
+    ),
     Option("--grace", "seconds from SIGTERM to SIGKILL, where Slurm cannot be asked (default: 30)", "SECONDS"),
     Option(
         "--hang-timeout",

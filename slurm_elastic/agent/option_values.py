@@ -183,7 +183,9 @@ def requeue_policy(
     return RequeuePolicy(
         max_requeues=_count("--max-requeues", max_requeues, _MAX_REQUEUES),
         meaning=SignalDefaults(
-            _seconds("--grace", grace, default.grace), _seconds("--warning", warning, default.warning)
+            _seconds("--grace", grace, default.grace),
+            _seconds("--warning", warning, default.warning),
+            None if warning is None else _seconds("--warning", warning, 0.0),
         ),
         max_excluded=_count("--max-excluded", max_excluded, _MAX_EXCLUDED),
     )

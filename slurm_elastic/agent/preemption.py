@@ -1,8 +1,8 @@
-"""The diagnosis of signals: a thread asks Slurm why this agent was signalled, so that the main loop never waits.
+"""The diagnosis of signals and of the time limit: a thread asks Slurm, so that the main loop never waits.
 
 One agent of a job asks (see `asks_slurm`), so that a preempted job of a thousand nodes does not overload slurmctld; the
-leader passes the answer on to the job's other agents. An agent that gets no answer uses the configured meaning of the
-signal.
+leader passes the answer on to the job's other agents. An agent that gets no answer presumes the least that the site
+gives, which the first node's agent has asked for at the start; else the configured meaning of the signal.
 """
 
 from __future__ import annotations
@@ -15,19 +15,35 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from slurm_elastic import typed_json
 from slurm_elastic.agent.signals import Notices
 from slurm_elastic.rendezvous.identity import job_of
 from slurm_elastic.rendezvous.membership import LeaveReason
 from slurm_elastic.rundir import RunDir, RunDirError
-from slurm_elastic.slurm import Cause, Controller, Diagnosis, NodeState, SignalDefaults, SlurmJob, classify, presume
+from slurm_elastic.slurm import (
+    Cause,
+    Controller,
+    ControllerClock,
+    Diagnosis,
+    JobView,
+    NodeState,
+    SignalDefaults,
+    SlurmJob,
+    classify,
+    least_grace,
+    presume,
+    save_time,
+)
 
 __all__ = ["SignalDiagnosis", "asks_slurm", "concerns_job", "leave_reason", "requested_cause"]
 
 logger = logging.getLogger("slurm_elastic")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
+_LOOK = 30.0
+"""Seconds after which an agent looks again how long the newest save took, and, warned, whether it has to ask."""
 
 _REASONS = {
     Cause.PREEMPTED: LeaveReason.PREEMPTED,
@@ -39,8 +55,7 @@ _REASONS = {
     Cause.DRAINED: LeaveReason.DRAINED,
     Cause.SIGNALLED: LeaveReason.DRAINED,
     Cause.REQUEUE_WANTED: LeaveReason.REQUEUED,
-    # The most frequent cause of a SIGTERM for which Slurm gives no reason.
-    Cause.UNKNOWN: LeaveReason.PREEMPTED,
+    Cause.UNKNOWN: LeaveReason.NODE_LEFT,
 }
 _OWN = frozenset({Cause.SIGNALLED, Cause.DRAINED, Cause.UNKNOWN})
 _REQUESTED = {LeaveReason.DRAINED: Cause.DRAINED, LeaveReason.REQUEUED: Cause.REQUEUE_WANTED}
@@ -95,7 +110,9 @@ class SignalDiagnosis:
         record: Records signals and their diagnosis; may block. Called in the thread, by the agent that asks.
         is_asker: Returns True if this is the agent that asks; may block. Called in the thread after the first signal.
         answer_timeout: Seconds in which the agent that asks gets an answer or gives its first question up, and the
-            leader passes the result on; then the others use the configured meaning of the signal.
+            leader passes the result on; then the others presume what the signal means.
+        grace: Records the least grace of the job, or is called with None; returns the one on record. May block.
+        newest_save: Returns the seconds that the newest save took; None if unknown.
     """
 
     def __init__(
@@ -107,15 +124,22 @@ class SignalDiagnosis:
         record: Callable[[Sequence[signal.Signals], Diagnosis], None] | None = None,
         is_asker: Callable[[], bool] = lambda: True,
         answer_timeout: float = 6.0,
+        grace: Callable[[float | None], float | None] = lambda seconds: seconds,
+        newest_save: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._notices, self._job, self._meaning = notices, job, meaning
         self._controller, self._record, self._is_asker = controller, record, is_asker
-        self._answer_timeout = answer_timeout
+        self._answer_timeout, self._grace, self._newest_save = answer_timeout, grace, newest_save
         self._findings: queue.SimpleQueue[Diagnosis] = queue.SimpleQueue()
         self._wakeup = threading.Event()
         self._closed = self._answered = self._asks = False
         self._requested: Diagnosis | None = None
         self._known: Diagnosis | None = None
+        self._least: float | None = None
+        self._end: float | None = None
+        """When the time limit ends the job, in own monotonic time; None if Slurm has not said so."""
+        self._limit, self._learns = 0.0, False
+        self._said = ""
         self._signals_seen = 0
         self._thread: threading.Thread | None = None
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
@@ -126,19 +150,38 @@ class SignalDiagnosis:
         """True if this agent asks Slurm, and other agents rely on it; False before the first finding."""
         return self._asks
 
+    @property
+    def has_news(self) -> bool:
+        """True if this agent has to leave, or its thread has found out why."""
+        return (self._notices.first() is not None and not self._is_warned()) or not self._findings.empty()
+
+    @property
+    def is_asked(self) -> bool:
+        """True if Slurm is asked about signals, by this agent or another one of its job."""
+        return self._controller is not None
+
+    def start(self) -> None:
+        """Have the thread ask for the grace and the time limit, if this is the agent of the job's first node."""
+        self._learns = self._job is not None and self._job.node_rank == 0
+        if self._learns and self._controller is not None:
+            self._start_thread()
+
+    def learn_grace(self) -> None:
+        """Learn what another agent of the job has asked for at the start; may block."""
+        self._least = self._least or self._grace(None)
+
     def check(self) -> Diagnosis | None:
         """Look for new signals; call this after each wake-up of the main loop.
 
         Returns:
-            Their presumed diagnosis, without the seconds left; None if there are no new ones.
+            Their presumed diagnosis; None if there are no new ones, or only warnings, which Slurm has to explain.
         """
         asked = sum(received.signal is not signal.SIGCONT for received in self._notices.all())
         if asked == self._signals_seen:
             return None
         self._signals_seen = asked
         self._start_thread()
-        finding = self._presume()
-        return Diagnosis(finding.cause, None, finding.detail)
+        return None if self._is_warned() else self._presume()
 
     def next_finding(self) -> Diagnosis | None:
         """Return the next diagnosis of the thread; None if there is none."""
@@ -174,27 +217,78 @@ class SignalDiagnosis:
             self._thread.start()
 
     def _run(self) -> None:
+        if self._learns and self._job is not None and self._controller is not None:
+            self._learn(self._controller, self._job)
         while not self._closed:
-            self._wakeup.wait()
+            self._wakeup.wait(self._pause())
             self._wakeup.clear()
             if self._closed:
                 break
+            if self._requested is None and self._notices.first() is None and not self._is_due():
+                continue
             # An agent that has asked once stays the one that asks: the others rely on it.
             self._asks = self._asks or (self._controller is not None and self._is_asker())
             if self._requested is not None:
                 self._write(self._requested)
-            if self._notices.first() is None:
+            if self._notices.first() is None and not self._is_due():
                 continue
             if self._asks and self._controller is not None and self._job is not None:
                 self._ask(self._controller, self._job)
             else:
                 self._wait_for_leader()
         # Record it again: workers may have saved a checkpoint in the meantime.
-        if self._requested is not None or self._notices.first() is not None:
+        if self._requested is not None or self._known is not None or self._notices.first() is not None:
             self._write(self._presume())
 
+    def _learn(self, controller: Controller, job: SlurmJob) -> None:
+        """Ask Slurm for the least grace and the time limit, as the agent of the job's first node."""
+        view, clock = controller.job(job.name), controller.clock()
+        if view is None or clock is None:
+            return
+        preempts = clock.preempt_type not in ("", "preempt/none", "(null)")
+        grace = controller.grace(view, clock.preempt_type) if preempts else None
+        self._least = self._grace(least_grace(clock, grace))
+        self._note_end(view, controller.clock())
+
+    def _note_end(self, view: JobView, clock: ControllerClock | None) -> None:
+        if clock is None or view.preempt_time is not None or view.end_time is None or view.start_time is None:
+            self._end = None
+        else:
+            self._end = time.monotonic() + view.end_time - clock.now
+            self._limit = view.end_time - view.start_time
+
+    def _save(self) -> float:
+        """Return the seconds that a save before the time limit needs."""
+        if self._end is None:
+            return 0.0
+        seconds, misfit = save_time(self._limit, self._newest_save(), self._meaning.save)
+        if misfit and not self._said:
+            self._said = misfit
+            logger.warning("%s", misfit)
+        return seconds
+
+    def _train_on(self) -> float | None:
+        """Return the seconds for which the job may train until it has to save; None if Slurm has told no end."""
+        return None if self._end is None else self._end - time.monotonic() - self._save()
+
+    def _is_due(self) -> bool:
+        left = self._train_on()
+        return left is not None and left <= 0 and self._known is None
+
+    def _pause(self) -> float | None:
+        """Return the seconds until the thread has to look again; None for never."""
+        left = None if self._known is not None else self._train_on()
+        if left is not None:
+            return max(0.0, min(left, _LOOK))
+        return _LOOK if self._is_warned() and not self._answered and self._known is None else None
+
+    def _is_warned(self) -> bool:
+        """Return True if there are only warnings: Slurm alone knows the time limit."""
+        asked = {one.signal for one in self._notices.all()} - {signal.SIGCONT}
+        return self._job is not None and bool(asked) and asked <= {signal.SIGUSR1, signal.SIGUSR2}
+
     def _wait_for_leader(self) -> None:
-        if self._job is not None:
+        if self._job is not None and not self._is_warned():
             end = time.monotonic() + self._answer_timeout
             while not self._closed and (left := end - time.monotonic()) > 0:
                 self._wakeup.wait(left)
@@ -203,7 +297,8 @@ class SignalDiagnosis:
                 self._report(self._presume())
 
     def _ask(self, controller: Controller, job: SlurmJob) -> None:
-        self._write(self._presume())
+        if self._notices.first() is not None:
+            self._write(self._presume())
         pause, presumed = _FIRST_PAUSE, self._known is not None
         while not self._closed:
             signals, elapsed = self._signals()
@@ -216,16 +311,24 @@ class SignalDiagnosis:
                     clock = controller.clock()
                 # The seconds count from the moment at which Slurm has answered.
                 _, elapsed = self._signals()
-                diagnose = functools.partial(classify, signals, elapsed, view, job.restart_count, meaning=self._meaning)
+                self._note_end(view, clock)
+                diagnose = functools.partial(
+                    classify, signals, elapsed, view, job.restart_count, meaning=self._meaning, save=self._save() + 1.0
+                )
                 finding = diagnose(clock=clock, grace=grace)
                 if finding.cause is Cause.SIGNALLED:
                     drained = controller.node_states([job.node]).get(job.node) is NodeState.DRAINED
                     finding = diagnose(clock=clock, drained=drained)
-                self._known = finding
-                self._report(finding)
-                self._write(finding)
+                if self._is_early(finding):
+                    if signals:
+                        logger.info("%s: the job trains on until %.0f s are left", finding, self._save())
+                else:
+                    self._known = finding
+                    self._report(finding)
+                if signals or self._known is not None:
+                    self._write(finding)
                 return
-            if not presumed:
+            if not presumed and not self._is_early(self._presume()):
                 presumed = True
                 self._report(self._presume())
             if not controller.is_silent:
@@ -240,8 +343,19 @@ class SignalDiagnosis:
         asked = [one.at for one in received if one.signal is not signal.SIGCONT]
         return tuple(one.signal for one in received), time.monotonic() - max(asked, default=time.monotonic())
 
+    def _is_early(self, finding: Diagnosis) -> bool:
+        """Return True if the job trains on: the time limit is not as near as that, or not near any more."""
+        left = self._train_on()
+        if finding.cause is Cause.TIME_LIMIT_NEAR and left is not None and left > 1:
+            return True
+        return finding.cause is Cause.UNKNOWN and self._notices.first() is None
+
     def _presume(self) -> Diagnosis:
-        return presume(*self._signals(), self._meaning)
+        signals, elapsed = self._signals()
+        if self._end is not None and (not signals or self._is_warned()):
+            return Diagnosis(Cause.TIME_LIMIT_NEAR, self._end - time.monotonic(), "as Slurm said before")
+        least = self._meaning.grace if self._least is None else self._least
+        return presume(signals, elapsed, replace(self._meaning, grace=least))
 
     def _report(self, finding: Diagnosis) -> None:
         # The reader takes a finding and then decrements the eventfd, which must not be 0 by then.

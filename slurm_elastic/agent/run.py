@@ -192,7 +192,7 @@ def _supervise(settings: AgentSettings, records: Records, fork_server: ForkServe
     timing = StepTimingFeature(settings.node, LeaderLink(settings.run_dir), events.add, LOOK)
     features.append(timing)
     health.pages.paces, health.pages.slow = timing.paces, timing.slow
-    diagnosis = _signal_diagnosis(settings, lambda: agent.last_checkpoint())
+    diagnosis = _signal_diagnosis(settings, lambda: agent.last_checkpoint(), lambda: agent.newest_save())
     assert config.logs_specs is not None
     agent = Agent(
         _worker_spec(settings, SlurmRendezvousHandler(rendezvous, coordination)),
@@ -318,7 +318,9 @@ def _import_before_join(settings: AgentSettings, fork_server: ForkServer | None,
             )
 
 
-def _signal_diagnosis(settings: AgentSettings, checkpoint: Callable[[], int | None]) -> SignalDiagnosis:
+def _signal_diagnosis(
+    settings: AgentSettings, checkpoint: Callable[[], int | None], newest_save: Callable[[], float | None]
+) -> SignalDiagnosis:
     job, meaning = settings.job, settings.requeue_policy.meaning
     if job is None:
         return SignalDiagnosis(record_signals(), None, meaning)
@@ -334,7 +336,18 @@ def _signal_diagnosis(settings: AgentSettings, checkpoint: Callable[[], int | No
     def asks() -> bool:
         return asks_slurm(settings.run_dir, job, settings.agent)
 
-    return SignalDiagnosis(record_signals(), job, meaning, Controller(), write, asks)
+    def grace(seconds: float | None) -> float | None:
+        try:
+            if seconds is not None:
+                records.publish_grace(job.restart_count, seconds)
+            return records.grace(job.restart_count) if seconds is None else seconds
+        except RunDirError as error:
+            logger.warning("the grace of the job is not on record: %s", error)
+            return seconds
+
+    return SignalDiagnosis(
+        record_signals(), job, meaning, Controller(), write, asks, grace=grace, newest_save=newest_save
+    )
 
 
 def _record_end(outcome: AgentOutcome, rendezvous: RendezvousConfig, leads: bool, events: EventLog) -> None:

@@ -37,6 +37,7 @@ from slurm_elastic.control._shared_page import (
     PLACE,
     REGISTERED,
     SAMPLED,
+    SAVE_TIME,
     SHIELDED,
     STEP,
     STOP,
@@ -110,6 +111,7 @@ class WorkerProgress:
         before_first: Use of the time before the first call of should_stop in this round, so far; None if it is not
             measured.
         since_first: Use of the time since then; None before, and if it is not measured.
+        save_time: Seconds that it saved before it reported that checkpoint; None if unknown.
         in_collective: True if its main thread is in a collective; None if that is unknown.
         place: The line of the script at which its main thread stays; empty if it moves, or that is unknown.
         collectives: The last collective that it has begun in each process group, if its main thread stays where it is;
@@ -129,6 +131,7 @@ class WorkerProgress:
     loss_step: int | None = None
     before_first: TimeUse | None = None
     since_first: TimeUse | None = None
+    save_time: float | None = None
     in_collective: bool | None = None
     place: str = ""
     collectives: tuple[Collective, ...] = ()
@@ -334,6 +337,7 @@ def _progress(local_rank: int, page: Fields, now: int) -> WorkerProgress:
         boundary=boundary,
         step=None if step == NONE else step,
         checkpoint=None if checkpoint == NONE else checkpoint,
+        save_time=page[SAVE_TIME] / 1e9 or None,
         seconds_since_boundary=max(0, now - at) / 1e9 if boundary else None,
         stopped=bool(page[STOPPED]),
         seconds_since_first=max(0, now - first_at) / 1e9 if first_at else None,

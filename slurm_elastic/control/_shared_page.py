@@ -39,6 +39,7 @@ __all__ = [
     "REASON",
     "REGISTERED",
     "SAMPLED",
+    "SAVE_TIME",
     "SAMPLER",
     "SHIELDED",
     "STEP",
@@ -103,6 +104,8 @@ LOSS = 26
 """The loss that the script reported last: the bits of a double, see `float_bits`."""
 LOSS_STEP = 27
 """The step of that loss; NONE before."""
+SAVE_TIME = 28
+"""Nanoseconds that the worker has saved before it reported the newest checkpoint; 0 if that is unknown."""
 
 # Written by the worker's sampler, see `_time_use`; nanoseconds since its first sample.
 SAMPLED = 32

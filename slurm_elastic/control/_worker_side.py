@@ -23,6 +23,7 @@ from slurm_elastic.control._shared_page import (
     LOSS_STEP,
     NONE,
     REGISTERED,
+    SAVE_TIME,
     SHIELDED,
     STEP,
     STOP,
@@ -111,7 +112,7 @@ class WorkerControl:
             signal handlers, and when a stop is near. None for no shield.
     """
 
-    __slots__ = ("_boundary", "_fields", "_pause", "_shield", "_stop")
+    __slots__ = ("_boundary", "_fields", "_pause", "_saved", "_shield", "_stop")
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class WorkerControl:
         shield: Callable[[], bool] | None = None,
     ) -> None:
         self._fields, self._pause, self._shield = fields, pause, shield
-        self._boundary = 0
+        self._boundary = self._saved = 0
         self._stop: Stop | None = None
         fields[REGISTERED] = register()
         fields[ATTACHED] = 1
@@ -195,6 +196,8 @@ class WorkerControl:
             ValueError: The step does not fit into 64 bits.
         """
         self._fields[CHECKPOINT] = step
+        saved = self._fields[USES[2]]
+        self._fields[SAVE_TIME], self._saved = saved - self._saved, saved
 
     def record_samples(self, epoch: int, samples: Iterable[int]) -> None:
         """Note the samples that this worker has trained on; only a rehearsal writes them down."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from slurm_elastic.doctor.facts import SiteFacts
 from slurm_elastic.finding import Finding, Level
 from slurm_elastic.rendezvous.options import RendezvousOptions
-from slurm_elastic.slurm import NEWEST_RELEASE, OLDEST_RELEASE, ClusterConfig, PartitionView, SignalDefaults
+from slurm_elastic.slurm import NEWEST_RELEASE, OLDEST_RELEASE, ClusterConfig, PartitionView
 
 __all__ = ["save_seconds", "slurm_findings"]
 
@@ -210,7 +210,7 @@ def _grace_for(checkpoint: float) -> float:
 
 
 def _time_limit(partition: PartitionView) -> Finding:
-    check, warning = "slurm.time_limit", SignalDefaults().warning
+    check, saves = "slurm.time_limit", "jobs save shortly before their time limit, and are requeued"
     most, default = partition.max_time, partition.default_time
     found = f"{partition.name}: without --time {_time(default)}, MaxTime {_time(most)}"
     if most is not None and most < _SHORT_LIMIT:
@@ -218,8 +218,7 @@ def _time_limit(partition: PartitionView) -> Finding:
             check,
             Level.LIMIT,
             found,
-            f"jobs are warned {warning:g} s before their time limit, save, and are requeued: that is most of their "
-            "time",
+            f"{saves}: start and end are most of their time",
             "choose a partition with a longer MaxTime",
         )
     if default is not None and default < _SHORT_LIMIT:
@@ -227,10 +226,10 @@ def _time_limit(partition: PartitionView) -> Finding:
             check,
             Level.LIMIT,
             found,
-            f"jobs are warned {warning:g} s before their time limit, save, and are requeued",
+            saves,
             "give --time",
         )
-    return Finding(check, Level.OK, found, f"jobs are warned {warning:g} s before, save, and are requeued")
+    return Finding(check, Level.OK, found, saves)
 
 
 def _time(seconds: int | None) -> str:

@@ -25,7 +25,8 @@ class JobRecords:
     ::
 
         notices/<job id>.<restart count>.json    why this start of the job has to end; replaced as more becomes known
-        requeues/<job id>.<restart count>.json   created exclusively by the process that requeues the job
+        graces/<job id>.<restart count>.json     the seconds that a SIGTERM leaves at the least
+    requeues/<job id>.<restart count>.json   created exclusively by the process that requeues the job
 
     Methods block for as long as the file system does, and raise `RunDirError` if the disk fails.
     """
@@ -42,6 +43,17 @@ class JobRecords:
     def notice(self, restart_count: int) -> dict[str, Any] | None:
         """Return the record of `publish_notice`; None if there is none that can be read."""
         return self._read(self._path("notices", restart_count))
+
+    def publish_grace(self, restart_count: int, seconds: float) -> None:
+        """Record the seconds that a SIGTERM leaves to the job at the least."""
+        path = self._path("graces", restart_count)
+        with self._accessed(path):
+            self.run_dir.publish_record(path, json.dumps({"seconds": seconds}).encode())
+
+    def grace(self, restart_count: int) -> float | None:
+        """Return what `publish_grace` has recorded; None if there is no record that can be read."""
+        seconds = (self._read(self._path("graces", restart_count)) or {}).get("seconds")
+        return float(seconds) if isinstance(seconds, int | float) else None
 
     def claim_requeue(self, restart_count: int, record: Mapping[str, Any]) -> bool:
         """Claim the requeue of this start of the job. Returns False if another process has claimed it."""

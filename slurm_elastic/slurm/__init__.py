@@ -8,7 +8,7 @@ from slurm_elastic.slurm.address import (
     gather_facts,
     resolve,
 )
-from slurm_elastic.slurm.cause import Cause, Diagnosis, SignalDefaults, classify, presume
+from slurm_elastic.slurm.cause import Cause, Diagnosis, SignalDefaults, classify, least_grace, presume, save_time
 from slurm_elastic.slurm.controller import NEWEST_RELEASE, OLDEST_RELEASE, Controller
 from slurm_elastic.slurm.hostlist import compress, expand, natural_key
 from slurm_elastic.slurm.job import ArrayElement, Context, HetComponent, SlurmJob
@@ -43,6 +43,7 @@ __all__ = [
     "SlurmJob",
     "choose_address",
     "classify",
+    "least_grace",
     "compress",
     "data_interface",
     "ephemeral_low",
@@ -52,6 +53,7 @@ __all__ = [
     "port_sequence",
     "ports_exhausted",
     "presume",
+    "save_time",
     "requeue_decision",
     "resolve",
 ]

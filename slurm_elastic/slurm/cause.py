@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 from slurm_elastic.slurm.scontrol_output import ControllerClock, JobView
 
-__all__ = ["Cause", "Diagnosis", "SignalDefaults", "classify", "presume"]
+__all__ = ["Cause", "Diagnosis", "SignalDefaults", "classify", "least_grace", "presume", "save_time"]
 
 _WARNINGS = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 _EARLY = 60
 """Seconds by which the signal of ``--signal`` may come early (sbatch(1))."""
+_LEAST_SAVE, _MOST_SAVE, _SAVE_SHARE = 15.0, 120.0, 20
 _KILL_WAIT_FLOOR = 5
 """Minimum of seconds that slurmd waits before SIGKILL, whatever KillWait is (req.c, _rpc_terminate_job)."""
 
@@ -53,10 +54,12 @@ class SignalDefaults:
     Attributes:
         grace: Seconds between SIGTERM and SIGKILL.
         warning: Seconds in ``sbatch --signal=USR2@<seconds>``.
+        save: Seconds that a save before the time limit needs, as the user says; None if the user says nothing.
     """
 
     grace: float = 30.0
     warning: float = 120.0
+    save: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,36 @@ def presume(signals: Sequence[signal.Signals], elapsed: float, meaning: SignalDe
     return Diagnosis(Cause.SIGNALLED, None, names) if asked else _NOTHING
 
 
+def least_grace(clock: ControllerClock, grace: int | None) -> float:
+    """Return the seconds that a SIGTERM leaves at the least: KillWait, or GraceTime where that is shorter.
+
+    Args:
+        clock: The controller's time, with KillWait.
+        grace: GraceTime in seconds of the job's QOS or partition; None or 0 for none.
+    """
+    kill_wait = max(clock.kill_wait, _KILL_WAIT_FLOOR)
+    return min(kill_wait, grace) if grace else kill_wait
+
+
+def save_time(limit: float, newest: float | None, given: float | None) -> tuple[float, str]:
+    """Return how many seconds before its time limit a job saves and ends, and what does not fit, empty if all does.
+
+    Args:
+        limit: Seconds from the start of the job to its time limit.
+        newest: Seconds that the newest save took; None if unknown.
+        given: Seconds that the user wants for the save; None if not given.
+    """
+    # A twentieth of the job for a save of unknown length. The step that runs has to end, too.
+    wanted = min(max(_LEAST_SAVE, limit / _SAVE_SHARE), _MOST_SAVE) if newest is None else _LEAST_SAVE + 2 * newest
+    source = "a save before the time limit needs"
+    if given is not None:
+        wanted, source = given, "--warning wants"
+    if wanted <= limit / 2:
+        return wanted, ""
+    mend = "a longer sbatch --time" if given is None else "a longer sbatch --time, or a shorter --warning and --signal"
+    return limit / 2, f"{source} {wanted:.0f} s, and the job has {limit:.0f} s: it trains for half of them; set {mend}"
+
+
 def classify(
     signals: Sequence[signal.Signals],
     elapsed: float,
@@ -110,6 +143,7 @@ def classify(
     meaning: SignalDefaults | None = None,
     grace: int | None = None,
     drained: bool = False,
+    save: float = 0.0,
 ) -> Diagnosis:
     """Return the diagnosis from Slurm's view of the job.
 
@@ -123,6 +157,7 @@ def classify(
         meaning: The meaning of signals where Slurm does not answer.
         grace: GraceTime in seconds of the QOS or partition, for a job whose end `view` does not have.
         drained: True if Slurm gives no more jobs to the node that was signalled.
+        save: Seconds before the time limit at which the job saves and ends without a signal.
     """
     meaning = meaning or SignalDefaults()
     if view is None:
@@ -140,7 +175,8 @@ def classify(
     if _WARNINGS & set(signals) and not view.unlimited and (left is None or left <= meaning.warning + _EARLY):
         return Diagnosis(Cause.TIME_LIMIT_NEAR, meaning.warning - elapsed if left is None else left, names)
     if not names:
-        return _NOTHING
+        near = left is not None and left <= save
+        return Diagnosis(Cause.TIME_LIMIT_NEAR, left, "no signal yet") if near else _NOTHING
     if drained:
         return Diagnosis(Cause.DRAINED, None, names)
     return Diagnosis(Cause.SIGNALLED, None, f"{names}, not by Slurm itself")

@@ -101,6 +101,8 @@ class JobView:
     """Partition in which the job runs."""
     qos: str | None = None
     """QOS, None without accounting."""
+    start_time: int | None = None
+    """StartTime of this start of the job."""
     het_job_id: str | None = None
     """HetJobId: the id that all components of a heterogeneous job share; None for any other job."""
 
@@ -253,6 +255,7 @@ def _job_view(fields: dict[str, str]) -> JobView:
         unlimited=fields.get("TimeLimit") == "UNLIMITED",
         partition=fields.get("Partition"),
         qos=qos if (qos := fields.get("QOS")) != "(null)" else None,
+        start_time=_seconds(fields.get("StartTime")),
         het_job_id=fields.get("HetJobId"),
     )
 

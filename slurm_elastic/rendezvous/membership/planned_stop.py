@@ -7,7 +7,7 @@ keep to it, makes it an ordinary interruption.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from slurm_elastic.rendezvous.membership import transitions
 from slurm_elastic.rendezvous.membership._replace import replace
@@ -15,7 +15,7 @@ from slurm_elastic.rendezvous.membership.agents import Status
 from slurm_elastic.rendezvous.membership.decisions import Decision, Retire, Send
 from slurm_elastic.rendezvous.membership.events import Held, Left
 from slurm_elastic.rendezvous.membership.messages import Holding, Stopping
-from slurm_elastic.rendezvous.membership.reasons import Reason
+from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
 from slurm_elastic.rendezvous.membership.state import PlannedStop, Result, State, without_agent
 
 __all__ = [
@@ -81,9 +81,7 @@ def revise(state: State, now: float) -> Result:
     deadline = min((agent.leave_deadline for agent in leaving if agent.leave_deadline is not None), default=None)
     detail = planned.detail
     if planned.reason is Reason.NODE_LEFT:
-        detail = ", ".join(
-            dict.fromkeys(agent.leave_reason.value for agent in leaving if agent.leave_reason is not None)
-        )
+        detail = _together(agent.leave_reason.value for agent in leaving if agent.leave_reason is not None)
     revised = replace(planned, deadline=deadline, detail=detail)
     state = replace(state, planned_stop=revised)
     if planned.stop is None or not _differs(deadline, planned.deadline):
@@ -199,11 +197,19 @@ def _running(state: State) -> Iterator[str]:
             yield place.agent
 
 
+def _together(reasons: Iterable[str]) -> str:
+    """Return the reasons of several leaves as one text; one that is not known is left out beside one that is."""
+    found = dict.fromkeys(reasons)
+    if len(found) > 1:
+        found.pop(LeaveReason.NODE_LEFT.value, None)
+    return ", ".join(found)
+
+
 def _merge(planned: PlannedStop, reason: Reason, node: str, detail: str, deadline: float | None) -> PlannedStop:
     """A leave outweighs growth; several leaves are named together."""
     if reason is Reason.NODE_LEFT and planned.reason is Reason.NODE_LEFT:
         node = f"{planned.node}, {node}"
-        detail = planned.detail if detail in planned.detail else f"{planned.detail}, {detail}"
+        detail = _together([*planned.detail.split(", "), detail])
     elif reason is Reason.NODE_JOINED:
         reason, node, detail = planned.reason, planned.node, planned.detail
     deadlines = [moment for moment in (planned.deadline, deadline) if moment is not None]

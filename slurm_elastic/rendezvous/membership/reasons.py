@@ -26,5 +26,7 @@ class LeaveReason(enum.Enum):
     DRAINED = "drained"
     REQUEUED = "requeued"
     CANCELLED = "cancelled"
+    NODE_LEFT = "node_left"
+    """The cause is not known yet."""
     FINISHED = "finished"
     FAILED = "failed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -328,10 +329,44 @@ def test_what_slurm_says_moves_the_deadline_and_is_passed_on_to_the_job() -> Non
     assert later.stop_by == 103.5
 
 
-def test_what_slurm_says_of_an_agent_that_does_not_leave_is_dropped() -> None:
-    news = Diagnosed(PREEMPTED, 4.0, "preempted", for_job=True)
-    for state in (Joining(), TRAINING, Reported(ROUND, None), Stopping(ROUND, Rejoin(), NOW)):
-        assert play(state, news) == (state, [])
+def test_a_time_limit_needs_no_signal() -> None:
+    news = Diagnosed(LeaveReason.TIME_LIMIT, 20.0, "time limit", for_job=True)
+    told = [AnnounceLeave(LeaveReason.TIME_LIMIT, 20.0, "time limit"), RequestLeave(news.reason, 20.0, "time limit")]
+    departure = Departure(LeaveReason.TIME_LIMIT, "time limit", 115.0, 118.75)
+    assert play(TRAINING, news) == (Leaving(TRAINING, departure), told)
+    for state in (Reported(ROUND, None), Stopping(ROUND, Rejoin(), NOW)):
+        assert play(state, news)[1][:2] == told
+    # Its job's other agents are told before it ends.
+    assert play(Joining(), news)[1][:3] == [*told, ReportLeft(LeaveReason.TIME_LIMIT)]
+
+
+UNKNOWN = Signalled(LeaveReason.NODE_LEFT, "SIGTERM", 15.0, asked=True)
+PRESUMED = AnnounceLeave(LeaveReason.NODE_LEFT, 15.0, "SIGTERM")
+UNTOLD = Leaving(TRAINING, Departure(LeaveReason.NODE_LEFT, "SIGTERM", 110.0, 113.75), PRESUMED, NOW)
+
+
+def test_workers_train_on_until_slurm_has_named_the_cause() -> None:
+    assert play(TRAINING, UNKNOWN, config=SIGNALS) == (UNTOLD, [])
+    assert deadline(UNTOLD) == NOW + 1.0
+    cancelled = Departure(LeaveReason.CANCELLED, "scancel", 124.0, 127.75)
+    state, actions = play(UNTOLD, Diagnosed(LeaveReason.CANCELLED, 28.0, "scancel"), now=NOW + 1.0, config=SIGNALS)
+    assert state == Leaving(Training(ROUND, signalled=True), cancelled)
+    assert actions == [AnnounceLeave(LeaveReason.CANCELLED, 28.0, "scancel"), SignalWorkers()]
+
+
+def test_a_cause_that_slurm_does_not_name_in_time_is_a_node_that_leaves() -> None:
+    told = AnnounceLeave(LeaveReason.NODE_LEFT, 14.0, "SIGTERM")
+    assert play(UNTOLD, DeadlineReached(), now=NOW + 0.9) == (UNTOLD, [])
+    state, actions = play(UNTOLD, DeadlineReached(), now=NOW + 1.0)
+    assert (state, actions) == (Leaving(TRAINING, UNTOLD.departure), [told])
+    # Slurm may have signalled the workers, too, and other agents have announced that they leave.
+    for event in (WorkersFailed(), WorkersSucceeded(), interrupted(), LeaderLost("gone")):
+        state, actions = play(UNTOLD, event, now=NOW + 0.5)
+        assert isinstance(state, Stopping)
+        assert state.then == UNTOLD.departure
+        assert actions == [replace(told, seconds=14.5), AnswerHold(4, None), *STOP]
+    # An agent without workers waits for nothing.
+    assert play(Joining(), UNKNOWN)[1][0] == PRESUMED
 
 
 def test_a_leaving_agent_whose_workers_do_not_agree_stops_them_alone() -> None:

@@ -44,6 +44,7 @@ class Told:
         self.notices = Notices()
         self.records: list[tuple[tuple[Signals, ...], Diagnosis]] = []
         self.diagnoses: list[SignalDiagnosis] = []
+        self.graces: list[float] = []
         self.write("now", "1795179300")
         self.write("node", "ALLOCATED")
         self.write("type", "preempt/partition_prio")
@@ -81,15 +82,24 @@ class Told:
     def calls(self) -> list[str]:
         return (self.directory / "calls").read_text().splitlines()
 
-    def diagnosis(self, *, asks: bool = True, timeout: float = 30.0) -> SignalDiagnosis:
+    def asked(self) -> int:
+        return len(self.calls()) if (self.directory / "calls").exists() else 0
+
+    def grace(self, seconds: float | None) -> float | None:
+        if seconds is not None:
+            self.graces.append(seconds)
+        return self.graces[-1] if self.graces else None
+
+    def diagnosis(self, *, asks: bool = True, timeout: float = 30.0, save: float | None = None) -> SignalDiagnosis:
         environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "f1", "SLURMD_NODENAME": "f1"}
         diagnosis = SignalDiagnosis(
             self.notices,
             SlurmJob.from_environment(environ),
-            SignalDefaults(grace=20.0, warning=120.0),
+            SignalDefaults(grace=20.0, warning=120.0, save=save),
             Controller(timeout) if asks else None,
             self.record,
             answer_timeout=0.3,
+            grace=self.grace,
         )
         self.diagnoses.append(diagnosis)
         return diagnosis
@@ -137,7 +147,8 @@ def test_a_leave_is_known_at_once_and_explained_soon(told: Told) -> None:
     told.write("now", "1795175800")
     diagnosis = told.diagnosis()
     told.signal(SIGCONT, SIGTERM)
-    assert diagnosis.check() == Diagnosis(Cause.UNKNOWN, None, "SIGTERM")
+    presumed = diagnosis.check()
+    assert presumed == Diagnosis(Cause.UNKNOWN, nearly(20.0), "SIGTERM")
     assert diagnosis.check() is None
     assert next_finding(diagnosis) == Diagnosis(Cause.PREEMPTED, 47.0, "grace of 60 s")
     diagnosis.close()
@@ -174,13 +185,92 @@ def test_another_signal_is_another_question(told: Told) -> None:
     told.shows("job_running.txt")
     diagnosis = told.diagnosis()
     told.signal(SIGUSR2)
-    assert diagnosis.check() is not None
+    # A warning says only that Slurm has to be asked.
+    assert diagnosis.check() is None
     assert next_finding(diagnosis) == Diagnosis(Cause.TIME_LIMIT_NEAR, 47.0, "SIGUSR2")
     told.shows("job_time_limit.txt")
     told.signal(SIGTERM)
     assert diagnosis.check() is not None
     assert next_finding(diagnosis).cause is Cause.TIME_LIMIT_REACHED
     diagnosis.close()
+
+
+START, LIMIT = 1795175747, 1795179347
+"""Of the job in job_running.txt."""
+
+
+def asked_at_start(told: Told, left: int, limit: int = 120, save: float | None = None) -> SignalDiagnosis:
+    """Start an agent when so many seconds are left of the limit, and wait until it has asked Slurm."""
+    told.shows("job_running.txt")
+    told.write("job.txt", (told.directory / "job.txt").read_text().replace(str(START), str(LIMIT - limit)))
+    told.write("now", str(LIMIT - left))
+    diagnosis = told.diagnosis(save=save)
+    diagnosis.start()
+    end = time.monotonic() + 60.0
+    while told.asked() < 4 and time.monotonic() < end:
+        time.sleep(0.01)
+    return diagnosis
+
+
+def test_the_least_that_the_site_gives_is_presumed(told: Told) -> None:
+    diagnosis = asked_at_start(told, left=3000, limit=3600)
+    # GraceTime of the partition: KillWait and --grace are longer.
+    assert told.graces == [15]
+    told.slow_scontrol()
+    told.signal(SIGTERM)
+    assert diagnosis.check() == Diagnosis(Cause.UNKNOWN, pytest.approx(15.0, abs=1.0), "SIGTERM")
+    other = told.diagnosis(asks=False)
+    other.learn_grace()
+    told.signal(SIGTERM)
+    assert other.check() == Diagnosis(Cause.UNKNOWN, pytest.approx(15.0, abs=1.0), "SIGTERM")
+
+
+def test_a_job_of_two_minutes_trains_on_after_its_warning(told: Told, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "slurm_elastic")
+    diagnosis = asked_at_start(told, left=120)
+    told.write("now", str(LIMIT - 98))
+    told.signal(SIGUSR2)
+    assert diagnosis.check() is None
+    end = time.monotonic() + 60.0
+    while "trains on" not in caplog.text and time.monotonic() < end:
+        time.sleep(0.01)
+    assert "time limit near, 98 s left (SIGUSR2): the job trains on until 15 s are left" in caplog.text
+    assert diagnosis.next_finding() is None
+    assert not diagnosis.has_news
+    diagnosis.close()
+
+
+def test_a_job_leaves_without_a_signal_when_a_save_has_to_begin(told: Told) -> None:
+    diagnosis = asked_at_start(told, left=16)
+    told.write("now", str(LIMIT - 15))
+    assert next_finding(diagnosis) == Diagnosis(Cause.TIME_LIMIT_NEAR, 15.0, "no signal yet")
+    assert diagnosis.asks
+    diagnosis.close()
+    assert told.records[-1][1].cause is Cause.TIME_LIMIT_NEAR
+
+
+def test_a_limit_that_has_been_moved_is_another_limit(told: Told) -> None:
+    diagnosis = asked_at_start(told, left=16)
+    text = (told.directory / "job.txt").read_text()
+    told.write("job.txt", text.replace(str(LIMIT), str(LIMIT + 600)))
+    end = time.monotonic() + 60.0
+    while told.asked() < 6 and time.monotonic() < end:
+        time.sleep(0.01)
+    diagnosis.close()
+    assert diagnosis.next_finding() is None
+    assert told.records == []
+
+
+def test_a_limit_shorter_than_a_save_is_told(told: Told, caplog: pytest.LogCaptureFixture) -> None:
+    diagnosis = asked_at_start(told, left=61, save=300.0)
+    told.write("now", str(LIMIT - 60))
+    assert next_finding(diagnosis).seconds == 60.0
+    diagnosis.close()
+    (line,) = caplog.messages
+    assert line == (
+        "--warning wants 300 s, and the job has 120 s: it trains for half of them; set a longer sbatch --time, or a "
+        "shorter --warning and --signal"
+    )
 
 
 def test_what_slurm_said_is_not_replaced_by_a_guess(told: Told) -> None:
@@ -252,7 +342,7 @@ def test_a_slow_scontrol_holds_nobody_up(told: Told) -> None:
 def test_others_wait_for_the_one_that_asks(told: Told) -> None:
     diagnosis = told.diagnosis(asks=False)
     told.signal(SIGTERM)
-    assert diagnosis.check() == Diagnosis(Cause.UNKNOWN, None, "SIGTERM")
+    assert diagnosis.check() == Diagnosis(Cause.UNKNOWN, nearly(20.0), "SIGTERM")
     found = next_finding(diagnosis)
     assert found.cause is Cause.UNKNOWN
     assert found.seconds == nearly(20.0)

@@ -285,7 +285,7 @@ def test_a_requeue_without_an_answer_is_tried_again(slurm: Slurm, script: Script
 
 def test_options() -> None:
     assert requeue_policy(None, None, None) == RequeuePolicy(10, SignalDefaults(30.0, 120.0))
-    assert requeue_policy("0", "5", "7.5") == RequeuePolicy(0, SignalDefaults(5.0, 7.5))
+    assert requeue_policy("0", "5", "7.5") == RequeuePolicy(0, SignalDefaults(5.0, 7.5, save=7.5))
     for wrong in (("-1", None, None), ("x", None, None), (None, "-1", None), (None, None, "nan"), (None, "", None)):
         with pytest.raises(UsageError):
             requeue_policy(*wrong)

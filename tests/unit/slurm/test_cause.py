@@ -10,7 +10,17 @@ from signal import SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2
 
 import pytest
 
-from slurm_elastic.slurm import Cause, ControllerClock, Diagnosis, JobView, SignalDefaults, classify, presume
+from slurm_elastic.slurm import (
+    Cause,
+    ControllerClock,
+    Diagnosis,
+    JobView,
+    SignalDefaults,
+    classify,
+    least_grace,
+    presume,
+    save_time,
+)
 from slurm_elastic.slurm.scontrol_output import parse_clock, parse_jobs
 
 OUTPUTS = Path(__file__).parent / "outputs"
@@ -194,3 +204,30 @@ def test_the_controllers_time() -> None:
         now=1795282067, kill_wait=5, preempt_type="preempt/partition_prio"
     )
     assert parse_clock("slurm_load_ctl_conf error: Unable to contact slurm controller\n") is None
+
+
+# What is presumed, and the time limit.
+
+
+def test_the_least_grace_is_the_shorter_of_the_two() -> None:
+    for kill_wait, grace, least in ((30, 15, 15), (30, 300, 30), (2, 60, 5), (30, 0, 30), (30, None, 30)):
+        assert least_grace(ControllerClock(0, kill_wait), grace) == least
+
+
+@pytest.mark.parametrize(("limit", "seconds"), [(120, 15), (300, 15), (600, 30), (86400, 120)])
+def test_a_job_trains_for_all_but_the_time_of_a_save(limit: int, seconds: float) -> None:
+    assert save_time(limit, None, None) == (seconds, "")
+    assert save_time(limit, 2.0, None) == (19.0, "")
+
+
+def test_a_limit_shorter_than_a_save() -> None:
+    told = "a save before the time limit needs 215 s, and the job has 300 s: it trains for half of them; "
+    assert save_time(300, 100.0, None) == (150.0, told + "set a longer sbatch --time")
+    assert save_time(300, 100.0, 20.0) == (20.0, "")
+
+
+def test_a_time_limit_is_near_without_a_signal() -> None:
+    view = job("job_running.txt")
+    assert find(view, left=100, restarts=2).cause is Cause.UNKNOWN
+    now = clock(view, 20)
+    assert classify((), 0.0, view, 2, clock=now, save=20.0).cause is Cause.TIME_LIMIT_NEAR

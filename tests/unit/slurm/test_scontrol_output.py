@@ -40,6 +40,7 @@ def test_a_running_job_and_a_job_name_that_looks_like_fields() -> None:
         end_time=1795179347,
         nodes=("f1", "f2"),
         partition="low",
+        start_time=1795175747,
     )
 
 

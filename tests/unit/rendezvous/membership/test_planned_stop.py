@@ -394,3 +394,17 @@ def test_the_round_ends_for_the_reason_that_was_found_last(run: Scenario) -> Non
     leave(run, seconds=None)
     run.on(Leaving("n2", LeaveReason.TIME_LIMIT, 60.0))
     assert agree(run, 7, 9, 8).message.detail == "time_limit"
+
+
+def test_a_cause_that_is_not_known_yet_is_left_out_beside_one_that_is(run: Scenario) -> None:
+    run.on(Leaving("n2", LeaveReason.NODE_LEFT, 30.0))
+    run.on(Leaving("n0", LeaveReason.CANCELLED, 30.0))
+    run.on(Leaving("n1", LeaveReason.NODE_LEFT, 30.0))
+    assert agree(run, 7, 9, 8).message.detail == "cancelled"
+
+
+def test_so_is_one_that_is_known_later(run: Scenario) -> None:
+    run.on(Leaving("n2", LeaveReason.NODE_LEFT, 30.0))
+    run.on(Leaving("n1", LeaveReason.NODE_LEFT, 30.0))
+    run.on(Leaving("n1", LeaveReason.CANCELLED, 30.0))
+    assert agree(run, 7, 9, 8).message.detail == "cancelled"
