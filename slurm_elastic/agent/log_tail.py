@@ -114,7 +114,7 @@ _writing = threading.RLock()
 
 
 def finish_line(stream: TextIO, of: FollowedFile | None = None) -> None:
-    """End the unfinished line of a worker, if there is one where the stream leads, before another line is written there.
+    """End the unfinished line of a worker, if the stream has one, before another line is written there.
 
     Args:
         stream: The stream of the other line.
