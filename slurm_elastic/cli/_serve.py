@@ -51,7 +51,10 @@ class ServingCommand(Command):
         notices = record_signals()
         from slurm_elastic.agent.console_log import configure_logging
         from slurm_elastic.agent.nonblocking_output import make_output_nonblocking
+        from slurm_elastic.slurm import Reader, drop_foreign
 
+        # Here, not in the submission: agents of the run that is submitted get more variables of ours.
+        drop_foreign(os.environ, Reader.TASK)
         node = os.environ.get("SLURMD_NODENAME", "localhost")
         make_output_nonblocking()
         configure_logging(node)

@@ -34,7 +34,7 @@ class Agent(Command):
 
     def execute(self, arguments: Sequence[str]) -> None:
         """Import torch once for the agent and its fork server, where that is possible; see `forkserver.joint`."""
-        require_version(os.environ)
+        _keep_own_environment()
         from slurm_elastic.agent.forkserver.joint import execute_jointly, obstacle
         from slurm_elastic.agent.signals import RECORDED
         from slurm_elastic.rendezvous.secret_env import PRIVATE
@@ -64,7 +64,7 @@ class Agent(Command):
         """Resolve the command line and Slurm's environment, and run the agent."""
         from slurm_elastic.agent.process_end import run_last
 
-        require_version(os.environ)
+        _keep_own_environment()
         # Exit functions run in the order opposite to that of their registration: before those of torch.
         atexit.register(run_last)
         return _run(arguments, None, self._obstacle)
@@ -196,6 +196,14 @@ def require_version(environ: MutableMapping[str, str]) -> None:
             f"the agents are of version {__version__}, and the batch script has slurm-elastic {outside}; install the "
             "same version in the image of the agents and outside"
         )
+
+
+def _keep_own_environment() -> None:
+    """Drop what is not for this agent, before torch is imported and before workers inherit it."""
+    require_version(os.environ)
+    from slurm_elastic.slurm import Reader, drop_foreign
+
+    drop_foreign(os.environ, Reader.TASK)
 
 
 class _ForkServerStart:

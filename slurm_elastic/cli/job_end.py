@@ -20,7 +20,7 @@ from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
 from slurm_elastic.failures import find_loops
 from slurm_elastic.rundir import JobRecords, RunContents, RunDir, incarnation, run_start, runs_of_job
-from slurm_elastic.slurm import Controller, SlurmJob
+from slurm_elastic.slurm import Controller, Reader, SlurmJob, drop_foreign
 from slurm_elastic.text import printable
 
 __all__ = ["JobEnd"]
@@ -52,6 +52,7 @@ class JobEnd(Command):
     def run(self, arguments: Sequence[str]) -> int:
         """Return the exit code of the job."""
         options = self.parser().parse_args(arguments)
+        drop_foreign(os.environ, Reader.BATCH)
         try:
             return _job_end(options.status, options.arguments)
         except SlurmElasticError as error:

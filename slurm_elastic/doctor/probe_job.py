@@ -30,7 +30,9 @@ command -v slurm-elastic >/dev/null || ((${#srun_options[@]} + ${#container[@]})
   echo "no slurm-elastic on $SLURMD_NODENAME; activate its environment in the site block of the template" >&2
   exit 2
 }
-unset SLURM_CPUS_PER_TASK SRUN_CPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_EXACT
+unset "${!SLURM_CPUS_PER_@}" SRUN_CPUS_PER_TASK "${!SLURM_MEM_@}" "${!SLURM_NTASKS@}" SLURM_NPROCS SLURM_TRES_PER_TASK
+unset "${!SLURM_GPUS_PER_@}" SLURM_GPUS SLURM_GPU_BIND SLURM_TRES_BIND SLURM_GRES SLURM_EXACT SLURM_EXCLUSIVE
+unset SLURM_OVERCOMMIT SLURM_HINT SLURM_CORE_SPEC SLURM_THREADS_PER_CORE "${!SLURM_DIST@}"
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \\
   --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --gpu-bind=none --export=ALL \\
   "${srun_options[@]}" "${container[@]}" slurm-elastic doctor "$@"

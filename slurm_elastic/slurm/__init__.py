@@ -12,6 +12,7 @@ from slurm_elastic.slurm.cause import Cause, Diagnosis, SignalDefaults, classify
 from slurm_elastic.slurm.controller import NEWEST_RELEASE, OLDEST_RELEASE, Controller
 from slurm_elastic.slurm.hostlist import compress, expand, natural_key
 from slurm_elastic.slurm.job import ArrayElement, Context, HetComponent, SlurmJob
+from slurm_elastic.slurm.own_variables import Reader, drop_foreign, foreign_variables
 from slurm_elastic.slurm.ports import ephemeral_low, port_sequence, ports_exhausted
 from slurm_elastic.slurm.requeue_policy import History, Requeue, RequeueDecision, requeue_decision
 from slurm_elastic.slurm.scontrol_output import ControllerClock, JobView, NodeState, NodeView, QueuedJob
@@ -38,6 +39,7 @@ __all__ = [
     "PartitionView",
     "QosView",
     "QueuedJob",
+    "Reader",
     "Requeue",
     "RequeueDecision",
     "SlurmJob",
@@ -46,8 +48,10 @@ __all__ = [
     "least_grace",
     "compress",
     "data_interface",
+    "drop_foreign",
     "ephemeral_low",
     "expand",
+    "foreign_variables",
     "gather_facts",
     "natural_key",
     "port_sequence",

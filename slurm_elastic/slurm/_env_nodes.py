@@ -34,12 +34,6 @@ def job_and_step_nodes(
     # A het step may span components, while SLURM_JOB_NODELIST is that of one component.
     if not is_het:
         _require_count(environ, "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST", job_nodes)
-        strangers = set(step_nodes or ()) - set(job_nodes)
-        if strangers:
-            raise UsageError(
-                f"SLURM_STEP_NODELIST names {min(strangers)}, which SLURM_JOB_NODELIST lacks: variables of "
-                "another job; start the agent with srun, or submit from a shell outside of any job"
-            )
     if step_nodes is None:
         return job_nodes, job_nodes
     _require_count(environ, "SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST", step_nodes)

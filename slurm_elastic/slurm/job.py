@@ -21,6 +21,7 @@ from slurm_elastic.slurm._env_values import (
     port_list,
     present,
 )
+from slurm_elastic.slurm.own_variables import Reader, foreign_variables
 
 __all__ = ["ArrayElement", "Context", "HetComponent", "SlurmJob"]
 
@@ -141,6 +142,8 @@ class SlurmJob:
             UsageError: Variables are missing or malformed, or contradict each other, or srun has started more than one
                 task on a node.
         """
+        foreign = foreign_variables(environ, Reader.TASK)
+        environ = {name: value for name, value in environ.items() if name not in foreign}
         job_id = present(environ, "SLURM_JOB_ID", "SLURM_JOBID")
         if job_id is None:
             _require_no_job(environ)

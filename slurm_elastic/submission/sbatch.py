@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rendezvous.records.etcd.config import ENVIRONMENT_PREFIX
+from slurm_elastic.slurm import Reader, drop_foreign
 
 __all__ = ["submit"]
 
@@ -25,6 +25,9 @@ def submit(arguments: Sequence[str] = (), *, script: str | None = None) -> str:
     Raises:
         UsageError: sbatch refuses the job; the message quotes sbatch.
     """
+    environ = dict(os.environ)
+    # sbatch gives the new job its environment, in which agents would take them for their own.
+    drop_foreign(environ, Reader.SUBMISSION)
     try:
         done = subprocess.run(
             ["sbatch", "--parsable", *arguments],
@@ -32,7 +35,7 @@ def submit(arguments: Sequence[str] = (), *, script: str | None = None) -> str:
             stdin=subprocess.DEVNULL if script is None else None,
             capture_output=True,
             text=True,
-            env=_environment(os.environ),
+            env=environ,
             check=False,
         )
     except FileNotFoundError:
@@ -42,16 +45,3 @@ def submit(arguments: Sequence[str] = (), *, script: str | None = None) -> str:
         said = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in done.stderr.splitlines() if line]
         raise UsageError(f"sbatch refused the job: {'; '.join(said) or done.stdout.strip() or 'without a message'}")
     return match[1]
-
-
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without variables of the job that this process runs in: agents would use them."""
-    if "SLURM_JOB_ID" not in environ:
-        return dict(environ)
-    kept = ("SLURM_CONF", "SLURM_ELASTIC_TEMPLATE")
-    prefixes = ("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_")
-    return {
-        name: value
-        for name, value in environ.items()
-        if name in kept or name.startswith(ENVIRONMENT_PREFIX) or not name.startswith(prefixes)
-    }

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.slurm import Reader, foreign_variables
+from slurm_elastic.slurm.own_variables import WORKER_VARIABLES
 from slurm_elastic.submission import templates
 
 TEMPLATES = Path(__file__).parents[3] / "sbatch_templates"
@@ -82,8 +84,11 @@ class Job:
         path.write_text(STAND_IN.format(log=self.log, action=action))
         path.chmod(0o755)
 
-    def start(self, *arguments: str, script: Path | None = None) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, script: Path | None = None, more: dict[str, str] | None = None
+    ) -> subprocess.Popen[str]:
         environ = {
+            **(more or {}),
             "PATH": str(self.bin),
             "SLURM_JOB_ID": "7",
             "SLURM_ARRAY_JOB_ID": "5",
@@ -103,8 +108,8 @@ class Job:
             start_new_session=True,
         )
 
-    def run(self, *arguments: str, script: Path | None = None) -> tuple[int, str]:
-        with self.start(*arguments, script=script) as process:
+    def run(self, *arguments: str, script: Path | None = None, more: dict[str, str] | None = None) -> tuple[int, str]:
+        with self.start(*arguments, script=script, more=more) as process:
             try:
                 _, complaint = process.communicate(timeout=60)
             finally:
@@ -277,6 +282,72 @@ def test_the_exit_code_is_not_lost_to_a_signal_in_the_same_moment(job: Job) -> N
 def test_agents_know_that_the_script_ends_the_job(job: Job) -> None:
     job.stand_in("srun", 'echo "$SLURM_ELASTIC_VERDICT" >&2')
     assert job.run("train.py")[1].strip() == {"allocation": "1", "array": "array"}[job.script.stem]
+
+
+def test_nothing_of_an_outer_job_or_run_reaches_srun(job: Job) -> None:
+    names = {text.upper() for text in ("rank", "world_size", "master_port", "srun_debug", "pet_max_restarts")}
+    names |= {"TORCHELASTIC_TIMER_FILE", "SLURM_STEP_NODELIST", "SLURM_STEPID", "SLURM_SRUN_COMM_PORT"}
+    names |= set(WORKER_VARIABLES)
+    options = {
+        "SLURM_MEM_PER_CPU",
+        "SLURM_GPUS_PER_TASK",
+        "SLURM_NTASKS_PER_NODE",
+        "SLURM_CPUS_PER_TASK",
+        "SLURM_EXACT",
+    }
+    kept = {"SLURM_ELASTIC_ETCD_PASSWORD": "a", "SLURM_STEPMGR": "n1", "SLURM_JOB_ID": "7"}
+    polluted = {**dict.fromkeys(names | options, "outer"), **kept}
+    assert foreign_variables(polluted, Reader.BATCH) == names
+    record(job, "JobId=7 JobName=x Restarts=0 BatchFlag=1")
+    job.stand_in("srun", "env >seen; exit 0")
+    assert job.run("train.py", more={**polluted, "SLURM_RESTART_COUNT": "2", "SLURM_HET_SIZE": "2"}) == (0, "")
+    seen = dict(line.split("=", 1) for line in (job.directory / "seen").read_text().splitlines())
+    assert not seen.keys() & (names | options)
+    assert not seen.keys() & {"SLURM_RESTART_COUNT", "SLURM_HET_SIZE", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"}
+    assert kept.items() <= seen.items()
+
+
+def test_what_is_the_jobs_own_reaches_srun(job: Job) -> None:
+    record(job, "JobId=7 ArrayJobId=5 HetJobId=7 Restarts=2 BatchFlag=1")
+    job.stand_in("srun", "env >seen; exit 0")
+    own = {"SLURM_RESTART_COUNT": "2", "SLURM_HET_SIZE": "2", "PET_MAX_RESTARTS": "1"}
+    assert job.run("train.py", more=own) == (0, "")
+    seen = dict(line.split("=", 1) for line in (job.directory / "seen").read_text().splitlines())
+    assert {**own, "SLURM_ARRAY_JOB_ID": "5"}.items() <= seen.items()
+
+
+@pytest.mark.parametrize(
+    ("found", "option"),
+    [
+        ("JOB_GRES=gpu:4 TresPerTask=gres:gpu:1", "--gpus=4"),
+        ("JOB_GRES=gpu:3 TresPerTask=cpu=1,gres/gpu=1", "--gpus=3"),
+        ("JOB_GRES=gpu:a100:2,mps:50,gpu:v100:1(S:0-1) TresPerSocket=gres/gpu:1", "--gpus=a100:2,v100:1"),
+        ("JOB_GRES=gpu:4 TresPerNode=gres/gpu:4", None),
+        ("JOB_GRES=gpu:4 TresPerTask=cpu=2", None),
+    ],
+)
+def test_the_one_task_asks_for_all_gpus_of_a_job_with_gpus_by_task(job: Job, found: str, option: str | None) -> None:
+    record(job, f"JobId=7 Restarts=0 {found} BatchFlag=1")
+    job.stand_in("srun", "exit 0")
+    # Of an outer job: what counts is Slurm's record.
+    assert job.run("train.py", more={"SLURM_GPUS_PER_TASK": "1"}) == (0, "")
+    (call,) = [call for call in job.calls() if call[0] == "srun"]
+    assert [word for word in call if word.startswith("--gpus=")] == ([] if option is None else [option])
+
+
+def test_gpus_by_task_without_an_answer_of_slurm_end_the_job(job: Job) -> None:
+    record(job, "")
+    job.stand_in("srun", "exit 0")
+    status, complaint = job.run("train.py", more={"SLURM_GPUS_PER_TASK": "1"})
+    assert (status, complaint.count("\n")) == (2, 1)
+    assert "ask for GPUs by --gpus-per-node" in complaint
+
+
+def record(job: Job, text: str) -> None:
+    """Have Slurm answer this about the job, after another element of its array."""
+    for tool in ("grep", "cut", "paste"):
+        (job.bin / tool).symlink_to(shutil.which(tool) or tool)
+    job.stand_in("scontrol", f"echo 'JobId=6 ArrayJobId=6 Restarts=1'; echo '{text}'")
 
 
 def test_srun_does_not_ignore_what_the_script_ignores(job: Job) -> None:

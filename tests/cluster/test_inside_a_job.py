@@ -1,0 +1,109 @@
+"""sbatch called inside of another job, and options that say how the tasks of a job get GPUs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.cluster.jobs import Job, on
+
+DEVICES = """\
+import os
+print("GPU", os.environ["LOCAL_RANK"], "of", os.environ["LOCAL_WORLD_SIZE"], os.environ["CUDA_VISIBLE_DEVICES"])
+print("FOREIGN", sorted(name for name in os.environ if name in ("PET_MAX_RESTARTS", "SRUN_DEBUG")))
+"""
+INSIDE = """\
+import os, subprocess, sys
+if os.environ["RANK"] == "0":
+    subprocess.run(["sbatch", "--parsable", *sys.argv[1:]], stdout=open("inner", "w"), check=True)
+"""
+OUTER = ("--ntasks=2", "--ntasks-per-node=2", "--cpus-per-task=1", "--gpus-per-task=1", "--mem-per-cpu=100")
+INNER = (*on("n2", "n3"), "--mem=200", "elastic.sbatch", "train.py")
+
+
+def inner(jobs) -> Job:
+    """The job that was submitted inside of another one."""
+    note = jobs.directory / "inner"
+    jobs.cluster.wait_until("nothing is submitted", lambda: note.exists() and note.read_text().strip() != "", 60)
+    return Job(jobs.cluster, jobs.directory, int(note.read_text()))
+
+
+def preempted_and_finished(jobs, job: Job) -> None:
+    """Have the job preempted, and see it go on and finish."""
+    job.wait_for_steps(0, ["n2", "n3"])
+    taken = jobs.take("n3", 3)
+    taken.wait_for("COMPLETED")
+    job.wait_for_steps(1, ["n2", "n3"])
+    job.say_enough()
+    job.wait_for("COMPLETED")
+    assert "lacks" not in job.output
+    assert not re.search(r"^\d+: ", job.output, flags=re.MULTILINE)
+
+
+def test_a_job_submitted_by_a_step_of_another_job_is_preempted_and_goes_on(jobs):
+    words = " ".join(INNER)
+    jobs.write(
+        "outer.sh", f"#!/bin/bash\nsrun --label bash -c '((SLURM_PROCID)) || sbatch --parsable {words} >inner'\n"
+    )
+    outer = jobs.submit(*on("n1"), *OUTER, "outer.sh")
+
+    job = inner(jobs)
+
+    outer.wait_for("COMPLETED")
+    preempted_and_finished(jobs, job)
+
+
+def test_a_job_submitted_by_a_worker_of_a_run_takes_nothing_over(jobs):
+    jobs.write("inside.py", INSIDE)
+    outer = jobs.submit(*on("n1"), "elastic.sbatch", "inside.py", *INNER, environ={"PET_MAX_RESTARTS": "9"})
+
+    job = inner(jobs)
+
+    outer.wait_for("COMPLETED")
+    preempted_and_finished(jobs, job)
+    assert job.events("run_ended")[0]["outcome"] == "succeeded"
+
+
+def test_the_element_of_an_array_submits_a_job_that_is_no_element(jobs):
+    words = " ".join((*on("n2"), "elastic.sbatch", "train.py", "--steps=3"))
+    jobs.write("outer.sh", f"#!/bin/bash\nsbatch --parsable {words} >inner\n")
+    outer = jobs.submit("--array=3", *on("n1"), "outer.sh")
+
+    job = inner(jobs)
+
+    outer.wait_for("COMPLETED")
+    job.wait_for("COMPLETED")
+    assert job.tables() == [["n2"]]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--ntasks-per-node=2", "--gpus-per-task=1"),
+        ("--gpus=2", "--ntasks-per-gpu=1"),
+        ("--gpus=2", "--gpus-per-socket=1", "--sockets-per-node=1"),
+        ("--gpus-per-node=2", "--gpu-bind=single:1"),
+        ("--gres=gpu:2",),
+    ],
+    ids=" ".join,
+)
+def test_each_gpu_of_a_node_gets_a_worker(jobs, options):
+    jobs.write("g.py", DEVICES)
+
+    job = jobs.submit("--nodes=1", *options, "elastic.sbatch", "g.py")
+
+    job.wait_for("COMPLETED")
+    found = sorted(re.findall(r"GPU (\d) of (\d) (\S+)", job.output))
+    assert [(rank, of) for rank, of, _ in found] == [("0", "2"), ("1", "2")], job.output
+
+
+def test_tasks_that_are_spread_unevenly_give_each_node_its_gpus(jobs):
+    template = (jobs.directory / "elastic.sbatch").read_text()
+    jobs.write("elastic.sbatch", template.replace("#SBATCH --exclusive\n", ""))
+    jobs.write("g.py", DEVICES)
+
+    job = jobs.submit("--nodes=2", "--ntasks=3", "--gpus-per-task=1", "elastic.sbatch", "g.py")
+
+    job.wait_for("COMPLETED")
+    assert sorted(re.findall(r"GPU (\d) of (\d)", job.output)) == [("0", "1"), ("0", "2"), ("1", "2")], job.output
