@@ -63,7 +63,15 @@ from slurm_elastic.rundir import (
     remember_directory,
 )
 from slurm_elastic.slow_ranks import LOOK
-from slurm_elastic.slurm import Controller, Diagnosis, SlurmJob, choose_address, data_interface, gather_facts
+from slurm_elastic.slurm import (
+    Controller,
+    Diagnosis,
+    SlurmJob,
+    choose_address,
+    data_interface,
+    gather_facts,
+    gloo_interface,
+)
 from slurm_elastic.snapshot.lineage import choose
 
 __all__ = ["join", "launch"]
@@ -382,12 +390,13 @@ def _rendezvous(settings: AgentSettings, records: Records) -> RendezvousConfig:
     options = RendezvousOptions.from_config(config.rdzv_configs)
     may_lead = settings.job is None or settings.node == settings.leader_node
     leader_host = settings.endpoint_host or ("127.0.0.1" if settings.job is None else settings.leader_node)
-    address, interface = "127.0.0.1", ""
+    address, interface, for_gloo = "127.0.0.1", "", ""
     if settings.job is not None and settings.leader_node not in settings.job.nodes:
         require_known(settings.leader_node, Controller())
     if settings.job is not None:
         facts = gather_facts(settings.address, settings.node, toward=leader_host, controller=Controller())
         address, interface = choose_address(settings.address, facts), data_interface(settings.address, facts)
+        for_gloo = interface or gloo_interface(settings.address, facts)
     return RendezvousConfig(
         run_id=settings.run_id,
         run_dir=settings.run_dir,
@@ -409,6 +418,7 @@ def _rendezvous(settings: AgentSettings, records: Records) -> RendezvousConfig:
         ports=settings.ports,
         options=options,
         interface=interface,
+        gloo_interface=for_gloo,
         cohort=settings.job.cohort if settings.job is not None else ("", 1),
         choose_origin=choose,
     )

@@ -50,14 +50,16 @@ def worker_environment(
     }
     if "OMP_NUM_THREADS" in environ:
         environment["OMP_NUM_THREADS"] = environ["OMP_NUM_THREADS"]
-    return {**data_network(config.interface, environ), **environment}
+    return {**data_network(config.interface, config.gloo_interface, environ), **environment}
 
 
-def data_network(interface: str, environ: Mapping[str, str]) -> dict[str, str]:
+def data_network(interface: str, for_gloo: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that name the interface for collectives; without them gloo takes that of the host's name.
 
-    Variables that the environment has already are left out.
+    Variables that the environment has already are left out. NCCL never asks for the host's name.
     """
-    # NCCL takes a plain name for a prefix: eth1 would match eth10, too.
-    named = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"} if interface else {}
+    named = {"GLOO_SOCKET_IFNAME": for_gloo} if for_gloo else {}
+    if interface:
+        # NCCL takes a plain name for a prefix: eth1 would match eth10, too.
+        named["NCCL_SOCKET_IFNAME"] = f"={interface}"
     return {name: value for name, value in named.items() if name not in environ}

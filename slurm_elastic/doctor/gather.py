@@ -26,7 +26,15 @@ from slurm_elastic.observe.records import Event, read_records
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
 from slurm_elastic.rendezvous.transport.session import PROTOCOL
 from slurm_elastic.rundir import RunContents, RunDir, RunDirError
-from slurm_elastic.slurm import AddressPreference, Controller, choose_address, data_interface, gather_facts, resolve
+from slurm_elastic.slurm import (
+    AddressPreference,
+    Controller,
+    choose_address,
+    data_interface,
+    gather_facts,
+    gloo_interface,
+    resolve,
+)
 
 __all__ = [
     "etcd_facts",
@@ -303,7 +311,8 @@ def _address(node: str, preference: AddressPreference, controller: Controller, t
         name = choose_address(preference, facts)
     except UsageError as error:
         return _Address("", str(error), "", interfaces)
-    return _Address(resolve(name) or name, "", data_interface(preference, facts), interfaces)
+    interface = data_interface(preference, facts) or gloo_interface(preference, facts)
+    return _Address(resolve(name) or name, "", interface, interfaces)
 
 
 def _changed(path: Path) -> float:

@@ -104,7 +104,7 @@ def _collectives(
     # This imports torch.
     from slurm_elastic.agent.worker_env import data_network
 
-    os.environ.update(data_network(facts.collective_interface, os.environ))
+    os.environ.update(data_network(facts.collective_interface, facts.collective_interface, os.environ))
     backends = ("gloo", "nccl") if all(peer.has_gpus for peer in peers.values()) else ("gloo",)
     found = {backend: CollectiveFacts(backend, error=f"no end within {_COLLECTIVE:g} s") for backend in backends}
 

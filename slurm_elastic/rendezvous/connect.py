@@ -50,6 +50,7 @@ class RendezvousConfig:
             requeued one joins the living run.
         has_workers: True if this agent wants places in rounds; False for a coordinator, which only leads.
         interface: The network interface of the data network; empty if the user has named none.
+        gloo_interface: The same, else where needed that of `address`; see :func:`~slurm_elastic.slurm.gloo_interface`.
         choose_origin: See :class:`~slurm_elastic.rendezvous.membership.Settings`; used while this agent leads.
         cohort: Name and size; see :class:`~slurm_elastic.rendezvous.membership.AgentInfo`.
     """
@@ -76,6 +77,7 @@ class RendezvousConfig:
     has_workers: bool = True
     cohort: tuple[str, int] = ("", 1)
     interface: str = ""
+    gloo_interface: str = ""
     choose_origin: Callable[[int | None, str, Sequence[str], bool], str] | None = None
 
     @property

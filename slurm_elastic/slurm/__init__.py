@@ -6,6 +6,7 @@ from slurm_elastic.slurm.address import (
     choose_address,
     data_interface,
     gather_facts,
+    gloo_interface,
     resolve,
 )
 from slurm_elastic.slurm.cause import Cause, Diagnosis, SignalDefaults, classify, least_grace, presume, save_time
@@ -53,6 +54,7 @@ __all__ = [
     "expand",
     "foreign_variables",
     "gather_facts",
+    "gloo_interface",
     "natural_key",
     "port_sequence",
     "ports_exhausted",

@@ -23,6 +23,7 @@ __all__ = [
     "choose_address",
     "data_interface",
     "gather_facts",
+    "gloo_interface",
     "resolve",
 ]
 
@@ -58,6 +59,10 @@ class AddressFacts:
     """Addresses of the names that were looked up, without names that do not resolve."""
     route: str | None = None
     """Own address on the route to the leader's node, else on the default route."""
+    own_name: str = ""
+    """The host's own name, by which gloo finds its address; empty if it does not matter."""
+    own_addresses: tuple[str, ...] = ()
+    """As of `own_addresses`."""
 
 
 def choose_address(preference: AddressPreference, facts: AddressFacts) -> str:
@@ -98,6 +103,22 @@ def data_interface(preference: AddressPreference, facts: AddressFacts) -> str:
     return next((name for name, own in facts.interfaces.items() if own is not None and own == address), "")
 
 
+def gloo_interface(preference: AddressPreference, facts: AddressFacts) -> str:
+    """Return the interface of this node's address if the host's own name leads gloo to no address of this node.
+
+    Empty where gloo finds one: by a name that does not resolve, or resolves to 127.0.1.1, it takes a loopback address,
+    which no other node reaches (torch 2.13, ProcessGroupGloo.cpp, createDefaultDevice).
+    """
+    found = facts.resolved.get(facts.own_name)
+    usable = found is not None and not _is_loopback(found) and found in (facts.own_addresses or (found,))
+    if usable or not facts.own_name:
+        return ""
+    chosen = choose_address(preference, facts)
+    address = facts.resolved.get(chosen, chosen)
+    outward = {own: name for name, own in facts.interfaces.items() if own and not _is_loopback(own)}
+    return outward.get(address, "")
+
+
 def gather_facts(
     preference: AddressPreference, node: str, *, toward: str | None = None, controller: Controller | None = None
 ) -> AddressFacts:
@@ -118,12 +139,15 @@ def gather_facts(
         name = preference.host_pattern.replace("{node}", node)
         return AddressFacts(node, interfaces=interfaces, resolved=_resolve_all(name))
     node_addr = controller.node_address(node) if controller else None
+    own_name = socket.gethostname()
     return AddressFacts(
         node,
         node_addr=node_addr,
         interfaces=interfaces,
-        resolved=_resolve_all(node, node_addr),
+        resolved=_resolve_all(node, node_addr, own_name),
         route=_route(toward),
+        own_name=own_name,
+        own_addresses=own_addresses(),
     )
 
 
@@ -178,7 +202,7 @@ def _listed(interfaces: Mapping[str, str | None]) -> str:
 
 
 def _resolve_all(*names: str | None) -> dict[str, str]:
-    found = {name: resolve(name) for name in names if name}
+    found = {name: resolve(name) for name in dict.fromkeys(names) if name}
     return {name: address for name, address in found.items() if address}
 
 

@@ -37,7 +37,7 @@ def preempted_and_finished(jobs, job: Job) -> None:
     job.wait_for_steps(1, ["n2", "n3"])
     job.say_enough()
     job.wait_for("COMPLETED")
-    assert "lacks" not in job.output
+    assert "SLURM_" not in job.output
     assert not re.search(r"^\d+: ", job.output, flags=re.MULTILINE)
 
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from slurm_elastic.slurm import port_sequence
 from tests.cluster.jobs import SRUN, Job, on
 from tests.cluster.testbed import Cluster
@@ -99,6 +101,28 @@ def test_torchrun_needs_neither_endpoint_nor_id(jobs):
     # torch's own agent counts for itself; the others come to the new round without a failure, or with one.
     assert {e["restarts"] for e in job.steps() if e["step"] == 6 and e["rank"] == 1} == {1}
     assert job.tables() == [["n1", "n2", "n3"], ["n1", "n2", "n3"]]
+
+
+@pytest.mark.parametrize("address", ["", "127.0.1.1"])
+def test_workers_find_each_other_where_the_names_of_hosts_do_not_lead_to_them(jobs, address):
+    names = {node: f"{node}.nowhere.example" for node in ("n1", "n2")}
+    hosts = jobs.cluster.settings.state / "hosts"
+    before = hosts.read_text()
+    try:
+        if address:
+            # In place: the file is mounted on each machine.
+            hosts.write_text(before + "".join(f"{address} {name}\n" for name in names.values()))
+        for node, name in names.items():
+            jobs.cluster.command(["hostname", name], user="root", machine=node)
+
+        job = jobs.submit(*on("n1", "n2"), "elastic.sbatch", "train.py", "--steps=3")
+
+        job.wait_for("COMPLETED")
+    finally:
+        hosts.write_text(before)
+        for node in names:
+            jobs.cluster.command(["hostname", node], user="root", machine=node)
+    assert job.trained_on(0) == ["n1", "n2"]
 
 
 def test_an_agent_does_without_slurm_commands(jobs, environment):

@@ -13,13 +13,18 @@ from slurm_elastic.rendezvous.membership import Place, Reason
 from slurm_elastic.rendezvous.transport.messages import Assignment
 
 
-def environment(interface: str = "", **environ: str) -> dict[str, str]:
+def environment(interface: str = "", for_gloo: str = "", **environ: str) -> dict[str, str]:
     spec: Any = SimpleNamespace(role="trainer", max_restarts=3)
     worker: Any = SimpleNamespace(global_rank=5, role_rank=5, world_size=8, role_world_size=8, local_rank=1)
     place = Place("n3/7.0/1", "n3", 2, 2, 4, "trainer", 4, 8)
     assignment = Assignment(1, place, 4, Reason.NODE_LOST, 4, 8, "n1", 20000, 0)
     rendezvous: Any = SimpleNamespace(
-        run_id="7", run_dir=SimpleNamespace(path=Path("/runs/7")), node="n3", incarnation="7", interface=interface
+        run_id="7",
+        run_dir=SimpleNamespace(path=Path("/runs/7")),
+        node="n3",
+        incarnation="7",
+        interface=interface,
+        gloo_interface=interface or for_gloo,
     )
     return worker_environment(spec, worker, assignment, rendezvous, environ)
 
@@ -43,3 +48,9 @@ def test_collectives_use_the_data_network_unless_the_environment_says_otherwise(
 ) -> None:
     env = environment("ib0", **environ)
     assert {name: value for name, value in env.items() if name.endswith("SOCKET_IFNAME")} == added
+
+
+def test_gloo_alone_gets_the_interface_of_a_host_whose_name_does_not_resolve() -> None:
+    env = environment(for_gloo="eth0")
+    assert {name: value for name, value in env.items() if "IFNAME" in name} == {"GLOO_SOCKET_IFNAME": "eth0"}
+    assert "GLOO_SOCKET_IFNAME" not in environment(for_gloo="eth0", GLOO_SOCKET_IFNAME="ib0")

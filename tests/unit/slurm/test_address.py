@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from slurm_elastic.errors import UsageError
@@ -9,6 +11,7 @@ from slurm_elastic.slurm.address import (
     choose_address,
     data_interface,
     gather_facts,
+    gloo_interface,
     resolve,
 )
 
@@ -90,6 +93,34 @@ def test_what_cannot_be_says_what_there_is(
 )
 def test_the_interface_of_the_data_network(preference: AddressPreference, known: AddressFacts, interface: str) -> None:
     assert data_interface(preference, known) == interface
+
+
+ADDRESS = {"node_addr": "10.0.0.7", "own_name": "n7.example.org", "own_addresses": ("10.0.0.7", "10.1.0.7", "10.1.0.8")}
+
+
+@pytest.mark.parametrize(
+    ("resolves_to", "interface"),
+    [
+        (None, "eth0"),
+        ("127.0.1.1", "eth0"),
+        # The address of another host, or of this one before an address translation.
+        ("192.168.0.7", "eth0"),
+        ("10.0.0.7", ""),
+        # Of an interface that has several.
+        ("10.1.0.8", ""),
+    ],
+)
+def test_gloo_needs_an_interface_where_the_hosts_name_leads_nowhere(resolves_to: str | None, interface: str) -> None:
+    own = {} if resolves_to is None else {"n7.example.org": resolves_to}
+    known = facts(resolved={"10.0.0.7": "10.0.0.7", **own}, **ADDRESS)
+    assert gloo_interface(NO_PREFERENCE, known) == interface
+    assert gloo_interface(NO_PREFERENCE, replace(known, own_name="")) == ""
+
+
+def test_gloo_gets_no_loopback_interface_and_none_that_is_unknown() -> None:
+    alone = AddressFacts("n7", interfaces={"lo": "127.0.0.1"}, own_name="n7")
+    assert gloo_interface(NO_PREFERENCE, alone) == ""
+    assert gloo_interface(NO_PREFERENCE, replace(facts(route="10.9.0.7"), own_name="n7.example.org")) == ""
 
 
 def test_gathers_this_machines_interfaces() -> None:
