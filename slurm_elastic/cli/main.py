@@ -20,7 +20,6 @@ _COMMANDS = {
     "coordinator": "Coordinator",
     "doctor": "Doctor",
     "drain": "Drain",
-    "etcd": "Etcd",
     "job-end": "JobEnd",
     "list": "List",
     "logs": "Logs",

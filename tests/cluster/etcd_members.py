@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from slurm_elastic.rendezvous.records.etcd import EtcdClient
-from slurm_elastic.rendezvous.records.etcd.machine import find_binary
+from slurm_elastic.rendezvous.records.etcd.server import find_binary
 from tests.local.etcd.helpers.cluster import Cluster
 
 _SETTLE_SECONDS = 30.0

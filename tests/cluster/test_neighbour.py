@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig, load_config
-from slurm_elastic.rendezvous.records.etcd.machine import find_binary
+from slurm_elastic.rendezvous.records.etcd.server import find_binary
 from slurm_elastic.rendezvous.transport.session import Role, Session
 from slurm_elastic.slurm.ports import ephemeral_low, port_sequence
 from tests.cluster.conftest import remove_shared_directory, shared_directory

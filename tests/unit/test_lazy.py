@@ -11,7 +11,7 @@ LAZY = {
     "slurm_elastic.agent.health": ("_service", "_server", "_config", "_status_reporter", "_state"),
     "slurm_elastic.agent.forkserver": ("worker_command", "client", "_protocol"),
     "slurm_elastic.control": ("_agent_side",),
-    "slurm_elastic.rendezvous.records.etcd": ("client", "server", "records", "watch", "store"),
+    "slurm_elastic.rendezvous.records.etcd": ("client", "server", "records", "store"),
     "slurm_elastic.submission": ("local_executor", "executor", "job"),
 }
 """Packages that import their parts when these are asked for, and the parts."""

@@ -16,7 +16,6 @@ import pytest
 
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
 from slurm_elastic.rendezvous.records.etcd.config import Endpoint
-from slurm_elastic.rendezvous.records.etcd.machine import free_port
 from tests.local.etcd.helpers.cluster import PATIENT
 from tests.local.etcd.helpers.proxy import Proxy
 
@@ -70,7 +69,7 @@ def own_etcd(binary: Path) -> Iterator[EtcdServer]:
 @pytest.fixture
 def lone_etcd() -> Iterator[EtcdServer]:
     """The same for tests of what lies above the API. It comes back where it was."""
-    with EtcdServer(client_port=free_port(), peer_port=free_port()) as server:
+    with EtcdServer() as server:
         yield server
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdNoSpaceError
-from slurm_elastic.rendezvous.records.etcd.machine import find_binary
+from slurm_elastic.rendezvous.records.etcd.server import find_binary
 from tests.local.agents import WORKER, Allocation, allocation
 from tests.local.etcd.helpers.cluster import Cluster
 from tests.local.etcd.helpers.processes import stopped

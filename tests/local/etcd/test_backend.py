@@ -22,6 +22,7 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
 from slurm_elastic.rendezvous.records.etcd.backend import EtcdV3RendezvousBackend, create_backend, create_handler
 from tests.local.etcd.helpers.proxy import Proxy
+from tests.local.etcd.test_client import revoke
 
 REPOSITORY = Path(__file__).parents[3]
 GUARD = 300.0
@@ -145,7 +146,7 @@ def test_set_state_whose_answer_was_lost_says_that_it_was_set(
 
 def test_state_is_written_again_after_the_lease_was_lost(backend: EtcdV3RendezvousBackend, client: EtcdClient) -> None:
     backend.set_state(b"x")
-    backend.lease.revoke(client.limits)
+    revoke(client, backend.lease)
     assert backend.get_state() is None
     assert (backend.set_state(b"y") or ())[0] == b"y"
 

@@ -4,6 +4,7 @@ import http.server
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,10 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.errors import ExitCode, UsageError
-from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdConfig, EtcdServer, EtcdUnavailableError
-from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
-from slurm_elastic.rendezvous.records.etcd.auth_setup import enable_authentication
-from slurm_elastic.rendezvous.records.etcd.certificates import create_authority
+from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdConfig, EtcdServer
 from slurm_elastic.rendezvous.records.etcd.config import Endpoint
 from slurm_elastic.rendezvous.records.etcd.errors import (
     EtcdAuthenticationError,
@@ -23,11 +21,10 @@ from slurm_elastic.rendezvous.records.etcd.errors import (
     EtcdError,
     EtcdNoSpaceError,
     EtcdPermissionError,
+    EtcdUnavailableError,
 )
-from slurm_elastic.rendezvous.records.etcd.failover_channel import Connection
-from slurm_elastic.rendezvous.records.etcd.server import ServerTls
 from slurm_elastic.rendezvous.records.etcd.store import EtcdStore
-from tests.local.etcd.helpers.cluster import PATIENT, Cluster
+from tests.local.etcd.helpers.cluster import PATIENT, Authority, Cluster, SecuredServer, enable_authentication
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +128,7 @@ def test_tls_where_none_is_spoken(etcd: EtcdServer) -> None:
 
 
 def test_certificate_of_another_authority(secured: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    stranger = create_authority(tmp_path, "stranger")
+    stranger = Authority(tmp_path, "stranger")
     error = refusal(replace(secured.config, ca_cert=stranger.own.certificate))
     assert isinstance(error, EtcdEndpointError)
     assert "certificate is not accepted" in str(error)
@@ -140,9 +137,10 @@ def test_certificate_of_another_authority(secured: Cluster, tmp_path: Path, capf
 
 
 def test_certificate_for_another_host(binary: Path, tmp_path: Path) -> None:
-    authority = create_authority(tmp_path)
-    tls = ServerTls(authority.own.certificate, authority.issue("elsewhere", ["elsewhere.example"], tmp_path))
-    server = EtcdServer(tmp_path / "etcd", binary=binary, tls=tls)
+    authority = Authority(tmp_path)
+    server = SecuredServer(tmp_path / "etcd", binary=binary)
+    server.asks_clients = False
+    server.authority, server.own = authority.own.certificate, authority.issue("elsewhere", "elsewhere.example")
     server.launch()
     try:
         error = refusal(server.config)
@@ -165,50 +163,10 @@ def test_wrong_password(secured: Cluster) -> None:
 
 
 def test_no_password_where_one_is_asked_for(own_etcd: EtcdServer) -> None:
-    enable_authentication(own_etcd.config, "some-password", {})
+    enable_authentication(own_etcd.config, "some-password")
     error = refusal(own_etcd.config)
     assert isinstance(error, EtcdAuthenticationError)
     assert "SLURM_ELASTIC_ETCD_PASSWORD" in str(error)
-
-
-def test_authentication_is_enabled_though_every_first_answer_is_lost(
-    own_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grpc = load_rpc().grpc
-    lost: set[str] = set()
-    attempt = Connection._attempt
-
-    class Lost(grpc.RpcError):  # type: ignore[misc, name-defined]
-        def code(self) -> object:
-            return grpc.StatusCode.UNAVAILABLE
-
-        def details(self) -> str:
-            return "connection reset by peer"
-
-    def lose(
-        connection: Connection, member: object, service: str, method: str, request: object, *rest: object
-    ) -> object:
-        answer = attempt(connection, member, service, method, request, *rest)  # type: ignore[arg-type]
-        known = f"{method} {request}"
-        if service == "Auth" and known not in lost:
-            lost.add(known)
-            raise Lost
-        return answer
-
-    with monkeypatch.context() as context:
-        context.setattr(Connection, "_attempt", lose)
-        enable_authentication(own_etcd.config, "some-password", {"trainer": ("password", own_etcd.config.prefix)})
-    assert len(lost) == 8
-    with EtcdClient(replace(own_etcd.config, user="trainer", password="password")) as client:
-        client.connect()
-    with pytest.raises(EtcdAuthenticationError):
-        enable_authentication(own_etcd.config, "some-password", {})
-
-
-def test_users_that_are_there_already_are_not_taken_over(own_etcd: EtcdServer) -> None:
-    users = {"trainer": ("password", own_etcd.config.prefix)}
-    with pytest.raises(EtcdError, match="user name already exists"):
-        enable_authentication(own_etcd.config, "some-password", {"root": ("password", own_etcd.config.prefix), **users})
 
 
 def test_client_certificate_alone_where_a_user_is_asked_for(secured: Cluster) -> None:
@@ -234,7 +192,7 @@ def test_no_permission_on_the_prefix(secured: Cluster) -> None:
 
 def test_watch_without_permission_says_so(secured: Cluster) -> None:
     with EtcdClient(secured.config) as client, pytest.raises(EtcdPermissionError):
-        client.watch("/other/key")
+        client.await_puts([b"/other/key"], 1, time.monotonic() + 30.0)
 
 
 def fill(client: EtcdClient, key: str) -> None:

@@ -7,27 +7,17 @@ import threading
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from slurm_elastic.errors import SlurmElasticError
-from slurm_elastic.rendezvous.records.etcd import (
-    Compare,
-    Delete,
-    EtcdClient,
-    EtcdInterruptedError,
-    EtcdLeaseLostError,
-    EtcdServer,
-    EtcdUnavailableError,
-    Event,
-    EventKind,
-    Get,
-    Put,
-    Watch,
-)
+from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
 from slurm_elastic.rendezvous.records.etcd.config import EtcdTimes
+from slurm_elastic.rendezvous.records.etcd.errors import EtcdInterruptedError, EtcdUnavailableError
+from slurm_elastic.rendezvous.records.etcd.leases import Lease
+from slurm_elastic.rendezvous.records.etcd.transactions import Compare, Delete, Get, Put
 from tests.local.agents import eventually
-from tests.local.etcd.helpers.cluster import PATIENT
 from tests.local.etcd.helpers.processes import stopped
 from tests.local.etcd.helpers.proxy import Proxy
 
@@ -41,14 +31,24 @@ def compact(client: EtcdClient, revision: int) -> None:
     client.connection.call("KV", "Compact", request, client.limits)
 
 
-def take(watch: Watch, number: int) -> list[Event]:
-    """So many events; etcd may tell several at once."""
-    taken: list[Event] = []
-    while len(taken) < number:
-        events = watch.next(GUARD)
-        assert events
-        taken += events
-    return taken
+def revoke(client: EtcdClient, lease: Lease) -> None:
+    from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
+
+    request = load_rpc().etcd.LeaseRevokeRequest(ID=lease.id)
+    client.connection.call("Lease", "LeaseRevoke", request, client.limits)
+
+
+def watches_of(client: EtcdClient) -> threading.Event:
+    """An event that is set when a client begins to watch."""
+    begun = threading.Event()
+    watch = client.connection.watch
+
+    def begin(*arguments: Any) -> Any:
+        begun.set()
+        return watch(*arguments)
+
+    client.connection.watch = begin  # type: ignore[method-assign]
+    return begun
 
 
 def test_keys_and_values_are_any_bytes(client: EtcdClient, prefix: str) -> None:
@@ -84,66 +84,6 @@ def test_transaction_writes_only_when_the_revision_is_as_compared(client: EtcdCl
     assert client.get(key) is None
 
 
-def test_watch_tells_every_change_in_order(client: EtcdClient, prefix: str) -> None:
-    client.put(prefix + "old", b"1")
-    with client.watch(prefix, prefix=True) as watch:
-        assert [found.value for found in watch.initial] == [b"1"]
-        for number in range(5):
-            client.put(prefix + "new", b"%d" % number)
-        client.delete(prefix + "old")
-        seen = take(watch, 6)
-    assert [event.value for event in seen] == [b"0", b"1", b"2", b"3", b"4", b""]
-    assert seen[-1].kind is EventKind.DELETE
-
-
-def test_watch_after_a_revision_tells_what_came_since(client: EtcdClient, prefix: str) -> None:
-    revision = client.put(prefix + "a", b"1")
-    client.put(prefix + "a", b"2")
-    with client.watch(prefix, prefix=True, after_revision=revision) as watch:
-        assert [found.value for found in watch.initial] == [b"1"]
-        assert [event.value for event in watch.next(GUARD)] == [b"2"]
-
-
-def test_watch_that_is_closed_brings_nothing_more(client: EtcdClient, prefix: str) -> None:
-    watch = client.watch(prefix, prefix=True)
-    watch.close()
-    with client.watch(prefix, prefix=True) as other:
-        client.put(prefix + "a", b"1")
-        assert other.next(GUARD)
-    assert watch.next(0.0) == ()
-
-
-def test_watch_survives_a_broken_connection_and_compaction(
-    client: EtcdClient, proxy: Proxy, prefix: str, warnings: list[str]
-) -> None:
-    client.put(prefix + "stays", b"1")
-    client.put(prefix + "goes", b"1")
-    with EtcdClient(replace(proxy.config, times=PATIENT)) as far, far.watch(prefix, prefix=True) as watch:
-        client.put(prefix + "stays", b"2")
-        assert [event.value for event in watch.next(GUARD)] == [b"2"]
-
-        proxy.cut()
-        client.put(prefix + "stays", b"3")
-        proxy.mend()
-        assert [event.value for event in watch.next(GUARD)] == [b"3"]
-
-        proxy.cut()
-        client.delete(prefix + "goes")
-        client.put(prefix + "comes", b"4")
-        client.put(prefix + "comes", b"5")
-        compact(client, client.put(prefix + "stays", b"6"))
-        proxy.mend()
-        assert [(event.kind, event.key, event.value) for event in watch.next(GUARD)] == [
-            (EventKind.DELETE, (prefix + "goes").encode(), b""),
-            (EventKind.PUT, (prefix + "comes").encode(), b"5"),
-            (EventKind.PUT, (prefix + "stays").encode(), b"6"),
-        ]
-
-        client.delete(prefix + "stays")
-        assert [event.kind for event in watch.next(GUARD)] == [EventKind.DELETE]
-    assert warnings == [], "a short cut that nobody has to know of"
-
-
 def test_wait_for_returns_when_the_last_key_comes(client: EtcdClient, prefix: str) -> None:
     keys = [f"{prefix}{number}" for number in range(200)]
     for key in keys[:150]:
@@ -159,8 +99,9 @@ def test_wait_for_goes_on_through_a_cut(client: EtcdClient, proxy: Proxy, prefix
     with EtcdClient(proxy.config) as far:
         waiter = threading.Timer(0.0, lambda: found.update(far.limited(GUARD).wait_for([prefix + "key"])))
         found: dict[bytes, bytes] = {}
+        watching = watches_of(far)
         waiter.start()
-        eventually(lambda: bool(far.watches.subscriptions))
+        assert watching.wait(GUARD)
         proxy.cut()
         client.put(prefix + "key", b"there")
         compact(client, client.put(prefix + "other", b""))
@@ -174,70 +115,36 @@ def test_wait_for_gives_up_at_its_time_limit(client: EtcdClient, prefix: str) ->
         client.limited(0.05).wait_for([prefix + "never"])
 
 
-@pytest.mark.parametrize("disturbance", ["gone", "hung", "hung and probed"])
+@pytest.mark.parametrize("disturbance", ["gone", "hung"])
 def test_interrupt_hook_ends_every_wait(lone_etcd: EtcdServer, prefix: str, disturbance: str) -> None:
     interrupted = threading.Event()
-    times = EtcdTimes(attempt=0.01 if disturbance == "hung and probed" else 600.0, probe=600.0)
-    with EtcdClient(lone_etcd.config) as client, ExitStack() as stack:
+    with EtcdClient(replace(lone_etcd.config, times=EtcdTimes(attempt=600.0))) as client, ExitStack() as stack:
         client.connect()
         hooked = client.limited(600.0, interrupted.is_set)
-        watch = client.watch(prefix)
-        client.connection.config = replace(lone_etcd.config, times=times)
         if disturbance == "gone":
             lone_etcd.kill()
         else:
             assert lone_etcd.pid is not None
             stack.enter_context(stopped(lone_etcd.pid))
-        for wait in (
-            lambda: hooked.get(prefix),
-            lambda: hooked.wait_for([prefix + "never"]),
-            lambda: watch.next(600.0, interrupted.is_set),
-        ):
-            interrupted.clear()
-            timer = threading.Timer(0.05, interrupted.set)
-            timer.start()
-            with pytest.raises(EtcdInterruptedError):
-                wait()
-            timer.join()
+        timer = threading.Timer(0.05, interrupted.set)
+        timer.start()
+        with pytest.raises(EtcdInterruptedError):
+            hooked.get(prefix)
+        timer.join()
 
 
-def test_leases_live_past_their_ttl_and_keys_die_with_them(etcd: EtcdServer, client: EtcdClient, prefix: str) -> None:
-    own, shared = prefix + "own", prefix + "shared"
-    with EtcdClient(etcd.config) as stays, client.watch(prefix, prefix=True) as watch:
-        lease = client.lease(3)
-        client.put(own, b"1", lease.id)
+def test_a_shared_lease_lives_past_its_ttl_and_its_keys_die_with_the_last_client(
+    etcd: EtcdServer, client: EtcdClient, prefix: str
+) -> None:
+    key = prefix + "shared"
+    with EtcdClient(etcd.config) as stays:
         kept = stays.shared_lease(prefix, 3)
         with EtcdClient(etcd.config) as goes:
             assert goes.shared_lease(prefix, 3).id == kept.id
-            goes.put(shared, b"1", kept.id)
-        assert {event.key for event in take(watch, 2)} == {own.encode(), shared.encode()}
-
-        assert watch.next(lease.ttl + 0.7) == ()
-        assert not lease.lost
-        client.end_lease(lease)
-        stays.close()
-        assert [(event.kind, event.key) for event in take(watch, 2)] == [
-            (EventKind.DELETE, own.encode()),
-            (EventKind.DELETE, shared.encode()),
-        ]
-
-
-def test_lease_that_ran_out_is_told(first_etcd: EtcdServer, prefix: str) -> None:
-    with (
-        Proxy(first_etcd.config.endpoints[0]) as proxy,
-        EtcdClient(first_etcd.config) as client,
-        EtcdClient(proxy.config) as far,
-    ):
-        lease = far.lease(3)
-        far.put(prefix + "kept", b"1", lease.id)
-        with client.watch(prefix, prefix=True) as watch:
-            proxy.cut()
-            assert [event.kind for event in watch.next(GUARD)] == [EventKind.DELETE]
-        assert time.monotonic() > lease.renewed_at + lease.ttl
-        proxy.mend()
-        eventually(lambda: lease.lost)
-        with pytest.raises(EtcdLeaseLostError):
-            far.put(prefix + "kept", b"2", lease.id)
+            goes.put(key, b"1", kept.id)
+        time.sleep(kept.ttl + 0.7)
+        assert client.get(key) is not None
+    eventually(lambda: client.get(key) is None)
 
 
 def test_client_in_a_forked_child_says_so(client: EtcdClient, prefix: str) -> None:
@@ -257,8 +164,7 @@ def test_process_with_an_open_client_ends_by_itself(first_etcd: EtcdServer, pref
     program = f"""
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, load_config
 client = EtcdClient(load_config({str(first_etcd.config)!r}))
-client.lease(5)
-client.watch({prefix!r})
+client.shared_lease({prefix!r}, 5)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -30,7 +30,7 @@ from slurm_elastic.rendezvous.records.etcd.records import EtcdRecords, open_etcd
 from slurm_elastic.rendezvous.records.etcd.transactions import KeyValue
 from slurm_elastic.rundir import RunDir
 from tests.local.agents import eventually
-from tests.local.etcd.test_client import compact
+from tests.local.etcd.test_client import compact, revoke
 from tests.unit.rendezvous.helpers.records_contract import RecordsContract
 
 DEFAULT_TIMES = EtcdTimes()
@@ -184,7 +184,7 @@ def test_records_that_etcd_lost_are_written_again_by_who_wrote_them(
     with EtcdClient(first_etcd.config) as client:
         # As after an outage of the lease's length: the lease is gone, and its keys with it.
         kept, revision = client.get_prefix(run_prefix(first_etcd, run_dir))
-        client.shared_lease(run_prefix(first_etcd, run_dir), 45).revoke(client.limits)
+        revoke(client, client.shared_lease(run_prefix(first_etcd, run_dir), 45))
 
         def again() -> list[KeyValue]:
             found, _ = client.get_prefix(run_prefix(first_etcd, run_dir))

@@ -15,9 +15,8 @@ from torch.distributed import DistNetworkError, DistStoreError, HashStore, Prefi
 
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, load_config
 from slurm_elastic.rendezvous.records.etcd.store import EtcdStore
-from tests.local.agents import eventually
 from tests.local.etcd.helpers.proxy import Proxy
-from tests.local.etcd.test_client import compact
+from tests.local.etcd.test_client import compact, revoke, watches_of
 
 GUARD = timedelta(seconds=30)
 SHORT = timedelta(milliseconds=250)
@@ -234,8 +233,9 @@ def test_waits_send_nothing_while_they_wait(client: EtcdClient, etcd_store: Etcd
     original = client.connection.call
     client.connection.call = lambda *arguments: sent.append(arguments[1]) or original(*arguments)
     waiter = threading.Thread(target=etcd_store.wait, args=(["a", "b"],))
+    watching = watches_of(client)
     waiter.start()
-    eventually(lambda: bool(client.watches.subscriptions))
+    assert watching.wait(GUARD.total_seconds())
     time.sleep(0.5)
     assert sent == ["Txn"], "one read, then the watch"
     etcd_store.multi_set(["a", "b"], ["", ""])
@@ -246,8 +246,9 @@ def test_wait_goes_on_through_a_compaction(client: EtcdClient, proxy: Proxy, pre
     with EtcdClient(proxy.config) as far:
         store = EtcdStore(far, prefix, GUARD)
         waiter = threading.Thread(target=store.wait, args=(["a", "b"],))
+        watching = watches_of(far)
         waiter.start()
-        eventually(lambda: bool(far.watches.subscriptions))
+        assert watching.wait(GUARD.total_seconds())
         proxy.cut()
         near = EtcdStore(client, prefix, GUARD)
         near.set("a", "1")
@@ -308,7 +309,7 @@ def test_keys_live_under_a_lease(client: EtcdClient, etcd_store: EtcdStore, pref
 
 def test_write_after_the_lease_was_lost(client: EtcdClient, etcd_store: EtcdStore) -> None:
     etcd_store.set("old", "1")
-    etcd_store.lease.revoke(client.limits)
+    revoke(client, etcd_store.lease)
     assert not etcd_store.check(["old"])
     assert etcd_store.add("new", 1) == 1
     assert etcd_store.get("new") == b"1"

@@ -120,7 +120,7 @@ def test_zsh_reads_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_prints_the_same(script: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    if name in ("agent", "coordinator", "etcd"):
+    if name in ("agent", "coordinator"):
         # These would make this process an agent, which records signals.
         with pytest.raises(SystemExit, match=r"^0$"):
             COMMANDS[name].parser().parse_args(["--print-completion", "bash"])

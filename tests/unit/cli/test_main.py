@@ -36,7 +36,6 @@ print(sorted(slow & {{name.partition(".")[0] for name in sys.modules}}), file=sy
         ["--version"],
         ["doctor", "--help"],
         ["drain", "--help"],
-        ["etcd", "--help"],
         ["coordinator", "--help"],
         ["rehearse", "--help"],
         ["submit", "--help"],
@@ -56,7 +55,7 @@ def test_help_names_every_command_and_gives_examples(capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["--help"])
     text = capsys.readouterr().out
-    for command in ("agent", "coordinator", "drain", "etcd", "job-end", "requeue", "submit", "template"):
+    for command in ("agent", "coordinator", "drain", "job-end", "requeue", "submit", "template"):
         assert f"\n  {command} " in text
     assert "examples:\n  slurm-elastic template allocation > elastic.sbatch" in text
 
@@ -82,7 +81,7 @@ def test_module_is_the_command() -> None:
         ("verdit", "no command 'verdit'; did you mean verdict?"),
         (
             "x",
-            "no command 'x'; the commands are agent, coordinator, doctor, drain, etcd, job-end, list, logs, rehearse, "
+            "no command 'x'; the commands are agent, coordinator, doctor, drain, job-end, list, logs, rehearse, "
             "report, requeue, status, submit, template, top",
         ),
         ("--versoin", "no option --versoin; did you mean --version?"),
@@ -93,9 +92,6 @@ def test_module_is_the_command() -> None:
         ("drain 12 --runn-dir x", "no option --runn-dir; did you mean --run-dir?"),
         ("drain --ull 12", "no option --ull; did you mean --all?"),
         ("drain 12 --run-dir", "argument --run-dir: expected one argument; see slurm-elastic drain --help"),
-        ("etcd --dri x", "no option --dri; did you mean --dir?"),
-        ("etcd extra", "unrecognized arguments: extra; see slurm-elastic etcd --help"),
-        ("etcd --submti --nodes=2 x.sbatch", "no option --submti; did you mean --submit?"),
         ("requeue --run-di", "argument --run-dir: expected one argument; see slurm-elastic requeue --help"),
         ("requeue --drun-dir x 12", "no option --drun-dir; did you mean --run-dir?"),
         ("requeue 12 13", "unrecognized arguments: 13; see slurm-elastic requeue --help"),
@@ -187,7 +183,7 @@ def test_templates_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out == (
         "allocation    One run in one job: one elastic agent on each node of the allocation\n"
         "array         One run in a job array: every element brings its nodes, and starts and ends alone\n"
-        "etcd          A private etcd for one run, for sites without an etcd of their own\n"
+        "etcd          An etcd of one member for one run, for sites without an etcd\n"
         "store         A small job that leads a run from a node where it is not preempted: the coordinator\n"
     )
     assert main(["template", "allocation"]) == 0

@@ -17,8 +17,8 @@ from slurm_elastic.slurm.own_variables import WORKER_VARIABLES
 from slurm_elastic.submission import templates
 
 TEMPLATES = Path(__file__).parents[3] / "sbatch_templates"
-ETCD, STORE = TEMPLATES / "etcd.sbatch", TEMPLATES / "store.sbatch"
-BESIDE = (ETCD, STORE)
+STORE = TEMPLATES / "store.sbatch"
+BESIDE = (TEMPLATES / "etcd.sbatch", STORE)
 """Jobs beside the run."""
 
 STAND_IN = """\
@@ -129,11 +129,6 @@ def kill(process: subprocess.Popen[str]) -> None:
 def job(tmp_path: Path, request: pytest.FixtureRequest) -> Job:
     """A run; each of its templates."""
     return make_job(tmp_path, request.param)
-
-
-@pytest.fixture
-def etcd_job(tmp_path: Path) -> Job:
-    return make_job(tmp_path, ETCD)
 
 
 @pytest.fixture
@@ -355,17 +350,6 @@ def test_srun_does_not_ignore_what_the_script_ignores(job: Job) -> None:
     assert job.run("train.py")[0] == 128 + signal.SIGTERM
 
 
-def test_the_etcd_job_passes_the_job_of_the_run_on(etcd_job: Job) -> None:
-    etcd_job.stand_in("slurm-elastic", "exit 3")
-    text = etcd_job.script.read_text()
-    assert text.count("\netcd_options=()\n") == 1
-    script = etcd_job.directory / "adapted.sbatch"
-    script.write_text(text.replace("\netcd_options=()\n", '\netcd_options=(--data-dir "my disk")\n'))
-    arguments = ["--nodes=2-8", "elastic.sbatch", "--text", "a  b", "$HOME"]
-    assert etcd_job.run(*arguments, script=script) == (3, "")
-    assert etcd_job.calls() == [["slurm-elastic", "etcd", "--data-dir", "my disk", "--submit", *arguments]]
-
-
 def test_the_coordinator_job_passes_its_options_and_the_job_of_the_run_on(store_job: Job) -> None:
     store_job.stand_in("slurm-elastic", "exit 75")
     text = store_job.script.read_text()
@@ -377,9 +361,7 @@ def test_the_coordinator_job_passes_its_options_and_the_job_of_the_run_on(store_
     assert store_job.calls() == [["slurm-elastic", "coordinator", "--interface", "ib0", *arguments]]
 
 
-@pytest.mark.parametrize("path", BESIDE, ids=lambda path: path.stem)
-def test_a_job_beside_the_run_without_the_package_says_so_in_one_line(path: Path, tmp_path: Path) -> None:
-    job = make_job(tmp_path, path)
-    (job.bin / "slurm-elastic").unlink()
-    line = f"{path.name}: no slurm-elastic on n1; activate its environment in the site block\n"
-    assert job.run("elastic.sbatch") == (2, line)
+def test_a_job_beside_the_run_without_the_package_says_so_in_one_line(store_job: Job) -> None:
+    (store_job.bin / "slurm-elastic").unlink()
+    line = "store.sbatch: no slurm-elastic on n1; activate its environment in the site block\n"
+    assert store_job.run("elastic.sbatch") == (2, line)

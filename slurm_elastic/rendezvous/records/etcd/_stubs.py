@@ -3,7 +3,7 @@
 The generated code in etcd3 0.12.0 predates protobuf 4 and is refused by its C implementation ("Descriptors cannot be
 created directly"); protobuf's pure Python implementation takes it. Which of the two a process gets is decided by
 PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION at protobuf's first import and never again. So the variable is set for that
-one import and taken out again, lest a worker that uses protobuf for its own ends inherits the slow one.
+one import and taken out again, and no worker that uses protobuf itself inherits the slow one.
 """
 
 from __future__ import annotations
@@ -39,13 +39,11 @@ class Rpc:
         grpc: The module grpc.
         etcd: The messages and stubs of etcd's API, etcd3.etcdrpc.
         kv: etcd's messages for keys and events.
-        auth: etcd's messages for permissions.
     """
 
     grpc: Any
     etcd: Any
     kv: Any
-    auth: Any
 
 
 @functools.cache
@@ -72,7 +70,6 @@ def load_rpc() -> Rpc:
                 grpc=importlib.import_module("grpc"),
                 etcd=importlib.import_module("etcd3.etcdrpc"),
                 kv=importlib.import_module("etcd3.etcdrpc.kv_pb2"),
-                auth=importlib.import_module("etcd3.etcdrpc.auth_pb2"),
             )
     except ImportError as error:
         raise UsageError(f"cannot import etcd3, the client of etcd ({error}); pip install etcd3") from error

@@ -1,17 +1,16 @@
-"""The client: keys, transactions, leases and watches of etcd v3, whatever happens to single members."""
+"""The client: keys, transactions, shared leases and waits of etcd v3, through the loss of single members."""
 
 from __future__ import annotations
 
-import queue
+import copy
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
-from slurm_elastic.rendezvous.records.etcd.errors import EtcdCompactedError
 from slurm_elastic.rendezvous.records.etcd.failover_channel import Connection, Limits
-from slurm_elastic.rendezvous.records.etcd.leases import KeepAlive, Lease, shared_lease_id
+from slurm_elastic.rendezvous.records.etcd.leases import Lease
 from slurm_elastic.rendezvous.records.etcd.transactions import (
     MAX_OPERATIONS,
     Compare,
@@ -25,8 +24,6 @@ from slurm_elastic.rendezvous.records.etcd.transactions import (
     transaction_request,
     transaction_result,
 )
-from slurm_elastic.rendezvous.records.etcd.watch import Watch
-from slurm_elastic.rendezvous.records.etcd.watch_stream import EventKind, Subscription, WatchStream, take_events
 
 __all__ = ["EtcdClient"]
 
@@ -51,8 +48,7 @@ class EtcdClient:
 
     Attributes:
         limits: How long each call may take, 10 s in all unless :meth:`limited` says otherwise.
-        connection: To one member at a time.
-        watches: All watches of this client.
+        connection: All calls of this client.
 
     Raises:
         UsageError: etcd3 cannot be used in this process.
@@ -63,9 +59,7 @@ class EtcdClient:
         self.config = config
         self.limits = _DEFAULT_LIMITS
         self.connection = Connection(config)
-        self.watches = WatchStream(self.connection)
-        self._keep_alive = KeepAlive()
-        self._shared_leases: dict[str, Lease] = {}
+        self._leases: dict[str, Lease] = {}
         self._held: list[object] = []
 
     def __enter__(self) -> EtcdClient:
@@ -79,10 +73,10 @@ class EtcdClient:
 
         Args:
             timeout: Seconds.
-            interrupted: Asked every 0.1 s during each call; True ends it with EtcdInterruptedError.
+            interrupted: Called every 0.1 s during each call; True ends it with EtcdInterruptedError.
         """
-        view = object.__new__(EtcdClient)
-        view.__dict__.update(self.__dict__, limits=Limits(timeout, interrupted))
+        view = copy.copy(self)
+        view.limits = Limits(timeout, interrupted)
         return view
 
     def connect(self, read: Get | None = None) -> tuple[KeyValue, ...]:
@@ -108,7 +102,8 @@ class EtcdClient:
 
     def get_prefix(self, prefix: bytes | str) -> tuple[tuple[KeyValue, ...], int]:
         """Return all keys with a prefix, in order, and the revision of the store that this is."""
-        return self._read_range(prefix, prefix=True, revision=0, limits=self.limits)
+        found = self._range(prefix, prefix=True)
+        return tuple(KeyValue.from_message(kv) for kv in found.kvs), int(found.header.revision)
 
     def count_prefix(self, prefix: bytes | str) -> int:
         """Return how many keys have a prefix."""
@@ -121,12 +116,11 @@ class EtcdClient:
     def put(self, key: bytes | str, value: bytes, lease: int = 0) -> int:
         """Write a key, under a lease unless that is 0; return the revision."""
         request = self._etcd.PutRequest(key=to_bytes(key), value=value, lease=lease)
-        return int(self._call("KV", "Put", request).header.revision)
+        return int(self._call("Put", request).header.revision)
 
     def delete(self, key: bytes | str, *, prefix: bool = False) -> int:
         """Delete a key, or all that start with it; return how many there were."""
-        request = self._etcd.DeleteRangeRequest(**key_range(key, prefix))
-        return int(self._call("KV", "DeleteRange", request).deleted)
+        return int(self._call("DeleteRange", self._etcd.DeleteRangeRequest(**key_range(key, prefix))).deleted)
 
     def transaction(
         self,
@@ -139,22 +133,11 @@ class EtcdClient:
         response, retried = self.connection.call("KV", "Txn", request, self.limits)
         return transaction_result(response, retried=retried)
 
-    def lease(self, ttl: int) -> Lease:
-        """Make a lease of our own and keep it alive until :meth:`end_lease`.
-
-        Args:
-            ttl: Seconds, at least 1; etcd may raise it to twice its election time-out, see :attr:`Lease.ttl`.
-        """
-        lease = Lease(self.connection, ttl, 0, shared=False)
-        lease.grant(self.limits)
-        self._keep_alive.add(lease)
-        return lease
-
     def shared_lease(self, name: str, ttl: int, *, grant: bool = True) -> Lease:
         """Keep a lease alive together with all others who use the same name.
 
         What lives under it is gone ``ttl`` seconds after the last of them has ended. If it is lost all the same,
-        it is made anew, empty.
+        it is made again, empty.
 
         Args:
             name: From which all derive its id.
@@ -162,39 +145,20 @@ class EtcdClient:
             grant: False for a client that may never write: then the first renewal of a writer grants the lease, or a
                 writer does after EtcdLeaseLostError.
         """
-        if name not in self._shared_leases:
-            lease = Lease(self.connection, ttl, shared_lease_id(name), shared=True)
+        if name not in self._leases:
+            lease = Lease(self.connection, ttl, name)
             if grant:
                 lease.grant(self.limits)
-            self._keep_alive.add(lease)
-            self._shared_leases[name] = lease
-        return self._shared_leases[name]
-
-    def end_lease(self, lease: Lease) -> None:
-        """Give up a lease of our own; etcd deletes its keys at once."""
-        self._keep_alive.remove(lease)
-        lease.revoke(self.limits)
+            lease.keep()
+            self._leases[name] = lease
+        return self._leases[name]
 
     def hold(self, thing: object) -> None:
         """Keep an object in memory until the client is closed."""
         self._held.append(thing)
 
-    def watch(self, key: bytes | str, *, prefix: bool = False, after_revision: int | None = None) -> Watch:
-        """Read a key, or all with a prefix, and watch it from there on.
-
-        Args:
-            key: The key or the prefix.
-            prefix: Which of the two it is.
-            after_revision: Begin with what was at this revision; None: with what is now.
-        """
-
-        def read(revision: int, limits: Limits) -> tuple[tuple[KeyValue, ...], int]:
-            return self._read_range(key, prefix=prefix, revision=revision, limits=limits)
-
-        return Watch(self.watches, key_range(key, prefix), read, after_revision, self.limits)
-
     def wait_for(self, keys: Iterable[bytes | str]) -> Mapping[bytes, bytes]:
-        """Wait until all keys are there, and return what they hold. Waits by watches, does not poll.
+        """Wait until all keys are there, and return what they hold.
 
         Raises:
             TimeoutError: They were not, within the time limit.
@@ -206,33 +170,41 @@ class EtcdClient:
             missing = [key for key in dict.fromkeys(wanted) if key not in present]
             if not missing:
                 return present
-            sink: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            subscriptions = [Subscription({"key": key}, revision + 1, sink) for key in missing]
-            try:
-                for subscription in subscriptions:
-                    self.watches.add(subscription)
-                while len(present) < len(set(wanted)):
-                    for event in take_events(sink, deadline, self.limits):
-                        if event.kind is EventKind.PUT:
-                            present[event.key] = event.value
-                        else:
-                            present.pop(event.key, None)
-                    if time.monotonic() >= deadline and len(present) < len(set(wanted)):
-                        raise TimeoutError
-                return present
-            except EtcdCompactedError:
-                continue
-            finally:
-                for subscription in subscriptions:
-                    self.watches.remove(subscription)
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+            self.await_puts(missing, revision, deadline)
+
+    def await_puts(self, keys: Iterable[bytes], revision: int, deadline: float, *, prefix: bool = False) -> None:
+        """Wait by a watch until each key was written after a revision; a broken watch ends the wait early.
+
+        The caller reads again in both cases.
+
+        Args:
+            keys: The keys.
+            revision: The revision at which the caller has read them.
+            deadline: On the monotonic clock.
+            prefix: The keys are prefixes; one key with any of them is enough.
+        """
+        missing = set(keys)
+        requests = [
+            self._etcd.WatchRequest(
+                create_request=self._etcd.WatchCreateRequest(start_revision=revision + 1, **key_range(key, prefix))
+            )
+            for key in missing
+        ]
+        put = load_rpc().kv.Event.PUT
+        with self.connection.watch(requests, deadline) as answers:
+            for answer in answers:
+                written = {event.kv.key for event in answer.events if event.type == put}
+                missing -= written
+                if not missing or (prefix and written):
+                    return
 
     def close(self) -> None:
         """End all threads and the connection. Leases are left to run out."""
-        self._keep_alive.stop()
-        self.watches.stop()
         self.connection.close()
-        self._keep_alive.join()
-        self.watches.join()
+        for lease in self._leases.values():
+            lease.close()
         self._held.clear()
 
     def _read_keys(self, keys: list[bytes]) -> tuple[dict[bytes, bytes], int]:
@@ -244,15 +216,8 @@ class EtcdClient:
             revision = revision or result.revision
         return present, revision
 
-    def _read_range(
-        self, key: bytes | str, *, prefix: bool, revision: int, limits: Limits
-    ) -> tuple[tuple[KeyValue, ...], int]:
-        request = self._etcd.RangeRequest(**key_range(key, prefix), revision=revision)
-        found, _ = self.connection.call("KV", "Range", request, limits)
-        return tuple(KeyValue.from_message(kv) for kv in found.kvs), revision or found.header.revision
-
     def _range(self, key: bytes | str, *, prefix: bool = False, **fields: Any) -> Any:
-        return self._call("KV", "Range", self._etcd.RangeRequest(**key_range(key, prefix), **fields))
+        return self._call("Range", self._etcd.RangeRequest(**key_range(key, prefix), **fields))
 
-    def _call(self, service: str, method: str, request: Any) -> Any:
-        return self.connection.call(service, method, request, self.limits)[0]
+    def _call(self, method: str, request: Any) -> Any:
+        return self.connection.call("KV", method, request, self.limits)[0]

@@ -68,14 +68,12 @@ class EtcdTimes:
 
     Attributes:
         attempt: For the answer to one attempt of a call, after two shorter ones at each member.
-        probe: For a member's answer to the question whether it is there and has a leader.
         outage: Without an answer of any member, before the client logs it; longer than the election of a new leader
             of etcd takes.
         fresh: After the start of an agent, in which it takes what it read at first for the newest records.
     """
 
     attempt: float = 3.0
-    probe: float = 1.0
     outage: float = 3.0
     fresh: float = 2.0
 

@@ -14,7 +14,6 @@ from slurm_elastic import typed_json
 from slurm_elastic.rendezvous.records.etcd.config import DEFAULT_PORT, ENVIRONMENT_PREFIX, Endpoint, EtcdConfig
 from slurm_elastic.rendezvous.records.etcd.errors import (
     EtcdAuthenticationError,
-    EtcdCompactedError,
     EtcdEndpointError,
     EtcdError,
     EtcdLeaseExistsError,
@@ -63,7 +62,6 @@ def diagnose_answer(code: str, details: str, config: EtcdConfig) -> Retry | Etcd
     for text, error in (
         ("requested lease not found", EtcdLeaseLostError("the etcd lease has expired, and its keys with it")),
         ("lease already exists", EtcdLeaseExistsError("an etcd lease with this id exists already")),
-        ("has been compacted", EtcdCompactedError("the etcd revision has been compacted away")),
         (
             "database space exceeded",
             EtcdNoSpaceError(

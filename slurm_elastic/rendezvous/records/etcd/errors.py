@@ -6,7 +6,6 @@ from slurm_elastic.errors import SlurmElasticError, UsageError
 
 __all__ = [
     "EtcdAuthenticationError",
-    "EtcdCompactedError",
     "EtcdEndpointError",
     "EtcdError",
     "EtcdInterruptedError",
@@ -67,9 +66,5 @@ class EtcdLeaseExistsError(EtcdError):
     """A lease with the wanted id is there already."""
 
 
-class EtcdCompactedError(EtcdError):
-    """The wanted revision has been compacted away; read again and go on from there."""
-
-
 class EtcdServerError(EtcdError):
-    """A private etcd did not start or did not become ready."""
+    """An etcd of EtcdServer did not start or did not become ready."""

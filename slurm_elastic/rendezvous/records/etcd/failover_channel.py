@@ -1,8 +1,8 @@
 """Calls to etcd that survive the loss of a member.
 
-etcd3 0.12.0 knows one host, never reconnects its streams and has no new token after the old one; so this module uses
-etcd3's messages and stubs over gRPC channels of its own. There is one channel at a time, to one member; when a call
-on it fails for a reason that another member might not have, all calls move on to the next member.
+etcd3's client (0.12.0) knows one host, keeps its first token for ever, and opens watch streams without a pause while a
+member is away. So this module uses etcd3's messages and stubs over channels of gRPC, one for each member. All calls go
+to one member; when it is lost or silent, they move on to the next.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from slurm_elastic.rendezvous.records.etcd.diagnosis import (
     is_unknown_host,
     probe_endpoints,
     short_reason,
+    system_authorities,
 )
 from slurm_elastic.rendezvous.records.etcd.errors import (
     EtcdEndpointError,
@@ -32,9 +34,8 @@ from slurm_elastic.rendezvous.records.etcd.errors import (
     EtcdUnavailableError,
     EtcdUnknownHostError,
 )
-from slurm_elastic.rendezvous.records.etcd.member import INTERRUPT_SECONDS, Member
 
-__all__ = ["INTERRUPT_SECONDS", "Connection", "Limits"]
+__all__ = ["Connection", "Limits"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +46,27 @@ Members lose each request between the end of their leader and the moment at whic
 (etcd 3.4 and 3.5: a proposal, or the index of a read, goes to the leader once). They answer only a new request.
 """
 
-_MOST_UNANSWERED = 2
-"""Calls in a row without an answer after which a client leaves a member that is there and has a leader."""
-
-_FAIR_SECONDS = 1.0
-"""A call with a shorter limit that ends without an answer proves nothing about the member."""
+_INTERRUPT_SECONDS = 0.1
+"""How often a wait looks at its interrupt hook; well inside the 0.2 s that a signal may take."""
 
 _BACKOFF_SECONDS = (0.05, 1.0)
 """Pause after all members have failed in turn: the first, and the longest after doublings."""
+
+_CHANNEL_OPTIONS = (
+    # Sites set http_proxy for the world outside; etcd is inside, and gRPC would send it through the proxy.
+    ("grpc.enable_http_proxy", 0),
+    # Without this, channels of one process share a subchannel, and with it its back-off after a failure.
+    ("grpc.use_local_subchannel_pool", 1),
+    # gRPC waits up to two minutes before it connects again.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_receive_message_length", -1),
+    # A member whose node lost power sends nothing; pings tell. etcd forbids more than one in 5 s
+    # (its --grpc-keepalive-min-time).
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +75,49 @@ class Limits:
 
     Attributes:
         timeout: Seconds after which a call that found no answer fails.
-        interrupted: Asked every 0.1 s; when it says True, the wait ends with EtcdInterruptedError.
+        interrupted: Called every 0.1 s; when it returns True, the wait ends with EtcdInterruptedError.
     """
 
     timeout: float
     interrupted: Callable[[], bool] | None = None
 
     def check(self) -> None:
-        """Raise EtcdInterruptedError when the hook says so."""
+        """Raise EtcdInterruptedError when the hook returns True."""
         if self.interrupted is not None and self.interrupted():
             raise EtcdInterruptedError("the wait for etcd was interrupted")
 
 
+class _Member:
+    """A channel to one member, with its stubs and the client's token there."""
+
+    def __init__(self, endpoint: Endpoint, config: EtcdConfig) -> None:
+        rpc = load_rpc()
+        self.endpoint = endpoint
+        self.token: str | None = None
+        if config.tls:
+            authorities = config.ca_cert.read_bytes() if config.ca_cert else system_authorities()
+            key = config.ssl_cert_key.read_bytes() if config.ssl_cert_key else None
+            certificate = config.ssl_cert.read_bytes() if config.ssl_cert else None
+            credentials = rpc.grpc.ssl_channel_credentials(authorities, key, certificate)
+            self.channel = rpc.grpc.secure_channel(str(endpoint), credentials, _CHANNEL_OPTIONS)
+        else:
+            self.channel = rpc.grpc.insecure_channel(str(endpoint), _CHANNEL_OPTIONS)
+        self.stubs = {name: getattr(rpc.etcd, f"{name}Stub")(self.channel) for name in ("KV", "Watch", "Lease", "Auth")}
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The token, and the wish for no answers from a member without a leader."""
+        return (*((("token", self.token),) if self.token else ()), ("hasleader", "true"))
+
+
 class Connection:
     """All calls of a client; safe to use from several threads, not after a fork.
+
+    Args:
+        config: The members, and how to be let in.
+
+    Attributes:
+        quiet: Whether lost members are logged for debugging only, as where many processes of one run see the same.
 
     Raises:
         UsageError: etcd3 cannot be used in this process.
@@ -82,13 +125,14 @@ class Connection:
 
     def __init__(self, config: EtcdConfig) -> None:
         self.config = config
+        self.quiet = False
         self._rpc = load_rpc()
         self._lock = threading.Lock()
-        # Clients start at different members, so that 1,000 agents do not all sit on the first of the list.
-        self._position = random.randrange(len(config.endpoints))
-        self._member: Member | None = None
-        self._lost: set[Endpoint] = set()
-        self._news: dict[Endpoint, str] = {}
+        self._members = [_Member(endpoint, config) for endpoint in config.endpoints]
+        # Clients start at different members, so that 1,000 agents do not all use the first of the list.
+        self._position = random.randrange(len(self._members))
+        self._lost: dict[Endpoint, bool] = {}
+        """The members whose connections broke, and whether that is in the log."""
         self._failing: dict[Endpoint, str] = {}
         self._findings: dict[Endpoint, str] = {}
         self._answered = False
@@ -96,8 +140,6 @@ class Connection:
         self._outage_logged = False
         self._closed = threading.Event()
         self._process = os.getpid()
-        self.quiet = False
-        """Whether lost members are news for debugging only, as where many processes of one run see the same."""
 
     def call(self, service: str, method: str, request: Any, limits: Limits) -> tuple[Any, bool]:
         """Call a method of etcd's API, at one member after the other until one answers.
@@ -107,129 +149,127 @@ class Connection:
 
         Raises:
             EtcdUnavailableError: No member answered in time.
-            EtcdInterruptedError: The caller's hook said so.
+            EtcdInterruptedError: The caller's hook returned True.
             EtcdError: etcd's answer is an error; the subclass says which.
         """
         deadline = time.monotonic() + limits.timeout
-        retried = False
         failures = 0
         while True:
             limits.check()
             member = self.member()
+            seconds = min(_FIRST_SECONDS, self.config.times.attempt)
+            if failures >= 2 * len(self._members):
+                seconds = self.config.times.attempt
             try:
-                seconds = _FIRST_SECONDS if failures < 2 * len(self.config.endpoints) else self.config.times.attempt
-                self.authenticate(member, min(deadline, time.monotonic() + seconds), limits)
-                until = min(deadline, time.monotonic() + seconds)
-                response = self._attempt(member, service, method, request, until, limits)
-            except ValueError:
-                # gRPC's answer to a call on a channel that another thread has just closed, see _leave.
-                if self._member is member:
-                    raise
+                self._authenticate(member, deadline, limits)
+                response = self._attempt(member, service, method, request, seconds, deadline, limits)
             except self._rpc.grpc.RpcError as error:
-                hurried = limits.timeout < _FAIR_SECONDS and error.code().name == "DEADLINE_EXCEEDED"
-                outcome = Retry.OTHER_MEMBER if hurried else self.judge(member, error, limits)
+                outcome = self._judge(member, error)
                 if isinstance(outcome, EtcdError):
-                    outcome.retried = retried
+                    outcome.retried = failures > 0
                     raise outcome from None
-                retried = True
                 failures += 1
                 self._give_up_when_hopeless(failures, deadline, limits)
                 self.pause(failures, deadline, limits)
             else:
-                self.note_answer(member)
-                return response, retried
+                self._note_answer(member)
+                return response, failures > 0
 
-    def member(self) -> Member:
-        """Return the channel that calls go through now."""
-        if os.getpid() != self._process:
-            raise EtcdError("an etcd client does not survive a fork; make a new one in the child process")
-        with self._lock:
-            if self._closed.is_set():
-                raise EtcdError("the etcd client is closed")
-            if self._member is None:
-                self._member = Member(self.config.endpoints[self._position], self.config)
-            return self._member
+    @contextmanager
+    def watch(self, requests: Sequence[Any], deadline: float) -> Iterator[Iterator[Any]]:
+        """Open a stream of watches, and give the answers until the caller has seen enough.
 
-    def authenticate(self, member: Member, deadline: float, limits: Limits) -> None:
-        """Get a token from a member, if there is a user and no token yet.
+        The block ends early, without an error, if the stream breaks or a token or revision is too old: the caller reads
+        what it waits for, and opens another one.
 
         Raises:
-            grpc.RpcError: The member did not give one.
+            EtcdError: The keys may not be read, or no member is what it should be.
         """
-        if self.config.user is None or member.token is not None:
-            return
-        request = self._rpc.etcd.AuthenticateRequest(name=self.config.user, password=self.config.password)
-        member.token = self._attempt(member, "Auth", "Authenticate", request, deadline, limits).token
+        member = self.member()
+        try:
+            self._authenticate(member, deadline, Limits(0.0))
+            left = max(0.01, deadline - time.monotonic())
+            call = member.stubs["Watch"].Watch(iter(requests), timeout=left, metadata=member.metadata)
+            try:
+                yield self._answers(member, call)
+            finally:
+                call.cancel()
+        except self._rpc.grpc.RpcError as error:
+            if time.monotonic() < deadline:
+                outcome = self._judge(member, error)
+                if isinstance(outcome, EtcdError):
+                    raise outcome from None
+                self.pause(len(self._members), deadline, Limits(0.0))
 
-    def judge(self, member: Member, error: Any, limits: Limits) -> Retry | EtcdError:
-        """Say what a failed call or stream means, and get ready for the next attempt."""
-        code, details = error.code().name, error.details() or ""
-        outcome = diagnose_answer(code, details, self.config)
-        if outcome is Retry.NEW_TOKEN:
-            member.token = None
-        elif isinstance(outcome, Retry):
-            lost = outcome is Retry.OTHER_MEMBER
-            if lost and code == "DEADLINE_EXCEEDED":
-                # Either it hangs, or it waits like us for a new leader, or it has lost the request.
-                leader = member.has_leader(self.config.times.probe, limits.check)
-                lost = leader is None
-                member.unanswered += 1
-                if leader and member.unanswered < _MOST_UNANSWERED:
-                    return outcome
-            self._leave(member, short_reason(code, details), lost=lost)
-        return outcome
+    def _answers(self, member: _Member, call: Any) -> Iterator[Any]:
+        for response in call:
+            if response.canceled:
+                if response.compact_revision:
+                    return
+                outcome = diagnose_answer("", response.cancel_reason, self.config)
+                if isinstance(outcome, EtcdError):
+                    raise outcome
+                member.token = None
+                return
+            yield response
 
-    def note_answer(self, member: Member) -> None:
-        """Note that a member is there, so that its next loss is news again."""
-        self._answered = True
-        member.unanswered = 0
-        if not self._failing and member.endpoint not in self._lost:
-            return
-        with self._lock:
-            self._failing.clear()
-            self._lost.discard(member.endpoint)
-            self._news.pop(member.endpoint, None)
-            news, self._news = self._news, {}
-            logged, self._outage_logged, self._outage_since = self._outage_logged, False, None
-        for endpoint, reason in news.items():
-            level = self._level(logging.WARNING)
-            logger.log(level, "etcd member %s is lost (%s); going on with the others", endpoint, reason)
-        if logged:
-            logger.log(self._level(logging.INFO), "etcd answers again, at %s", member.endpoint)
+    def member(self) -> _Member:
+        """Return the member that calls go to now."""
+        if os.getpid() != self._process:
+            raise EtcdError("an etcd client does not survive a fork; make a new one in the child process")
+        if self._closed.is_set():
+            raise EtcdError("the etcd client is closed")
+        return self._members[self._position]
 
     def pause(self, failures: int, deadline: float, limits: Limits) -> None:
-        """Wait a little when all members have failed in turn; at once go on as long as they have not."""
-        rounds, position = divmod(failures, len(self.config.endpoints))
+        """Wait a little when all members have failed in turn; go on at once as long as they have not."""
+        rounds, position = divmod(failures, len(self._members))
         if position:
             return
         first, longest = _BACKOFF_SECONDS
         seconds = min(longest, first * 2 ** min(rounds - 1, 10)) * random.uniform(0.5, 1.0)
         until = min(time.monotonic() + seconds, deadline)
-        while (left := until - time.monotonic()) > 0 and not self._closed.wait(min(left, INTERRUPT_SECONDS)):
+        while (left := until - time.monotonic()) > 0 and not self._closed.wait(min(left, _INTERRUPT_SECONDS)):
             limits.check()
 
+    def is_closed(self) -> bool:
+        """Return whether the client was closed."""
+        return self._closed.is_set()
+
     def close(self) -> None:
-        """End all calls and close the channel."""
-        with self._lock:
-            self._closed.set()
-            member, self._member = self._member, None
-        if member is not None:
+        """End all calls and close the channels."""
+        self._closed.set()
+        for member in self._members:
             member.channel.close()
 
-    def _attempt(self, member: Member, service: str, method: str, request: Any, deadline: float, limits: Limits) -> Any:
+    def _authenticate(self, member: _Member, deadline: float, limits: Limits) -> None:
+        """Get a token from a member, if there is a user and no token yet."""
+        if self.config.user is not None and member.token is None:
+            request = self._rpc.etcd.AuthenticateRequest(name=self.config.user, password=self.config.password)
+            # etcd hashes the password, which takes longer than any other call.
+            seconds = self.config.times.attempt
+            member.token = self._attempt(member, "Auth", "Authenticate", request, seconds, deadline, limits).token
+
+    def _attempt(
+        self, member: _Member, service: str, method: str, request: Any, seconds: float, deadline: float, limits: Limits
+    ) -> Any:
         stub = getattr(member.stubs[service], method)
-        timeout = max(0.01, min(self.config.times.attempt, deadline - time.monotonic()))
-        if method == "LeaseKeepAlive":
-            stream = stub(iter((request,)), timeout=timeout, metadata=member.metadata)
-            response = next(stream)
-            stream.cancel()
-            return response
-        if limits.interrupted is None:
-            return stub(request, timeout=timeout, metadata=member.metadata)
-        call = stub.future(request, timeout=timeout, metadata=member.metadata)
+        timeout = max(0.01, min(seconds, deadline - time.monotonic()))
+        try:
+            if method == "LeaseKeepAlive":
+                stream = stub(iter((request,)), timeout=timeout, metadata=member.metadata)
+                response = next(stream)
+                stream.cancel()
+                return response
+            if limits.interrupted is None:
+                return stub(request, timeout=timeout, metadata=member.metadata)
+            call = stub.future(request, timeout=timeout, metadata=member.metadata)
+        except ValueError:
+            # gRPC's answer on a channel that another thread has just closed.
+            raise EtcdError("the etcd client is closed") from None
         while True:
             try:
-                return call.result(INTERRUPT_SECONDS)
+                return call.result(_INTERRUPT_SECONDS)
             except self._rpc.grpc.FutureTimeoutError:
                 try:
                     limits.check()
@@ -237,35 +277,64 @@ class Connection:
                     call.cancel()
                     raise
 
-    def _leave(self, member: Member, reason: str, *, lost: bool) -> None:
-        """Move on to the next member, unless another thread did so already, and log a lost one once."""
+    def _judge(self, member: _Member, error: Any) -> Retry | EtcdError:
+        """Say what a failed call or stream means, and get ready for the next attempt."""
+        if self._closed.is_set():
+            return EtcdError("the etcd client is closed")
+        code, details = error.code().name, error.details() or ""
+        outcome = diagnose_answer(code, details, self.config)
+        if outcome is Retry.NEW_TOKEN:
+            member.token = None
+        elif isinstance(outcome, Retry):
+            # A member that is silent may wait for a new leader, as this client does.
+            lost = outcome is Retry.OTHER_MEMBER and code != "DEADLINE_EXCEEDED"
+            self._leave(member, short_reason(code, details), lost=lost)
+        return outcome
+
+    def _leave(self, member: _Member, reason: str, *, lost: bool) -> None:
+        """Move on to the next member, unless another thread did so already, and log an outage once."""
         with self._lock:
-            if self._member is not member or self._closed.is_set():
+            if self._members[self._position] is not member:
                 return
-            self._member = None
-            self._position = (self._position + 1) % len(self.config.endpoints)
-            if lost and member.endpoint not in self._lost:
-                # Told as soon as another one answers.
-                self._lost.add(member.endpoint)
-                self._news[member.endpoint] = reason
+            self._position = (self._position + 1) % len(self._members)
+            if lost:
+                # In the log as soon as another one answers.
+                self._lost.setdefault(member.endpoint, False)
             self._failing[member.endpoint] = reason
-            outage = len(self._failing) == len(self.config.endpoints)
+            outage = len(self._failing) == len(self._members)
             now = time.monotonic()
             self._outage_since = (self._outage_since or now) if outage else None
             log = outage and not self._outage_logged and now - (self._outage_since or now) > self.config.times.outage
             if log:
                 self._outage_logged = True
-                self._news.clear()
-        member.channel.close()
+                self._lost = dict.fromkeys(self._lost, True)
         if log:
-            logger.log(
-                self._level(logging.WARNING),
-                "no etcd member answers (%s); trying again until one does",
-                self._reasons(),
-            )
+            self._log(logging.WARNING, "no etcd member answers (%s); trying again until one does", self._reasons())
 
-    def _level(self, level: int) -> int:
-        return logging.DEBUG if self.quiet else level
+    def _note_answer(self, member: _Member) -> None:
+        """Note that a member is there, so that its next loss is logged again."""
+        self._answered = True
+        if not self._failing and member.endpoint not in self._lost:
+            return
+        with self._lock:
+            self._lost.pop(member.endpoint, None)
+            news = [endpoint for endpoint, logged in self._lost.items() if not logged]
+            reasons = dict(self._failing)
+            self._lost = dict.fromkeys(self._lost, True)
+            self._failing.clear()
+            logged, self._outage_logged, self._outage_since = self._outage_logged, False, None
+        for endpoint in news:
+            self._log(
+                logging.WARNING,
+                "etcd member %s is lost (%s); going on with the others",
+                endpoint,
+                reasons.get(endpoint),
+            )
+        if logged:
+            self._log(logging.INFO, "etcd answers again, at %s", member.endpoint)
+
+    def _log(self, level: int, message: str, *values: object) -> None:
+        logger.log(logging.DEBUG if self.quiet else level, message, *values)
 
     def _reasons(self) -> str:
         return "; ".join(
@@ -274,10 +343,9 @@ class Connection:
 
     def _give_up_when_hopeless(self, failures: int, deadline: float, limits: Limits) -> None:
         """Raise when the time is up, or when, before any answer, no member is what it should be."""
-        endpoints = self.config.endpoints
-        if not self._answered and failures % len(endpoints) == 0:
+        if not self._answered and failures % len(self._members) == 0:
             self._findings = probe_endpoints(self.config, limits.check)
-            if len(self._findings) == len(endpoints):
+            if len(self._findings) == len(self._members):
                 unknown = all(map(is_unknown_host, self._findings.values()))
                 error = EtcdUnknownHostError if unknown else EtcdEndpointError
                 raise error(f"cannot use etcd: {self._reasons()}") from None

@@ -24,7 +24,6 @@ from slurm_elastic.rendezvous.records.etcd.transactions import (
     Put,
     TransactionResult,
 )
-from slurm_elastic.rendezvous.records.etcd.watch_stream import EventKind
 
 __all__ = ["LEASE_SECONDS", "EtcdStore"]
 
@@ -165,8 +164,9 @@ class EtcdStore(Store):
             QueueEmptyError: There is none, and `block` is False.
         """
         deadline = time.monotonic() + self._timeout.total_seconds()
+        queue = self._queue(key)
         while True:
-            found, _ = self._call(lambda client: client.get_prefix(self._queue(key)))
+            found, revision = self._call(lambda client: client.get_prefix(queue))
             for value in sorted(found, key=lambda value: value.create_revision):
                 if self._take(value):
                     return value.value
@@ -174,8 +174,9 @@ class EtcdStore(Store):
                 continue  # Others took all of them.
             if not block:
                 raise QueueEmptyError("queue is empty")
-            if not self._call(lambda client: self._await_push(client, key, deadline)):
+            if time.monotonic() >= deadline:
                 raise self._wait_timeout([key], self._timeout)
+            self._await_push(queue, revision, deadline)
 
     def queue_len(self, key: str | bytes) -> int:
         """Return how many values a queue holds."""
@@ -222,13 +223,8 @@ class EtcdStore(Store):
         # In hexadecimal, so that the name of no queue is the beginning of another's.
         return f"{self._prefix}queues/{_bytes(key).hex()}/".encode()
 
-    def _await_push(self, client: EtcdClient, key: str | bytes, deadline: float) -> bool:
-        """Return True once a queue holds something; False if it does not before the deadline."""
-        with client.watch(self._queue(key), prefix=True) as watch:
-            there = bool(watch.initial)
-            while not there and (left := deadline - time.monotonic()) > 0:
-                there = any(event.kind is EventKind.PUT for event in watch.next(left))
-        return there
+    def _await_push(self, queue: bytes, revision: int, deadline: float) -> None:
+        self._call(lambda client: client.await_puts([queue], revision, deadline, prefix=True))
 
     def _take(self, value: KeyValue) -> bool:
         """Delete a value of a queue; return False if another process did."""

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 GUARD = 20.0
@@ -29,15 +29,6 @@ def wait_gone(pid: int) -> None:
     while not gone(pid):
         assert time.monotonic() < deadline, f"process {pid} is still there"
         time.sleep(0.02)
-
-
-def guard_of(pid: int) -> int:
-    """The process that ends a program when the program's parent has ended."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            if path.read_bytes().split(b"\0")[3:5] == [b"guard", b"%d" % pid]:
-                return int(path.parent.name)
-    raise AssertionError(f"process {pid} has no guard")
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.records.etcd.config import Endpoint, EtcdConfig
 from slurm_elastic.rendezvous.records.etcd.diagnosis import Retry, diagnose_answer, short_reason
 from slurm_elastic.rendezvous.records.etcd.errors import (
-    EtcdCompactedError,
     EtcdEndpointError,
     EtcdError,
     EtcdLeaseExistsError,
@@ -41,7 +40,6 @@ def test_failures_to_try_again(code: str, details: str, outcome: Retry) -> None:
     [
         ("NOT_FOUND", "etcdserver: requested lease not found", EtcdLeaseLostError),
         ("FAILED_PRECONDITION", "etcdserver: lease already exists", EtcdLeaseExistsError),
-        ("OUT_OF_RANGE", "etcdserver: mvcc: required revision has been compacted", EtcdCompactedError),
         ("PERMISSION_DENIED", "etcdserver: permission denied", EtcdPermissionError),
         ("UNIMPLEMENTED", "unknown service etcdserverpb.KV", EtcdEndpointError),
         ("INVALID_ARGUMENT", "etcdserver: duplicate key given in txn request", EtcdError),
