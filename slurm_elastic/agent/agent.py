@@ -188,8 +188,12 @@ class Agent:
     def _check_signals(self) -> None:
         finding = self._diagnosis.check()
         if finding is not None:
+            first = self._notices.first()
+            interrupts = first is not None and first.signal is signal.SIGINT
             asked = self._diagnosis.is_asked
-            self._handle(lifecycle.Signalled(leave_reason(finding.cause), finding.detail, finding.seconds, asked))
+            self._handle(
+                lifecycle.Signalled(leave_reason(finding.cause), finding.detail, finding.seconds, asked, interrupts)
+            )
         while (finding := self._diagnosis.next_finding()) is not None:
             for_job = self._diagnosis.asks and concerns_job(finding.cause)
             self._handle(lifecycle.Diagnosed(leave_reason(finding.cause), finding.seconds, str(finding), for_job))
@@ -267,9 +271,10 @@ class Agent:
                 self._agreement.await_dumps(_DUMP_TIMEOUT)
                 for feature in self._features:
                     feature.exits_expected(unplanned=unplanned)
-            case lifecycle.TerminateWorkers():
+            case lifecycle.TerminateWorkers(interrupt):
                 if self._processes is not None:
-                    self._processes.signal(signal.SIGKILL if self._agreement.shielded() else signal.SIGTERM)
+                    ending = signal.SIGKILL if self._agreement.shielded() else signal.SIGTERM
+                    self._processes.signal(signal.SIGINT if interrupt else ending)
             case lifecycle.CloseRound():
                 return self._close_round()
             case lifecycle.StopServingStore():

@@ -160,12 +160,14 @@ class Departure:
         detail: The reason as text for people.
         stop_by: The time at which workers that have not stopped at an agreed step are terminated.
         gone_by: The time at which workers that have not ended are killed.
+        interrupts: True if a person has interrupted the agent; its workers then get SIGINT before SIGTERM.
     """
 
     reason: LeaveReason
     detail: str
     stop_by: float
     gone_by: float
+    interrupts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,12 +348,14 @@ class Signalled:
         detail: The name of the signal.
         seconds: Seconds until the agent has to end, at the least; None if unknown.
         asked: True if Slurm is being asked for the cause.
+        interrupts: True if it is SIGINT.
     """
 
     reason: LeaveReason
     detail: str
     seconds: float | None = None
     asked: bool = False
+    interrupts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -537,7 +541,9 @@ class ExpectExits:
 
 @dataclass(frozen=True, slots=True)
 class TerminateWorkers:
-    """Send SIGTERM to the workers that still run."""
+    """Send SIGTERM to the workers that still run, or with `interrupt` SIGINT."""
+
+    interrupt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -786,6 +792,13 @@ def _is_leaving(state: State) -> bool:
     return isinstance(state, Leaving | Lingering) or (isinstance(state, Stopping) and isinstance(state.then, Departure))
 
 
+def _is_interrupted(state: State) -> bool:
+    match state:
+        case Leaving(departure=departure) | Stopping(then=Departure() as departure):
+            return departure.interrupts
+    return False
+
+
 def _notice(event: Event) -> _Notice | None:
     """Return the notice that an event contains; None if it contains none."""
     match event:
@@ -815,7 +828,8 @@ def _notified(config: LifecycleConfig, state: State, notice: _Notice, event: Eve
             if _is_leaving(state) and notice.seconds is None:
                 return state, before
             before = (*before, Log(f"{config.node} leaves: {detail}"))
-    left, actions = _leave(config, state, notice, now)
+    interrupts = isinstance(event, Signalled) and event.interrupts
+    left, actions = _leave(config, state, notice, now, interrupts=interrupts)
     if isinstance(event, Signalled) and event.asked and isinstance(state, Training) and isinstance(left, Leaving):
         # What the leader is told is told to the scripts of all nodes, and at once: so let it be the cause.
         (announce, *_), training = actions, state
@@ -825,7 +839,7 @@ def _notified(config: LifecycleConfig, state: State, notice: _Notice, event: Eve
     return left, (*before, *actions[:1], *after, *actions[1:])
 
 
-def _leave(config: LifecycleConfig, state: State, notice: _Notice, now: float) -> Step:
+def _leave(config: LifecycleConfig, state: State, notice: _Notice, now: float, *, interrupts: bool) -> Step:
     """Announce that this agent leaves; again when more is known about it."""
     timeout = config.shutdown_timeout
     departure = depart(
@@ -836,6 +850,7 @@ def _leave(config: LifecycleConfig, state: State, notice: _Notice, now: float) -
         margin=config.leave_margin,
         now=now,
     )
+    departure = replace(departure, interrupts=interrupts or _is_interrupted(state))
     announce = AnnounceLeave(departure.reason, timeout if notice.seconds is None else notice.seconds, departure.detail)
     match state:
         case Training() | Leaving():
@@ -1091,4 +1106,7 @@ def _stop(
     if signalled_first and signalled:
         stopping = Stopping(state.round, then, by + UNPLANNED_STOP_TIMEOUT, by, signalled)
         return stopping, (*before, ExpectExits(unplanned))
-    return Stopping(state.round, then, by, None, signalled), (*before, ExpectExits(unplanned), TerminateWorkers())
+    interrupts = isinstance(then, Departure) and then.interrupts
+    # As under torchrun a script can catch KeyboardInterrupt.
+    stopping = Stopping(state.round, then, by, now + timeout / 2 if interrupts else None, signalled)
+    return stopping, (*before, ExpectExits(unplanned), TerminateWorkers(interrupts))

@@ -53,7 +53,7 @@ _REASONS = {
     Cause.REQUEUED: LeaveReason.REQUEUED,
     Cause.NODE_FAILED: LeaveReason.CANCELLED,
     Cause.DRAINED: LeaveReason.DRAINED,
-    Cause.SIGNALLED: LeaveReason.DRAINED,
+    Cause.SIGNALLED: LeaveReason.CANCELLED,
     Cause.REQUEUE_WANTED: LeaveReason.REQUEUED,
     Cause.UNKNOWN: LeaveReason.NODE_LEFT,
 }

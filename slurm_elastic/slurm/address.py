@@ -62,7 +62,7 @@ class AddressFacts:
     own_name: str = ""
     """The host's own name, by which gloo finds its address; empty if it does not matter."""
     own_addresses: tuple[str, ...] = ()
-    """As of `own_addresses`."""
+    """Those of the resolved addresses that this node has."""
 
 
 def choose_address(preference: AddressPreference, facts: AddressFacts) -> str:
@@ -110,7 +110,7 @@ def gloo_interface(preference: AddressPreference, facts: AddressFacts) -> str:
     which no other node reaches (torch 2.13, ProcessGroupGloo.cpp, createDefaultDevice).
     """
     found = facts.resolved.get(facts.own_name)
-    usable = found is not None and not _is_loopback(found) and found in (facts.own_addresses or (found,))
+    usable = found is not None and not _is_loopback(found) and found in facts.own_addresses
     if usable or not facts.own_name:
         return ""
     chosen = choose_address(preference, facts)
@@ -140,14 +140,15 @@ def gather_facts(
         return AddressFacts(node, interfaces=interfaces, resolved=_resolve_all(name))
     node_addr = controller.node_address(node) if controller else None
     own_name = socket.gethostname()
+    resolved = _resolve_all(node, node_addr, own_name)
     return AddressFacts(
         node,
         node_addr=node_addr,
         interfaces=interfaces,
-        resolved=_resolve_all(node, node_addr, own_name),
+        resolved=resolved,
         route=_route(toward),
         own_name=own_name,
-        own_addresses=own_addresses(),
+        own_addresses=tuple(filter(_is_own, resolved.values())),
     )
 
 
@@ -158,6 +159,16 @@ def resolve(name: str) -> str | None:
     except (OSError, UnicodeError):
         return None
     return min((str(answer[4][0]) for answer in answers), key=_is_loopback, default=None)
+
+
+def _is_own(address: str) -> bool:
+    """Return True if this node has the address, also where an interface has several: others cannot be bound (bind(2))."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 def _of_interface(name: str, facts: AddressFacts) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.local.agents import ROOT, Allocation
+from tests.local.agents import ROOT, Allocation, eventually
 from tests.local.waiting import HANG
+
+Allocate = Callable[..., Allocation]
 
 STREAMS = """
 import os
@@ -44,3 +49,34 @@ def test_a_closed_standard_stream_is_no_file_of_ours(tmp_path: Path, closed: str
     for number in [numbers[word[0]] for word in closed.split()]:
         leads = {line.split()[2] for line in found.splitlines() if line.split()[1] == number}
         assert leads == {"/dev/null"}, found
+
+
+INTERRUPTED = """
+import os, pathlib, signal, sys, time
+rank = os.environ["RANK"]
+def terminated(number, frame):
+    pathlib.Path(f"terminated.{rank}").touch()
+    sys.exit(1)
+signal.signal(signal.SIGTERM, terminated)
+try:
+    pathlib.Path(f"ready.{rank}").touch()
+    time.sleep(300)
+except KeyboardInterrupt:
+    with open(f"interrupted.{rank}", "a") as file:
+        file.write("once ")
+    if rank == "1":
+        time.sleep(300)
+"""
+
+
+def test_ctrl_c_is_a_keyboard_interrupt_and_sigterm_comes_after_it(allocate: Allocate) -> None:
+    nodes = allocate(1)
+    (nodes.directory / "t.py").write_text(INTERRUPTED)
+    agent = nodes.start(1, "--nproc-per-node=2", "--shutdown-timeout=4", script=["t.py"])
+    eventually(lambda: len(list(nodes.directory.glob("ready.*"))) == 2)
+    agent.signal(signal.SIGINT)
+    assert agent.wait() == 75
+    found = sorted(path.name for path in nodes.directory.glob("*ed.*"))
+    assert found == ["interrupted.0", "interrupted.1", "terminated.1"]
+    assert (nodes.directory / "interrupted.0").read_text() == "once "
+    assert "drained" not in agent.err + json.dumps(nodes.events())

@@ -174,6 +174,17 @@ def test_an_agent_above_the_maximum_is_a_spare() -> None:
     assert play(Joining(spare=True), ROUND)[0] == Starting(ROUND)
 
 
+def test_an_interrupted_agent_interrupts_its_workers_before_it_terminates_them() -> None:
+    ctrl_c = Signalled(LeaveReason.CANCELLED, "SIGINT", interrupts=True)
+    known = Diagnosed(LeaveReason.CANCELLED, 40.0, "the job was cancelled")
+    state, actions = play(TRAINING, ctrl_c, known, interrupted(Reason.NODE_LEFT))
+    assert actions[-2:] == [ExpectExits(), TerminateWorkers(interrupt=True)]
+    assert deadline(state) == NOW + 15.0
+    state, actions = play(state, DeadlineReached(), now=NOW + 15.0)
+    assert actions == [TerminateWorkers()]
+    assert deadline(state) == NOW + 30.0
+
+
 # How workers end by themselves.
 
 
