@@ -108,6 +108,13 @@ GENERAL = (
         "longest pause so far, at least 5 minutes (default: off)",
         "SECONDS",
     ),
+    Option("--first-step-timeout", "the same for the time before its first step (default: 1800)", "SECONDS"),
+    Option(
+        "--stacks-after",
+        "when some workers of a node have ended, seconds until the stacks of those that still run are written "
+        "(default: 60)",
+        "SECONDS",
+    ),
     Option(
         "--node-check",
         "a command for the shell; a node on which it fails does not join the run. Before it, memory and directories "

@@ -287,7 +287,8 @@ def _watchdog(settings: AgentSettings, events: EventLog, health: Health) -> Watc
         events.add(hang_event(settings.node, hang), logging.WARNING)
 
     pipe = make_pipe(os.environ) if settings.watchdog else None
-    health.pages.watchdog = None if pipe is None else Watchdog(pipe, report, settings.hang_timeout)
+    if pipe is not None:
+        health.pages.watchdog = Watchdog(pipe, report, settings.hang_timeout, stacks_after=settings.stacks_after)
     return health.pages.watchdog
 
 

@@ -35,7 +35,7 @@ from slurm_elastic.agent.torchrun_options import (
     local_world_size,
     torchrun_config,
 )
-from slurm_elastic.agent.watchdog import HangTimeout, hang_timeout, is_enabled
+from slurm_elastic.agent.watchdog import STACKS_AFTER, HangTimeout, hang_timeout, is_enabled, positive_seconds
 from slurm_elastic.agent.worker_logs import RoundLogsSpecs, local_ranks, streams
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.identity import AgentIdentity
@@ -114,6 +114,8 @@ class AgentSettings:
     """The signal to workers when a planned end of their round is announced; None for none."""
     health: HealthSettings | None
     """The health port; None for none."""
+    stacks_after: float = STACKS_AFTER
+    """Seconds until the stacks of workers are written that live while others of their node have ended."""
     notify: NotifySettings | None = None
     """The user's options for notifications; None for no notifications."""
     shared: bool = False
@@ -193,6 +195,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str], own_run: st
         requeue_policy=requeue_policy(options.max_requeues, options.grace, options.warning, options.max_excluded),
         watchdog=not options.no_watchdog and is_enabled(environ),
         hang_timeout=_hang_timeout(options),
+        stacks_after=positive_seconds("--stacks-after", options.stacks_after or f"{STACKS_AFTER:g}"),
         stop_on_same_failure=_is_on("--stop-on-same-failure", options.stop_on_same_failure),
         shutdown_timeout=_shutdown_timeout(options),
         snapshot_replicas=_either("--snapshot-replicas", options.snapshot_replicas, 0, 1),
@@ -309,7 +312,7 @@ def _shutdown_timeout(options: argparse.Namespace) -> int:
 
 
 def _hang_timeout(options: argparse.Namespace) -> HangTimeout | None:
-    timeout = hang_timeout(options.hang_timeout)
+    timeout = hang_timeout(options.hang_timeout, options.first_step_timeout)
     if timeout is not None and options.no_watchdog:
         raise UsageError("--hang-timeout needs the watchdog: leave out --no-watchdog")
     return timeout

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.errors import UsageError
 
-__all__ = ["HangTimeout", "StepWatch", "StalledWorker", "hang_timeout"]
+__all__ = ["HangTimeout", "StepWatch", "StalledWorker", "hang_timeout", "positive_seconds"]
 
 _SHORTEST_AUTO = 300.0
 _AUTO_FACTOR = 10.0
@@ -22,9 +22,11 @@ class HangTimeout:
 
     Attributes:
         seconds: The time; None for ten times the longest time between two steps so far, at least 300 s.
+        first: The time from its start to its first step, in which it imports, connects and loads.
     """
 
     seconds: float | None = None
+    first: float = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +46,39 @@ class StalledWorker:
     seconds: float
 
 
-def hang_timeout(text: str | None) -> HangTimeout | None:
-    """Parse ``--hang-timeout``: seconds, ``auto``, or ``off``, the default.
+def hang_timeout(text: str | None, first: str | None = None) -> HangTimeout | None:
+    """Parse ``--hang-timeout``: seconds, ``auto``, or ``off``, the default; and ``--first-step-timeout``: seconds.
 
     Raises:
-        UsageError: The text is none of these.
+        UsageError: A text is none of these.
     """
     if text is None or text == "off":
+        if first:
+            raise UsageError("--first-step-timeout needs --hang-timeout")
         return None
-    if text == "auto":
-        return HangTimeout()
+    timeout = HangTimeout()
+    if text != "auto":
+        timeout = replace(timeout, seconds=positive_seconds("--hang-timeout", text, "nor auto or off"))
+    return replace(timeout, first=positive_seconds("--first-step-timeout", first)) if first else timeout
+
+
+def positive_seconds(option: str, text: str, others: str = "") -> float:
+    """Return the value of an option that is a number of seconds.
+
+    Raises:
+        UsageError: It is none.
+    """
     if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text) or float(text) <= 0:
-        raise UsageError(f"--hang-timeout {text!r} is neither seconds, above 0, nor auto or off; write it as in 600")
-    return HangTimeout(float(text))
+        wrong = f"is neither seconds, above 0, {others}" if others else "is no number of seconds above 0"
+        raise UsageError(f"{option} {text!r} {wrong}; write it as in 600")
+    return float(text)
 
 
 class StepWatch:
     """The steps of the workers of one node, for all rounds.
 
-    A worker whose script calls `slurm_elastic.trainer.should_stop` after every step is watched from its first step
-    until it is asked to stop.
+    A worker whose script calls `slurm_elastic.trainer.should_stop` after every step is watched until it is asked to
+    stop.
     """
 
     def __init__(self, timeout: HangTimeout) -> None:
@@ -73,12 +88,14 @@ class StepWatch:
         self._last_steps: dict[int, tuple[int, float]] = {}
         self._returned: set[tuple[int, int]] = set()
         self._pauses: list[tuple[float, float]] = []
+        self._began: float | None = None
 
     def begin(self) -> None:
         """Begin a round, in which workers count their steps from 0."""
         self._last_steps.clear()
         self._returned.clear()
         self._pauses.clear()
+        self._began = None
 
     def postpone(self, seconds: float, now: float) -> None:
         """Subtract the last `seconds` before `now`: the watchdog was paused, and perhaps the workers, too."""
@@ -94,10 +111,13 @@ class StepWatch:
         Returns:
             Those that hang and were not returned before, and after how many seconds to check again at the latest.
         """
-        limit = self._limit()
-        stalled, left = [], [limit]
+        self._began = now if self._began is None else self._began
+        steady = self._limit()
+        stalled, left = [], [steady]
         for worker in progress:
-            since = self._since(worker, now)
+            since, limit = self._since(worker, now), steady
+            if since is None and worker.attached:
+                since, limit = self._awake(now - self._began, now), self._timeout.first
             if since is None or worker.stopped or (worker.local_rank, worker.boundary) in self._returned:
                 continue
             if since < limit:
@@ -112,9 +132,9 @@ class StepWatch:
 
     def _since(self, worker: WorkerProgress, now: float) -> float | None:
         """Return the seconds since a worker's last step, without those in which the watchdog was paused."""
-        since = worker.seconds_since_boundary
-        if since is None:
-            return None
+        return None if worker.seconds_since_boundary is None else self._awake(worker.seconds_since_boundary, now)
+
+    def _awake(self, since: float, now: float) -> float:
         return max(0.0, since - sum(seconds for until, seconds in self._pauses if until > now - since))
 
     def _limit(self) -> float:

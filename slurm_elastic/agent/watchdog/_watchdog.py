@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from slurm_elastic.agent.watchdog._hang import Hang
+from slurm_elastic.agent.watchdog._end_watch import STACKS_AFTER, EndWatch, Said
+from slurm_elastic.agent.watchdog._hang import Hang, write_stacks
 from slurm_elastic.agent.watchdog._hang_handler import DUMP_TIMEOUT, HangHandler
 from slurm_elastic.agent.watchdog._proc import Watched, nearest_ancestor, process_state
+from slurm_elastic.agent.watchdog._stacks import collect_stacks
 from slurm_elastic.agent.watchdog._step_timeout import HangTimeout, StepWatch
 from slurm_elastic.agent.watchdog._timer_pipe import Pipe
 from slurm_elastic.agent.watchdog._timer_protocol import LineReader, Request
@@ -35,6 +37,8 @@ _LATE = 1.0
 _MOST_PENDING = 1000
 _READ_BYTES = 1 << 16
 _STEP_SCOPE = "step"
+_STACKS_TIMEOUT = 5.0
+_MOST_NAMED = 8
 
 Progress = Callable[[], Sequence[WorkerProgress]]
 
@@ -48,6 +52,7 @@ class Watchdog:
         pipe: The pipe that clients write to; closed by `stop`.
         report: Called with every hang, on a thread of the watchdog.
         hang_timeout: The longest time that a worker may go without a step; None for no limit.
+        stacks_after: Seconds after which the stacks of a worker are written that lives while another one has ended.
         dump_timeout: Seconds for Python's faulthandler to write the stacks of a worker.
     """
 
@@ -57,6 +62,7 @@ class Watchdog:
         report: Callable[[Hang], None],
         hang_timeout: HangTimeout | None = None,
         *,
+        stacks_after: float = STACKS_AFTER,
         dump_timeout: float = DUMP_TIMEOUT,
     ) -> None:
         self.path, self.variable = str(pipe.path), pipe.variable
@@ -71,6 +77,7 @@ class Watchdog:
         self._progress: Progress = tuple
         self._agreement = Agreement(())
         self._steps = StepWatch(hang_timeout) if hang_timeout is not None else None
+        self._ends = EndWatch(stacks_after, watches_steps=hang_timeout is not None)
         self._pending: list[tuple[Request, float]] | None = None
         self._unknown_senders = 0
         self._has_warned = self._stopping = False
@@ -112,6 +119,7 @@ class Watchdog:
         with self._lock:
             self._workers = {worker.pid: worker for worker in workers}
             self._progress, self._agreement = progress, agreement or Agreement(())
+            self._ends.begin()
             if self._steps is not None:
                 self._steps.begin()
             pending, self._pending = self._pending or [], None
@@ -223,6 +231,7 @@ class Watchdog:
     def _check(self, now: float) -> float:
         """Handle workers that hang; return the seconds until the steps of workers have to be checked again."""
         with self._lock:
+            self._look_at_ends(now)
             stalled, interval = self._stalled_workers(now)
             expired = [*self._timers.take_expired(now), *stalled]
             found: dict[int, list[Timer]] = {}
@@ -254,6 +263,37 @@ class Watchdog:
                 timers.append(Timer(request, pid, process.started, now - one.seconds, now, one.boundary))
         return timers, interval
 
+    def _look_at_ends(self, now: float) -> None:
+        """Tell of workers that have ended while others live."""
+        living = []
+        for worker in self._workers.values():
+            process = process_state(worker.pid)
+            if process is not None and process.state != "Z":
+                living.append(worker)
+        watched = any(worker.attached for worker in self._progress())
+        told = self._ends.check(len(self._workers), len(living), watched=watched, now=now) if self._workers else ()
+        ended = [worker for worker in self._workers.values() if worker not in living]
+        for said in told:
+            match said:
+                case Said.SOME_ENDED:
+                    logger.warning("%s ended 10 s ago, and %s still runs", _ranks(ended), _ranks(living))
+                case Said.ALL_ENDED:
+                    logger.info("%s ended 10 s ago: the round waits for the ranks of other nodes", _ranks(ended))
+                case Said.UNWATCHED:
+                    logger.warning(
+                        "--hang-timeout watches nothing so far: no worker here has imported slurm_elastic.trainer"
+                    )
+                case Said.STACKS:
+                    self._agreement.ask_for_dumps()
+                    threading.Thread(
+                        target=self._write_stacks, args=(living,), name="slurm-elastic-hang", daemon=True
+                    ).start()
+
+    def _write_stacks(self, workers: Sequence[Watched]) -> None:
+        stacks = collect_stacks([worker.pid for worker in workers], _STACKS_TIMEOUT, lambda: self._stopping)
+        paths = [write_stacks(worker, stacks[worker.pid]) for worker in workers]
+        logger.warning("%s has still not ended; stacks in %s", _ranks(workers), paths[0] or "this log")
+
     def _record_event(self, name: str, timer: Timer | None) -> None:
         request = None
         if timer is not None:
@@ -266,3 +306,8 @@ class Watchdog:
             self._log_event(name, request)
         except Exception:
             logger.exception("a watchdog event was not recorded")
+
+
+def _ranks(workers: Sequence[Watched]) -> str:
+    names = [str(worker.rank) for worker in workers[:_MOST_NAMED]]
+    return f"rank {names[0]}" if len(workers) == 1 else f"ranks {', '.join(names)}{'...' * (len(workers) > len(names))}"

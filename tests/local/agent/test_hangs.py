@@ -78,6 +78,39 @@ def test_a_hang_names_the_rank_that_does_not_come_to_a_collective(allocate: Allo
     assert nodes.action(of_round=0) == planted("a rank that does not come to a collective").action
 
 
+def test_a_worker_that_hangs_before_its_first_step_is_found(allocate: Allocate) -> None:
+    nodes = allocate(1)
+    (nodes.directory / "t.py").write_text(
+        "import os, time\nfrom slurm_elastic import trainer\n"
+        'if (os.environ["RANK"], trainer.start_info().round) == ("1", 0):\n    time.sleep(1000)\n'
+    )
+    options = ("--nproc-per-node=2", "--max-restarts=1", "--hang-timeout=600", "--first-step-timeout=2")
+    agent = nodes.start(1, *options, script=["t.py"])
+    assert agent.wait() == 0, agent.err
+    (hang,) = [event for event in nodes.events() if event["event"] == "worker_hung"]
+    assert (hang["rank"], hang["steps"], hang["round"]) == (1, 0, 0)
+
+
+def test_a_worker_that_does_not_end_is_named_with_its_stacks(allocate: Allocate) -> None:
+    nodes = allocate(1)
+    (nodes.directory / "t.py").write_text(
+        "import os, pathlib, time\n"
+        'while os.environ["RANK"] == "1" and not pathlib.Path("finish").exists():\n    time.sleep(0.1)\n'
+    )
+    watchdog = "slurm_elastic.agent.watchdog"
+    quick = {f"{watchdog}._end_watch._SAID_AFTER": 0.5, f"{watchdog}._watchdog._TICK": 0.2}
+    quick[f"{watchdog}._end_watch._WATCHED_AFTER"] = 0.5
+    options = ("--nproc-per-node=2", "--stacks-after=1", "--hang-timeout=600")
+    agent = nodes.start(1, *options, script=["t.py"], constants=quick)
+    agent.expect("rank 0 ended 10 s ago, and rank 1 still runs")
+    agent.expect("rank 1 has still not ended; stacks in ")
+    agent.expect("--hang-timeout watches nothing so far")
+    nodes.touch("finish")
+    assert agent.wait() == 0
+    stacks = agent.err.partition("not ended; stacks in ")[2].split()[0]
+    assert re.search(r"process \d+,", Path(stacks).read_text())
+
+
 def has_place(logs: Path, *, in_collective: bool) -> bool:
     """Whether the logs of a rank of round 0 have its place in the script.
 

@@ -34,6 +34,17 @@ def test_whoever_has_taken_no_step_or_was_told_to_stop_is_not_watched() -> None:
     assert watch.check([], 200.0) == ([], 10.0)
 
 
+def test_a_worker_that_takes_no_first_step_has_a_time_of_its_own() -> None:
+    watch = StepWatch(HangTimeout(10.0, first=60.0))
+    alien = WorkerProgress(1, False, 0, None, None, None, False)
+    assert watch.check([worker(0, 0.0), alien], 100.0) == ([], 10.0)
+    watch.postpone(1000.0, 1150.0)
+    assert watch.check([worker(0, 0.0), alien], 1150.0) == ([], 10.0)
+    (stuck,), _ = watch.check([worker(0, 0.0), alien], 1160.0)
+    assert (stuck.local_rank, stuck.boundary, stuck.seconds) == (0, 0, 60.0)
+    assert watch.check([worker(0, 0.0), alien], 1170.0) == ([], 10.0)
+
+
 def test_no_worker_is_blamed_for_the_time_in_which_nobody_was_watched() -> None:
     watch = StepWatch(HangTimeout(10.0))
     assert watch.check([worker(5, 4.0), worker(4, 9.0, local_rank=1)], 100.0) == ([], 1.0)
