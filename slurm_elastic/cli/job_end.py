@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_elastic._version import __version__
-from slurm_elastic.agent.option_table import scan
+from slurm_elastic.agent.option_table import Scan, scan
 from slurm_elastic.agent.option_values import RequeuePolicy, base_directory, named_run, requeue_policy
 from slurm_elastic.agent.requeue import requeue_job
 from slurm_elastic.agent.run_history import read_history
@@ -23,8 +23,11 @@ from slurm_elastic.rundir import JobRecords, RunContents, RunDir, incarnation, r
 from slurm_elastic.slurm import Controller, Reader, SlurmJob, drop_foreign
 from slurm_elastic.text import printable
 
-__all__ = ["JobEnd"]
+__all__ = ["JobEnd", "code_when_over"]
 
+_WAIT = "wait"
+_LOOK, _PATIENCE = 2.0, 4.0
+"""Seconds between two looks whether the run is over, and for srun to tell it first."""
 _EXAMPLES = """\
   slurm-elastic job-end "$status" "$@"
 """
@@ -46,13 +49,19 @@ class JobEnd(Command):
 
     def add_options(self, parser: Parser) -> None:
         """See base class."""
-        parser.add_argument("status", type=int, help="exit code of srun")
+        parser.add_argument(
+            "status",
+            type=_status,
+            help="exit code of srun; wait: print it when the run is over and this job has no agent any more",
+        )
         parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the arguments of the agents")
 
     def run(self, arguments: Sequence[str]) -> int:
         """Return the exit code of the job."""
         options = self.parser().parse_args(arguments)
         drop_foreign(os.environ, Reader.BATCH)
+        if options.status == _WAIT:
+            return _wait(options.arguments)
         try:
             return _job_end(options.status, options.arguments)
         except SlurmElasticError as error:
@@ -60,12 +69,71 @@ class JobEnd(Command):
             return int(options.status)
 
 
-def _job_end(status: int, arguments: Sequence[str]) -> int:
-    found = scan(arguments, os.environ)
+def _status(text: str) -> int | str:
+    if text == _WAIT:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}") from None
+
+
+def _wait(arguments: Sequence[str]) -> int:
+    """Print the exit code of a run that is over, when no agent runs in this job and srun has had time to see that.
+
+    The batch script starts this beside srun, and ends it with srun.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    parent, since = os.getppid(), None
+    while os.getppid() == parent:
+        time.sleep(_LOOK)
+        code = None
+        # Records that cannot be read now may be later; meanwhile srun tells the end.
+        with contextlib.suppress(SlurmElasticError):
+            code = code_when_over(arguments)
+        if code is None:
+            since = None
+        elif since is None:
+            since = time.monotonic()
+        elif time.monotonic() - since >= _PATIENCE:
+            _print("the run is over and has no agent in this job any more, but srun does not know that: the job ends")
+            print(int(code), flush=True)
+            break
+    return ExitCode.FINISHED
+
+
+def code_when_over(arguments: Sequence[str]) -> ExitCode | None:
+    """Return the exit code of the job if its runs are over and it has no agent any more."""
+    job, runs, restarts = _runs_of_this_start(scan(arguments, os.environ))
+    if job is None:
+        return None
+    from slurm_elastic.observe.records import read_records
+    from slurm_elastic.observe.status import agents_of
+
+    code = ExitCode.FINISHED
+    for run_dir in runs:
+        if not run_dir.is_done():
+            if run_dir.failure(incarnation(run_dir.run_id, restarts)) is None:
+                return None
+            code = ExitCode.FAILED
+        agents = agents_of(read_records(RunContents(run_dir), run_dir.run_id), job.job_id, job.restart_count)
+        if not agents or any(agent.alive for agent in agents):
+            return None
+    return code
+
+
+def _runs_of_this_start(found: Scan) -> tuple[SlurmJob | None, list[RunDir], int]:
+    """Return the job, its runs, and the restart count by which their incarnations are named."""
     job = SlurmJob.from_environment(os.environ)
     named = named_run(found.value("rdzv_id"), job, os.environ)
     runs = _runs(base_directory(found.value("run_dir"), job), job, named)
-    restarts = job.restart_count if job is not None and named is None else 0
+    return job, runs, job.restart_count if job is not None and named is None else 0
+
+
+def _job_end(status: int, arguments: Sequence[str]) -> int:
+    found = scan(arguments, os.environ)
+    job, runs, restarts = _runs_of_this_start(found)
     if job is not None:
         for run_dir in runs:
             # Agents that were killed have left theirs, and their ports may be another user's soon.

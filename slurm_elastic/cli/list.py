@@ -12,7 +12,7 @@ from slurm_elastic.cli._command import Parser
 from slurm_elastic.cli._run_view import Queue, Terminal, ViewCommand, ago, job_facts, present_status, table
 from slurm_elastic.errors import UsageError
 from slurm_elastic.observe.find import own_run_dirs
-from slurm_elastic.observe.status import RunState, status_json
+from slurm_elastic.observe.status import RunState, RunStatus, status_json
 from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.slurm import Controller, QueuedJob
 
@@ -68,7 +68,7 @@ class List(ViewCommand):
                 str(status.nodes) if status.nodes else "",
                 str(status.world_size) if status.world_size else "",
                 "" if status.step is None else str(status.step),
-                f"{ago(now - status.updated)} ago" if status.updated else "; ".join(job_facts(status.jobs or (), now)),
+                "; ".join(filter(None, _changed(status, now))),
             )
             for status in found
         ]
@@ -76,6 +76,12 @@ class List(ViewCommand):
         for state, line in zip(states, table(rows), strict=True):
             terminal.write(f"{state}  {line}")
         return 0
+
+
+def _changed(status: RunStatus, now: float) -> list[str]:
+    if not status.updated:
+        return job_facts(status.jobs or (), now)
+    return [f"{ago(now - status.updated)} ago", status.holds]
 
 
 def _not_begun(queue: Queue, begun: Sequence[RunDir], bases: Sequence[Path]) -> list[RunDir]:

@@ -154,6 +154,8 @@ def _facts(status: RunStatus, now: float) -> Iterable[tuple[str, str]]:
         left = "" if notice.seconds is None else f"; {notice.seconds:.0f} s left"
         node = f"{notice.node}, " if notice.node else ""
         yield "notice", f"{node}job {notice.job}: {printable(notice.text)}{left}"
+    if status.holds:
+        yield "holds", status.holds
     for fact in job_facts(status.jobs or (), now):
         yield "job", fact
 

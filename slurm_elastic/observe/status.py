@@ -14,7 +14,7 @@ from slurm_elastic.observe.pace import RankScore, SlowRankView, rank_scores, slo
 from slurm_elastic.observe.records import Event, Round, RunRecords, Worker, parse_time
 from slurm_elastic.rendezvous.identity import AgentIdentity
 from slurm_elastic.slurm import QueuedJob
-from slurm_elastic.slurm.hostlist import natural_key
+from slurm_elastic.slurm.hostlist import compress, natural_key
 
 if TYPE_CHECKING:
     # It imports msgspec.
@@ -29,6 +29,7 @@ __all__ = [
     "RunState",
     "RunStatus",
     "StatusExit",
+    "agents_of",
     "jobs_of",
     "run_status",
     "status_json",
@@ -198,6 +199,7 @@ class RunStatus:
     loops: tuple[Loop, ...] = ()
     events: tuple[Event, ...] = ()
     updated: float | None = None
+    holds: str = ""
     problems: tuple[str, ...] = ()
 
 
@@ -264,6 +266,7 @@ def run_status(
         loops=_loops(records, now) if state in _GOES_ON else (),
         events=records.events[-_NEWEST_EVENTS:],
         updated=max((each[-1].time for each in (records.events, records.progress) if each), default=None),
+        holds="" if state in _GOES_ON else _holds(agents, queued or ()),
         problems=(*records.problems, *problems, *(live.problems if live is not None else ())),
     )
 
@@ -274,6 +277,11 @@ def jobs_of(records: RunRecords) -> frozenset[str]:
     if own := _OWN_ID.fullmatch(records.run_id):
         known.add(own[1])
     return frozenset(known - {"0"})
+
+
+def agents_of(records: RunRecords, job: str, restarts: int) -> tuple[AgentView, ...]:
+    """Return the agents of one start of a job, in the order of nodes."""
+    return tuple(each for each in _agents(records) if each.job == job and _restarts(each.agent) == restarts)
 
 
 def status_json(status: RunStatus) -> dict[str, Any]:
@@ -410,6 +418,18 @@ def _state(
     if queued and any(job.state in _RUNS for job in queued):
         return RunState.WAITING, problems
     return (RunState.FAILED if failed else RunState.STOPPED), problems
+
+
+def _holds(agents: Sequence[AgentView], queued: Sequence[JobInQueue]) -> str:
+    """Return why jobs of a run that is over still hold their nodes; empty if none does."""
+    jobs = [job for job in queued if job.state in _RUNS]
+    if not jobs:
+        return ""
+    nodes = [agent.node for agent in agents if agent.alive]
+    why = f"agents on {compress(nodes)} have not ended" if nodes else "its agents have ended, its batch script has not"
+    if all(job.state == "COMPLETING" for job in jobs):
+        why = "Slurm is ending its processes"
+    return f"job {', '.join(job.job for job in jobs)} still holds its nodes: {why}"
 
 
 def _root_cause(records: RunRecords, newest: Round | None) -> tuple[RootCause | None, bool]:

@@ -162,7 +162,7 @@ def resolve(name: str) -> str | None:
 
 
 def _is_own(address: str) -> bool:
-    """Return True if this node has the address, also where an interface has several: others cannot be bound (bind(2))."""
+    """Return True if this node has the address, which may be one of several of an interface (bind(2))."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))

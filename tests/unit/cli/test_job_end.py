@@ -4,12 +4,16 @@ import datetime
 import json
 import os
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from slurm_elastic import __version__
 from slurm_elastic.cli import main
+from slurm_elastic.cli.job_end import code_when_over
 from slurm_elastic.rundir import JobRecords, RunDir, join_own
 from slurm_elastic.slurm import SlurmJob
 
@@ -166,3 +170,53 @@ def test_loops_are_said_and_change_nothing(tmp_path: Path, capsys: pytest.Captur
         "slurm-elastic job-end: the leader has changed 4 times in an hour; lost on n?[2J; choose a node that is not "
         "overloaded by --leader-node, or let slurm-elastic coordinator lead elsewhere\n"
     )
+
+
+# The end of a job whose srun does not end.
+
+
+def write(run_dir: RunDir, agent: str, event: str, at: int, **fields: object) -> None:
+    time = f"2026-11-25T12:00:{at:02}.000+00:00"
+    node, job = agent.split("/")[0], agent.split("/")[1].partition(".")[0]
+    record = {"time": time, "event": event, "node": node, "schema": 1, "agent": agent, **fields}
+    run_dir.append_progress(node, job, json.dumps(record))
+
+
+def test_a_run_is_over_for_its_job_when_no_agent_of_it_runs(tmp_path: Path) -> None:
+    run_dir = RunDir.for_run(tmp_path, "7").open()
+    first, second, lost = "n1/7.0/9", "n2/7.0/9", "n3/7.0/9"
+    # A job that Slurm starts again finds its run done before any agent of it has started.
+    run_dir.mark_done({})
+    assert code_when_over(["train.py"]) is None
+    for agent in (first, second, lost, "n4/8.0/9"):
+        write(run_dir, agent, "agent_started", 1)
+    write(run_dir, first, "agent_ended", 2, exit_code=0)
+    write(run_dir, second, "agent_ended", 2, exit_code=0)
+    assert code_when_over(["train.py"]) is None
+    text = {"time": "2026-11-25T12:00:03.000+00:00", "event": "node_lost", "node": "n1", "nodes": ["n3"]}
+    run_dir.append_event("n1", json.dumps(text))
+    assert code_when_over(["train.py"]) == 0
+
+
+def test_a_run_that_has_failed_is_over_too(tmp_path: Path) -> None:
+    run_dir = RunDir.for_run(tmp_path, "7").open()
+    write(run_dir, "n1/7.0/9", "agent_started", 1)
+    write(run_dir, "n1/7.0/9", "agent_ended", 2, exit_code=1)
+    # Not over: the job may be requeued.
+    assert code_when_over(["train.py"]) is None
+    run_dir.publish_failure("7.0", json.dumps({"agent": "n1/7.0/9"}).encode())
+    assert code_when_over(["train.py"]) == 1
+
+
+def test_srun_has_time_to_tell_the_end_first(tmp_path: Path) -> None:
+    run_dir = RunDir.for_run(tmp_path, "7").open()
+    begun = time.monotonic()
+    command = [sys.executable, "-m", "slurm_elastic", "job-end", "wait", "train.py"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        run_dir.mark_done({})
+        write(run_dir, "n1/7.0/9", "agent_started", 1)
+        write(run_dir, "n1/7.0/9", "agent_ended", 2, exit_code=0)
+        out, complaint = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "0\n")
+    assert "srun does not know that" in complaint
+    assert time.monotonic() - begun > 4.0

@@ -142,6 +142,24 @@ def test_a_finished_run_is_finished_whatever_slurm_says(run: WrittenRun) -> None
     assert {agent.state for agent in seen.agents} == {"ended"}
 
 
+def test_a_run_that_is_over_says_why_its_job_holds_its_nodes(run: WrittenRun) -> None:
+    trains(run)
+    run.progress(31, A, "agent_ended", exit_code=0)
+    run.run_dir.mark_done({"outcome": "succeeded"})
+    assert status(run, 40).holds == ""
+    seen = status(run, 40, queued())
+    assert (seen.state, seen.holds) == (
+        RunState.FINISHED,
+        "job 7 still holds its nodes: agents on n[2,10] have not ended",
+    )
+    for agent in (B, C):
+        run.progress(32, agent, "agent_ended", exit_code=0)
+    why = "its agents have ended, its batch script has not"
+    assert status(run, 40, queued()).holds == f"job 7 still holds its nodes: {why}"
+    why = "Slurm is ending its processes"
+    assert status(run, 40, queued("COMPLETING")).holds == f"job 7 still holds its nodes: {why}"
+
+
 def test_notices_count_down(run: WrittenRun) -> None:
     trains(run)
     notice = {"text": "preempted, 15 s left", "seconds": 15.0, "time": iso(25)}

@@ -23,6 +23,7 @@ BESIDE = (TEMPLATES / "etcd.sbatch", STORE)
 
 STAND_IN = """\
 #!/bin/bash
+if [ "${{0##*/}} $1 $2" = "slurm-elastic job-end wait" ]; then {wait}; exit; fi
 printf '%s\\n' "${{0##*/}}" "$@" >>'{log}'
 echo . >>'{log}'
 {action}
@@ -79,9 +80,9 @@ class Job:
         for tool in ("bash", "sleep", "touch", "env"):
             (self.bin / tool).symlink_to(shutil.which(tool) or tool)
 
-    def stand_in(self, name: str, action: str) -> None:
+    def stand_in(self, name: str, action: str, wait: str = ":") -> None:
         path = self.bin / name
-        path.write_text(STAND_IN.format(log=self.log, action=action))
+        path.write_text(STAND_IN.format(log=self.log, action=action, wait=wait))
         path.chmod(0o755)
 
     def start(
@@ -226,6 +227,25 @@ def test_the_run_directory_decides_about_a_failure(job: Job, status: int) -> Non
     job.stand_in("slurm-elastic", "exit 42")
     assert job.run("train.py", "--x", "a b") == (42, "")
     assert job.calls()[1:] == [["slurm-elastic", "job-end", str(status), "train.py", "--x", "a b"]]
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_run_that_is_over_ends_the_job_though_srun_waits(job: Job, code: int) -> None:
+    job.stand_in("srun", "sleep 600")
+    job.stand_in("slurm-elastic", 'exit "$2"', wait=f'[ "$*" = "job-end wait train.py" ] && echo {code}')
+    with job.start("train.py") as process:
+        try:
+            assert process.wait(timeout=60) == code
+        finally:
+            kill(process)
+    assert [call[1:] for call in job.calls() if call[0] != "srun"] == ([["job-end", "1", "train.py"]] if code else [])
+
+
+def test_what_waits_for_the_run_ends_with_srun(job: Job) -> None:
+    job.stand_in("srun", "exit 0")
+    job.stand_in("slurm-elastic", "exit 9", wait="exec sleep 600")
+    # Reads the standard error to its end, which the stand-in holds.
+    assert job.run("train.py") == (0, "")
 
 
 def test_a_missing_package_is_said_in_one_line(job: Job) -> None:
