@@ -138,7 +138,7 @@ class SignalDiagnosis:
         self._least: float | None = None
         self._end: float | None = None
         """When the time limit ends the job, in own monotonic time; None if Slurm has not said so."""
-        self._limit, self._learns = 0.0, False
+        self._limit, self._learns, self._explained = 0.0, False, 0
         self._said = ""
         self._signals_seen = 0
         self._thread: threading.Thread | None = None
@@ -224,13 +224,13 @@ class SignalDiagnosis:
             self._wakeup.clear()
             if self._closed:
                 break
-            if self._requested is None and self._notices.first() is None and not self._is_due():
+            if self._requested is None and not self._has_question():
                 continue
             # An agent that has asked once stays the one that asks: the others rely on it.
             self._asks = self._asks or (self._controller is not None and self._is_asker())
             if self._requested is not None:
                 self._write(self._requested)
-            if self._notices.first() is None and not self._is_due():
+            if not self._has_question():
                 continue
             if self._asks and self._controller is not None and self._job is not None:
                 self._ask(self._controller, self._job)
@@ -242,8 +242,9 @@ class SignalDiagnosis:
 
     def _learn(self, controller: Controller, job: SlurmJob) -> None:
         """Ask Slurm for the least grace and the time limit, as the agent of the job's first node."""
-        view, clock = controller.job(job.name), controller.clock()
-        if view is None or clock is None:
+        view = controller.job(job.name)
+        clock = controller.clock() if view is not None and self._notices.first() is None else None
+        if view is None or clock is None or self._notices.first() is not None:
             return
         preempts = clock.preempt_type not in ("", "preempt/none", "(null)")
         grace = controller.grace(view, clock.preempt_type) if preempts else None
@@ -271,9 +272,11 @@ class SignalDiagnosis:
         """Return the seconds for which the job may train until it has to save; None if Slurm has told no end."""
         return None if self._end is None else self._end - time.monotonic() - self._save()
 
-    def _is_due(self) -> bool:
+    def _has_question(self) -> bool:
+        """Return True if Slurm has not been asked about all signals, or the job has to save."""
         left = self._train_on()
-        return left is not None and left <= 0 and self._known is None
+        due = left is not None and left <= 0 and self._known is None
+        return due or (self._notices.first() is not None and len(self._notices.all()) > self._explained)
 
     def _pause(self) -> float | None:
         """Return the seconds until the thread has to look again; None for never."""
@@ -289,6 +292,7 @@ class SignalDiagnosis:
 
     def _wait_for_leader(self) -> None:
         if self._job is not None and not self._is_warned():
+            self._explained = len(self._notices.all())
             end = time.monotonic() + self._answer_timeout
             while not self._closed and (left := end - time.monotonic()) > 0:
                 self._wakeup.wait(left)
@@ -302,6 +306,7 @@ class SignalDiagnosis:
         pause, presumed = _FIRST_PAUSE, self._known is not None
         while not self._closed:
             signals, elapsed = self._signals()
+            self._explained = len(signals)
             view = controller.job(job.name)
             if view is not None:
                 clock, grace = controller.clock(), None
