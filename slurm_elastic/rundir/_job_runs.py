@@ -60,6 +60,9 @@ def choose_run(job: SlurmJob, command: tuple[str, ...], runs: Sequence[KnownRun]
 
     A step that has begun a run is this run until it is over. After a requeue, steps may have other numbers: each takes
     a run with its script and arguments, the one of the same number first. A new run has the number of its step.
+
+    Agents of one step look at different moments, and claim what they have chosen. As earlier starts do not change, and
+    a run that is taken stays so, they end with the same run.
     """
     step = job.step_id or ""
     for run in runs:
@@ -76,10 +79,12 @@ def choose_run(job: SlurmJob, command: tuple[str, ...], runs: Sequence[KnownRun]
     if same:
         return min(same, key=lambda run: run.before is not None and run.before.step != step).run_id
     # The only run of the job: after a requeue its script may give other arguments, such as --resume.
-    only = free[0].before if len(runs) == len(free) == 1 and not free[0].finished else None
-    if only is not None and only.command[:1] == command[:1]:
-        return free[0].run_id
-    taken, number = {run.run_id for run in runs}, int(step or 0)
+    begun = [(run, run.before) for run in runs if run.before is not None]
+    for run, before in begun if len(begun) == 1 else ():
+        if run.now is None and not run.finished and (before.step, before.command[:1]) == (step, command[:1]):
+            return run.run_id
+    # Not a directory without a record: agents of this step that look at other moments may find none there.
+    taken, number = {run.run_id for run in runs if run.now or run.before}, int(step or 0)
     while (run_id := f"{job.name}.{number}" if number else job.name) in taken:
         number += 1
     return run_id

@@ -149,7 +149,7 @@ def test_agents_of_one_run_with_other_arguments_are_refused(jobs):
     late = submit(jobs, "srun -n1 slurm-elastic agent --run-id=mine says.py left 100000; exit $?\n", "-N1")
     late.wait_for("FAILED")
     assert late.exit_code() == 2
-    assert "run mine is finished, and this job has no part in it: nothing is trained; " in late.output
+    assert "run mine is finished, and this agent has no part in it: nothing is trained; " in late.output
 
 
 def test_the_commands_of_a_job_with_one_run_after_another_step(jobs):

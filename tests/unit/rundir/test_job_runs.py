@@ -78,6 +78,9 @@ def earlier(run_id: str, step: str, command: tuple[str, ...], **more: Any) -> Kn
         (job(0, 1), B, [earlier("7", "0", A)], "7"),
         (job(0, 1), B, [earlier("7", "0", A, finished=True)], "7.1"),
         (job(0, 1), ("t.py", "c"), [earlier("7", "0", A), earlier("7.1", "1", B)], "7.2"),
+        # Whether another step has made the directory of its new run already, or has begun it, makes no difference.
+        (job(0, 1), C, [earlier("7", "0", A), KnownRun("7.1", None)], "7.1"),
+        (job(0, 1), B, [earlier("7", "0", A), begun("7.1", "1", C)], "7"),
         # An earlier release has written no starts.
         (job(0, 1), A, [KnownRun("7", None)], "7"),
     ],
