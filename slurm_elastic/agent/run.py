@@ -137,8 +137,8 @@ def _join_run(settings: AgentSettings, fork_server: ForkServer | None, records: 
         # An element of an array belongs to its run, also where Slurm starts it late.
         if settings.shared and settings.expected_nodes and not took_part:
             raise UsageError(
-                f"run {settings.run_id} is finished, and this agent has no part in it: nothing is trained; give another "
-                "--run-id for a new run"
+                f"run {settings.run_id} is finished, and this agent has no part in it: nothing is trained; give "
+                "another --run-id for a new run"
             )
         logger.info("run %s is finished already: nothing to do", settings.run_id)
         if not settings.shared:
