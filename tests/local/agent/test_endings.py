@@ -31,10 +31,14 @@ def test_a_finished_run_is_0_for_members_and_spares_and_stays_finished(allocate:
     assert [agent.wait() for agent in agents] == [0, 0, 0]
     assert nodes.rounds() == 1
     assert (nodes.run_dir / "done.json").exists()
-    again = nodes.start(1, "--nnodes=1:2")
+    again = nodes.start(1, "--nnodes=1:2", SLURM_RESTART_COUNT="1")
     assert again.wait() == 0
     assert "run 7 is finished already: nothing to do" in again.err
     assert nodes.rounds() == 1
+    # A further agent of the same step is another run.
+    another = nodes.start(1, "--nnodes=1:2", SLURM_RESTART_COUNT="1")
+    assert another.wait() == 0
+    assert (nodes.run_dir.with_name("7.1") / "done.json").exists()
 
 
 def test_a_failed_run_is_1_everywhere_and_its_root_cause_is_said_last(allocate: Allocate) -> None:

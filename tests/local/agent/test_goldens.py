@@ -51,7 +51,7 @@ def test_a_run_with_every_event(allocate: Allocate, tmp_path: Path, capsys: pyte
         agent = failing.start(1, script=[SCRIPT])
         failed = agent.wait()
         usage = failing.start(1, "--nnodes=none", script=[SCRIPT]).wait()
-        unfit = failing.start(1, "--node-check=false", script=[SCRIPT]).wait()
+        unfit = failing.start(1, "--node-check=false", script=[SCRIPT], SLURM_RESTART_COUNT="1").wait()
         files = layout(nodes.run_dir, failing.run_dir)
         records = [*nodes.events(), *failing.events()]
         progress = [*progress_of(nodes), *progress_of(failing)]
