@@ -8,8 +8,16 @@ from dataclasses import replace
 
 from slurm_elastic.agent.features import Feature, RunningRound
 from slurm_elastic.agent.memory_kills import memory_kills, resident
-from slurm_elastic.agent.root_cause import aborted_at_exit, words
-from slurm_elastic.failures import BY_KERNEL, Attribution, Domain, Outlook, attribute, fingerprint, position
+from slurm_elastic.agent.root_cause import aborted_at_exit, named_error, words
+from slurm_elastic.failures import (
+    BY_KERNEL,
+    Attribution,
+    Domain,
+    Outlook,
+    attribute,
+    fingerprint,
+    position,
+)
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.text import size_text
 
@@ -57,6 +65,7 @@ class AttributionFeature(Feature):
             cause=found.cause.name,
             domain=found.cause.domain.value,
             outlook=found.cause.outlook.value,
+            error="" if failure.hung or text.startswith(BY_KERNEL) else named_error(text),
             detail="; ".join(filter(None, (found.detail, told))),
             uncharged=failure.uncharged or excused,
             consequence=found.cause.consequence,

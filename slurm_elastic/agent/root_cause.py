@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from slurm_elastic import typed_json
-from slurm_elastic.failures import BY_KERNEL, BY_WATCHDOG, explanation, named, without_prefixes
+from slurm_elastic.failures import BY_KERNEL, BY_WATCHDOG, ending, error_line, explanation, named, without_prefixes
 from slurm_elastic.rendezvous.membership import WorkerFailure
 
-__all__ = ["aborted_at_exit", "last_output", "recorded_traceback", "root_cause", "words"]
+__all__ = ["aborted_at_exit", "last_output", "named_error", "recorded_traceback", "root_cause", "words"]
 
 _LINES = 20
 _WIDTH = 300
@@ -43,6 +43,11 @@ def last_output(error_file: str, log: str) -> str:
     return "\n".join(_shown_lines(words(error_file, log)))
 
 
+def named_error(text: str) -> str:
+    """Return the line of the output of a worker that names its error, as it is shown; see `words`."""
+    return "".join(_shown_lines(error_line(text))[-1:])
+
+
 def words(error_file: str, log: str) -> str:
     """Return the last output of a worker: its traceback, else the end of its stderr.
 
@@ -50,7 +55,7 @@ def words(error_file: str, log: str) -> str:
         error_file: The file of torch's ``@record`` (elastic/multiprocessing/errors, 2.13); it need not exist.
         log: The file of its stderr; it need not exist.
     """
-    return without_prefixes(recorded_traceback(error_file) or _from_traceback(_tail(log)))
+    return without_prefixes(recorded_traceback(error_file)) or ending(_tail(log))
 
 
 def aborted_at_exit(text: str, exit_code: int, error_file: str) -> bool:
@@ -111,9 +116,3 @@ def _tail(log: str) -> str:
             return file.read(_TAIL_BYTES).decode(errors="replace")
     except OSError:
         return ""
-
-
-def _from_traceback(text: str) -> str:
-    """Remove the text before the last traceback; a wrapper may have printed more lines after it."""
-    start = text.rfind(_TRACEBACK)
-    return text if start < 0 else text[start:]

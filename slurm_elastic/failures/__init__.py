@@ -1,6 +1,7 @@
 """Failures of workers: their causes, whether one is the last one again, nodes with strikes, and loops. Pure."""
 
-from slurm_elastic.failures.attribution import Attribution, attribute, explanation, named, without_prefixes
+from slurm_elastic.failures.attribution import Attribution, attribute, explanation, named
+from slurm_elastic.failures.endings import ending, error_line, without_prefixes
 from slurm_elastic.failures.loops import Loop, find_loops
 from slurm_elastic.failures.registry import BY_KERNEL, BY_WATCHDOG, REGISTRY, Cause, Domain, Outlook, mistakes
 from slurm_elastic.failures.repetition import BEFORE_FIRST_STEP, fingerprint, position
@@ -19,6 +20,8 @@ __all__ = [
     "Outlook",
     "Strike",
     "attribute",
+    "ending",
+    "error_line",
     "exclusion",
     "explanation",
     "find_loops",

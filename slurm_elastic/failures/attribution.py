@@ -6,15 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slurm_elastic.failures.endings import ending
 from slurm_elastic.failures.registry import BY_KERNEL, BY_WATCHDOG, REGISTRY, Cause, Domain, Outlook
 
-__all__ = ["Attribution", "attribute", "explanation", "named", "without_prefixes"]
+__all__ = ["Attribution", "attribute", "explanation", "named"]
 
 _TRACEBACK = "Traceback (most recent call last):"
 _END = 40
 """Lines at the end of a log without a traceback in which a cause is looked for: earlier ones were survived."""
-_PREFIX = re.compile(r"^\[rank\d+\]:(?:\[[^\]\n]*\])? ?", re.MULTILINE)
-"""torch's prefix of the lines of a traceback (distributed_c10d.py, _distributed_excepthook, 2.13)."""
 _IN_USE = re.compile(r"(?:this process|Process \d+) has [\d.]+ \w+ memory in use", re.IGNORECASE)
 """Whose memory a GPU is full of (c10/cuda/CUDACachingAllocator.cpp, torch 2.13)."""
 _KILL = 9
@@ -45,7 +44,9 @@ def attribute(text: str, exit_code: int | None = None, registry: Sequence[Cause]
     if exit_code == -_KILL and not text.startswith((BY_KERNEL, BY_WATCHDOG)):
         # SIGKILL comes from outside: what the worker wrote before says nothing about it.
         text = ""
-    text = _relevant(without_prefixes(text))
+    text = ending(text)
+    if not text.startswith(_TRACEBACK):
+        text = "\n".join(text.rstrip().split("\n")[-_END:])
     for row in registry:
         by_text = row.text is not None and row.text.search(text) is not None
         by_signal = exit_code is not None and exit_code < 0 and -exit_code in row.signals
@@ -72,16 +73,6 @@ def explanation(cause: str, detail: str = "") -> str:
 def named(cause: str) -> Cause | None:
     """Return the row of this name; None if this release has none."""
     return next((row for row in REGISTRY if row.name == cause), None)
-
-
-def without_prefixes(text: str) -> str:
-    """Return the text without the prefix that torch gives each line of a traceback."""
-    return _PREFIX.sub("", text)
-
-
-def _relevant(text: str) -> str:
-    start = text.rfind(_TRACEBACK)
-    return text[start:] if start >= 0 else "\n".join(text.rstrip().split("\n")[-_END:])
 
 
 def _detail(row: Cause, text: str) -> str:

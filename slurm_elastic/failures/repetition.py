@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from slurm_elastic.failures.attribution import Attribution, without_prefixes
+from slurm_elastic.failures.attribution import Attribution
+from slurm_elastic.failures.endings import without_prefixes
 from slurm_elastic.failures.registry import Domain, Outlook
 
 __all__ = ["BEFORE_FIRST_STEP", "fingerprint", "position"]

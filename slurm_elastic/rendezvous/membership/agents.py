@@ -73,6 +73,7 @@ class WorkerFailure:
         agent, node, rank: Agent, node and rank of the worker.
         exit_code: Its exit code, minus the number of the signal that ended it.
         message: Its error, or the last lines that it wrote.
+        error: The line of these that names the error; empty for the last one.
         error_file, log: Paths of the error file and of the log; empty for none.
         hung: True if the watchdog killed it because it made no progress.
         timed_out: True if it ended because a collective took too long.
@@ -107,6 +108,7 @@ class WorkerFailure:
     stragglers: tuple[tuple[int, str], ...] = ()
     ran: float = STEPPED
     script: str = ""
+    error: str = ""
 
     @property
     def stalled(self) -> bool:
@@ -115,9 +117,8 @@ class WorkerFailure:
 
     @property
     def summary(self) -> str:
-        """One line: the last of the message, which in a traceback names the error."""
-        lines = self.message.split("\n")
-        return lines[-1] or f"exit code {self.exit_code}"
+        """One line: that which names the error, else the last of the message."""
+        return self.error or self.message.split("\n")[-1] or f"exit code {self.exit_code}"
 
 
 def root_of(failures: Iterable[WorkerFailure]) -> WorkerFailure:

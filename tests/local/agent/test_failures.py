@@ -39,6 +39,26 @@ def test_the_cause_of_each_planted_fault_is_named(allocate: Allocate) -> None:
         assert nodes.action(of_round=number) == fault.action, fault.fault
 
 
+IGNORED = """
+class Loader:
+    def __del__(self):
+        raise ImportError("sys.meta_path is None, Python is likely shutting down")
+
+loader = Loader()
+raise ValueError("the learning rate is wrong")
+"""
+
+
+def test_what_python_ignores_is_no_cause(allocate: Allocate) -> None:
+    nodes = allocate(1)
+    nodes.touch("train.py", IGNORED)
+    agent = nodes.start(1, "--max-restarts=0", script=["train.py"])
+    assert agent.wait() == 1
+    _, _, told = agent.err.partition("rank 0 on 127.0.0.1 ended with exit code 1")
+    assert "ValueError: the learning rate is wrong\nthe rest: " in told, agent.err
+    assert "a module is missing" not in agent.err
+
+
 REPEATS = """
 import os, time
 from slurm_elastic import trainer
