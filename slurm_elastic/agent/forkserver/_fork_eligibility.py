@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program
 
-__all__ = ["SWITCHED_OFF", "Launch", "is_read_at_import", "obstacle_to_any_warm_start", "obstacle_to_warm_start"]
+__all__ = [
+    "SWITCHED_OFF",
+    "Launch",
+    "is_read_at_import",
+    "is_read_by_libraries",
+    "obstacle_to_any_warm_start",
+    "obstacle_to_warm_start",
+]
 
 SWITCHED_OFF = "warm start is switched off"
 
@@ -58,11 +65,12 @@ def is_read_at_import(name: str) -> bool:
     return name in _READ_AT_IMPORT or (name.startswith(_PREFIXES) and not name.startswith(_READ_LATER))
 
 
-_PREFIXES = (
-    "PYTHON",
-    "LD_",
-    "MALLOC_",
-    "LC_",
+def is_read_by_libraries(name: str) -> bool:
+    """Return whether torch or a library under it reads this variable when it is imported, and not at its first use."""
+    return name == "GOTO_NUM_THREADS" or (name.startswith(_LIBRARIES) and not name.startswith(_READ_LATER + _READ_USE))
+
+
+_LIBRARIES = (
     "TORCH",
     "PYTORCH_",
     "ATEN_",
@@ -76,6 +84,7 @@ _PREFIXES = (
     "NUMEXPR_",
     "NPY_",
 )
+_PREFIXES = (*_LIBRARIES, "PYTHON", "LD_", "MALLOC_", "LC_")
 _READ_AT_IMPORT = frozenset({"LANG", "LANGUAGE", "TZ", "GLIBC_TUNABLES", "GOTO_NUM_THREADS"})
 _READ_LATER = (
     # Given to each worker by the agent (agent/server/local_elastic_agent.py, _start_workers, torch 2.13).
@@ -86,6 +95,17 @@ _READ_LATER = (
     "TORCH_ELASTIC_",
     "TORCH_WORKER_SERVER_SOCKET",
 )
+_READ_USE = (
+    # torch/hub.py (_get_torch_home), torch/utils/cpp_extension.py, torch/_inductor/runtime/cache_dir_utils.py, 2.13.
+    "TORCH_HOME",
+    "TORCH_CUDA_ARCH_LIST",
+    "TORCH_EXTENSIONS_DIR",
+    "TORCHINDUCTOR_CACHE_DIR",
+    # At the first allocation on a GPU (c10/cuda/CUDAAllocatorConfig.cpp, 2.13).
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+)
+"""Variables that scripts often set and that are read at their use."""
 
 
 def _is_function(command: Sequence[str]) -> bool:

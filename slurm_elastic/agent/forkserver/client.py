@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_elastic.agent.forkserver._channel import Channel
+from slurm_elastic.agent.forkserver._early_settings import early_setting, script_file
 from slurm_elastic.agent.forkserver._fork_eligibility import Launch, obstacle_to_any_warm_start, obstacle_to_warm_start
 from slurm_elastic.agent.forkserver._import_list import forget_list
 from slurm_elastic.agent.forkserver._linux import become_subreaper
@@ -240,7 +241,22 @@ class ForkServer:
             return self._cold_reason
         if self.state is not State.WARM:
             return self.reason or "the fork server is not ready"
-        return obstacle_to_warm_start(self._program, self._launch, command, Launch(environment, str(Path.cwd())))
+        reason = obstacle_to_warm_start(self._program, self._launch, command, Launch(environment, str(Path.cwd())))
+        return reason or self._obstacle_in_script(self._program, command, environment)
+
+    def _obstacle_in_script(
+        self, program: Program, command: Sequence[str], environment: Mapping[str, str]
+    ) -> str | None:
+        path = script_file(program.options)
+        try:
+            text = Path(path).read_text(errors="replace") if path else ""
+        except OSError:
+            return None
+        setting = early_setting(text, program.arguments_of(command) or (), environment)
+        if setting is None:
+            return None
+        line, name = setting
+        return f"{path}, line {line}, sets {name}, which is read at import; set it in the batch script to start warm"
 
     def refresh(self) -> None:
         """Between two rounds: switch to a replacement that has imported its plan, if there is one.

@@ -264,3 +264,20 @@ def test_worker_finds_its_control_page(
     control = RoundControl(tmp_path / "pages", 0, 1)
     assert place.run_warm(environment=control.environment(0)).stdout == "True\nNone\n"
     assert [(worker.boundary, worker.step) for worker in control.progress()] == [(1, 3)]
+
+
+def test_variables_that_a_script_sets_for_torch_have_their_effect(
+    workplace: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = workplace()
+    place.script.write_text(
+        "import os, sys\n"
+        "os.environ[sys.argv[1]] = 'INFO'\n"
+        "there = 'torch' in sys.modules\n"
+        "import torch.distributed\n"
+        "print(there, torch.distributed.get_debug_level().name)\n"
+    )
+    assert place.run_warm(["NAME"]).stdout.startswith("True ")
+    assert caplog.text == ""
+    assert place.run_warm(["TORCH_DISTRIBUTED_DEBUG"]).stdout == "False INFO\n"
+    assert "line 2, sets TORCH_DISTRIBUTED_DEBUG, which is read at import; set it in the batch script" in caplog.text
