@@ -5,20 +5,20 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from slurm_elastic.cli._command import Parser
-from slurm_elastic.cli._serve import ServingCommand
+from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.errors import UsageError
 
 if TYPE_CHECKING:
     from slurm_elastic.agent.coordinator import CoordinatorSettings
-    from slurm_elastic.agent.signals import Notices
     from slurm_elastic.rundir import RunDir
     from slurm_elastic.slurm import Controller, SlurmJob
 
 __all__ = ["Coordinator"]
+
+_SUBMIT = "--submit"
 
 _EXAMPLES = """\
   slurm-elastic coordinator 1234 --nnodes 2:8              lead the array 1234
@@ -30,14 +30,12 @@ The bounds of the leader count: give the agents the same --nnodes. With --submit
 """
 
 
-class Coordinator(ServingCommand):
+class Coordinator(Command):
     """Leads a run from a job that is not preempted; if it ends before the run, an agent takes over the leadership."""
 
     name = "coordinator"
     summary = "lead a run without workers, for instance from a small job that is not preempted"
     examples = _EXAMPLES
-    submit_help = "arguments of sbatch for the job of the run; the coordinator ends when that job has ended"
-    submit_example = "--array=0-7 array.sbatch train.py"
 
     def add_options(self, parser: Parser) -> None:
         """See base class."""
@@ -57,18 +55,23 @@ class Coordinator(ServingCommand):
             "--local-addr", metavar="ADDRESS", help="address by which agents reach this node, used as it is"
         )
         parser.add_argument("--grace", metavar="SECONDS", help="seconds from SIGTERM to SIGKILL (default: 30)")
+        help_text = (
+            "last option: arguments of sbatch for the job of the run; the coordinator ends when that job has ended"
+        )
+        parser.add_argument(_SUBMIT, nargs=argparse.REMAINDER, metavar="...", help=help_text)
 
-    def check(self, options: argparse.Namespace) -> None:
-        """See base class."""
-        if options.run_id is None and not options.submit:
-            raise UsageError(
-                "no run is named; give the id of its array or the --run-id of its agents, or submit the run by --submit"
-            )
-
-    def serve(self, options: argparse.Namespace, notices: Notices, node: str) -> int:
+    def run(self, arguments: Sequence[str]) -> int:
         """Lead until the run is over or a signal comes."""
-        from slurm_elastic.agent.coordinator import coordinate
+        options = self._options(arguments)
+        from slurm_elastic.agent.signals import record_signals
 
+        notices = record_signals()
+        from slurm_elastic.agent.console_log import configure_logging
+        from slurm_elastic.agent.coordinator import coordinate
+        from slurm_elastic.agent.nonblocking_output import make_output_nonblocking
+
+        make_output_nonblocking()
+        configure_logging(os.environ.get("SLURMD_NODENAME", "localhost"))
         settings = _settings(options, os.environ)
 
         def submit_run() -> str:
@@ -80,6 +83,19 @@ class Coordinator(ServingCommand):
             return job
 
         return int(coordinate(settings, notices, submit_run if options.submit else None))
+
+    def _options(self, arguments: Sequence[str]) -> argparse.Namespace:
+        # argparse would take options of sbatch for options of this command.
+        own = list(arguments).index(_SUBMIT) if _SUBMIT in arguments else len(arguments)
+        options = self.parser().parse_args(arguments[:own])
+        options.submit = arguments[own + 1 :]
+        if own < len(arguments) and not options.submit:
+            raise UsageError(f"{_SUBMIT}: name a batch script, as in {_SUBMIT} --array=0-7 array.sbatch train.py")
+        if options.run_id is None and not options.submit:
+            raise UsageError(
+                "no run is named; give the id of its array or the --run-id of its agents, or submit the run by --submit"
+            )
+        return options
 
 
 def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> CoordinatorSettings:
