@@ -35,18 +35,6 @@ TRICKS = {
         'if program is FUNCTION:\n        return "--run-path"',
         'if True:\n        return "a benchmark"',
     ),
-    "overlap": Trick(
-        "modules are imported while the dynamic linker loads torch's libraries",
-        "agent/forkserver/_import_overlap.py",
-        "    import_extension_modules()\n    done = _thread.allocate_lock()\n",
-        "    return\n",
-    ),
-    "extension-modules": Trick(
-        "extension modules are imported before, as they would wait for the dynamic linker",
-        "agent/forkserver/_import_overlap.py",
-        "    import_extension_modules()\n    done = _thread.allocate_lock()\n",
-        "    done = _thread.allocate_lock()\n",
-    ),
     "freeze": Trick(
         "collections in workers leave alone what the fork server has imported",
         "agent/forkserver/_server.py",

@@ -11,10 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from slurm_elastic.agent.forkserver._generated_code import GENERATED
 from slurm_elastic.agent.forkserver._linux import children
-from slurm_elastic.agent.forkserver._module_files import modules_found_by_file
-from slurm_elastic.agent.forkserver._stack_room import with_stack_room
 
 __all__ = [
     "DEFERRED",
@@ -50,7 +47,6 @@ class BrokenPreloadError(Exception):
         super().__init__(f"{module} cannot be imported: {why}")
 
 
-@with_stack_room
 def import_module(name: str) -> None:
     """Import one module.
 
@@ -58,7 +54,7 @@ def import_module(name: str) -> None:
         BrokenPreloadError: The import failed.
     """
     try:
-        with uncollected(), modules_found_by_file(), GENERATED.reused():
+        with uncollected():
             importlib.import_module(name)
     except BaseException as error:
         raise BrokenPreloadError(name, error) from error

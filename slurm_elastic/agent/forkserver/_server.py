@@ -23,7 +23,6 @@ from slurm_elastic.agent.forkserver._agent_child import run_agent_child
 from slurm_elastic.agent.forkserver._channel import Channel
 from slurm_elastic.agent.forkserver._child_reaper import ChildReaper
 from slurm_elastic.agent.forkserver._fast_exit import FastExit
-from slurm_elastic.agent.forkserver._generated_code import GENERATED
 from slurm_elastic.agent.forkserver._import_learner import ImportLearner, Outcome
 from slurm_elastic.agent.forkserver._import_plan import ImportPlan
 from slurm_elastic.agent.forkserver._import_recorder import ImportRecord
@@ -318,7 +317,6 @@ class ServerProcess:
         unusable = not outcome.complete or self._learner.is_searching
         if not unusable and not outcome.broken:
             self._learner.keep_plan(attempt.plan)
-            GENERATED.keep()
         with contextlib.suppress(OSError):
             os.write(attempt.outcome_fd, outcome.packed())
         os.close(attempt.outcome_fd)

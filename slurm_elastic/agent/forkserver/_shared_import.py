@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
+import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from importlib.machinery import all_suffixes
 from typing import Any
 
-from slurm_elastic.agent.forkserver import _import_overlap as import_overlap
 from slurm_elastic.agent.forkserver import _preload as preload
 from slurm_elastic.agent.forkserver._channel import Channel
 from slurm_elastic.agent.forkserver._linux import flush_c_streams, set_task_name, set_title
@@ -28,6 +28,8 @@ from slurm_elastic.agent.process_end import run_last
 
 __all__ = ["import_and_fork"]
 
+_AGENT_PACKAGES = frozenset({"slurm_elastic", "hostlist", "msgspec"})
+"""Packages, besides the standard library, that are imported here for the agent alone."""
 _THREADS_END = 0.1
 """Seconds for threads to end: pools that handle forks end theirs at a fork, and the kernel lists them longer."""
 
@@ -79,7 +81,7 @@ def _import_required(settings: dict[str, Any], modules_before: set[str]) -> str 
         ]
     except (ImportError, OSError, preload.BrokenPreloadError):
         return ""
-    imported = {name.partition(".")[0] for name in set(sys.modules) - modules_before} - import_overlap.AGENT_PACKAGES
+    imported = {name.partition(".")[0] for name in set(sys.modules) - modules_before} - _AGENT_PACKAGES
     hidden = min((name for name in beside if (module := _module(name)) and module in imported), default=None)
     return None if hidden is None else f"{hidden} beside the script has the name of a module that torch imports"
 
@@ -115,8 +117,18 @@ def _warm_settings(
     for descriptor in settings["inherited"]:
         os.close(descriptor)
     os.setsid()
-    import_overlap.forget_agent()
+    _forget_agent()
     return {**settings, "channel": far_end.detach(), "environment": before}
+
+
+def _forget_agent() -> None:
+    """Remove the agent's modules and loggers from the fork server: a script may have modules with the same names."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in _AGENT_PACKAGES]:
+        # The module is kept, not cleared: that would take as long as a fork.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(sys.modules.pop(name)))
+    loggers = logging.root.manager.loggerDict
+    for name in [name for name in loggers if name.partition(".")[0] in _AGENT_PACKAGES]:
+        del loggers[name]
 
 
 def _child(pid: int, near_end: Channel, far_end: Channel) -> Replacement | None:
@@ -166,8 +178,7 @@ def _exit_code(end: SystemExit) -> int:
 
 def _exit(code: int) -> None:
     """End as Py_FinalizeEx does (Python/pylifecycle.c, 3.11); if this returned, Python would run the script."""
-    with contextlib.suppress(Exception):
-        vars(threading)["_shutdown"]()
+    # All threads of the agent are daemons: none has to be waited for.
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):

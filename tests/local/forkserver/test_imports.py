@@ -148,29 +148,6 @@ def test_nothing_of_the_script_is_looked_at(site: Site) -> None:
     assert (ended.stdout, ended.stderr) == ("done\n['plain']\n", "")
 
 
-CLASSES = """\
-import dataclasses
-
-@dataclasses.dataclass
-class Named:
-    name_of_this_test: int
-"""
-
-
-def test_code_that_dataclasses_generates_is_kept_for_later_runs(site: Site) -> None:
-    (site.packages / "classes.py").write_text(CLASSES)
-    site.learn(
-        asking("classes") + "import classes, dataclasses\nprint(there, 'exec' in vars(dataclasses), classes.Named(1))\n"
-    )
-    (kept,) = site.lists.glob("generated-*")
-    assert b"name_of_this_test" in kept.read_bytes()
-    written = kept.stat().st_mtime_ns
-    site.start_again()
-    assert site.run().stdout == "['classes'] False Named(name_of_this_test=1)\n"
-    # Nothing had to be compiled, which would have been written.
-    assert kept.stat().st_mtime_ns == written
-
-
 SLOW_IN_THE_FORK_SERVER = """\
 import pathlib, time
 place = pathlib.Path(__file__).parents[1] / 'imported'

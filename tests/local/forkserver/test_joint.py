@@ -99,20 +99,6 @@ def test_scripts_run_as_under_torchrun(tmp_path: Path, inherited_file: int) -> N
     }
 
 
-def test_nothing_waits_for_the_libraries_that_are_loaded_meanwhile() -> None:
-    code = (
-        "import sys\n"
-        "from slurm_elastic.agent.forkserver import _import_overlap as ahead\n"
-        "def libraries(): return {line.split()[-1] for line in open('/proc/self/maps') if '.so' in line}\n"
-        "ahead.import_extension_modules()\n"
-        "before = libraries()\n"
-        "ahead.import_pure_modules()\n"
-        "print(libraries() - before, 'torch' in sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "set() False\n"
-
-
 def test_agent_stays_the_process_that_was_started(tmp_path: Path) -> None:
     agent = Agent(
         tmp_path,

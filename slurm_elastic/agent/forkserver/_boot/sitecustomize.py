@@ -51,20 +51,11 @@ def _wait_for_work(settings: dict[str, object], root: str) -> None:
     from slurm_elastic.agent.forkserver._fast_exit import FastExit
 
     fast_exit = FastExit()
-    from slurm_elastic.agent.forkserver._generated_code import GENERATED
-    from slurm_elastic.agent.forkserver._import_overlap import load_libraries
-
-    joint, lists = "joint" in settings, settings["imports"]
-    if isinstance(lists, str):
-        GENERATED.read(lists)
-    with GENERATED.reused():
-        if joint:
-            load_libraries()
-        from slurm_elastic.agent.forkserver._server import ServerProcess
-        from slurm_elastic.agent.forkserver._shared_import import import_and_fork
+    from slurm_elastic.agent.forkserver._server import ServerProcess
+    from slurm_elastic.agent.forkserver._shared_import import import_and_fork
 
     sys.path.remove(root)
-    if joint:
+    if "joint" in settings:
         settings = import_and_fork(settings, modules_before)
     for name in set(sys.modules) - modules_before:
         if name.partition(".")[0] == "slurm_elastic":
