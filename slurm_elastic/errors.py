@@ -32,8 +32,11 @@ class SlurmElasticError(Exception):
     exit_code: ExitCode = ExitCode.FAILED
 
 
-class UsageError(SlurmElasticError):
-    """A mistake of the user. The message is one line: what is wrong; how to mend it."""
+class UsageError(SlurmElasticError, ValueError):
+    """A mistake of the user. The message is one line: what is wrong; how to mend it.
+
+    For a wrong value torch and submitit raise a ValueError.
+    """
 
     exit_code = ExitCode.USAGE
 

@@ -15,6 +15,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from slurm_elastic.agent.devices import asked_apart, no_devices
 from slurm_elastic.errors import UsageError
+from slurm_elastic.rendezvous.options import TORCHS_OWN
 from slurm_elastic.rendezvous.records.open import is_etcd
 
 __all__ = ["endpoint", "ignored_options", "limit_threads", "local_world_size", "torchrun_config"]
@@ -70,10 +71,13 @@ def limit_threads(workers: int) -> bool:
 
 
 def ignored_options(options: argparse.Namespace) -> Iterable[str]:
-    """Return one line for each given option that only torchrun's static rendezvous uses."""
+    """Return one line for each given option, or key, that only torchrun's own rendezvous uses."""
     for name in ("node_rank", "master_addr"):
         if getattr(options, name) is not None:
             yield f"--{name.replace('_', '-')} is for torchrun's static rendezvous; it is ignored, Slurm says it"
+    given = {pair.partition("=")[0].strip() for pair in (options.rdzv_conf or "").split(",")}
+    if given & TORCHS_OWN:
+        yield f"--rdzv-conf: ignored, as they are for torch's own rendezvous: {', '.join(sorted(given & TORCHS_OWN))}"
 
 
 def torchrun_config(

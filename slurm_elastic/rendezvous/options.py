@@ -12,13 +12,15 @@ from slurm_elastic.rendezvous.membership import OnTie
 from slurm_elastic.rendezvous.records.etcd.config import OPTIONS as ETCD_OPTIONS
 from slurm_elastic.rendezvous.records.etcd.config import TORCH_NAMES as ETCD_TORCH_NAMES
 
-__all__ = ["RendezvousOptions"]
+__all__ = ["TORCHS_OWN", "RendezvousOptions"]
 
-_MAY_BE_ZERO = ("min_round_time", "leave_margin")
+TORCHS_OWN = frozenset({"is_host", "store_type", "close_timeout", "heartbeat_timeout", "rank"})
+"""Keys of torch's c10d and static rendezvous (elastic/rendezvous, 2.13) that mean nothing here, and are ignored."""
+_MAY_BE_ZERO = ("min_round_time", "leave_margin", "last_call_timeout")
 _NODES = ("node_unit", "valid_nodes")
 _MOST_NODES = 10**6
 _KEEP_ALIVE = ("keep_alive_interval", "keep_alive_max_attempt")
-_IGNORED = ("timeout", *ETCD_OPTIONS, *ETCD_TORCH_NAMES)
+_IGNORED = ("timeout", *TORCHS_OWN, *ETCD_OPTIONS, *ETCD_TORCH_NAMES)
 """torch's LaunchConfig always adds ``timeout=900`` (launcher/api.py, 2.13); its own c10d backend ignores it as well.
 The options of etcd are read by :mod:`slurm_elastic.rendezvous.records.open`."""
 _OTHERWISE = {

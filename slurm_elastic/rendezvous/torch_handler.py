@@ -31,6 +31,7 @@ from slurm_elastic.rendezvous.identity import AgentIdentity
 from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import Decision, LeaveReason, Outcome
 from slurm_elastic.rendezvous.options import RendezvousOptions
+from slurm_elastic.rendezvous.records.api import RecordsError
 from slurm_elastic.rendezvous.records.open import etcd_wanted, open_records
 from slurm_elastic.rendezvous.run_events import describe
 from slurm_elastic.rendezvous.secret_env import take_private
@@ -38,7 +39,7 @@ from slurm_elastic.rendezvous.store_process import ServedStore, prepare_stores
 from slurm_elastic.rendezvous.thread import Coordination, RecordsLost
 from slurm_elastic.rendezvous.transport.messages import Assignment, Ended, Interrupted, Waiting
 from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, open_worker_store
-from slurm_elastic.rundir import RunDir, incarnation, join_own
+from slurm_elastic.rundir import RunDir, RunDirError, incarnation, join_own
 from slurm_elastic.slurm import (
     AddressPreference,
     Controller,
@@ -198,6 +199,7 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
 
     Raises:
         UsageError: a wrong option, or SLURM variables that contradict each other.
+        RendezvousConnectionError: the run directory or the records of the run cannot be used.
     """
     prepare_stores()
     job = SlurmJob.from_environment(os.environ)
@@ -211,10 +213,13 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
     if job is not None:
         preference = AddressPreference(local_addr=params.local_addr)
         address = choose_address(preference, gather_facts(preference, node, toward=leader, controller=Controller()))
-    if job is not None and not given:
-        run_dir = join_own(base, job, _command(sys.argv))
-    else:
-        run_dir = RunDir.for_run(base, given or f"local-{secrets.token_hex(4)}").open()
+    try:
+        if job is not None and not given:
+            run_dir = join_own(base, job, _command(sys.argv))
+        else:
+            run_dir = RunDir.for_run(base, given or f"local-{secrets.token_hex(4)}").open()
+    except RunDirError as error:
+        raise RendezvousConnectionError(str(error)) from error
     run_id = run_dir.run_id
     ports = port_sequence(run_id, job.restart_count if job else 0, ephemeral_low(), job.reserved_ports if job else ())
     restart_count = job.restart_count if job is not None else 0
@@ -222,7 +227,11 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
     least, most = options.node_range(params.min_nodes, params.max_nodes)
     etcd = etcd_wanted(params.endpoint, params.config, {**os.environ, **take_private(os.environ)})
     shared = bool(given)
-    records = open_records(run_dir, incarnation(run_id, 0 if shared else restart_count), etcd, limit=options.etcd_limit)
+    own = incarnation(run_id, 0 if shared else restart_count)
+    try:
+        records = open_records(run_dir, own, etcd, limit=options.etcd_limit)
+    except RecordsError as error:
+        raise RendezvousConnectionError(str(error)) from error
     config = RendezvousConfig(
         run_id=run_id,
         run_dir=run_dir,

@@ -18,7 +18,7 @@ from slurm_elastic.submission.job import ElasticJob
 from slurm_elastic.submission.parameters import SlurmParameters, long_names, slurm_parameters
 from slurm_elastic.submission.payload import Payload, Script, writable_folder
 from slurm_elastic.submission.plan import NodeRange, Plan, Shape, environment_lines, read_template
-from slurm_elastic.submission.sbatch import submit
+from slurm_elastic.submission.sbatch import NoClusterError, submit
 
 __all__ = ["AgentOptions", "ElasticExecutor"]
 
@@ -67,6 +67,10 @@ class AgentOptions:
         return (*workers, *restarts, f"--run-dir={run_dir}", *self.arguments)
 
 
+class UnknownParameterError(UsageError, NameError):
+    """A parameter has no known name; submitit raises a NameError (submitit/auto/auto.py, 1.5.4)."""
+
+
 class ElasticExecutor(slurm.SlurmExecutor):
     """Submits elastic runs: functions that run in every worker, or scripts.
 
@@ -111,7 +115,7 @@ class ElasticExecutor(slurm.SlurmExecutor):
         max_pickle_size_gb: float = 1.0,
     ) -> None:
         if shutil.which("sbatch") is None:
-            raise UsageError("no sbatch in PATH: this machine belongs to no cluster; use LocalElasticExecutor here")
+            raise NoClusterError("no sbatch in PATH: this machine belongs to no cluster; use LocalElasticExecutor here")
         super().__init__(folder, max_pickle_size_gb=max_pickle_size_gb)
         self.shape = Shape.parse(shape)
         self.min_nodes, self.max_nodes = min_nodes, max_nodes
@@ -133,7 +137,7 @@ class ElasticExecutor(slurm.SlurmExecutor):
         for name in named:
             if name not in known:
                 mend = did_you_mean(name, known, otherwise="others go into slurm_additional_parameters")
-                raise UsageError(f"no parameter {name!r}; {mend}")
+                raise UnknownParameterError(f"no parameter {name!r}; {mend}")
         merged = {**self.parameters, **named}
         self._planned((), slurm_parameters(merged))
         self.parameters = merged

@@ -26,6 +26,9 @@ class ElasticJobEnvironment(job_environment.JobEnvironment):
         "local_rank": "LOCAL_RANK",
     }
 
+    def _requeue(self, countdown: int) -> None:
+        """Do nothing: the agents requeue the job when its workers have ended."""
+
     @property
     def raw_job_id(self) -> str:
         """The job id in the names of the job's files."""

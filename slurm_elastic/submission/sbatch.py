@@ -10,9 +10,13 @@ from collections.abc import Sequence
 from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm import Reader, drop_foreign
 
-__all__ = ["submit"]
+__all__ = ["NoClusterError", "submit"]
 
 _JOB_ID = re.compile(r"([0-9]+)(;.*)?")
+
+
+class NoClusterError(UsageError, RuntimeError):
+    """There is no sbatch; submitit raises a RuntimeError (submitit/slurm/slurm.py, 1.5.4)."""
 
 
 def submit(arguments: Sequence[str] = (), *, script: str | None = None) -> str:
@@ -39,7 +43,7 @@ def submit(arguments: Sequence[str] = (), *, script: str | None = None) -> str:
             check=False,
         )
     except FileNotFoundError:
-        raise UsageError("no sbatch in PATH; submit from a machine of the cluster") from None
+        raise NoClusterError("no sbatch in PATH; submit from a machine of the cluster") from None
     match = _JOB_ID.fullmatch(done.stdout.strip())
     if done.returncode != 0 or match is None:
         said = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in done.stderr.splitlines() if line]

@@ -114,6 +114,8 @@ def test_environment_of_submitit_in_a_worker(monkeypatch: pytest.MonkeyPatch, tm
         monkeypatch.setenv(name, value)
     environment = ElasticJobEnvironment()
     assert isinstance(environment, submitit.JobEnvironment)
+    # submitit's own test of its plugins (submitit/core/test_plugins.py, 1.5.4).
+    assert type(environment)._requeue is not submitit.JobEnvironment._requeue
     assert (environment.job_id, environment.global_rank, environment.num_tasks) == ("123", 5, 8)
     assert (environment.local_rank, environment.node, environment.num_nodes) == (1, 2, 4)
     assert environment.activated()

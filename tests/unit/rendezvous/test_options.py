@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_elastic.agent.torchrun_options import ignored_options
+from slurm_elastic.cli.agent_parser import agent_parser
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.membership import OnTie
 from slurm_elastic.rendezvous.options import RendezvousOptions
@@ -13,6 +15,18 @@ def test_defaults() -> None:
 
 def test_torch_launch_configuration_adds_a_timeout_that_means_nothing() -> None:
     assert RendezvousOptions.from_config({"timeout": 900}) == RendezvousOptions()
+
+
+def test_keys_of_torchs_own_rendezvous_mean_nothing() -> None:
+    # torch's documentation, elastic/rendezvous.
+    config = "is_host=1,store_type=file,close_timeout=60,heartbeat_timeout=5,rank=0,last_call_timeout=0"
+    found = RendezvousOptions.from_config(dict(pair.split("=") for pair in config.split(",")))
+    assert found == RendezvousOptions(last_call_timeout=0.0)
+    given = agent_parser().parse_args([f"--rdzv-conf={config}", "--node-rank=1", "train.py"])
+    assert list(ignored_options(given))[1:] == [
+        "--rdzv-conf: ignored, as they are for torch's own rendezvous: close_timeout, heartbeat_timeout, is_host, "
+        "rank, store_type"
+    ]
 
 
 def test_values_come_as_text_or_numbers() -> None:
@@ -39,7 +53,7 @@ def test_the_leader_is_lost_to_members_after_it_has_noticed_that_it_lost_them() 
         RendezvousOptions.from_config({"heartbeat_limit": "12", "leader_limit": "14"})
 
 
-@pytest.mark.parametrize("key", ["close_timeout", "join_timout"])
+@pytest.mark.parametrize("key", ["closing_timeout", "join_timout"])
 def test_unknown_keys_are_errors(key: str) -> None:
     with pytest.raises(UsageError, match=f"--rdzv-conf: unknown key '{key}'; known are join_timeout, last_call"):
         RendezvousOptions.from_config({"join_timeout": "60", key: "1"})

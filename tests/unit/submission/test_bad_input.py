@@ -15,6 +15,16 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.submission.executor import ElasticExecutor
 
 
+def test_mistakes_are_the_errors_that_submitit_raises(login_node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NameError, match="no parameter 'timeout_mim'"):
+        ElasticExecutor("runs").update_parameters(timeout_mim=3)
+    with pytest.raises(ValueError, match="is no number of nodes"):
+        ElasticExecutor("runs", max_nodes=0)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(RuntimeError, match="no sbatch in PATH"):
+        ElasticExecutor("runs")
+
+
 @pytest.fixture
 def login_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine whose sbatch notes that it was called; returns the note."""
