@@ -25,6 +25,8 @@ __all__ = [
 
 STRANGERS = 128
 """Connections of strangers for which there is always room."""
+_LEAST = 128
+"""Descriptors without which an agent does not come to lead: about 60 are its own, without workers."""
 _RESERVE = 256
 """Descriptors of a leader beside connections: records, logs, pipes to workers, questions to Slurm."""
 
@@ -79,8 +81,8 @@ def require(agents: int) -> None:
     Raises:
         UsageError: The hard limit is too low.
     """
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if agents > connections_at_most(limit):
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if agents > connections_at_most(limit) or limit < _LEAST:
         raise UsageError(
             f"the limit on open files is {limit} here (ulimit -Hn), and an agent that leads {agents} agents needs "
             f"{needed(agents)}; raise the hard limit of the shell that submits the job, or of slurmd (LimitNOFILE), "

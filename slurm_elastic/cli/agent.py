@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from slurm_elastic._version import __version__
 from slurm_elastic.cli._command import Command, with_one_line_errors
+from slurm_elastic.descriptors import raise_limit, require
 from slurm_elastic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Agent(Command):
     def execute(self, arguments: Sequence[str]) -> None:
         """Import torch once for the agent and its fork server, where that is possible; see `forkserver.joint`."""
         _keep_own_environment()
+        require(1)
         from slurm_elastic.agent.forkserver.joint import execute_jointly, obstacle
         from slurm_elastic.agent.signals import RECORDED
         from slurm_elastic.rendezvous.secret_env import PRIVATE
@@ -65,6 +67,7 @@ class Agent(Command):
         from slurm_elastic.agent.process_end import run_last
 
         _keep_own_environment()
+        require(1)
         # Exit functions run in the order opposite to that of their registration: before those of torch.
         atexit.register(run_last)
         return _run(arguments, None, self._obstacle)
@@ -115,8 +118,6 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
     except UsageError:
         fork_server.close()
         raise
-    from slurm_elastic.descriptors import raise_limit, require
-
     # The fork server was started before, so its workers keep the original limit.
     raise_limit()
     try:

@@ -214,6 +214,24 @@ def test_an_agent_that_cannot_start_says_so_in_one_line(tmp_path: Path, environ:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("start", ["warm", "cold"])
+def test_too_few_descriptors_are_one_line(tmp_path: Path, start: str) -> None:
+    (tmp_path / "train.py").touch()
+    command = 'ulimit -n 32 && exec "$0" -m slurm_elastic agent "$@"'
+    done = subprocess.run(
+        ["bash", "-c", command, sys.executable, f"--start={start}", "train.py"],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("slurm-elastic: error: the limit on open files is 32 here (ulimit -Hn), and an agent")
+    assert done.stderr.count("\n") == 1
+
+
 def test_an_agent_of_another_version_than_its_batch_script_refuses(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

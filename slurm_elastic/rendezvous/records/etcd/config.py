@@ -247,7 +247,7 @@ def _read_credentials(path: Path) -> dict[str, str]:
             content = typed_json.loads(file.read())
     except OSError as error:
         raise UsageError(f"cannot read the etcd credentials file {path}: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except typed_json.JSONError:
         raise UsageError(f"the etcd credentials file {path} is no JSON; write an object such as {{}}") from None
     known = {*OPTIONS, "password"} - {"credentials"}
     if not isinstance(content, dict) or not all(isinstance(value, str) for value in content.values()):
