@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from slurm_elastic.agent.forkserver import ForkServer
     from slurm_elastic.agent.node_check import NodeCheck
     from slurm_elastic.agent.settings import AgentSettings
+    from slurm_elastic.slurm import SlurmJob
 
 __all__ = ["Agent", "run_after_import", "require_version"]
 
@@ -134,6 +135,7 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
             fork_server.close()
         options, environ = agent_parser().parse_args(arguments), {**os.environ, **private}
         settings = resolve(options, environ)
+        _require_running_job(settings.job)
         # Any agent may become the leader, which has a descriptor for each agent.
         require(max(len(settings.expected_nodes), settings.launch_config.min_nodes))
         run_dir = join(settings, (options.training_script, *options.training_script_args))
@@ -205,6 +207,23 @@ def _keep_own_environment() -> None:
     from slurm_elastic.slurm import Reader, drop_foreign
 
     drop_foreign(os.environ, Reader.TASK)
+
+
+def _require_running_job(job: SlurmJob | None) -> None:
+    """Refuse the environment of a job that has ended, which the shell of a terminal multiplexer keeps.
+
+    Slurm is asked only if the first process of the task or batch script, which Slurm names, is not on this node.
+    """
+    task = os.environ.get("SLURM_TASK_PID", "")
+    if job is None or not task.isdecimal() or os.path.exists(f"/proc/{task}"):  # noqa: PTH110  pathlib takes long
+        return
+    from slurm_elastic.slurm import Controller
+
+    if Controller().is_queued(job.name) is False:
+        raise UsageError(
+            f"this environment is that of job {job.name}, which has ended; use a new shell, or unset all SLURM_ "
+            "variables to train outside Slurm"
+        )
 
 
 class _ForkServerStart:

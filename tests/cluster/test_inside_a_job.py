@@ -6,12 +6,11 @@ import re
 
 import pytest
 
-from tests.cluster.jobs import Job, on
+from tests.cluster.jobs import SRUN, Job, on
 
 DEVICES = """\
 import os
 print("GPU", os.environ["LOCAL_RANK"], "of", os.environ["LOCAL_WORLD_SIZE"], os.environ["CUDA_VISIBLE_DEVICES"])
-print("FOREIGN", sorted(name for name in os.environ if name in ("PET_MAX_RESTARTS", "SRUN_DEBUG")))
 """
 INSIDE = """\
 import os, subprocess, sys
@@ -75,6 +74,23 @@ def test_the_element_of_an_array_submits_a_job_that_is_no_element(jobs):
     outer.wait_for("COMPLETED")
     job.wait_for("COMPLETED")
     assert job.tables() == [["n2"]]
+
+
+@pytest.mark.parametrize("start", ["", SRUN])
+def test_the_environment_of_a_job_that_has_ended_is_refused(jobs, start):
+    jobs.write("job.sh", f"#!/bin/bash\n{start} bash -c 'export -p >shell; slurm-elastic agent train.py --steps=3'\n")
+    job = jobs.submit(*on("n1"), "job.sh")
+    job.wait_for("COMPLETED")
+
+    words = ["bash", "-c", ". ./shell; slurm-elastic agent train.py 2>said; echo $? >code"]
+    jobs.cluster.command(words, machine="n1", cwd=jobs.directory)
+
+    assert (jobs.directory / "code").read_text() == "2\n"
+    assert (jobs.directory / "said").read_text() == (
+        f"slurm-elastic: error: this environment is that of job {job.id}, which has ended; use a new shell, or unset "
+        "all SLURM_ variables to train outside Slurm\n"
+    )
+    assert job.tables() == [["n1"]]
 
 
 @pytest.mark.parametrize(
