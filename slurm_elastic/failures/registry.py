@@ -228,6 +228,17 @@ REGISTRY: tuple[Cause, ...] = (
         source="EHOSTUNREACH, ENETUNREACH of errno(3)",
     ),
     Cause(
+        "peer_at_loopback",
+        "no peer at a loopback address",
+        Domain.NETWORK,
+        Outlook.UNKNOWN,
+        _text(r"Gloo connectFullMesh failed .*remote=\[(?:127\.|::1\]|::ffff:127\.)"),
+        # On one node it is as good as any, and the peer has gone.
+        consequence=True,
+        advice="on several nodes give --interface with the name of the network between them: host names do not resolve",
+        source="gloo/transport/tcp/pair.cc; ProcessGroupGloo.cpp, createDefaultDevice, torch 2.13",
+    ),
+    Cause(
         "peer_gone",
         "a peer has gone",
         Domain.UNKNOWN,

@@ -58,6 +58,18 @@ EXAMPLES: list[tuple[str, str, int]] = [
     ("gpu_kernel", "torch.AcceleratorError: CUDA error: an illegal memory access was encountered", 1),
     ("name_service", "socket.gaierror: [Errno -3] Temporary failure in name resolution", 1),
     ("no_route", "RuntimeError: [pair.cc:144] connect: No route to host", 1),
+    (
+        "peer_at_loopback",
+        "RuntimeError: Gloo connectFullMesh failed with [/third_party/gloo/gloo/transport/tcp/pair.cc:152] timed out "
+        "connecting: SO_ERROR: Connection refused, remote=[127.0.1.1]:55220$1",
+        1,
+    ),
+    (
+        "peer_gone",
+        "RuntimeError: Gloo connectFullMesh failed with [/third_party/gloo/gloo/transport/tcp/pair.cc:152] timed out "
+        "connecting: SO_ERROR: Connection refused, remote=[10.0.0.7]:55220$1",
+        1,
+    ),
     ("peer_gone", PEER, 1),
     ("peer_gone", NCCL.format("remote process exited or there was a network error, ncclRemoteError"), 1),
     ("peer_gone", "torch.distributed.DistNetworkError: failed to recv, got 0 bytes", 1),
