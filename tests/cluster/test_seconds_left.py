@@ -68,9 +68,7 @@ def test_a_job_whose_work_takes_longer_than_its_limit_saves_shortly_before_it(jo
 
     job.wait_until("it is not requeued", lambda: jobs.cluster.job(job.id)["Restarts"] == "1", timeout=100.0)
     assert "requeued: time limit near" in job.output
+    assert "n1 leaves: time limit near, 15 s left" in job.output
     assert {reason for reason, _ in told(job)} == {"time_limit"}
-    # It has trained for most of its minute.
-    taken = [entry["monotonic"] for entry in job.steps(0)]
-    assert max(taken) - min(taken) > 25.0
     job.cancel()
     job.wait_for("CANCELLED")

@@ -132,7 +132,7 @@ def test_bound_elsewhere_it_takes_the_token_and_two_jobs_share_a_node(allocate: 
     assert [ask(where, page, token)[0] for page in ("/status", "/metrics", "/stacks")] == [200, 200, 200]
     agent.signal(signal.SIGTERM)
     # Its worker has not ended, so it is still there.
-    eventually(lambda: "preempted" in ask(where, "/status", token)[1], nodes.log)
+    eventually(lambda: "node_left" in ask(where, "/status", token)[1], nodes.log)
     nodes.touch("finish")
     assert agent.wait() == 75
     assert token not in agent.err
