@@ -256,6 +256,8 @@ def _launch(
             _log.warning(line)
         if job:
             _warn_of_components_without_agents(job)
+        if job and job.array and not several:
+            _log.info("element %s is a run of its own; with array.sbatch all elements are one run", job.name)
     config, entrypoint, args = torchrun_config(
         options, nnodes=f"{least}:{most}", nproc_per_node=str(workers), rdzv_id=run_id, rdzv_endpoint=leader
     )

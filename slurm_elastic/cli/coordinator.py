@@ -101,6 +101,7 @@ class Coordinator(Command):
 def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> CoordinatorSettings:
     from slurm_elastic.agent.coordinator import CoordinatorSettings
     from slurm_elastic.agent.option_values import base_directory, node_range, requeue_policy
+    from slurm_elastic.observe.find import base_and_id
     from slurm_elastic.rendezvous.identity import AgentIdentity
     from slurm_elastic.rendezvous.options import RendezvousOptions
     from slurm_elastic.rendezvous.records.open import etcd_wanted
@@ -115,7 +116,7 @@ def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> Coordi
     least, most = rendezvous.node_range(*node_range(options.nnodes, 1))
     grace = requeue_policy(None, options.grace, None).meaning.grace
     own = f"store-{job.job_id if job else secrets.token_hex(4)}"
-    run_dir = RunDir.for_run(base_directory(options.run_dir, job), options.run_id or own)
+    run_dir = RunDir.for_run(*base_and_id(base_directory(options.run_dir, job), options.run_id or own))
     controller = Controller()
     watched = None if options.submit else _job_of_run(run_dir, controller)
     address = _address(options, job, controller)

@@ -13,7 +13,7 @@ from slurm_elastic.errors import UsageError, did_you_mean
 from slurm_elastic.rundir import RUNS, RunContents, RunDir, RunDirError, run_ids, run_start
 from slurm_elastic.text import printable
 
-__all__ = ["find_run", "own_run_dirs"]
+__all__ = ["base_and_id", "find_run", "own_run_dirs"]
 
 _MOST_SHOWN = 8
 
@@ -40,9 +40,9 @@ def find_run(
     Raises:
         UsageError: There is no such run, there are several, or the run belongs to another user.
     """
-    path = Path(name).absolute()
-    if "/" in name and path.parent.name == RUNS:
-        base, name, elsewhere, queued = path.parents[1], path.name, tuple, lambda _: None
+    given, (base, name) = name, base_and_id(base, name)
+    if name != given:
+        elsewhere, queued = tuple, lambda _: None
     known = run_ids(base)
     matching = [RunDir.for_run(base, each) for each in _matching(name, known) or _with_job(base, name, known)]
     if not matching and not exact:
@@ -66,6 +66,12 @@ def find_run(
     if known:
         mend = did_you_mean(name, known, otherwise=f"slurm-elastic list shows those that are there; or {mend}")
     raise UsageError(f"no run {printable(name)} in {runs}; {mend}")
+
+
+def base_and_id(base: Path, name: str) -> tuple[Path, str]:
+    """Return the directory below which the runs are, and the id of one that is named by its id or by a path."""
+    path = Path(name).absolute()
+    return (path.parents[1], path.name) if "/" in name and path.parent.name == RUNS else (base, name)
 
 
 def _matching(name: str, known: list[str]) -> list[str]:

@@ -26,7 +26,7 @@ class JobRecords:
 
         notices/<job id>.<restart count>.json    why this start of the job has to end; replaced as more becomes known
         graces/<job id>.<restart count>.json     the seconds that a SIGTERM leaves at the least
-    requeues/<job id>.<restart count>.json   created exclusively by the process that requeues the job
+        requeues/<job id>.<restart count>.json   created exclusively by the process that requeues the job
 
     Methods block for as long as the file system does, and raise `RunDirError` if the disk fails.
     """

@@ -22,6 +22,8 @@ __all__ = ["TEMPLATE_VARIABLE", "NodeRange", "Plan", "Shape", "environment_lines
 TEMPLATE_VARIABLE = "SLURM_ELASTIC_TEMPLATE"
 """Names the template for submissions that give none: of a site, or of a user."""
 
+_WHOLE_ARRAY = "SLURM_ELASTIC_VERDICT=array"
+
 _RANGE = re.compile(r"([0-9]{1,6})(?:[:-]([0-9]{1,6}))?")
 
 _TASKS = "one agent per node starts its workers; give their number by workers_per_node (--nproc-per-node)"
@@ -33,7 +35,7 @@ _IMPOSSIBLE = {
     "ntasks-per-socket": _TASKS,
     "gpus-per-task": "there is one task per node, the agent; use gpus_per_node (--gpus-per-node)",
     "cpus-per-gpu": "srun would bind the agent, not the workers; use cpus_per_task (--cpus-per-task), for a whole node",
-    "array": 'elements of an array are one run; ask for them by shape="array" (--shape array) and the number of nodes',
+    "array": 'a submission is one run; for one on the elements of an array give shape="array" (--shape array)',
     "wrap": "the submission makes the batch script",
     "het-group": "a run is one job, or one array",
     "parsable": "the job id is printed anyway",
@@ -176,10 +178,19 @@ def read_template(given: str | Path | None, shape: Shape) -> str:
     if not path:
         return templates.read(shape.value)
     try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
+        text = Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"template {path}: {why}; slurm-elastic template prints one to adapt") from None
+    if shape is Shape.ARRAY:
+        # A site may have one template for both shapes, or one of an earlier release.
+        text = re.sub(r"\bSLURM_ELASTIC_VERDICT=1\b", _WHOLE_ARRAY, text)
+        if _WHOLE_ARRAY not in text:
+            raise UsageError(
+                f'template {path} lacks the line "export {_WHOLE_ARRAY}", so that each element of the array would be a '
+                "run of its own; compare it with slurm-elastic template array"
+            )
+    return text
 
 
 def environment_lines() -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.submission import templates
 from slurm_elastic.submission.batch_script import BatchScript
 from slurm_elastic.submission.executor import ElasticExecutor
+from slurm_elastic.submission.plan import Shape, read_template
 
 GOLDEN = Path(__file__).with_name("golden")
 FOLDER = Path("/shared/runs")
@@ -165,3 +166,12 @@ def test_srun_options_need_a_site_block() -> None:
     script = BatchScript.from_template(TEMPLATE)
     with pytest.raises(UsageError, match="need the line"):
         BatchScript(script.options, srun_options=("--x",), body=script.body).text()
+
+
+def test_a_template_for_an_array_says_that_its_elements_are_one_run(tmp_path: Path) -> None:
+    (tmp_path / "site.sbatch").write_text(templates.read("allocation"))
+    assert "\nexport SLURM_ELASTIC_VERDICT=1\n" in read_template(tmp_path / "site.sbatch", Shape.ALLOCATION)
+    assert "\nexport SLURM_ELASTIC_VERDICT=array\n" in read_template(tmp_path / "site.sbatch", Shape.ARRAY)
+    (tmp_path / "site.sbatch").write_text('srun slurm-elastic agent "$@"')
+    with pytest.raises(UsageError, match=r"lacks the line .export SLURM_ELASTIC_VERDICT=array., so that each element"):
+        read_template(tmp_path / "site.sbatch", Shape.ARRAY)
