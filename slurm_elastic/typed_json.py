@@ -18,7 +18,7 @@ _built: set[Any] = set()
 
 
 class JSONError(ValueError):
-    """What was read is no JSON in UTF-8, or does not describe a value of the wanted type."""
+    """Raised for what is no JSON in UTF-8, or does not describe a value of the wanted type."""
 
 
 def loads(content: bytes | str) -> Any:

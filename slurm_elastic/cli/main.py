@@ -17,6 +17,7 @@ __all__ = ["commands", "main"]
 
 _COMMANDS = {
     "agent": "Agent",
+    "checkpoints": "Checkpoints",
     "coordinator": "Coordinator",
     "doctor": "Doctor",
     "drain": "Drain",

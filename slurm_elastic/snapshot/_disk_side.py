@@ -17,6 +17,7 @@ from slurm_elastic.snapshot.hand_over import Directory
 from slurm_elastic.snapshot.lineage import Holder, SnapshotId
 
 if TYPE_CHECKING:
+    from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId
     from slurm_elastic.snapshot.checkpoints import Checkpoints, Stored
     from slurm_elastic.snapshot.memory import Slot
 
@@ -56,6 +57,7 @@ class DiskSide:
         self._configured: tuple[str, float, int] | None = None
         self.started: Started | None = None
         """The start of this group; None before `load`."""
+        self._chosen: tuple[Checkpoints, CheckpointId] | None = None
         self.has_parts = False
         """True if the state that `load` has seen has parts."""
 
@@ -137,6 +139,7 @@ class DiskSide:
         self.read(begin)
         self.has_parts = has_parts
         chosen = None if choice.checkpoint is None else CheckpointId(*choice.checkpoint)
+        self._chosen = None if chosen is None else (checkpoints, chosen)
         self.started = Started(None if chosen is None else self.read(lambda: checkpoints.read(chosen)))
 
     def read(self, read: Callable[[], _T]) -> _T:
@@ -145,11 +148,14 @@ class DiskSide:
         Raises:
             RuntimeError: It cannot be read.
         """
-        from slurm_elastic.snapshot.checkpoints import CheckpointError
+        from slurm_elastic.snapshot.checkpoints import CheckpointError, DamagedCheckpointError
 
         try:
             return read()
         except (CheckpointError, OSError) as error:
+            if isinstance(error, DamagedCheckpointError) and self._chosen is not None:
+                checkpoints, chosen = self._chosen
+                checkpoints.mark_damaged(chosen, str(error))
             raise RuntimeError(f"the checkpoint that this round starts from cannot be had: {error}") from None
 
     def write(self, directory: Directory, slots: Sequence[Slot], parts: Sequence[Slot], round_: int) -> None:

@@ -26,6 +26,7 @@ import msgspec
 from slurm_elastic import typed_json
 from slurm_elastic.rundir import list_names, publish_file
 from slurm_elastic.snapshot._child_process import Child, Fork, ignore_signals, start_child
+from slurm_elastic.snapshot.checkpoint_digests import digest, pieces, sealed, unsealed
 from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId
 from slurm_elastic.snapshot.checkpoints import (
     DESCRIPTION,
@@ -297,7 +298,11 @@ def _write_state(directory: Path, slot: Slot, contents: Contents, unchanged: Cal
     _metadata.clear()
     _metadata[directory] = saved
     written = [(place.relative_path, place.offset, place.length) for place in found]
-    publish_file(directory / DESCRIPTION, describe_files(tree, written, layout))
+    files: dict[str, list[tuple[int, int]]] = {}
+    for place in saved.storage_data.values():
+        files.setdefault(place.relative_path, []).append((place.offset, place.length))
+    digests = {name: [*pieces(directory / name, places)] for name, places in files.items()}
+    publish_file(directory / DESCRIPTION, describe_files(tree, written, layout, digests))
     return True
 
 
@@ -343,7 +348,9 @@ def _write_part(
             os.fsync(file.fileno())
         if not unchanged():
             raise ValueError("overwritten meanwhile")
-        publish_file(directory / part_record(number), msgspec.json.encode(StoredPart(tuple(shards), own)))
+        written = sorted({place for place in (*shards, own) if place is not None})
+        record = StoredPart(tuple(shards), own, tuple(pieces(path, written)))
+        publish_file(directory / part_record(number), msgspec.json.encode(record))
     except BaseException:
         # Another attempt may write it.
         path.unlink(missing_ok=True)
@@ -356,9 +363,10 @@ def _finish(directory: Path, sizes: list[int]) -> bool:
     names = set(list_names(directory))
     if DESCRIPTION not in names:
         return False
-    description = typed_json.loads((directory / DESCRIPTION).read_bytes())
+    description = unsealed((directory / DESCRIPTION).read_bytes())
     layout = typed_json.convert(description["layout"], Layout | None)
     if layout is None:
+        _seal(directory, description, [])
         return True
     planner = Planner(layout)
     if any(part_record(number) not in names for number in range(planner.parts)):
@@ -375,7 +383,15 @@ def _finish(directory: Path, sizes: list[int]) -> bool:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(directory / ".metadata")
+    _seal(directory, description, [part_record(number) for number in range(planner.parts)])
     return True
+
+
+def _seal(directory: Path, description: dict[str, Any], records: Sequence[str]) -> None:
+    """Put the digests of the parts' records and of torch's metadata into the record of a checkpoint, and its own."""
+    description.pop("digest", None)
+    description["records"] = {name: digest((directory / name).read_bytes()) for name in (*records, ".metadata")}
+    publish_file(directory / DESCRIPTION, sealed(description))
 
 
 def _add_parts(

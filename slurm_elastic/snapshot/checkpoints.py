@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
+import logging
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ import msgspec
 
 from slurm_elastic import typed_json
 from slurm_elastic.rundir import claim_file, list_names, read_file
+from slurm_elastic.snapshot.checkpoint_digests import DamagedError, digest, sealed, unsealed
 from slurm_elastic.snapshot.checkpoint_lineage import (
     CheckpointId,
     Start,
@@ -48,9 +49,12 @@ from slurm_elastic.snapshot.sharding import Layout, Piece
 if TYPE_CHECKING:
     import torch
 
+logger = logging.getLogger("slurm_elastic")
+
 __all__ = [
     "DESCRIPTION",
     "CheckpointError",
+    "DamagedCheckpointError",
     "Checkpoints",
     "Stored",
     "StoredPart",
@@ -67,11 +71,18 @@ DESCRIPTION = "snapshot.json"
 """Name of the description, which is written when the state of all ranks is complete."""
 _VERSIONS = (1, 2)
 """The first one has no parts."""
+_DAMAGED = ".damaged"
+"""The end of the name of a checkpoint that is set aside."""
+_PART = re.compile(r"part-(\d{6,})\.json")
 _PAUSE = 0.1
 
 
 class CheckpointError(Exception):
     """A checkpoint cannot be read or written."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint is not as it was written; `Checkpoints.mark_damaged` takes it out of the way."""
 
 
 class SupersededError(CheckpointError):
@@ -87,6 +98,7 @@ class Checkpoints:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._stored: dict[CheckpointId, Stored] = {}
 
     # Starts.
 
@@ -130,6 +142,18 @@ class Checkpoints:
                     chosen = checkpoint_between(starts, run, memory, lost, self.present())
                 if chosen is not None:
                     line = line_from_checkpoint(newest, chosen)
+            if chosen is not None:
+                try:
+                    self.read(chosen)
+                except DamagedCheckpointError as error:
+                    self.mark_damaged(chosen, str(error))
+                    continue
+            elif memory is None and newest is not None and (lost_ones := self.damaged(newest)):
+                raise CheckpointError(
+                    f"all checkpoints of {self.path} that this run can start from are damaged: "
+                    f"{', '.join(lost_ones)}; restore one under its name without {_DAMAGED}, or remove them to start "
+                    "from the beginning"
+                )
             start = Start(1 if newest is None else newest.number + 1, line, run, round_)
             if not is_current():
                 raise SupersededError("a newer round has started")
@@ -184,6 +208,34 @@ class Checkpoints:
         """Return the complete checkpoints in the directory, on the line or not."""
         found = (_CHECKPOINT.fullmatch(name) for name in list_names(self.path))
         return [CheckpointId(int(each[1]), int(each[2])) for each in found if each]
+
+    def mark_damaged(self, checkpoint: CheckpointId, why: str) -> None:
+        """Take a damaged checkpoint out of the way of all groups that start from now on.
+
+        Raises:
+            CheckpointError: It stays in the way.
+        """
+        path = self.path_of(checkpoint)
+        if not path.exists():
+            # Another process was faster, or a newer group has deleted it.
+            return
+        logger.error("%s; it is set aside as %s%s, and the one before it counts", why, path.name, _DAMAGED)
+        try:
+            path.rename(path.with_name(path.name + _DAMAGED))
+        except OSError as error:
+            if path.exists():
+                raise CheckpointError(f"{why}; it cannot be set aside: {error.strerror}") from None
+
+    def damaged(self, newest: Start | None = None) -> list[str]:
+        """Return the names of those that were set aside; only those on the line of a start, if one is given."""
+        found = {name: _CHECKPOINT.fullmatch(name.removesuffix(_DAMAGED)) for name in list_names(self.path)}
+        return sorted(
+            name
+            for name, each in found.items()
+            if each
+            and name.endswith(_DAMAGED)
+            and (newest is None or newest.has(CheckpointId(int(each[1]), int(each[2]))))
+        )
 
     def path_of(self, checkpoint: CheckpointId) -> Path:
         """Return the directory of a checkpoint."""
@@ -258,7 +310,13 @@ class Checkpoints:
         Raises:
             CheckpointError: It cannot be read, or is of another version of slurm_elastic.
         """
-        return Stored(self.path_of(checkpoint))
+        if checkpoint not in self._stored:
+            # One only: it has the tensors of the state.
+            self._stored = {checkpoint: Stored(self.path_of(checkpoint))}
+            if not self._stored[checkpoint].has_digests and os.environ.get("RANK", "0") == "0":
+                path = self.path_of(checkpoint)
+                logger.warning("%s is of an earlier release and has no digests: it is loaded unchecked", path)
+        return self._stored[checkpoint]
 
     def require_line(self, checkpoint: CheckpointId) -> Start:
         """Return the newest start, which has this checkpoint on its line.
@@ -306,15 +364,16 @@ class Stored:
 
     Args:
         path: Of the checkpoint.
+        load: False to compare its files with their digests only.
 
     Raises:
         CheckpointError: It cannot be read, or is of another version of slurm_elastic.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, load: bool = True) -> None:
         self._path = path
         with self._reading():
-            content = typed_json.loads((path / DESCRIPTION).read_bytes())
+            content = unsealed((path / DESCRIPTION).read_bytes())
             if content["version"] not in _VERSIONS:
                 raise CheckpointError(
                     f"{path} has version {content['version']} of {DESCRIPTION}, not {_VERSIONS[-1]}; load it with"
@@ -324,8 +383,32 @@ class Stored:
             """The state, with indices in the places of tensors."""
             self.layout = typed_json.convert(content.get("layout"), Layout | None)
             """Of its sharded tensors; None if it has none, and ranks had no state of their own."""
-            self.tensors: list[torch.Tensor] = [self._load(*place) for place in content["tensors"]]
+            self.has_digests = "records" in content
+            """False for a checkpoint of an earlier release, which is loaded unchecked."""
+            self._records: dict[str, str] = content.get("records", {})
+            self._digests: dict[tuple[str, int, int], str] = {}
+            tensors = [(file, offset, length) for file, offset, length in content["tensors"]]
+            if self.has_digests:
+                self._read_record(".metadata")
+                for file, found in content["pieces"].items():
+                    self._digests |= {(file, offset, length): code for offset, length, code in found}
+                # What only torch reads lies between the tensors.
+                for place in self._digests.keys() - (set(tensors) if load else set()):
+                    self._read(*place)
+            self.tensors: list[torch.Tensor] = [self._load(*place) for place in tensors] if load else []
         self._parts: dict[int, StoredPart] = {}
+
+    def check(self) -> None:
+        """Read all parts, too.
+
+        Raises:
+            CheckpointError: A file is damaged.
+        """
+        with self._reading():
+            for name in self._records:
+                if (found := _PART.fullmatch(name)) is not None:
+                    for offset, length, _ in self._part(int(found[1])).pieces:
+                        self._read(part_file(int(found[1])), offset, length)
 
     def expect(self, pieces: Iterable[tuple[int, Piece]]) -> None:
         """Do nothing: the file of a part is mapped, and of that only what is read comes from the disk."""
@@ -350,18 +433,30 @@ class Stored:
 
     def _part(self, number: int) -> StoredPart:
         if number not in self._parts:
-            content = (self._path / part_record(number)).read_bytes()
-            self._parts[number] = typed_json.decode(content, StoredPart)
+            found = self._parts[number] = typed_json.decode(self._read_record(part_record(number)), StoredPart)
+            self._digests |= {(part_file(number), offset, length): code for offset, length, code in found.pieces}
         return self._parts[number]
+
+    def _read_record(self, name: str) -> bytes:
+        content = (self._path / name).read_bytes()
+        if self.has_digests and digest(content) != self._records.get(name):
+            raise DamagedError(f"{name} has a wrong digest")
+        return content
 
     def _load(self, file: str, offset: int, length: int) -> Any:
         import torch
 
+        return torch.load(io.BytesIO(self._read(file, offset, length)), map_location="cpu", weights_only=True)
+
+    def _read(self, file: str, offset: int, length: int) -> bytes:
         if os.path.basename(file) != file:  # noqa: PTH119 (a name, not a path)
             raise ValueError(f"{file} is no name of a file")
         with (self._path / file).open("rb") as opened:
             opened.seek(offset)
-            return torch.load(io.BytesIO(opened.read(length)), map_location="cpu", weights_only=True)
+            content = opened.read(length)
+        if self.has_digests and digest(content) != self._digests.get((file, offset, length)):
+            raise DamagedError(f"{file} has a wrong digest at byte {offset}")
+        return content
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
@@ -369,6 +464,8 @@ class Stored:
             yield
         except CheckpointError:
             raise
+        except (DamagedError, FileNotFoundError) as error:
+            raise DamagedCheckpointError(f"{self._path} is damaged: {error}") from error
         except Exception as error:
             why = error or type(error).__name__
             raise CheckpointError(f"{self._path} cannot be read: {why}; remove it") from error
@@ -380,10 +477,12 @@ class StoredPart(msgspec.Struct, frozen=True):
     Attributes:
         shards: Of the shard of each sharded tensor; None where the part has no elements.
         own: Of the state of the rank's own; None if ranks have none.
+        pieces: With the digest of each piece of the file; empty from an earlier release.
     """
 
     shards: tuple[tuple[int, int] | None, ...]
     own: tuple[int, int] | None = None
+    pieces: tuple[tuple[int, int, str], ...] = ()
 
 
 def directory_size(directory: Path) -> int:
@@ -395,16 +494,22 @@ def directory_size(directory: Path) -> int:
     return size
 
 
-def describe_files(state: Any, tensors: list[tuple[str, int, int]], layout: Layout | None) -> bytes:
+def describe_files(
+    state: Any,
+    tensors: list[tuple[str, int, int]],
+    layout: Layout | None,
+    digests: Mapping[str, Sequence[tuple[int, int, str]]],
+) -> bytes:
     """Return the description of a checkpoint.
 
     Args:
         state: As in the description of a snapshot.
         tensors: File, offset and length in bytes of each tensor.
         layout: Of its sharded tensors; None if it has no parts.
+        digests: Offset, length and digest of each piece of these files.
     """
     described = {"version": _VERSIONS[-1], "state": state, "tensors": tensors, "layout": msgspec.to_builtins(layout)}
-    return json.dumps(described).encode()
+    return sealed({**described, "pieces": digests})
 
 
 def part_file(number: int) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -14,9 +16,10 @@ import torch
 from torch.distributed.checkpoint import load as load_checkpoint
 
 from slurm_elastic import snapshot
+from slurm_elastic.cli import main
 from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId
 from slurm_elastic.snapshot.checkpoint_writer import Order, Outcome
-from slurm_elastic.snapshot.checkpoints import Checkpoints, SupersededError
+from slurm_elastic.snapshot.checkpoints import CheckpointError, Checkpoints, Stored, SupersededError
 from slurm_elastic.snapshot.memory import Slot
 from tests.local.snapshot.memories import Agents, in_worker
 from tests.local.waiting import eventually
@@ -179,15 +182,88 @@ def test_a_checkpoint_that_cannot_be_read_ends_the_worker(agents: Agents, tmp_pa
     path.mkdir()
     for content, message in [
         (b'{"version":3}', "has version 3 of snapshot.json, not 2; load it with torch.distributed.checkpoint"),
-        (b"{", "cannot be read: "),
         (b'{"version":1,"state":{},"tensors":[["../secret",0,1]]}', "../secret is no name of a file"),
+        (b"{", "all checkpoints of "),
     ]:
         (path / "snapshot.json").write_bytes(content)
         assert message in in_worker(agents.next_round([agents.add(str(len(message)))])[0], raised)
-        # The failed attempt has recorded a start from that checkpoint; the next one begins there, too.
+        # It is set aside then, and nothing starts from the beginning without a word.
+    assert "start-000001.step-000000000005.damaged; restore one" in in_worker(
+        agents.next_round([agents.add("again")])[0], raised
+    )
     (checkpoints.path / "start-000009.json").write_text("{}")
     found = in_worker(agents.next_round([agents.add("last")])[0], raised)
     assert "start-000009.json is no record of a start" in found
+
+
+def written(agents: Agents, directory: Path, *steps: int) -> None:
+    """The directory has a checkpoint of each of these steps."""
+    for step in steps:
+        agent = agents.add(f"writes{step}")
+        in_worker(agents.next_round([agent])[0], trains(directory, step))
+        agent.inventory()
+        agent.close()
+
+
+def flip(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+def test_no_flipped_bit_is_loaded(agents: Agents, tmp_path: Path) -> None:
+    written(agents, tmp_path / "checkpoints", 3)
+    (path,) = [each for each in (tmp_path / "checkpoints").iterdir() if each.is_dir()]
+    Stored(path)
+    files = sorted(each for each in path.iterdir() if each.stat().st_size)
+    draw = random.Random(7)
+    for number in range(100):
+        file = files[number % len(files)]
+        bit = draw.randrange(8 * file.stat().st_size)
+        flip(file, bit)
+        with pytest.raises(CheckpointError, match="is damaged: "):
+            Stored(path)
+        flip(file, bit)
+    Stored(path)
+
+
+def test_the_checkpoint_before_a_damaged_one_is_taken(
+    agents: Agents, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = tmp_path / "checkpoints"
+    written(agents, directory, 3, 5)
+    first, second = names(directory)
+    assert main(["checkpoints", str(directory)]) == 0
+    assert capfd.readouterr().out.count("whole") == 2
+    flip(directory / second / "__0_0.distcp", 999)
+    assert main(["checkpoints", str(directory)]) == 1
+    assert "is damaged: __0_0.distcp has a wrong digest" in capfd.readouterr().out
+    _, chosen = Checkpoints(directory).start("8", 0, None, None)
+    assert chosen == CheckpointId(1, 3)
+    assert f"it is set aside as {second}.damaged, and the one before it counts" in caplog.text
+    later = Agents(tmp_path)
+    assert in_worker(later.next_round([later.add("later")])[0], trains(directory)) == (3, 3.0)
+    later.close()
+    assert names(directory) == [first, f"{second}.damaged"]
+
+
+def test_a_checkpoint_of_an_earlier_release_is_loaded_unchecked(
+    agents: Agents, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = tmp_path / "checkpoints"
+    written(agents, directory, 3)
+    description = directory / names(directory)[0] / "snapshot.json"
+    content = json.loads(description.read_text())
+    for name in ("digest", "records", "pieces"):
+        del content[name]
+    description.write_text(json.dumps(content))
+    checkpoints = Checkpoints(directory)
+    _, chosen = checkpoints.start("8", 0, None, None)
+    assert chosen == CheckpointId(1, 3)
+    assert set(checkpoints.read(chosen).tensors[0].tolist()) == {3.0}
+    assert caplog.text.count("has no digests: it is loaded unchecked") == 1
+    assert main(["checkpoints", str(directory)]) == 0
+    assert "unknown: of an earlier release" in capfd.readouterr().out
 
 
 def test_order_of_calls(agents: Agents, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_module_is_the_command() -> None:
         ("verdit", "no command 'verdit'; did you mean verdict?"),
         (
             "x",
-            "no command 'x'; the commands are agent, coordinator, doctor, drain, job-end, list, logs, rehearse, "
+            "no command 'x'; the commands are agent, checkpoints, coordinator, doctor, drain, job-end, list, logs, rehearse, "
             "report, requeue, status, submit, template, top",
         ),
         ("--versoin", "no option --versoin; did you mean --version?"),
