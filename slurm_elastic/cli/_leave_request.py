@@ -23,11 +23,13 @@ def find_run(options: argparse.Namespace) -> RunDir:
         options: The parsed command line, with the arguments of `_run_view.add_run`.
 
     Raises:
-        UsageError: There is no such run, or it is finished.
+        UsageError: There is no such run, it has not started, or it is finished.
     """
     run_dir = open_run(options, Queue(), exact=True)
     if run_dir.is_done():
         raise UsageError(f"run {run_dir.run_id} is finished")
+    if not run_dir.path.is_dir():
+        raise UsageError(f"run {run_dir.run_id} is not running: its job has not started yet")
     return run_dir
 
 

@@ -69,7 +69,10 @@ class Coordinator(Command):
         from slurm_elastic.agent.console_log import configure_logging
         from slurm_elastic.agent.coordinator import coordinate
         from slurm_elastic.agent.nonblocking_output import make_output_nonblocking
+        from slurm_elastic.slurm import Reader, drop_foreign
 
+        # Here, not in the submission: agents of the run that is submitted get more variables of ours.
+        drop_foreign(os.environ, Reader.TASK)
         make_output_nonblocking()
         configure_logging(os.environ.get("SLURMD_NODENAME", "localhost"))
         settings = _settings(options, os.environ)

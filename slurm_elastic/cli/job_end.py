@@ -26,7 +26,7 @@ from slurm_elastic.text import printable
 __all__ = ["JobEnd", "code_when_over"]
 
 _WAIT = "wait"
-_LOOK, _PATIENCE = 2.0, 4.0
+_LOOK, _DELAY = 2.0, 4.0
 """Seconds between two looks whether the run is over, and for srun to tell it first."""
 _EXAMPLES = """\
   slurm-elastic job-end "$status" "$@"
@@ -96,7 +96,7 @@ def _wait(arguments: Sequence[str]) -> int:
             since = None
         elif since is None:
             since = time.monotonic()
-        elif time.monotonic() - since >= _PATIENCE:
+        elif time.monotonic() - since >= _DELAY:
             _print("the run is over and has no agent in this job any more, but srun does not know that: the job ends")
             print(int(code), flush=True)
             break

@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_elastic import typed_json
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import _atomic_files
 from slurm_elastic.rundir._errors import RecordError, RunDirError, explain
@@ -154,9 +155,9 @@ def run_start(run_dir: RunDir, restart_count: int | None = None, *, before: int 
         restart_count = counts[0]
     try:
         content = run_dir.start(restart_count)
-        record = json.loads(content or b"{}")
+        record = typed_json.loads(content or b"{}")
         return RunStart(str(record["step"]), tuple(map(str, record["command"])))
-    except (RecordError, KeyError, TypeError):
+    except (RecordError, typed_json.JSONError, KeyError, TypeError):
         return None
 
 
@@ -175,7 +176,7 @@ def _is_over_here(run_dir: RunDir, job: SlurmJob) -> bool:
     """Return True if this node's last agent in this start of the job has seen the run finish or fail for good."""
     with contextlib.suppress(OSError, ValueError, IndexError, AttributeError, RecordError):
         text = _atomic_files.read(run_dir.path / "progress" / f"{job.node}.{job.job_id}.jsonl") or b""
-        last = json.loads(text.splitlines()[-1])
+        last = typed_json.loads(text.splitlines()[-1])
         if str(last.get("agent")).startswith(f"{job.node}/{job.job_id}.{job.restart_count}/"):
             code = last.get("exit_code") if last.get("event") == "agent_ended" else None
             failed = code == 1 and run_dir.failure(incarnation(run_dir.run_id, job.restart_count)) is not None

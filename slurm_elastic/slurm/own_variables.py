@@ -31,7 +31,7 @@ _IN_WORKER = "TORCHELASTIC_RUN_ID"
 _RUN = frozenset(
     f"SLURM_ELASTIC_{name}" for name in ("BATCH_VERSION", "LAUNCH_DIR", "LOCAL_RESTARTS", "REHEARSAL", "VERDICT")
 )
-"""What batch script, launcher, submitit's controller and rehearsal have for the agents of one run; workers inherit some."""
+"""What batch script, launcher, submitit and rehearsal have for the agents of one run; workers inherit some."""
 _STEP = ("SLURM_STEP_", "SLURM_STEPID", "SLURM_SRUN_COMM_", "SLURM_LAUNCH_NODE_IPADDR", "SLURM_LABELIO", "SRUN_")
 """What srun sets for its tasks alone. SLURM_STEPMGR, which 24.05 and later set, is of the job."""
 _JOB = ("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
