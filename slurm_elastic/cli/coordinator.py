@@ -71,7 +71,7 @@ class Coordinator(Command):
         from slurm_elastic.agent.nonblocking_output import make_output_nonblocking
         from slurm_elastic.slurm import Reader, drop_foreign
 
-        # Here, not in the submission: agents of the run that is submitted get more variables of ours.
+        # Not by the submission alone, which would take PET_* below for leftovers in the environment of a worker.
         drop_foreign(os.environ, Reader.TASK)
         make_output_nonblocking()
         configure_logging(os.environ.get("SLURMD_NODENAME", "localhost"))

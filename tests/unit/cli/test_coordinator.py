@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from slurm_elastic.agent.signals import Notices
 from slurm_elastic.cli import main
+from slurm_elastic.environment import changed_environment
 
 SCONTROL = """\
 #!/bin/bash
@@ -74,3 +76,25 @@ def test_wrong_usage_is_2_with_one_line(
     assert said[-1].startswith("slurm-elastic: error: ")
     assert message in said[-1]
     assert "Traceback" not in "".join(said)
+
+
+def test_a_run_that_a_worker_submits_has_the_options_of_its_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\nenv >{tmp_path}/seen\necho 12\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name, value in {"TORCHELASTIC_RUN_ID": "3", "PET_MAX_RESTARTS": "9", "PET_ROLE": "outer", "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+
+    def submit_only(settings: object, notices: object, submit_run: Callable[[], str]) -> int:
+        submit_run()
+        return 0
+
+    monkeypatch.setattr("slurm_elastic.agent.coordinator.coordinate", submit_only)
+    options = ["mine", "--nnodes=2", "--run-dir", str(tmp_path), "--local-addr=127.0.0.1", "--submit", "x.sbatch"]
+    with changed_environment(dict.fromkeys(("PET_RDZV_ID", "PET_RUN_DIR", "PET_NNODES"))):
+        assert main(["coordinator", *options]) == 0
+    seen = dict(line.split("=", 1) for line in (tmp_path / "seen").read_text().splitlines() if "=" in line)
+    assert (seen["PET_RDZV_ID"], seen["PET_NNODES"], seen["PET_MAX_RESTARTS"]) == ("mine", "2", "0")
+    assert not seen.keys() & {"TORCHELASTIC_RUN_ID", "PET_ROLE", "RANK"}
