@@ -40,6 +40,8 @@ _HEALTH = "tests/local/agent/test_health.py::test_it_answers_before_the_first_ro
 _SHELL = "tests/unit/submission/test_submit_options.py::test_submitted_script_is_the_one_of_the_dry_run"
 _DIGITS = f"{_SUBMIT}test_four_nodes_learn_the_digits"
 
+_RESUME = "tests/local/agent/test_resume.py::test_the_wrapper_resumes_what_there_is"
+
 ELSEWHERE = {
     "slurm-elastic agent --notify https://chat.example.org/hooks/1234 --notify-after 1800 train.py": _NOTIFICATION,
     "slurm-elastic doctor": "tests/cluster/test_doctor.py::"
@@ -47,6 +49,7 @@ ELSEWHERE = {
     "slurm-elastic doctor --nodes 2 --partition=gpu --gpus-per-node=4": "tests/cluster/test_doctor.py::"
     "test_planted_faults_are_found_and_nothing_else",
     "slurm-elastic drain 1234 node2": f"{_LEAVE}test_drained_nodes_leave_and_the_others_go_on",
+    "sbatch --nodes=2-8 elastic.sbatch resume.py --data-dir /data --output output --experiment run1": _RESUME,
     "slurm-elastic list --queued": "tests/unit/cli/test_status.py::test_list_of_queued_jobs_finds_their_directories",
     "sbatch --nodes=2 elastic.sbatch digits.py --epochs 8": _DIGITS,
     "srun --jobid=4711 --overlap --nodelist=n2 --ntasks=1 curl -s 127.0.0.1:37741/status": _HEALTH,

@@ -22,6 +22,7 @@ from slurm_elastic.agent.lifecycle import Leaving, State, Training
 from slurm_elastic.control import TimeUse, WorkerProgress
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.identity import job_of
+from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rundir import RunDir, RunDirError
 
 __all__ = ["ProgressLog"]
@@ -61,6 +62,8 @@ class ProgressLog(Feature):
         self._sampled: tuple[int, int | None] = (0, None)
         self._stopping = False
         self._exit_code: ExitCode | None = None
+        self._reached: tuple[int, int] | None = None
+        self._warned_of_start = False
         self._thread = Thread(target=self._write, name="slurm-elastic-progress", daemon=True)
         self._thread.start()
         self._add("agent_started", local_world_size=workers, max_restarts=max_restarts, seconds=_seconds_since_start())
@@ -95,10 +98,27 @@ class ProgressLog(Feature):
         """See base class."""
         running, self._running = self._running, None
         if running is not None:
+            self._note_start(running.assignment, progress)
             elapsed = time.monotonic() - self._since
             base = running.assignment.place.base_rank
             workers = [_worker(base, elapsed, worker) for worker in progress]
             self._add("workers_ended", round=running.assignment.round, seconds=round(elapsed, 3), workers=workers)
+
+    def _note_start(self, assignment: Assignment, progress: Sequence[WorkerProgress]) -> None:
+        """Warn once of a script that has begun again with its first step, though an earlier round had got further."""
+        steps = [(each.first_step, each.step) for each in progress if each.first_step is not None]
+        if not steps:
+            return
+        first, last = min(step for step, _ in steps), max(step or 0 for _, step in steps)
+        if self._reached is not None and first <= min(1, self._reached[1] - 1) and not self._warned_of_start:
+            self._warned_of_start = True
+            if assignment.place.base_rank == 0:
+                logger.warning(
+                    "round %d began with step %d again, and round %d had come to step %d: the script loads no"
+                    " checkpoint, and may overwrite those that it has saved; see docs/howto/resume.md",
+                    *(assignment.round, first, *self._reached),
+                )
+        self._reached = max((assignment.round, last), self._reached or (0, -1), key=lambda each: each[1])
 
     def ended(self, exit_code: ExitCode, timeout: float = 5.0) -> None:
         """Record that the agent has left the run, and write out all records, for at most `timeout` seconds."""

@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,37 @@ def test_a_disk_that_fails_is_one_line_and_stops_nothing(run_dir: RunDir, caplog
     log.close()
     assert [record.message for record in caplog.records if "progress is not written" in record.message] != []
     assert len(caplog.records) == 1
+
+
+def starts(log: ProgressLog, *rounds: tuple[int, int], base_rank: int = 0) -> None:
+    """Rounds with these first and last steps go by."""
+    for number, (first, last) in enumerate(rounds):
+        placed = replace(assignment(base_rank), round=number)
+        log.workers_started(RunningRound(placed, {0: 1}, {}, tuple))
+        log.round_ended([WorkerProgress(0, True, last - first + 1, last, None, 0.1, False, first_step=first)])
+
+
+@pytest.mark.parametrize(
+    ("rounds", "told"),
+    [
+        ([(1, 57), (1, 9), (1, 80)], "round 1 began with step 1 again, and round 0 had come to step 57: the script"),
+        ([(0, 57), (58, 90), (0, 3)], "round 2 began with step 0 again, and round 1 had come to step 90: the script"),
+        ([(0, 57), (41, 90)], ""),
+        ([(1, 1), (1, 9)], ""),
+        ([(500, 600), (500, 700)], ""),
+    ],
+)
+def test_a_script_that_begins_again_is_told_once(
+    run_dir: RunDir, caplog: pytest.LogCaptureFixture, rounds: list[tuple[int, int]], told: str
+) -> None:
+    log = ProgressLog(run_dir, "n1", AGENT, 2, 3)
+    starts(log, *rounds)
+    log.close()
+    assert [line[: len(told)] for line in caplog.messages] == [told] * bool(told)
+
+
+def test_the_agent_of_rank_0_tells_it(run_dir: RunDir, caplog: pytest.LogCaptureFixture) -> None:
+    log = ProgressLog(run_dir, "n1", AGENT, 2, 3)
+    starts(log, (1, 57), (1, 9), base_rank=2)
+    log.close()
+    assert caplog.messages == []
