@@ -6,7 +6,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from statistics import fmean, median
 
@@ -18,6 +18,9 @@ from slurm_elastic.rehearsal.scenario import Kind, Mishap, Plan
 __all__ = ["findings", "losses", "require_comparable", "steps_lost"]
 
 _GPU = re.compile(r"CUDA|NVIDIA|\bGPU|HIP|nccl", re.IGNORECASE)
+_VALUE = re.compile(r"`(.*)`: ranks \d+ and \d+ differ")
+_UNEQUAL = re.compile(r"^step \d+ of round \d+ is not the same on ")
+_PARTS = re.compile(r"^no agent that is left holds part ")
 _GRACE = 30.0
 """Seconds of notice where the scenario gives none: what the agent takes for Slurm's (--grace)."""
 
@@ -65,11 +68,12 @@ def findings(planned: Plan, undisturbed: RunFacts, disturbed: RunFacts, toleranc
         disturbed: What was seen of the run with them.
         tolerance: By which part of themselves losses may differ.
     """
+    warned = list(_snapshots(disturbed))
     return [
         _ends(planned, undisturbed, disturbed),
         *_failed_workers(planned, disturbed),
-        _resume(disturbed),
-        *_lost(disturbed),
+        *warned,
+        *(_because_of(warned, each) for each in (_resume(disturbed), *_lost(disturbed))),
         _samples(undisturbed, disturbed),
         _losses(undisturbed, disturbed, tolerance),
         *_saving(disturbed),
@@ -278,6 +282,32 @@ def _resume(facts: RunFacts) -> Finding:
             )
     froms = ", ".join(str(change.resumed) for change in changes)
     return Finding("resume.step", Level.OK, f"rounds went on from step {froms}")
+
+
+def _snapshots(facts: RunFacts) -> Iterator[Finding]:
+    """Take over what agents and workers have warned of: it has causes that steps do not show."""
+    named: set[str] = set()
+    for warning in sorted(facts.warnings, key=lambda each: _VALUE.match(each) is None):
+        found, _, mend = warning.partition("; ")
+        if _UNEQUAL.search(warning):
+            # The agents see that a value differs, and the workers which one.
+            if named:
+                continue
+            mend = "give all ranks the same plain values, or pass what each rank has of its own as per_rank={...}"
+        elif _PARTS.search(warning):
+            mend = "keep copies on another node (--snapshot-replicas 1), and checkpoints on disk (snapshot.to_disk)"
+        elif (value := _VALUE.match(warning)) is None or value[1] in named:
+            continue
+        else:
+            named.add(value[1])
+        yield Finding("snapshot.usable", Level.LIMIT, found, "a later round does not start from this snapshot", mend)
+
+
+def _because_of(warned: Sequence[Finding], finding: Finding) -> Finding:
+    """Return a finding about steps with the fix of the snapshot that the script could not start from."""
+    if not warned or finding.level not in (Level.LIMIT, Level.BROKEN):
+        return finding
+    return replace(finding, mend=f"mend the snapshot first (snapshot.usable): {warned[0].mend}")
 
 
 def _lost(facts: RunFacts) -> Iterator[Finding]:

@@ -117,6 +117,7 @@ class RunFacts:
         finished: True if the run is on record as done.
         restarts: Worker failures that were charged.
         failures: One line for each failure of a worker that agents have recorded.
+        warnings: One line for each warning of agents and workers about snapshots, each once.
         cut_short: Rounds whose workers should stop at a step and ended in another way, with the time at which they were
             ended.
         overwritten: Files that were changed in place while a checkpoint could be in them.
@@ -133,6 +134,7 @@ class RunFacts:
     finished: bool = False
     restarts: int = 0
     failures: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     cut_short: Mapping[int, float] = field(default_factory=dict)
     overwritten: tuple[str, ...] = ()
     halves: Mapping[int, str] = field(default_factory=dict)

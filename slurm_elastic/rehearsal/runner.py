@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -32,6 +33,8 @@ from slurm_elastic.text import printable
 
 __all__ = ["Options", "Rehearsal", "rehearse"]
 
+_WARNING = re.compile(r"(?:\] |warning: )snapshots: (.+)$")
+"""A line of an agent or a worker; lines of workers begin with their node and rank in brackets."""
 _POLL = 0.01
 _STRAGGLERS = 5.0
 """Seconds in which all ranks reach a step that one has reached."""
@@ -485,6 +488,7 @@ class _Run:
             finished=records.done is not None,
             restarts=records.rounds[-1].restarts if records.rounds else 0,
             failures=tuple(dict.fromkeys(printable(each, 500) for each in failures)),
+            warnings=self._warnings(),
             cut_short=_cut_short(records),
             overwritten=tuple(self._short(path) for path in self._files.overwritten()),
             halves={round_: self._short(str(path)) for round_, path in self._halves.items()},
@@ -493,9 +497,15 @@ class _Run:
             directory=str(self._directory),
         )
 
+    def _warnings(self) -> tuple[str, ...]:
+        found = (_WARNING.search(line) for line in self._output())
+        return tuple(dict.fromkeys(printable(each[1], 500) for each in found if each is not None))
+
     def _last_output(self) -> tuple[str, ...]:
-        lines = (self._directory / "output.txt").read_text(errors="replace").splitlines()
-        return tuple(printable(line, 500) for line in lines[-1:])
+        return tuple(printable(line, 500) for line in self._output()[-1:])
+
+    def _output(self) -> list[str]:
+        return (self._directory / "output.txt").read_text(errors="replace").splitlines()
 
     def _short(self, path: str) -> str:
         for root in self._roots:

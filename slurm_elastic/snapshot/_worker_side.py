@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from slurm_elastic.snapshot._disk_side import DiskSide
+from slurm_elastic.snapshot._rank_values import RankValues
 from slurm_elastic.snapshot._slot_writer import SlotWriter
 from slurm_elastic.snapshot.hand_over import (
     MOST_RANGES,
@@ -84,6 +85,7 @@ class WorkerMemory:
         self._writer = SlotWriter(slots)
         self._own_writer = None if part_slots is None else SlotWriter(part_slots)
         self._describer = Describer()
+        self._values = RankValues(_rank(), int(os.environ.get("GROUP_WORLD_SIZE", "1")) if path else 1, round_)
         self._saved: int | None = None
         self._reserved = False
         self._refused = False
@@ -177,6 +179,7 @@ class WorkerMemory:
         if self._writes:
             digest = hashlib.blake2b(description, digest_size=8).hexdigest()
             self._writer.write(Copy(snapshot, digest, 0 if part is None else part.of), description, table, tensors)
+            self._values.saved(step, flat.tree)
 
     def _check_memory(self, whole: int, part: int, own: int) -> None:
         """Check that the node has the memory for snapshots of this size, of all its workers and of copies."""

@@ -251,7 +251,7 @@ def _chosen(last_round: int | None, line: Origin, present: Sequence[Inventory], 
             or f"no agent that is left holds a snapshot since step {line.copy.id.step} of round {line.copy.id.round}"
         )
     below = line.copy.id.step if again and line.copy is not None else None
-    return Origin(note=f"{note}; it starts from disk", below=below) if note else Origin()
+    return Origin(note=f"{note}; it starts from no snapshot", below=below) if note else Origin()
 
 
 def prepare(held: Sequence[Copy | None], origin: Origin) -> Preparation:

@@ -111,7 +111,7 @@ def test_a_state_from_which_workers_fail_is_left_for_older_ones_and_then_for_dis
     assert agent.wait() == 0
     resumed = [int(line.split()[-1]) for line in agent.out.splitlines() if "resumed at" in line]
     assert resumed == [0, *[6, 5, 4][:slots], 0], nodes.log()
-    assert "failed before the next snapshot; it starts from disk" in agent.err
+    assert "failed before the next snapshot; it starts from no snapshot" in agent.err
 
 
 def test_a_job_that_is_is_leaving_starts_again_from_what_its_agent_wrote_to_disk(allocate: Allocate) -> None:

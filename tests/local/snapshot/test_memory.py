@@ -121,7 +121,7 @@ def test_state_that_ranks_do_not_share_is_not_restored(agents: Agents, caplog: p
         assert in_worker(variables, lambda number=number: snapshot.save(1, seed=number) or True)
     for variables in agents.next_round([one, two]):
         assert in_worker(variables, lambda: snapshot.load(seed="own")) == "own"
-    assert "step 1 of round 0 is not the same on one and two; it starts from disk" in caplog.text
+    assert "step 1 of round 0 is not the same on one and two; it starts from no snapshot" in caplog.text
 
 
 def raised_by(work: Any) -> Any:

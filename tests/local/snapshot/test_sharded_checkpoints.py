@@ -232,4 +232,4 @@ def test_nodes_write_the_same_step_while_they_train(
     assert started == [(int(newest[-12:]), [0, 1, 2, 3])]
     agents.close()
     assert f"the workers of round 2 start from the checkpoint {newest} of {directory}" in caplog.messages
-    assert len([line for line in caplog.messages if line.endswith("; it starts from disk")]) == 1
+    assert len([line for line in caplog.messages if line.endswith("; it starts from no snapshot")]) == 1

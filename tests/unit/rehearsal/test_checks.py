@@ -95,6 +95,35 @@ def test_half_a_checkpoint_that_was_left_out_is_right() -> None:
     assert rows(failed)["checkpoint.atomic"].level is Level.BROKEN
 
 
+VALUE = "`progress.best`: ranks 0 and 1 differ at step 16 (0.83 and 1e9), so no round can start from this snapshot"
+UNEQUAL = "step 16 of round 0 is not the same on node0 and node1; it starts from no snapshot"
+PARTS = (
+    "no agent that is left holds part 2 of the 4 parts of step 6 of round 0: they are lost; it starts from no snapshot"
+)
+
+
+@pytest.mark.parametrize(
+    ("warnings", "found", "mend"),
+    [
+        ((UNEQUAL, f"{VALUE}; give all ranks the same value"), VALUE, "give all ranks the same value"),
+        ((f"{VALUE}; give this", f"{VALUE.replace('16', '8')}; give that"), VALUE, "give this"),
+        ((UNEQUAL,), UNEQUAL.partition(";")[0], "give all ranks the same plain values"),
+        ((PARTS,), PARTS.partition(";")[0], "--snapshot-replicas 1"),
+    ],
+)
+def test_a_warning_about_a_snapshot_is_why_steps_are_lost(warnings: tuple[str, ...], found: str, mend: str) -> None:
+    rows_ = rows(begins_again(warnings=warnings))
+    assert (rows_["snapshot.usable"].level, rows_["snapshot.usable"].found) == (Level.LIMIT, found)
+    assert mend in rows_["snapshot.usable"].mend
+    assert mend in rows_["resume.step"].mend
+    assert "load the newest checkpoint" in rows(begins_again())["resume.step"].mend
+
+
+def test_a_warning_that_follows_from_a_mishap_is_no_finding() -> None:
+    told = ("workers that started from step 4 of round 0 failed before the next snapshot",)
+    assert "snapshot.usable" not in rows(after_notice(warnings=told))
+
+
 def begins_again(**fields: object) -> RunFacts:
     return after_notice(workers=(stopped(0), stopped(1), worker(1, 0, 1, 8), worker(1, 1, 1, 8)), **fields)
 

@@ -74,7 +74,7 @@ def test_going_back_to_an_earlier_round_forgets_the_later_ones() -> None:
 def test_a_round_from_nothing_in_memory_forgets_all() -> None:
     found = choose(3, origin((2, 20)), [holds("cut off", (2, 25))])
     assert read_origin(found) == Origin(
-        note="no agent that is left holds a snapshot since step 20 of round 2; it starts from disk"
+        note="no agent that is left holds a snapshot since step 20 of round 2; it starts from no snapshot"
     )
     assert choose(3, origin((2, 20)), [""]) == found
     assert choose(4, found, [holds("cut off", (2, 25))]) == ""
@@ -102,7 +102,7 @@ def test_a_state_from_which_workers_fail_is_left_for_an_older_one_and_then_for_d
     assert read_origin(third).copy == Copy(SnapshotId(0, 4), "00")
     fourth = read_origin(choose(4, third, [holds("a", (0, 4))], failed=True))
     assert fourth == Origin(
-        note="workers that started from step 4 of round 0 failed before the next snapshot; it starts from disk",
+        note="workers that started from step 4 of round 0 failed before the next snapshot; it starts from no snapshot",
         below=4,
     )
 
@@ -114,7 +114,7 @@ def test_snapshots_that_differ_between_nodes_are_not_chosen_and_that_is_said() -
     assert found.note == "step 5 of round 0 is not the same on a and b"
     alone = read_origin(choose(0, "", inventories[:2]))
     assert (alone.copy, alone.line) == (None, ())
-    assert alone.note == f"{found.note}; it starts from disk"
+    assert alone.note == f"{found.note}; it starts from no snapshot"
 
 
 def test_the_snapshot_that_a_round_started_from_is_not_lost_to_a_copy_that_differs() -> None:
@@ -204,7 +204,7 @@ def test_a_snapshot_of_which_a_part_is_lost_is_not_chosen() -> None:
     lost = choose(0, "", [parted("a", 6, 0, 1), parted("b", 6, 3)])
     assert read_origin(lost) == Origin(
         note="no agent that is left holds part 2, 4 to 5 of the 6 parts of step 6 of round 0: the state of a rank's"
-        " own, and shards, are lost with their node without --snapshot-replicas 1; it starts from disk"
+        " own, and shards, are lost with their node without --snapshot-replicas 1; it starts from no snapshot"
     )
     # The step before is whole: a rank was killed while it saved the newest.
     both = ((0, 5), (0, 6))
