@@ -15,7 +15,7 @@ dist.init_process_group("gloo")
 world = dist.get_world_size()
 assert 16 % world == 0, f"batch 16 not divisible by {world}"
 step = 0
-while not os.path.exists("finish"):
+while True:
     dist.all_reduce(torch.ones(1))
     step += 1
     if dist.get_rank() == 0:
