@@ -60,13 +60,14 @@ class FollowedFile:
 
     def show(self, *, to_the_end: bool = False) -> bool:
         """Show what is new, and with `to_the_end` end the last line; return True if the file has grown."""
-        if self.descriptor is None:
-            with contextlib.suppress(FileNotFoundError):
-                self.descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         found = False
-        while self.descriptor is not None and (data := os.read(self.descriptor, _CHUNK)):
-            found = True
-            self._write(self._decoder.decode(data))
+        # It does not exist yet, or a network file system does not answer for a moment.
+        with contextlib.suppress(OSError):
+            if self.descriptor is None:
+                self.descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            while data := os.read(self.descriptor, _CHUNK):
+                found = True
+                self._write(self._decoder.decode(data))
         if to_the_end:
             self._write(self._decoder.decode(b"", final=True), end=True)
             if self.descriptor is not None:

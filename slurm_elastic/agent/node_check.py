@@ -5,6 +5,7 @@ It runs in a thread from the first moment on, while the agent imports what it ne
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import select
@@ -149,5 +150,7 @@ def _unwritable(directories: Iterable[Path]) -> list[str]:
                 file.write(bytes(4096))
                 file.flush()
         except OSError as error:
-            found.append(f"no file can be written to {directory}: {error.strerror}")
+            mend = "mount it writable" if error.errno == errno.EROFS else "make room there"
+            mend = "let this user write there" if error.errno in (errno.EACCES, errno.EPERM) else mend
+            found.append(f"no file can be written to {directory}: {error.strerror}; {mend}, or give --node-check=off")
     return found

@@ -369,7 +369,10 @@ REGISTRY: tuple[Cause, ...] = (
         Domain.USER_CODE,
         Outlook.UNKNOWN,
         _text(r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:exited unexpectedly|is killed by signal)"),
-        advice="most often for lack of memory: fewer num_workers, or more memory",
+        advice=(
+            "most often for lack of memory: fewer num_workers, or more memory; spawned ones also where the script has "
+            'no if __name__ == "__main__"'
+        ),
         source="torch/utils/data/dataloader.py and _utils/signal_handling.py, 2.13",
     ),
     Cause(

@@ -186,6 +186,10 @@ def _ends(planned: Plan, undisturbed: RunFacts, facts: RunFacts) -> Finding:
     elif missed:
         text = f"the run ended before '{planned.mishaps[-missed]}'"
         mend = "a later round took fewer steps than the run without mishaps: see the rows below"
+        began = min(_first_steps(facts.rounds[0]), default=0) if facts.rounds else 0
+        if began > 1:
+            text = f"the run with mishaps began at step {began}: it found the checkpoints of the run without them"
+            mend = "let it keep its checkpoints in SLURM_ELASTIC_RUN_DIR, in its current directory, or below {run}"
     elif (facts.last_step or 0) < (undisturbed.last_step or 0):
         return Finding(
             "run.ends",

@@ -99,6 +99,7 @@ def test_a_check_that_hangs_or_is_missing() -> None:
 def test_a_directory_that_takes_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: "/proc")
     assert NodeCheck("", 60).problem(Notices()).startswith("no file can be written to /proc: ")
+    assert NodeCheck("", 60).problem(Notices()).endswith(", or give --node-check=off")
     assert NodeCheck("off", 60).problem(Notices()) == ""
 
 

@@ -78,6 +78,13 @@ def test_a_script_that_is_right() -> None:
     assert steps_lost(after_notice()) == {str(NOTICE): 0}
 
 
+def test_a_run_that_finds_the_checkpoints_of_the_one_before_it_is_told_so() -> None:
+    rest = RunFacts(workers=(worker(0, 0, 8, 8), worker(0, 1, 8, 8)), finished=True)
+    ends = rows(rest)["run.ends"]
+    assert ends.found == "the run with mishaps began at step 8: it found the checkpoints of the run without them"
+    assert "SLURM_ELASTIC_RUN_DIR" in ends.mend
+
+
 def test_a_kill_costs_the_steps_since_the_last_checkpoint() -> None:
     workers = (worker(0, 0, 1, 4, checkpoints=((2, 2.5),), ended=None), worker(0, 1, 1, 4, ended=None))
     rest = worker(1, 0, 3, 8, samples=tuple((step, 0, 2 * step + rank) for step in range(3, 9) for rank in (0, 1)))
