@@ -247,6 +247,8 @@ class SnapshotFeature(Feature):
     ) -> None:
         self._margin, self._is_leaving = rendezvous.options.leave_margin, is_leaving
         self._until: float | None = None
+        self.missing = ""
+        """After the end: why the newest snapshot is not on disk; empty if it is, or if the script asked for none."""
         self._members_leave = self._members_stay = False
         self._directory = NodeDirectory("snapshot")
         try:
@@ -302,7 +304,7 @@ class SnapshotFeature(Feature):
 
     def run_ended(self) -> None:
         """See base class."""
-        self._memory.close(self._until, self._is_leaving)
+        self.missing = self._memory.close(self._until, self._is_leaving)
         self._directory.close()
 
 

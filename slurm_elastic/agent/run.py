@@ -189,6 +189,7 @@ def _supervise(settings: AgentSettings, records: Records, fork_server: ForkServe
     def is_leaving() -> bool:
         return record_signals().first() is not None
 
+    snapshots = None
     try:
         snapshots = SnapshotFeature(
             rendezvous, is_leaving, settings.snapshot_replicas, fork_server, settings.snapshot_slots
@@ -241,7 +242,9 @@ def _supervise(settings: AgentSettings, records: Records, fork_server: ForkServe
     if notify is not None:
         notify.close()
     events.close()
-    progress.ended(outcome.exit_code)
+    missing = snapshots.missing if snapshots is not None and outcome.exit_code is ExitCode.FINISHED else ""
+    exit_code = ExitCode.FAILED if missing else outcome.exit_code
+    progress.ended(exit_code)
     at_process_end(progress.close)
     if settings.job is not None:
         _job_at_end(settings, settings.job, rendezvous, coordination).carry_out(
@@ -254,7 +257,10 @@ def _supervise(settings: AgentSettings, records: Records, fork_server: ForkServe
                 represents_job=represents_job(settings.job, settings.agent, agent.last_assignment),
             )
         )
-    return outcome.exit_code
+    if missing:
+        # The last line: who reads no more has to know it.
+        logger.error("the run is finished, and its last checkpoint is not on disk: %s", missing)
+    return exit_code
 
 
 def _progress(settings: AgentSettings) -> ProgressLog:

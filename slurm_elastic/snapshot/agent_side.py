@@ -189,8 +189,11 @@ class AgentMemory:
             size = sum(slot.size - HEADER for slot in self._all_slots()) + sum(slot.allocated for slot in borrowed)
         return size, None if safe is None else safe.step
 
-    def close(self, until: float | None = None, is_leaving: Callable[[], bool] = lambda: False) -> None:
+    def close(self, until: float | None = None, is_leaving: Callable[[], bool] = lambda: False) -> str:
         """Write the newest snapshot to disk if this agent does that, and let go of the memory. No workers run.
+
+        Returns:
+            See :meth:`.DiskWriter.close`.
 
         Args:
             until: See :meth:`.DiskWriter.close`.
@@ -200,7 +203,7 @@ class AgentMemory:
             # Others go on without this agent.
             self._settle(until, lambda: False, moves=True, leaving=True)
         self._end_round()
-        self._disk.close(until, is_leaving)
+        missing = self._disk.close(until, is_leaving)
         if self._replicator is not None:
             self._replicator.close()
         if self._sender is not None:
@@ -212,6 +215,7 @@ class AgentMemory:
             os.unlink(self._path)  # noqa: PTH108 (as the rest of this package, which workers import)
         for slot in self._all_slots():
             slot.close()
+        return missing
 
     def _all_slots(self) -> tuple[Slot, ...]:
         with self._lock:

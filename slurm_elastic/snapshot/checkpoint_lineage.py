@@ -75,14 +75,13 @@ def choose_checkpoint(
     Args:
         newest: The newest start in the directory; None before the first.
         present: The checkpoints in the directory.
-        below: The step of a state from which workers failed: only earlier ones are chosen. None if there is none.
+        below: The step of a state from which workers failed: an earlier one is chosen if there is any. None if there is
+            no such state.
     """
-    usable = (
-        checkpoint
-        for checkpoint in present
-        if newest is not None and newest.has(checkpoint) and (below is None or checkpoint.step < below)
-    )
-    return max(usable, default=None)
+    usable = [checkpoint for checkpoint in present if newest is not None and newest.has(checkpoint)]
+    earlier = (checkpoint for checkpoint in usable if below is None or checkpoint.step < below)
+    # The start is the worst choice: a failure need not come from the state.
+    return max(earlier, default=max(usable, default=None))
 
 
 def checkpoint_between(

@@ -196,7 +196,8 @@ class DiskWriter:
         self._target: Target | None = None
         self._progress = Progress(0.0)
         self._unfinished: _Unfinished | None = None
-        self._writing = self._closing = False
+        self._writing = self._closing = self._repeats = False
+        self._missing = ""
         self._thread: threading.Thread | None = None
 
     def aim(self, target: Target | None) -> None:
@@ -238,8 +239,11 @@ class DiskWriter:
             while self._is_busy() and time.monotonic() < until and not is_leaving():
                 self._changed.wait(_TURN)
 
-    def close(self, until: float | None = None, is_leaving: Callable[[], bool] = lambda: False) -> None:
+    def close(self, until: float | None = None, is_leaving: Callable[[], bool] = lambda: False) -> str:
         """Write the newest snapshot, and end.
+
+        Returns:
+            Why the newest snapshot is not on disk; empty if it is, or if there is none to write.
 
         Args:
             until: Own monotonic time in seconds after which it is left; None to wait until it is written, or until
@@ -253,12 +257,14 @@ class DiskWriter:
             while self._thread.is_alive() and not (is_leaving() if until is None else time.monotonic() >= until):
                 self._thread.join(_TURN)
             if self._thread.is_alive():
-                logger.warning("the newest snapshot is not on disk: the time is over")
+                self._missing = "the time is over"
+                logger.warning("the newest snapshot is not on disk: %s", self._missing)
                 with self._changed:
                     self._target = self._unfinished = None
                 self._process.kill()
                 self._thread.join()
         self._process.close()
+        return self._missing
 
     def _is_busy(self) -> bool:
         return self._writing or self._unfinished is not None or self._next() is not None
@@ -267,6 +273,7 @@ class DiskWriter:
         try:
             self._process.start()
         except OSError as error:
+            self._missing = str(error)
             logger.error("no snapshot can be written to disk: %s", error)
             return
         while True:
@@ -376,17 +383,23 @@ class DiskWriter:
         with self._changed:
             step, is_target = found.checkpoint.step, self._target is target
             if outcome.superseded and is_target:
+                self._missing = outcome.superseded
                 logger.warning("no snapshot is written to disk any more: %s", outcome.superseded)
                 self._target = None
             elif outcome.error and is_target:
                 wait = max(_AFTER_ERROR, target.every)
+                # There is no later one. A process that writes and was killed is started again.
+                self._missing, self._repeats = outcome.error, self._closing and not self._repeats
+                then = "" if self._closing else f"; the next attempt is in {wait:g} s"
                 logger.error(
                     "the snapshot of step %d cannot be written to %s: %s%s",
                     *(step, target.directory, outcome.error),
-                    "" if self._closing else f"; the next attempt is in {wait:g} s",
+                    "; it is tried once more" if self._repeats else then,
                 )
-                self._done(found.snapshot, time.monotonic() + wait, target)
+                if not self._repeats:
+                    self._done(found.snapshot, time.monotonic() + wait, target)
             elif outcome.written and is_target:
+                self._missing = ""
                 self._done(found.snapshot, time.monotonic() + target.every, target)
             return outcome.written
 

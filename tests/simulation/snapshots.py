@@ -236,7 +236,7 @@ class Run:
                 for each, state in self.disk.published.items()
                 if (origin.below is None or each.step < origin.below) and self._is_on_line(state, last, before)
             }
-            if chosen is not None and origin.below is not None and chosen.step >= origin.below:
+            if usable and chosen is not None and origin.below is not None and chosen.step >= origin.below:
                 raise ViolationError(
                     f"repeated on disk: workers failed from step {origin.below}, and start from {chosen}"
                 )

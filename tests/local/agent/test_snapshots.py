@@ -135,3 +135,24 @@ def test_a_job_that_is_is_leaving_starts_again_from_what_its_agent_wrote_to_disk
 
 def environ(pid: int) -> bytes:
     return Path(f"/proc/{pid}/environ").read_bytes()
+
+
+_LOSES_ITS_DISK = """
+import os, pathlib, shutil
+from slurm_elastic import snapshot
+snapshot.to_disk("checkpoints")
+snapshot.load(step=0)
+snapshot.save(1, step=1)
+shutil.rmtree("checkpoints")
+pathlib.Path("checkpoints").touch()
+"""
+
+
+def test_a_finished_run_whose_last_checkpoint_is_not_on_disk_ends_with_1(allocate: Allocate, tmp_path: Path) -> None:
+    nodes = allocate(1, job_id="19")
+    script = tmp_path / "train.py"
+    script.write_text(_LOSES_ITS_DISK)
+    agent = nodes.start(1, script=(str(script),))
+    assert agent.wait() == 1, nodes.log()
+    assert "the run is finished, and its last checkpoint is not on disk: " in agent.err.splitlines()[-1]
+    assert (nodes.run_dir / "done.json").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -156,6 +157,28 @@ def test_a_checkpoint_that_cannot_be_written_is_one_line(
         f"the snapshot of step 7 cannot be written to {tmp_path / 'checkpoints'}: ValueError: duplicated" in caplog.text
     )
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["start-000001.json"]
+
+
+def test_a_writer_that_is_killed_at_the_end_is_started_once_more(agents: Agents, tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    one = agents.add("one")
+    in_worker(agents.next_round([one])[0], trains(directory, 3))
+    one.inventory()
+    one._disk._process.carry_out(Order(str(directory), 9, 9, 1, 9, "discard"))
+    assert one._disk._process._process is not None
+    one._disk._process._process.kill()
+    assert one.close() == ""
+    assert names(directory) == ["start-000001.step-000000000003"]
+
+
+def test_an_end_without_the_newest_checkpoint_says_why(agents: Agents, tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    one = agents.add("one")
+    in_worker(agents.next_round([one])[0], trains(directory, 3))
+    one.inventory()
+    shutil.rmtree(directory)
+    directory.touch()
+    assert "Not a directory" in one.close()
 
 
 def test_a_start_that_is_superseded_while_it_is_recorded_is_withdrawn(tmp_path: Path) -> None:

@@ -35,7 +35,12 @@ def test_the_newest_checkpoint_on_the_line_is_chosen_whatever_the_steps_of_other
 
 def test_a_state_from_which_workers_fail_is_not_chosen() -> None:
     assert choose_checkpoint(NEWEST, ids((5, 40), (7, 90), (8, 120)), below=90) == CheckpointId(5, 40)
-    assert choose_checkpoint(NEWEST, ids((7, 90)), below=90) is None
+
+
+def test_it_is_chosen_all_the_same_before_the_beginning() -> None:
+    assert choose_checkpoint(NEWEST, ids((7, 90)), below=90) == CheckpointId(7, 90)
+    assert choose_checkpoint(NEWEST, ids((7, 90), (8, 120)), below=80) == CheckpointId(8, 120)
+    assert choose_checkpoint(NEWEST, ids((7, 150)), below=90) is None
 
 
 def test_going_back_to_an_earlier_checkpoint_forgets_what_came_after_it() -> None:
