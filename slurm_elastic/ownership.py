@@ -82,7 +82,8 @@ def require_own(
 def require_safe_parent(path: Path, owners: Collection[int] = (), *, mend: str, group: bool = False) -> None:
     """Make sure that no other user can replace what this one makes in a directory.
 
-    The directory may belong to another user, and others may write to it, if it has the sticky bit.
+    Others may write to the directory if it has the sticky bit, and it belongs to this user or to root: its owner can
+    rename what is in it, whatever its mode.
 
     Args:
         path: Path of the directory.
@@ -94,14 +95,19 @@ def require_safe_parent(path: Path, owners: Collection[int] = (), *, mend: str, 
         UsageError: Another user can.
     """
     status = path.stat()
+    is_shared = group and status.st_mode & stat.S_IWGRP and status.st_gid in (os.getegid(), *os.getgroups())
+    # An own link leads where this user wants; another user can change its own.
+    for owner in (path.lstat().st_uid, status.st_uid):
+        if owner not in (0, os.geteuid(), *owners) and not is_shared:
+            raise UsageError(f"{path} belongs to another user (uid {owner}), who could replace what is in it; {mend}")
     if not status.st_mode & _writable(group) or status.st_mode & stat.S_ISVTX:
         return
     if status.st_uid in (os.geteuid(), *owners):
-        require_own(path, owners, mend=mend, group=group)
+        require_own(path.resolve(), owners, mend=mend, group=group)
         return
     raise UsageError(
-        f"{path} belongs to another user (uid {status.st_uid}) and is open to others for writing (mode "
-        f"{stat.S_IMODE(status.st_mode):04o}), who could replace what is in it; chmod +t it, or {mend}"
+        f"{path} is open to others for writing (mode {stat.S_IMODE(status.st_mode):04o}), who could replace what is in "
+        f"it; have it chmod +t, or {mend}"
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from slurm_elastic import typed_json
 from slurm_elastic.failures import BY_KERNEL, BY_WATCHDOG, ending, error_line, explanation, named, without_prefixes
 from slurm_elastic.rendezvous.membership import WorkerFailure
+from slurm_elastic.rundir import read_file
 
 __all__ = ["aborted_at_exit", "last_output", "named_error", "recorded_traceback", "root_cause", "words"]
 
@@ -99,7 +100,7 @@ def _shown_lines(text: str) -> list[str]:
 def recorded_traceback(error_file: str) -> str:
     """Return the whole traceback in the file of ``@record``; empty if there is none."""
     try:
-        content = typed_json.loads(Path(error_file).read_bytes())
+        content = typed_json.loads(read_file(Path(error_file)) or b"")
     except (OSError, ValueError):
         return ""
     message: Any = content.get("message", "") if isinstance(content, dict) else ""

@@ -24,6 +24,8 @@ __all__ = ["append", "claim", "exists", "list_names", "make_directory", "patient
 _T = TypeVar("_T")
 
 _STALE_ATTEMPTS = 5
+_MOST_BYTES = 256 << 20
+"""The largest file that is read whole. The record of a round of 10,000 nodes has 3 MB, events of a long run more."""
 _PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Seconds between attempts to open a file while there are no descriptors."""
 
@@ -78,7 +80,10 @@ def read(path: Path) -> bytes | None:
     for attempt in range(_STALE_ATTEMPTS):
         try:
             with os.fdopen(patiently(lambda: open_own(path, os.O_RDONLY)), "rb") as file:
-                return file.read()
+                content = file.read(_MOST_BYTES + 1)
+                if len(content) > _MOST_BYTES:
+                    raise OSError(errno.EFBIG, "larger than any file of a run; remove it", str(path))
+                return content
         except FileNotFoundError:
             if attempt:
                 return None

@@ -93,7 +93,9 @@ class SignedFiles:
         try:
             content = _atomic_files.read(path)
         except OSError as error:
-            if error.errno in (errno.EPERM, errno.ELOOP) or (error.errno == errno.EACCES and not _is_own(path)):
+            if error.errno in (errno.EPERM, errno.ELOOP, errno.EFBIG) or (
+                error.errno == errno.EACCES and not _is_own(path)
+            ):
                 raise _ForeignError(os.strerror(error.errno)) from None
             raise
         if content is None:

@@ -56,13 +56,35 @@ def test_a_directory_of_another_user_is_none_to_work_in(tmp_path: Path) -> None:
 def test_a_parent_that_others_may_change_needs_the_sticky_bit(tmp_path: Path) -> None:
     needs_root()
     run_dir = RunDir.for_run(tmp_path, "7").open()
-    os.chown(run_dir.path.parent, STRANGER, -1)
-    run_dir.path.parent.chmod(0o777)
-    with pytest.raises(UsageError, match=r"open to others for writing \(mode 0777\).*chmod \+t it, or give a run dir"):
-        run_dir.open()
     run_dir.path.parent.chmod(0o1777)
     run_dir.open()
     require_safe_parent(Path("/tmp"), mend="")
+    run_dir.path.parent.chmod(0o777)
+    run_dir.open()
+    assert mode(run_dir.path.parent) == 0o755
+
+
+def test_a_parent_of_another_user_is_refused_whatever_its_mode(tmp_path: Path) -> None:
+    needs_root()
+    run_dir = RunDir.for_run(tmp_path, "7").open()
+    os.chown(run_dir.path.parent, STRANGER, -1)
+    for permissions in (0o777, 0o1777, 0o755):
+        run_dir.path.parent.chmod(permissions)
+        with pytest.raises(
+            UsageError, match=r"another user \(uid 65534\), who could replace what is in it; give a run"
+        ):
+            run_dir.open()
+
+
+def test_a_link_of_another_user_is_refused_and_an_own_one_is_not(tmp_path: Path) -> None:
+    needs_root()
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "elastic-runs"
+    link.symlink_to("elsewhere")
+    RunDir.for_run(tmp_path, "7").open()
+    os.chown(link, STRANGER, -1, follow_symlinks=False)
+    with pytest.raises(UsageError, match=r"elastic-runs belongs to another user \(uid 65534\)"):
+        RunDir.for_run(tmp_path, "7").open()
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:

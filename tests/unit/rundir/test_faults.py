@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rundir import RecordError, RunDir, RunDirError
+from slurm_elastic.rundir import RecordError, RunContents, RunDir, RunDirError
 from tests.unit.rundir.helpers.processes import OTHER_USER, as_root, as_user, hidden
 
 
@@ -34,6 +34,20 @@ def test_truncated_or_foreign_records_are_reported(run_dir: RunDir, content: byt
             read()
     assert (run_dir.newest_epoch("0"), run_dir.last_round()) == (1, 0)
     assert not run_dir.claim_round(0, b"{}")
+
+
+def test_a_record_of_gigabytes_is_none_and_a_file_of_gigabytes_is_one_line(run_dir: RunDir) -> None:
+    run_dir.secret()
+    for name in ("done.json", "events/n1.jsonl"):
+        (run_dir.path / name).touch()
+        os.truncate(run_dir.path / name, 3 << 30)
+    assert not run_dir.is_done()
+    contents = RunContents(run_dir)
+    assert contents.done() is None
+    assert contents.events() == []
+    assert [line.partition(": ")[2] for line in contents.problems if "n1.jsonl" in line] == [
+        "larger than any file of a run; remove it"
+    ]
 
 
 def test_a_missing_base(tmp_path: Path) -> None:

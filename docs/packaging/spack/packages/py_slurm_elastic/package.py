@@ -22,6 +22,7 @@ class PySlurmElastic(PythonPackage):
     with default_args(type=("build", "run")):
         depends_on("py-torch@2.11: +distributed")
         depends_on("py-submitit@1.5.4:")
+        depends_on("py-cloudpickle@3.1:")
         depends_on("py-python-hostlist@2.3.0:")
         depends_on("py-etcd3@0.12.0:")
         depends_on("py-blake3@1.0:")
