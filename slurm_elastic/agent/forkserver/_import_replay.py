@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import importlib
 import json
 import os
@@ -45,6 +46,8 @@ _READ_BY_RANK = frozenset(
     {"lightning.fabric.utilities.rank_zero", "lightning_fabric.utilities.rank_zero", "torchmetrics.utilities.prints"}
 )
 """Modules that store the rank of their process at import; see `renew_ranks`."""
+_TEMPORARY = ("mkstemp", "mkdtemp", "NamedTemporaryFile")
+"""The functions of `tempfile` that make a file that stays; one without a name stays open."""
 _LONGEST_PAUSE = 0.5
 _PAUSES = 1
 """The pause, as a multiple of the time that this process has waited for a CPU since the last one."""
@@ -144,55 +147,55 @@ class ImportReplay:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        bootstrap, tempfile = sys.modules["_frozen_importlib"], importlib.import_module("tempfile")
-        load, parameters = vars(bootstrap)["_load_unlocked"], vars(tempfile)["_sanitize_params"]
-
-        def watched_load(spec: Any) -> Any:
-            node = _Node(spec.name)
-            if self._tree:
-                self._tree[-1].children.append(node)
-            self._tree.append(node)
-            self._yield()
-            reads, temporary = set(self._reads), self._temporary
-            self._temporary = False
-            self._reads.clear()
-            try:
-                return load(spec)
-            finally:
-                self._check(node)
-                self._reads.clear()
-                self._reads.update(reads)
-                self._temporary = temporary
-                self._tree.pop()
-                self._imported()
-
-        def watched_parameters(*arguments: Any, **options: Any) -> Any:
-            self._temporary = True
-            return parameters(*arguments, **options)
-
         main, script = vars(sys.modules["__main__"]), _script_file()
         # Many batch scripts export MASTER_ADDR, and some modules read all variables (fsspec 2026.9, config.py).
         given_to_all = {name: os.environ.pop(name) for name in _WORKER_VARIABLES & os.environ.keys()}
-        variables = vars(os.environ)["_data"]
-        vars(bootstrap)["_load_unlocked"] = watched_load
-        vars(tempfile)["_sanitize_params"] = watched_parameters
-        vars(os.environ)["_data"] = _WatchedVariables(variables, self._reads)
+        finder, tempfile = _WatchingFinder(self._watched_execution), vars(importlib.import_module("tempfile"))
+        makers = {name: tempfile[name] for name in _TEMPORARY}
+        tempfile.update((name, self._noting_temporary(make)) for name, make in makers.items())
+        sys.meta_path.insert(0, finder)
         if script is not None:
             main["__file__"] = script
         try:
-            with driver_asked():
+            with driver_asked(), _reads_noted(self._reads):
                 yield
         finally:
-            vars(bootstrap)["_load_unlocked"], vars(tempfile)["_sanitize_params"] = load, parameters
+            sys.meta_path[:] = [other for other in sys.meta_path if other is not finder]
+            tempfile.update(makers)
             if script is not None:
                 main.pop("__file__", None)
-            watched = vars(os.environ)["_data"]
-            variables.clear()
-            variables.update(watched)
-            vars(os.environ)["_data"] = variables
             for name, value in given_to_all.items():
                 os.environ.setdefault(name, value)
             self._forget_devices()
+
+    @contextlib.contextmanager
+    def _watched_execution(self, name: str) -> Iterator[None]:
+        """Check the process after the code of a module has run."""
+        node = _Node(name)
+        if self._tree:
+            self._tree[-1].children.append(node)
+        self._tree.append(node)
+        self._yield()
+        reads, temporary = set(self._reads), self._temporary
+        self._temporary = False
+        self._reads.clear()
+        try:
+            yield
+        finally:
+            self._check(node)
+            self._reads.clear()
+            self._reads.update(reads)
+            self._temporary = temporary
+            self._tree.pop()
+            self._imported()
+
+    def _noting_temporary(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(make)
+        def note(*arguments: Any, **options: Any) -> Any:
+            self._temporary = True
+            return make(*arguments, **options)
+
+        return note
 
     def _forget_devices(self) -> None:
         # Workers may be given other devices than this process sees (torch/cuda/__init__.py, device_count, 2.13).
@@ -284,18 +287,61 @@ def _without(plan: ImportPlan, step: ImportStep, root: _Node, tree: Sequence[_No
     return ImportPlan(tuple(steps), left_out)
 
 
-class _WatchedVariables(dict[bytes, bytes]):
-    """The content of os.environ; it notes which variables are read that differ from worker to worker."""
+class _WatchingFinder:
+    """A finder before all others, whose modules run within a context manager (docs.python.org, importlib).
 
-    def __init__(self, content: Mapping[bytes, bytes], reads: set[str]) -> None:
-        super().__init__(content)
-        self._asked = reads
+    Args:
+        context: Called with the name of each module, before its code runs.
+    """
 
-    def __getitem__(self, key: bytes) -> bytes:
-        name = os.fsdecode(key)
+    def __init__(self, context: Callable[[str], contextlib.AbstractContextManager[None]]) -> None:
+        self._context = context
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        for finder in [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]:
+            spec: Any = finder.find_spec(name, path, target)
+            if spec is not None:
+                # Old loaders lack exec_module, and packages without __init__.py run nothing.
+                if hasattr(spec.loader, "exec_module"):
+                    spec.loader = _WatchingLoader(spec.loader, self._context)
+                return spec
+        return None
+
+
+class _WatchingLoader:
+    """Stands for a loader until the code of its module runs."""
+
+    def __init__(self, loader: Any, context: Callable[[str], contextlib.AbstractContextManager[None]]) -> None:
+        self._loader, self._context = loader, context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: Any) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        module.__spec__.loader = module.__loader__ = self._loader
+        with self._context(module.__spec__.name):
+            self._loader.exec_module(module)
+
+
+@contextlib.contextmanager
+def _reads_noted(reads: set[str]) -> Iterator[None]:
+    """Note in `reads` which variables are read meanwhile that differ from worker to worker."""
+    environ: Any = os.environ
+    plain: Any = type(environ)
+
+    def get(self: Any, name: str) -> Any:
         if name in _WORKER_VARIABLES:
-            self._asked.add(name)
-        return super().__getitem__(key)
+            reads.add(name)
+        return plain.__getitem__(self, name)
+
+    environ.__class__ = type(plain.__name__, (plain,), {"__getitem__": get})
+    try:
+        yield
+    finally:
+        environ.__class__ = plain
 
 
 @contextlib.contextmanager
