@@ -2,7 +2,7 @@
 
 PYTHON := /opt/slurm-elastic/venv/bin/python
 
-.PHONY: help setup demo check test test-all test-matrix test-containers test-gpu simulate soak lint lines package bench docs docs-site screenshots shell
+.PHONY: help setup demo check test test-nightly test-all test-matrix test-containers test-gpu simulate soak lint lines package bench docs docs-site screenshots shell
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -35,6 +35,11 @@ test-gpu: ## agents on the GPUs of this machine, with the CUDA torch of python3;
 test-containers: setup ## agents in Apptainer images on the test cluster; Apptainer comes from Debian sid
 	@.ci/setup --apptainer
 	@$(PYTHON) -m pytest tests/containers $(PYTEST)
+
+test-nightly: setup ## the tests that take long: frameworks, libraries, growth, a million schedules, half an hour of mishaps
+	@$(PYTHON) -m pytest tests/local tests/cluster -m nightly $(PYTEST)
+	@$(PYTHON) -m tests.simulation --schedules 1000000
+	@$(PYTHON) -m tests.cluster.soak --minutes 30
 
 check: setup ## lint, types, unit tests and a thousand simulated schedules, in less than two minutes
 	@.ci/check

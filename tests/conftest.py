@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.durations import Recorder
+
 _NO_SLURM = """\
 #!/bin/sh
 echo "${0##*/}: tests reach no Slurm but that of tests/cluster" >&2
@@ -23,6 +25,9 @@ _directory = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A worker of pytest-xdist passes its reports on.
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recorder())
     # The machine may be one of a cluster, whose controller may be slow or down. The test cluster's machines have a PATH
     # of their own.
     config.stash[_directory] = directory = Path(tempfile.mkdtemp(prefix="no-slurm-"))

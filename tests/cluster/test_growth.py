@@ -93,6 +93,7 @@ def test_a_spare_takes_the_place_of_a_lost_member_and_another_ends_with_the_run(
     job.wait_for("COMPLETED", "FAILED")
 
 
+@pytest.mark.nightly
 def test_agents_that_start_a_minute_apart_find_each_other(late):
     # This test may be the only one that runs, and the later agent has yet to be started.
     late.wait_for("COMPLETED", timeout=150)

@@ -19,7 +19,7 @@ from tests.simulation.election.faults import Fault, Script
 from tests.simulation.election.world import World
 from tests.simulation.schedules import Result, play_all, play_failures, play_leaders, play_script, play_strikes
 
-SCHEDULES = int(os.environ.get("SIMULATION_LEADERS", "65000"))
+SCHEDULES = int(os.environ.get("SIMULATION_LEADERS", "6500"))
 LEADER = os.environ.get("SIMULATION_LEADER")
 STRIKE = os.environ.get("SIMULATION_STRIKE")
 FAILURE = os.environ.get("SIMULATION_FAILURE")

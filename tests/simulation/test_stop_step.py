@@ -9,7 +9,7 @@ import os
 
 from tests.simulation.schedules import play_all, play_stop
 
-SEEDS = int(os.environ.get("STOP_SEEDS", "10000"))
+SEEDS = int(os.environ.get("STOP_SEEDS", "1000"))
 ONLY = os.environ.get("STOP_SEED")
 
 

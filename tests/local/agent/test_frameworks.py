@@ -13,6 +13,8 @@ from tests.local import frameworks
 from tests.local.agents import ROOT, Allocation
 from tests.local.waiting import eventually
 
+pytestmark = pytest.mark.nightly
+
 Allocate = Callable[..., Allocation]
 SCRIPTS = ROOT / "benchmarks" / "framework_scripts"
 CHECKPOINT_EVERY = 20

@@ -12,6 +12,8 @@ import pytest
 from tests.local import frameworks
 from tests.local.forkserver.helpers.workplace import HANG
 
+pytestmark = pytest.mark.nightly
+
 CHECKOUT = Path(__file__).parents[3]
 HELPERS = Path(__file__).with_name("helpers")
 NAMES = (
