@@ -13,6 +13,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from slurm_elastic import typed_json
+
 __all__ = ["RankValues", "difference", "digests"]
 
 logger = logging.getLogger("slurm_elastic")
@@ -72,7 +74,7 @@ class RankValues:
             return
         key, step, values = self._pending
         self._pending = None
-        found = difference(json.loads(store.get(key)), values)
+        found = difference(typed_json.loads(store.get(key)), values)
         if found:
             self._over = True
             if store.add(f"{self._prefix}/told", 1) == 1:
