@@ -24,7 +24,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 from slurm_elastic.agent import lifecycle
 from slurm_elastic.agent.features import Feature, RunningRound
 from slurm_elastic.agent.forkserver import StartInterruptedError
-from slurm_elastic.agent.preemption import SignalDiagnosis, concerns_job, leave_reason, requested_cause
+from slurm_elastic.agent.preemption import SignalDiagnosis, leave_reason, requested_cause
 from slurm_elastic.agent.root_cause import last_output
 from slurm_elastic.agent.scratch_dir import NodeDirectory
 from slurm_elastic.agent.signals import Notices
@@ -195,7 +195,7 @@ class Agent:
                 lifecycle.Signalled(leave_reason(finding.cause), finding.detail, finding.seconds, asked, interrupts)
             )
         while (finding := self._diagnosis.next_finding()) is not None:
-            for_job = self._diagnosis.asks and concerns_job(finding.cause)
+            for_job = self._diagnosis.tells_job(finding.cause)
             self._handle(lifecycle.Diagnosed(leave_reason(finding.cause), finding.seconds, str(finding), for_job))
 
     def _check_workers(self) -> None:

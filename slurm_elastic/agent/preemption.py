@@ -150,6 +150,14 @@ class SignalDiagnosis:
         """True if this agent asks Slurm, and other agents rely on it; False before the first finding."""
         return self._asks
 
+    def tells_job(self, cause: Cause) -> bool:
+        """Return True if all agents of the job learn from this one that they have to leave for this cause.
+
+        A signal that warns of the time limit reaches all of them (sbatch --signal, scancel), and they leave its meaning
+        to the agent that asks Slurm.
+        """
+        return self._asks and (concerns_job(cause) or (cause is Cause.SIGNALLED and self._is_warned()))
+
     @property
     def has_news(self) -> bool:
         """True if this agent has to leave, or its thread has found out why."""

@@ -290,6 +290,21 @@ def test_what_slurm_said_is_not_replaced_by_a_guess(told: Told) -> None:
     assert told.records[-1][1].cause is Cause.PREEMPTED
 
 
+@pytest.mark.parametrize(("number", "all_leave"), [(SIGUSR2, True), (SIGTERM, False)])
+def test_a_warning_that_is_not_slurms_reaches_the_other_agents(told: Told, number: Signals, all_leave: bool) -> None:
+    told.shows("job_running.txt")
+    text = (told.directory / "job.txt").read_text()
+    told.write("job.txt", re.sub(r"TimeLimit=\S+", "TimeLimit=UNLIMITED", text))
+    diagnosis = told.diagnosis()
+    told.signal(number)
+    diagnosis.check()
+    finding = next_finding(diagnosis)
+    assert finding.cause is Cause.SIGNALLED
+    # They wait for the agent that asks Slurm what a warning means; each leaves by itself after SIGTERM.
+    assert diagnosis.tells_job(finding.cause) is all_leave
+    diagnosis.close()
+
+
 def test_a_person_on_a_drained_node(told: Told) -> None:
     told.shows("job_running.txt")
     told.write("node", "ALLOCATED+DRAIN")
