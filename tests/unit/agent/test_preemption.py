@@ -6,6 +6,7 @@ import json
 import os
 import re
 import select
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -45,6 +46,7 @@ class Told:
         self.records: list[tuple[tuple[Signals, ...], Diagnosis]] = []
         self.diagnoses: list[SignalDiagnosis] = []
         self.graces: list[float] = []
+        self.learned = threading.Event()
         self.write("now", "1795179300")
         self.write("node", "ALLOCATED")
         self.write("type", "preempt/partition_prio")
@@ -88,10 +90,14 @@ class Told:
     def grace(self, seconds: float | None) -> float | None:
         if seconds is not None:
             self.graces.append(seconds)
+        elif self.graces:
+            self.learned.set()
         return self.graces[-1] if self.graces else None
 
-    def diagnosis(self, *, asks: bool = True, timeout: float = 30.0, save: float | None = None) -> SignalDiagnosis:
-        environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "f1", "SLURMD_NODENAME": "f1"}
+    def diagnosis(
+        self, *, asks: bool = True, timeout: float = 30.0, save: float | None = None, node: str = "f1"
+    ) -> SignalDiagnosis:
+        environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "f[1-2]", "SLURMD_NODENAME": node}
         diagnosis = SignalDiagnosis(
             self.notices,
             SlurmJob.from_environment(environ),
@@ -221,6 +227,18 @@ def test_the_least_that_the_site_gives_is_presumed(told: Told) -> None:
     assert diagnosis.check() == Diagnosis(Cause.UNKNOWN, pytest.approx(15.0, abs=1.0), "SIGTERM")
     other = told.diagnosis(asks=False)
     other.learn_grace()
+    told.signal(SIGTERM)
+    assert other.check() == Diagnosis(Cause.UNKNOWN, pytest.approx(15.0, abs=1.0), "SIGTERM")
+
+
+def test_an_agent_that_started_before_slurm_had_answered_learns_the_least_later(told: Told) -> None:
+    other = told.diagnosis(node="f2")
+    other.learn_grace()
+    other.start()
+    told.grace(15.0)
+    assert told.learned.wait(60.0)
+    # The thread has the result when it has returned from the look.
+    other.close(60.0)
     told.signal(SIGTERM)
     assert other.check() == Diagnosis(Cause.UNKNOWN, pytest.approx(15.0, abs=1.0), "SIGTERM")
 
