@@ -820,6 +820,9 @@ def _notified(config: LifecycleConfig, state: State, notice: _Notice, event: Eve
                 return state, ()
             round_ = _round_of(state)
             before = (Log(f"{config.node} got {detail}: leaving round {round_.round if round_ else '-'}"),)
+            if notice.seconds is not None:
+                # Until Slurm has told the seconds, workers get no more than torchrun gives them.
+                notice = replace(notice, seconds=min(notice.seconds, config.shutdown_timeout))
         case Diagnosed(reason, seconds, detail, for_job):
             before = (Log(f"{config.node} leaves: {detail}"),)
             after = (RequestLeave(reason, seconds, detail),) if for_job else ()

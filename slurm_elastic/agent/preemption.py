@@ -115,6 +115,7 @@ class SignalDiagnosis:
             leader passes the result on; then the others presume what the signal means.
         grace: Records the least grace of the job, or is called with None; returns the one on record. May block.
         newest_save: Returns the seconds that the newest save took; None if unknown.
+        warned_on_record: Returns True if the agent that asks has recorded a warning, too. May block.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class SignalDiagnosis:
         answer_timeout: float = 6.0,
         grace: Callable[[float | None], float | None] = lambda seconds: seconds,
         newest_save: Callable[[], float | None] = lambda: None,
+        warned_on_record: Callable[[], bool] = lambda: False,
     ) -> None:
         self._notices, self._job, self._meaning = notices, job, meaning
         self._controller, self._record, self._is_asker = controller, record, is_asker
@@ -141,7 +143,7 @@ class SignalDiagnosis:
         self._end: float | None = None
         """When the time limit ends the job, in own monotonic time; None if Slurm has not said so."""
         self._limit, self._learns, self._explained = 0.0, False, 0
-        self._looks_left = 0
+        self._looks_left, self._warned_on_record = 0, warned_on_record
         self._said = ""
         self._signals_seen = 0
         self._thread: threading.Thread | None = None
@@ -250,7 +252,7 @@ class SignalDiagnosis:
             if self._asks and self._controller is not None and self._job is not None:
                 self._ask(self._controller, self._job)
             else:
-                self._wait_for_leader()
+                self._wait_for_leader(self._controller, self._job)
         # Record it again: workers may have saved a checkpoint in the meantime.
         if self._requested is not None or self._known is not None or self._notices.first() is not None:
             self._write(self._presume())
@@ -307,15 +309,22 @@ class SignalDiagnosis:
         asked = {one.signal for one in self._notices.all()} - {signal.SIGCONT}
         return self._job is not None and bool(asked) and asked <= {signal.SIGUSR1, signal.SIGUSR2}
 
-    def _wait_for_leader(self) -> None:
-        if self._job is not None and not self._is_warned():
+    def _wait_for_leader(self, controller: Controller | None, job: SlurmJob | None) -> None:
+        if job is None:
+            return
+        if not self._is_warned():
             self._explained = len(self._notices.all())
-            end = time.monotonic() + self._answer_timeout
-            while not self._closed and (left := end - time.monotonic()) > 0:
-                self._wakeup.wait(left)
-                self._wakeup.clear()
-            if not self._answered and not self._closed:
-                self._report(self._presume())
+        end = time.monotonic() + self._answer_timeout
+        while not self._closed and (left := end - time.monotonic()) > 0:
+            self._wakeup.wait(left)
+            self._wakeup.clear()
+        if self._answered or self._closed:
+            return
+        if not self._is_warned():
+            self._report(self._presume())
+        elif controller is not None and not self._warned_on_record():
+            # The agent that asks was not warned: a person has signalled this one alone.
+            self._ask(controller, job)
 
     def _ask(self, controller: Controller, job: SlurmJob) -> None:
         if self._notices.first() is not None:

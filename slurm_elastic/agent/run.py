@@ -360,8 +360,18 @@ def _signal_diagnosis(
             logger.warning("the grace of the job is not on record: %s", error)
             return seconds
 
+    def warned() -> bool:
+        try:
+            signals = (records.notice(job.restart_count) or {}).get("signals")
+        except RunDirError:
+            return False
+        return isinstance(signals, list) and not {"SIGUSR1", "SIGUSR2"}.isdisjoint(map(str, signals))
+
     return SignalDiagnosis(
-        record_signals(), job, meaning, Controller(), write, asks, grace=grace, newest_save=newest_save
+        *(record_signals(), job, meaning, Controller(), write, asks),
+        grace=grace,
+        newest_save=newest_save,
+        warned_on_record=warned,
     )
 
 

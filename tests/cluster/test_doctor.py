@@ -190,13 +190,14 @@ def test_closed_ports_a_loopback_a_torch_that_fails_and_a_node_without_slurm_are
         broken = wrong.pop(check)
         assert (broken["level"], broken["nodes"]) == ("broken", [there])
         assert broken["found"] == f"{here} does not reach {there}: no answer within 3 s"
-    assert wrong["network.address"]["found"].endswith("its own name resolves to 127.0.1.1")
+    # Agents give gloo the interface of a node whose name leads to a loopback address.
+    assert level(found, "network.address", "n2") == "ok"
     assert "libcudart.so.13" in wrong["node.torch"]["found"]
     assert wrong["network.gloo"]["found"] == "there is no torch that works on n2"
     # Without an answer of Slurm there is no time of the controller.
     assert (clock["level"], clock["nodes"]) == ("unknown", ["n2"])
     assert wrong["node.slurm_commands"]["found"] == "scontrol and squeue get no answer"
-    one = {"network.address", "node.torch", "node.torch_release", "node.slurm_commands"}
+    one = {"node.torch", "node.torch_release", "node.slurm_commands"}
     assert set(wrong) == one | {"network.gloo"}
     assert {node for name in one for node in wrong[name]["nodes"]} == {"n2"}
 

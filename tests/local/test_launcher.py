@@ -107,10 +107,11 @@ def test_a_directory_that_another_user_has_made_again_is_refused(
     """As where a cleaner has emptied TMPDIR while the agent waited: its name is in the command lines of processes."""
     begin = subprocess.Popen
 
-    def cleaned(command: list[str], **options: object) -> subprocess.Popen[bytes]:
-        for path in (Path(command[-1]) / "function.pkl", Path(command[-1])):
+    def cleaned(command: list[str], env: dict[str, str], **options: object) -> subprocess.Popen[bytes]:
+        directory = Path(env["SLURM_ELASTIC_LAUNCH_DIR"])
+        for path in (directory / "function.pkl", directory):
             os.chown(path, 65534, -1)
-        return begin(command, **options)  # type: ignore[call-overload, no-any-return]
+        return begin(command, env=env, **options)  # type: ignore[call-overload, no-any-return]
 
     monkeypatch.setattr("slurm_elastic.launcher.subprocess.Popen", cleaned)
     touched = tmp_path / "touched"

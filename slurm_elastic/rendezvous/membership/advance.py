@@ -202,8 +202,9 @@ def _with_stragglers(failure: WorkerFailure, found: Stragglers, table: Table | N
         if place.base_rank <= rank < place.base_rank + place.local_world_size
     )
     on = f", on {', '.join(dict.fromkeys(node for _, node in nodes[:_NODES_SHOWN]))}" if nodes else ""
-    message = f"{failure.message}; {found.text}{on}" if found.text else failure.message
-    return replace(failure, message=message, stragglers=nodes)
+    told = f"; {found.text}{on}" if found.text else ""
+    error = failure.error and failure.error + told
+    return replace(failure, message=failure.message + told, error=error, stragglers=nodes)
 
 
 def _comparable(failure: WorkerFailure, origin: str) -> str:

@@ -66,7 +66,7 @@ def test_wrong_names_are_told(allocate: Allocate, capsys: pytest.CaptureFixture[
         (["drain", "7", "n9", "--run-dir", base], "n9 is not in run 7"),
         (
             ["drain", "8", "n9", "--run-dir", base],
-            f"no run 8 in {base}/elastic-runs; change to the directory in which sbatch was called",
+            f"no run 8 in {base}/elastic-runs; slurm-elastic list shows those that are there",
         ),
         (["drain", "7", "--run-dir", base], "name the nodes that have to leave, or give --all"),
         (["drain", "7", "127.0.0.1", "--all", "--run-dir", base], "name the nodes that have to leave, or give --all"),

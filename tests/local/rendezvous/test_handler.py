@@ -257,5 +257,5 @@ def test_the_factory_needs_no_endpoint_and_no_id(monkeypatch: pytest.MonkeyPatch
 
 def test_the_factory_refuses_unknown_options(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     monkeypatch.chdir(str(tmp_path))
-    with pytest.raises(UsageError, match="unknown key 'close_timeout'"):
-        create_handler(_parameters(close_timeout="5"))
+    with pytest.raises(UsageError, match="unknown key 'close_timer'"):
+        create_handler(_parameters(close_timer="5"))
