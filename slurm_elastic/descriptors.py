@@ -44,7 +44,8 @@ def open_standard_streams() -> None:
         except OSError:
             # The kernel gives the lowest number that is free (open(2)).
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-            setattr(sys, name, os.fdopen(number, mode))
+            # As Python opens them: a stream that another one replaces leaves its number open.
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def raise_limit() -> None:

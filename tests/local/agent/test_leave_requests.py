@@ -70,7 +70,7 @@ def test_wrong_names_are_told(allocate: Allocate, capsys: pytest.CaptureFixture[
         ),
         (["drain", "7", "--run-dir", base], "name the nodes that have to leave, or give --all"),
         (["drain", "7", "127.0.0.1", "--all", "--run-dir", base], "name the nodes that have to leave, or give --all"),
-        (["drain", "a/b", "--all", "--run-dir", base], "run id 'a/b' is no safe file name"),
+        (["drain", "a/b", "--all", "--run-dir", base], f"no run a/b in {base}/elastic-runs; "),
     ):
         assert main(arguments) == 2
         assert capsys.readouterr().err.startswith(f"slurm-elastic: error: {line}")
