@@ -23,8 +23,8 @@ __all__ = ["MAX_RANGE", "compress", "expand", "natural_key"]
 MAX_RANGE = 65536
 """Maximum number of names in a host list."""
 
-_ERRORS = (hostlist.BadHostlist, ValueError, AttributeError)
-"""The last two for numbers of thousands of digits, and for names with a line break (python-hostlist 2.3)."""
+_ERRORS = (hostlist.BadHostlist, ValueError, AttributeError, RecursionError)
+"""The last three for numbers of thousands of digits, and for names with a line break (python-hostlist 2.3)."""
 _RANGE = re.compile(r"([0-9]+)-([0-9]+)")
 _LONGEST_QUOTE = 120
 
