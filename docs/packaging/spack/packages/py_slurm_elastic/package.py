@@ -26,7 +26,6 @@ class PySlurmElastic(PythonPackage):
         depends_on("py-python-hostlist@2.3.0:")
         depends_on("py-etcd3@0.12.0:")
         depends_on("py-blake3@1.0:")
-        depends_on("py-cloudpickle@2.0:")
         depends_on("py-msgspec@0.18:")
         depends_on("py-prometheus-client@0.20:")
         depends_on("py-rich@13:")
