@@ -36,8 +36,9 @@ test-containers: setup ## agents in Apptainer images on the test cluster; Apptai
 	@.ci/setup --apptainer
 	@$(PYTHON) -m pytest tests/containers $(PYTEST)
 
-test-nightly: setup ## the tests that take long: frameworks, libraries, growth, a million schedules, half an hour of mishaps
+test-nightly: setup ## the tests that take long: frameworks, libraries, growth, fuzzed parsers, a million schedules, half an hour of mishaps
 	@$(PYTHON) -m pytest tests/local tests/cluster -m nightly $(PYTEST)
+	@SLURM_ELASTIC_FUZZ_SECONDS=10 $(PYTHON) -m pytest tests/unit/test_foreign_bytes.py -q
 	@$(PYTHON) -m tests.simulation --schedules 1000000
 	@$(PYTHON) -m tests.cluster.soak --minutes 30
 

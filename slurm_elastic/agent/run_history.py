@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import Any
 
 from slurm_elastic import typed_json
+from slurm_elastic.clock_times import parse_time
 from slurm_elastic.rundir import RunContents, RunDir, RunFile
 
 __all__ = ["read_events", "read_history"]
@@ -27,7 +27,7 @@ def _read(files: list[RunFile]) -> list[tuple[float, dict[str, Any]]]:
         (when, event)
         for file in files
         for line in file.content.splitlines()
-        if (event := _event(line)) is not None and (when := _time(event)) is not None
+        if (event := _event(line)) is not None and (when := parse_time(event.get("time"))) is not None
     ]
 
 
@@ -38,10 +38,3 @@ def _event(line: bytes) -> dict[str, Any] | None:
         # The agent was killed while it wrote this line.
         return None
     return event if isinstance(event, dict) else None
-
-
-def _time(event: dict[str, Any]) -> float | None:
-    try:
-        return datetime.datetime.fromisoformat(event["time"]).timestamp()
-    except (KeyError, TypeError, ValueError):
-        return None

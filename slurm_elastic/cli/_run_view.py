@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import functools
 import logging
 import os
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from slurm_elastic.cli._command import Command, Parser
+from slurm_elastic.clock_times import local_time
 from slurm_elastic.observe.find import find_run
 from slurm_elastic.observe.records import RunRecords, read_records
 from slurm_elastic.observe.status import JobInQueue, RunState, RunStatus, jobs_of, run_status
@@ -264,7 +264,7 @@ def ago(seconds: float) -> str:
 
 def clock(seconds: float, now: float) -> str:
     """Return a time in the zone of this machine, with its date if it is not of today."""
-    when, today = (datetime.datetime.fromtimestamp(each).astimezone() for each in (seconds, now))
+    when, today = (local_time(each) for each in (seconds, now))
     return when.strftime("%H:%M:%S" if when.date() == today.date() else "%Y-%m-%d %H:%M:%S")
 
 

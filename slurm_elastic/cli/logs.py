@@ -20,6 +20,7 @@ from slurm_elastic.cli._run_view import (
     problems_to_stderr,
     rank_list,
 )
+from slurm_elastic.clock_times import local_time
 from slurm_elastic.errors import UsageError
 from slurm_elastic.observe.failures import RoundFailure, read_failures
 from slurm_elastic.observe.log_lines import LogFilter, LogLine, LogReader, parse_ranges
@@ -104,7 +105,7 @@ def _lines(contents: RunContents, run_dir: RunDir, wanted: LogFilter, follow: bo
 def _shown(line: LogLine, terminal: Terminal) -> str:
     when = "--:--:--.---"
     if line.time is not None:
-        when = datetime.datetime.fromtimestamp(line.time).astimezone().strftime("%H:%M:%S.%f")[:-3]
+        when = local_time(line.time).strftime("%H:%M:%S.%f")[:-3]
     who = f"[{line.log.node}/{line.log.rank}]"
     text = printable(line.text.replace("\t", "        "), _WIDTH)
     return f"{terminal.faint(when)} {who} {terminal.red(text) if line.log.stream == 'stderr' else text}"
@@ -201,7 +202,7 @@ def _since(text: str, now: float) -> float:
         return now - float(match[1]) * _UNITS[match[2]]
     try:
         if re.fullmatch(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?", text):
-            today = datetime.datetime.fromtimestamp(now).astimezone()
+            today = local_time(now)
             clock = datetime.time.fromisoformat(text.zfill(5) if text.count(":") == 1 else text.zfill(8))
             return today.replace(hour=clock.hour, minute=clock.minute, second=clock.second, microsecond=0).timestamp()
         # Python 3.10 reads neither a Z for UTC nor a fraction of another length than 3 or 6 digits.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
 import itertools
 from collections.abc import Iterator, Sequence
 from html import escape
 
+from slurm_elastic.clock_times import local_time
 from slurm_elastic.finding import Finding
 from slurm_elastic.observe.goodput import Bucket, Goodput
 from slurm_elastic.observe.report import Report, RoundReport
@@ -348,7 +348,7 @@ def _share(share: float | None) -> str:
 
 
 def _date(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return local_time(seconds).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _duration(seconds: float) -> str:

@@ -6,17 +6,17 @@ and the rest is read.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from slurm_elastic import typed_json
+from slurm_elastic.clock_times import parse_time
 from slurm_elastic.control import TimeUse
 from slurm_elastic.rundir import RunContents, RunFile
 
-__all__ = ["SCHEMA", "Event", "Round", "RunRecords", "Worker", "parse_time", "read_records", "run_records"]
+__all__ = ["SCHEMA", "Event", "Round", "RunRecords", "Worker", "read_records", "run_records"]
 
 SCHEMA = 1
 """The newest schema of events and progress that this release knows."""
@@ -220,16 +220,6 @@ def run_records(
         endpoints=objects(endpoints),
         problems=(*problems, *found, *missing),
     )
-
-
-def parse_time(text: object) -> float | None:
-    """Return a time of a record in seconds since 1970; None if it is none."""
-    try:
-        # Python 3.10 does not read the Z that other programs write for UTC.
-        when = datetime.datetime.fromisoformat(text.replace("Z", "+00:00")) if isinstance(text, str) else None
-    except ValueError:
-        return None
-    return None if when is None or when.tzinfo is None else when.timestamp()
 
 
 def _object(file: RunFile, problems: list[str]) -> Mapping[str, Any] | None:

@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from slurm_elastic.agent.event_log import json_number
+from slurm_elastic.clock_times import parse_time
 from slurm_elastic.failures import Loop, find_loops
 from slurm_elastic.observe.pace import RankScore, SlowRankView, rank_scores, slow_ranks
-from slurm_elastic.observe.records import Event, Round, RunRecords, Worker, parse_time
+from slurm_elastic.observe.records import Event, Round, RunRecords, Worker
 from slurm_elastic.rendezvous.identity import AgentIdentity
 from slurm_elastic.slurm import QueuedJob
 from slurm_elastic.slurm.hostlist import compress, natural_key
