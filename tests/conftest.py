@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.durations import Recorder
+from tests.durations import Meter, Recorder
 
 _NO_SLURM = """\
 #!/bin/sh
@@ -25,6 +25,7 @@ _directory = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Meter())
     # A worker of pytest-xdist passes its reports on.
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder())

@@ -1,18 +1,20 @@
-"""How long each test takes, on record: a pytest plugin, and a command that shows the dearest tests.
+"""What each test costs, on record: a pytest plugin, and a command that shows the dearest tests.
 
-    python3 -m tests.durations [--most 50]
+    python3 -m tests.durations [--most 50] [--by cpu]
 
-tests/conftest.py loads the plugin. Each session of pytest writes the seconds of each of its tests to a file of its own
-below build/durations; `collect` makes build/durations.json of them at the end of `make test`.
+tests/conftest.py loads the plugins. Each session of pytest writes the seconds of each of its tests, and those of the
+processors, to a file of its own below build/durations; `collect` makes build/durations.json of them at the end of
+`make test`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,12 +26,61 @@ PARTS = BUILD / "durations"
 RECORD = BUILD / "durations.json"
 
 
+CPU = "cpu seconds"
+
+
 @dataclass
 class Duration:
-    """Seconds of one test: its fixtures, and the test itself."""
+    """Seconds of one test: its fixtures, the test itself, and those of the processors for both."""
 
     fixtures: float = 0.0
     call: float = 0.0
+    cpu: float = 0.0
+
+
+class Meter:
+    """Adds the processors' seconds to the reports, where the tests run.
+
+    They are those of a control group of this process's own, which all that it starts stays in, daemons of a test
+    cluster, too (cgroup v1, cpuacct); without one, of this process and the children that it has waited for.
+    """
+
+    def __init__(self, groups: Path = Path("/sys/fs/cgroup/cpuacct")) -> None:
+        self._group: Path | None = groups / f"tests-{os.urandom(4).hex()}"
+        self._last = 0.0
+        try:
+            self._group.mkdir()
+            (self._group / "cgroup.procs").write_text(str(os.getpid()))
+        except OSError:
+            self._leave()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Iterator[None]:
+        report = yield
+        now = self._seconds()
+        report.user_properties.append((CPU, now - self._last))
+        self._last = now
+        return report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self) -> None:
+        self._last = self._seconds()
+
+    def pytest_unconfigure(self) -> None:
+        self._leave()
+
+    def _seconds(self) -> float:
+        if self._group is None:
+            return sum(os.times()[:4])
+        return int((self._group / "cpuacct.usage").read_text()) / 1e9
+
+    def _leave(self) -> None:
+        group, self._group = self._group, None
+        # Of a process that is left behind, or where there are no such groups.
+        with contextlib.suppress(OSError):
+            (group.parent / "cgroup.procs").write_text(str(os.getpid()))
+        with contextlib.suppress(OSError):
+            group.rmdir()
 
 
 class Recorder:
@@ -40,6 +91,7 @@ class Recorder:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         duration = self._tests[report.nodeid]
+        duration.cpu += sum(seconds for name, seconds in report.user_properties if name == CPU)
         if report.when == "call":
             duration.call += report.duration
         else:
@@ -68,26 +120,33 @@ def layer(test: str) -> str:
     return test.split("/")[1]
 
 
-def table(tests: Mapping[str, Duration], most: int) -> Iterable[str]:
+def table(tests: Mapping[str, Duration], most: int, by: str) -> Iterable[str]:
     """Yield the lines of a table by layer: its sum, then its `most` dearest tests, fixtures apart."""
+
+    def cost(duration: Duration) -> float:
+        return duration.cpu if by == "cpu" else duration.call + duration.fixtures
+
     for name in sorted({layer(test) for test in tests}):
         members = {test: duration for test, duration in tests.items() if layer(test) == name}
-        fixtures, calls = (sum(getattr(each, part) for each in members.values()) for part in ("fixtures", "call"))
-        yield f"{name}: {len(members)} tests, {calls:.0f} s, and {fixtures:.0f} s of fixtures"
-        dearest = sorted(members.items(), key=lambda item: -(item[1].call + item[1].fixtures))[:most]
-        for test, duration in dearest:
-            yield f"{duration.call:8.1f} s {duration.fixtures:6.1f} s of fixtures  {test.partition('/')[2]}"
+        fixtures, calls, cpu = (
+            sum(getattr(duration, part) for duration in members.values()) for part in ("fixtures", "call", "cpu")
+        )
+        yield f"{name}: {len(members)} tests, {calls:.0f} s, {fixtures:.0f} s of fixtures, {cpu:.0f} s of CPU"
+        for test, duration in sorted(members.items(), key=lambda item: -cost(item[1]))[:most]:
+            seconds = f"{duration.call:8.1f} s {duration.fixtures:6.1f} s of fixtures {duration.cpu:6.1f} s of CPU"
+            yield f"{seconds}  {test.partition('/')[2]}"
 
 
 def main() -> int:
     """Show the table."""
     parser = argparse.ArgumentParser(prog="tests.durations", description=__doc__)
     parser.add_argument("--most", type=int, default=50, help="tests of each layer (default: 50)")
+    parser.add_argument("--by", choices=("time", "cpu"), default="time", help="what makes a test dear (default: time)")
     arguments = parser.parse_args()
     tests = collect()
     if not tests:
         parser.exit(1, "no test is on record: run `make test` first\n")
-    print("\n".join(table(tests, arguments.most)))
+    print("\n".join(table(tests, arguments.most, arguments.by)))
     return 0
 
 
