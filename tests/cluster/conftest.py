@@ -3,7 +3,7 @@
     def test_something(cluster, workdir, environment): ...
 
     @pytest.mark.proctrack("linuxproc")     the other process tracking; "cgroup" without the mark
-    @pytest.mark.proctrack("cgroup", "linuxproc")     runs the test on each
+    @pytest.mark.proctrack("cgroup", "linuxproc")     runs the test on each; with nightly="linuxproc" on that by night
     @pytest.mark.accounting                 with slurmdbd: sacct works, and preemption is by QOS, not by partition
 
 SLURM_ELASTIC_TEST_RELEASE=24.11 or 26.05 runs the whole layer on that Slurm release. Jobs run in an environment of
@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ _failed = pytest.StashKey[bool]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "proctrack(*names): process trackings to run the test on")
+    config.addinivalue_line("markers", "proctrack(*names, nightly): process trackings to run the test on")
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
@@ -61,7 +62,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "proctrack" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("proctrack")
-        metafunc.parametrize("proctrack", marker.args if marker else ("cgroup",), indirect=True)
+        names: list[Any] = list(marker.args) if marker else ["cgroup"]
+        if marker and "nightly" in marker.kwargs:
+            names.append(pytest.param(marker.kwargs["nightly"], marks=pytest.mark.nightly))
+        metafunc.parametrize("proctrack", names, indirect=True)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -134,7 +134,7 @@ def level(found: list[dict[str, Any]], check: str, node: str = "") -> str:
     return str(level)
 
 
-@pytest.mark.proctrack("cgroup", "linuxproc")
+@pytest.mark.proctrack("cgroup", nightly="linuxproc")
 def test_planted_faults_are_found_and_nothing_else(jobs: Jobs, cluster: Cluster, proctrack: str) -> None:
     place_site(jobs, "ulimit -n 1000")
     jobs.write("sitecustomize.py", OTHERWISE).rename(jobs.directory / "other/sitecustomize.py")

@@ -14,6 +14,8 @@ import pytest
 from tests.cluster.conftest import FRAMEWORKS, own_environment
 from tests.cluster.jobs import CHECKOUT, Job
 
+pytestmark = pytest.mark.nightly
+
 SCRIPTS = CHECKOUT / "benchmarks/framework_scripts"
 CHECKPOINT_EVERY = 20
 """Steps, in both scripts."""
@@ -40,9 +42,7 @@ def steps(job: Job) -> dict[int, dict[int, list[int]]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "script", ["transformers_gpt2.py", pytest.param("lightning_layers.py", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("script", ["transformers_gpt2.py", "lightning_layers.py"])
 def test_preemption_return_and_requeue_cost_no_step_and_a_killed_node_those_since_the_checkpoint(jobs, script):
     jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
     for name in (script, "marks.py"):
@@ -83,7 +83,6 @@ def test_preemption_return_and_requeue_cost_no_step_and_a_killed_node_those_sinc
     assert {round_["restarts"] for round_ in job.rounds()} == {0}
 
 
-@pytest.mark.nightly
 def test_a_sharded_model_is_resharded_from_four_nodes_to_three_and_back_twice_without_losing_a_step(jobs):
     jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
     jobs.place(CHECKOUT / "docs/examples/fsdp.py")

@@ -98,9 +98,14 @@ def test_the_environment_of_a_job_that_has_ended_is_refused(jobs, start):
     [
         ("--ntasks-per-node=2", "--gpus-per-task=1"),
         ("--gpus=2", "--ntasks-per-gpu=1"),
-        ("--gpus=2", "--gpus-per-socket=1", "--sockets-per-node=1"),
-        ("--gpus-per-node=2", "--gpu-bind=single:1"),
-        ("--gres=gpu:2",),
+        *(
+            pytest.param(options, marks=pytest.mark.nightly)
+            for options in (
+                ("--gpus=2", "--gpus-per-socket=1", "--sockets-per-node=1"),
+                ("--gpus-per-node=2", "--gpu-bind=single:1"),
+                ("--gres=gpu:2",),
+            )
+        ),
     ],
     ids=" ".join,
 )

@@ -25,7 +25,7 @@ from tests.cluster.testbed import network
 from tests.cluster.testbed.settings import CONTROLLER, NEIGHBOUR
 
 NODES = ("n1", "n2", "n3", "n4")
-EPOCHS = 4
+EPOCHS = 2
 PYTHON = "/usr/bin/python3.11"
 """Of all machines, whatever their Slurm's Debian (testbed/boot.sh); the environment of jobs is the other user's."""
 LINES = 50
@@ -41,7 +41,7 @@ def reports(request: pytest.FixtureRequest) -> Iterator[Path]:
     remove_shared_directory(directory)
 
 
-@pytest.fixture(params=["files", "etcd"])
+@pytest.fixture(params=[pytest.param("files", marks=pytest.mark.nightly), "etcd"])
 def etcd(request: pytest.FixtureRequest, jobs: Jobs) -> Iterator[EtcdConfig | None]:
     """An etcd on the controller's machine that is open to all; None for records in files."""
     if request.param == "files":

@@ -52,6 +52,7 @@ def test_a_preempted_job_is_told_the_seconds_of_its_partition(jobs, answers):
     jobs.wait_until_all_ended()
 
 
+@pytest.mark.nightly
 def test_a_job_of_two_minutes_trains_until_a_save_has_to_begin(jobs):
     job = jobs.submit("-t", "2", "--nodes=1", "elastic.sbatch", "train.py", "--alone", "--asks", "--steps=1500")
     job.wait_until("no training", lambda: job.trained_on(0) != [])

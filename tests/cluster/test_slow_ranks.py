@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.cgroups import cpu_limit
 from tests.planted_faults import planted
 
@@ -16,6 +18,7 @@ OPTIONS = ("--learn-imports=off", "--rdzv-conf=heartbeat_limit=20")
 """The agent of the slow node is slow, too."""
 
 
+@pytest.mark.nightly
 def test_a_node_with_a_cpu_limit_is_named(jobs):
     jobs.place(PACING)
     job = jobs.submit("--nodes=4", "elastic.sbatch", *OPTIONS, "pacing.py", "10")

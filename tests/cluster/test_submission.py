@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.jobs import CHECKOUT
 
 
-@pytest.mark.proctrack("cgroup", "linuxproc")
+@pytest.mark.proctrack("cgroup", nightly="linuxproc")
 def test_a_job_is_submitted_from_any_directory_with_options_and_arguments_for_each(jobs):
     elsewhere = jobs.directory / "a directory"
     elsewhere.mkdir()
@@ -42,6 +42,7 @@ def test_a_job_is_submitted_from_any_directory_with_options_and_arguments_for_ea
     }
 
 
+@pytest.mark.nightly
 def test_four_nodes_learn_the_digits(jobs):
     jobs.place(CHECKOUT / "docs/examples/digits.py")
 

@@ -126,6 +126,7 @@ def test_preempted_run_comes_back_with_its_result(jobs: Jobs) -> None:
     assert "(grace of 20 s)" in json.loads((job.run_dir / "notices" / f"{job.id}.0.json").read_text())["text"]
 
 
+@pytest.mark.nightly
 def test_run_comes_back_from_its_time_limit_with_its_result(jobs: Jobs) -> None:
     submitting = Submitting(jobs, "preempted")
     job = _submitted(jobs)

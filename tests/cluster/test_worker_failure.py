@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 
-@pytest.mark.proctrack("cgroup", "linuxproc")
+@pytest.mark.proctrack("cgroup", nightly="linuxproc")
 def test_a_worker_that_fails_for_good_fails_the_job_and_is_named_last(jobs):
     job = jobs.submit("--nodes=3", "elastic.sbatch", "train.py", "--fail=1")
 
@@ -26,7 +26,7 @@ def test_a_worker_that_fails_for_good_fails_the_job_and_is_named_last(jobs):
     assert not (job.run_dir / "done.json").exists()
 
 
-@pytest.mark.proctrack("cgroup", "linuxproc")
+@pytest.mark.proctrack("cgroup", nightly="linuxproc")
 def test_a_worker_that_fails_once_costs_one_restart_everywhere(jobs):
     job = jobs.submit("--nodes=3", "elastic.sbatch", "--max-restarts=1", "train.py", "--fail=1", "--fail-times=1")
 

@@ -156,6 +156,7 @@ def _frameworks() -> None:
     frameworks.require()
 
 
+@pytest.mark.nightly
 def test_lightning_trains_on_every_sample_of_every_epoch_once_through_a_stop(tmp_path: Path) -> None:
     first, stderr = run(LIGHTNING, tmp_path, stop=9)
     assert values(first, "exit") == [0], stderr
@@ -175,6 +176,7 @@ def test_lightning_does_not_train_alone_on_each_node(tmp_path: Path) -> None:
     assert "ValueError: devices=1 and num_nodes=1 make 1 ranks, this round has 2: " in stderr
 
 
+@pytest.mark.nightly
 def test_fabric_goes_on_at_the_next_step(tmp_path: Path) -> None:
     first, stderr = run(FABRIC, tmp_path, stop=2)
     assert values(first, "exit") == [0], stderr
@@ -183,6 +185,7 @@ def test_fabric_goes_on_at_the_next_step(tmp_path: Path) -> None:
     assert values([*first, *second], "step") == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.nightly
 def test_accelerate_goes_on_with_another_division_of_its_batch(tmp_path: Path) -> None:
     undisturbed, stderr = run(ACCELERATE, tmp_path, stop=-1, micro_batch=4)
     assert values(undisturbed, "ended") == [10], stderr
@@ -195,6 +198,7 @@ def test_accelerate_goes_on_with_another_division_of_its_batch(tmp_path: Path) -
     assert values(second, "weight") == pytest.approx(values(undisturbed, "weight"), abs=1e-6)
 
 
+@pytest.mark.nightly
 def test_transformers_goes_on_in_the_middle_of_an_epoch_with_another_division_of_its_batch(tmp_path: Path) -> None:
     first, stderr = run(TRANSFORMERS, tmp_path, stop=3, micro_batch=4)
     assert values(first, "exit") == [0], stderr

@@ -49,7 +49,7 @@ def test_workers_go_on_where_a_killed_one_was(allocate: Allocate) -> None:
     assert "the workers of round 1 start from the snapshot of step " in agents[0].err
 
 
-@pytest.mark.parametrize("kills", ["worker", "node"])
+@pytest.mark.parametrize("kills", ["worker", pytest.param("node", marks=pytest.mark.nightly)])
 def test_nodes_that_hold_two_snapshots_need_a_third_less_and_lose_no_more(allocate: Allocate, kills: str) -> None:
     nodes = allocate(3, job_id="19")
     nodes.touch("pace", "0.01")

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from slurm_elastic.agent.forkserver import ForkServer
 from slurm_elastic.agent.forkserver._linux import children
 from tests.local.forkserver.helpers.workplace import HANG, Workplace
@@ -31,6 +33,7 @@ def size(server: ForkServer) -> dict[str, int]:
     }
 
 
+@pytest.mark.nightly
 def test_restarts_do_not_grow(workplace: Callable[..., Workplace]) -> None:
     place = workplace()
     place.script.write_text("import os\nos._exit(0)\n")

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -21,6 +22,7 @@ from tests.local.waiting import eventually
 SCRIPT = Path(__file__).parents[3] / "docs/examples/fsdp.py"
 
 
+@pytest.mark.nightly
 def test_a_killed_node_costs_few_steps_of_a_sharded_training(tmp_path: Path) -> None:
     with allocation(tmp_path, 3) as nodes:
         script = [str(SCRIPT), "--epochs=3", "--step-time=0.05", "--snapshots"]
