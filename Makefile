@@ -2,7 +2,7 @@
 
 PYTHON := /opt/slurm-elastic/venv/bin/python
 
-.PHONY: help setup demo check test test-nightly test-all test-matrix test-containers test-gpu simulate soak lint lines package bench docs docs-site screenshots shell
+.PHONY: help setup demo check test test-nightly test-all test-matrix test-containers test-gpu test-strangers simulate soak lint lines package bench docs docs-site screenshots shell
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -35,6 +35,9 @@ test-gpu: ## agents on the GPUs of this machine, with the CUDA torch of python3;
 test-containers: setup ## agents in Apptainer images on the test cluster; Apptainer comes from Debian sid
 	@.ci/setup --apptainer
 	@$(PYTHON) -m pytest tests/containers $(PYTEST)
+
+test-strangers: setup ## scripts in the shape of public ones: as under torchrun, a second start, a kill, a join, a preemption
+	@$(PYTHON) -m pytest tests/local/strangers -m "nightly or not nightly" $(PYTEST)
 
 test-nightly: setup ## the tests that take long: frameworks, libraries, growth, fuzzed parsers, a million schedules, half an hour of mishaps
 	@$(PYTHON) -m pytest tests/local tests/cluster -m nightly $(PYTEST)
