@@ -109,7 +109,7 @@ class Agent:
         self._last_checkpoint: int | None = None
         self._newest_save: float | None = None
         self._started_at: float | None = None
-        self._ran, self._worked = 0.0, False
+        self._ran, self._worked, self._proven = 0.0, False, False
         coordination.positions = self._worker_positions
 
     def supervise(self) -> lifecycle.AgentOutcome:
@@ -247,7 +247,9 @@ class Agent:
                 inventory = next((held for feature in self._features if (held := feature.inventory())), "")
                 reserved = self._reserved
                 ran = self._ran if self._worked else 0.0
-                self._coordination.join(self._rendezvous_config.agent_info(reserved.port, inventory, ran))
+                self._proven = self._proven or ran == STEPPED
+                info = self._rendezvous_config.agent_info(reserved.port, inventory, ran, proven=self._proven)
+                self._coordination.join(info)
             case lifecycle.StartWorkers(assignment):
                 return self._start(assignment)
             case lifecycle.SignalWorkers():

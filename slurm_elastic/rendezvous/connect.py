@@ -85,12 +85,12 @@ class RendezvousConfig:
         """The name of this incarnation of the run; agents of another one are strangers."""
         return incarnation(self.run_id, 0 if self.shared else self.restart_count)
 
-    def agent_info(self, store_port: int, inventory: str = "", ran: float = 0.0) -> AgentInfo:
+    def agent_info(self, store_port: int, inventory: str = "", ran: float = 0.0, *, proven: bool = False) -> AgentInfo:
         """Return the description of this agent with which it joins.
 
         Args:
             store_port: See :class:`~slurm_elastic.rendezvous.worker_store.ReservedPort`.
-            inventory, ran: See :class:`~slurm_elastic.rendezvous.membership.AgentInfo`.
+            inventory, ran, proven: See :class:`~slurm_elastic.rendezvous.membership.AgentInfo`.
         """
         return AgentInfo(
             agent=self.agent,
@@ -105,6 +105,7 @@ class RendezvousConfig:
             releases=own_releases(),
             inventory=inventory,
             ran=ran,
+            proven=proven,
         )
 
 

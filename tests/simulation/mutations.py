@@ -18,12 +18,12 @@ import pytest
 
 from slurm_elastic.control import Agreement, Stop, WorkerControl
 from slurm_elastic.control._shared_page import BOUNDARY, HOLD
-from slurm_elastic.rendezvous.election import endpoints, leader_location, term
+from slurm_elastic.rendezvous.election import campaign, endpoints, leader_location, term
 from slurm_elastic.rendezvous.election import machine as election
 from slurm_elastic.rendezvous.election import state as election_state
 from slurm_elastic.rendezvous.election.follower import Follower
 from slurm_elastic.rendezvous.election.term import CheckTerm, ConfirmLastRound, RecordsAction
-from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
+from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords, LastRound
 from slurm_elastic.rendezvous.membership import (
     Claim,
     Decision,
@@ -50,7 +50,7 @@ from tests.simulation.election.records import Records
 from tests.simulation.interleaving import Memory
 from tests.simulation.leader import SimulatedLeader
 from tests.simulation.network import Place
-from tests.simulation.schedules import play_script
+from tests.simulation.schedules import play_script, sizes
 from tests.simulation.stopping import StopSchedule
 from tests.simulation.violation import Violation
 
@@ -85,6 +85,11 @@ def several_leaders(number: int) -> Violation | None:
 def random_faults(number: int) -> Violation | None:
     """Play a random schedule with several possible leaders."""
     return play_script(faults.draw(number))
+
+
+def sizes_and_leaders(number: int) -> Violation | None:
+    """Play a schedule with several possible leaders, and a script that can use some numbers of nodes only."""
+    return play_script(sizes(number))
 
 
 def stop_step(**mistake: Any) -> Play:
@@ -422,6 +427,44 @@ def judges_too_soon(patch: pytest.MonkeyPatch) -> None:
 )
 def learns_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(usable_sizes, "learn", lambda state, event, agent: (state, agent))
+
+
+@mutation(
+    "a new leader does not know which numbers of nodes have worked",
+    "only workers that fail by themselves are charged",
+    among=after(200, sizes_and_leaders),
+)
+def forgets_what_worked(patch: pytest.MonkeyPatch) -> None:
+    def last_round(*arguments: Any) -> LastRound | None:
+        last = original(*arguments)
+        return last and replace(last, ran=())
+
+    original = campaign.last_round
+    patch.setattr(campaign, "last_round", last_round)
+
+
+@mutation(
+    "an agent that has trained does not tell the next leader but one",
+    "only workers that fail by themselves are charged",
+    among=after(600, sizes_and_leaders),
+)
+def forgets_who_trained(patch: pytest.MonkeyPatch) -> None:
+    change_joins(patch, lambda state, event: replace(event, candidate=replace(event.candidate, proven=False)))
+
+
+@mutation(
+    "a failure counts for a new node's own while others have stopped their workers",
+    "only workers that fail by themselves are charged",
+    among=after(1800, sizes_and_leaders),
+)
+def judges_stopped_workers(patch: pytest.MonkeyPatch) -> None:
+    cut_off = machine.advance.__globals__["_cut_off"]
+
+    def only_consequences(state: State) -> str | None:
+        inquest = state.inquest
+        return cut_off(state) if inquest is not None and inquest.failure.consequence else None
+
+    patch.setitem(machine.advance.__globals__, "_cut_off", only_consequences)
 
 
 # Places.

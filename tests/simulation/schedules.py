@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import multiprocessing
 import os
+import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -24,8 +25,10 @@ __all__ = [
     "play_leaders",
     "play_membership",
     "play_script",
+    "play_sizes",
     "play_stop",
     "play_strikes",
+    "sizes",
 ]
 
 _TRANSCRIPT = 200
@@ -64,6 +67,20 @@ def play_failures(seed: int) -> Result:
     return _struck(faults.failing(seed), f"SIMULATION_FAILURE={seed}")
 
 
+def play_sizes(seed: int) -> Result:
+    """Several possible leaders, and a script that cannot use all numbers of nodes."""
+    script = sizes(seed)
+    violation = play_script(script)
+    return Result(1, "" if violation is None else _report(script, violation, f"SIMULATION_SIZES={seed}"))
+
+
+def sizes(seed: int) -> Script:
+    """Of two schedules of few agents the second has one fault more, at a message to the leader."""
+    rng = random.Random(f"{seed} struck")
+    script = faults.sizes(seed // 2)
+    return faults.strike(script, rng.randint(1, 120), rng.choice(faults.STRIKES)) if seed % 2 else script
+
+
 def _struck(script: Script, repeat: str) -> Result:
     world = World(script)
     violation = _run(world)
@@ -98,6 +115,7 @@ KINDS: dict[str, Callable[[int], Result]] = {
     "leaders": play_leaders,
     "strikes": play_strikes,
     "failures": play_failures,
+    "sizes": play_sizes,
     "stop": play_stop,
 }
 

@@ -3,7 +3,7 @@
 SIMULATION_LEADERS: about how many schedules to play, a third of them random, the others one short script after the
 other with one more fault at each of its messages. SIMULATION_LEADER: play this random one only. SIMULATION_STRIKE: play
 this script only, or with message and kind (12:57:kill) this one. SIMULATION_FAILURE: the same for scripts in which
-workers fail by themselves.
+workers fail by themselves. SIMULATION_SIZES: play this one only of those whose script cannot use all numbers of nodes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,21 @@ import pytest
 from tests.simulation.election import faults
 from tests.simulation.election.faults import Fault, Script
 from tests.simulation.election.world import World
-from tests.simulation.schedules import Result, play_all, play_failures, play_leaders, play_script, play_strikes
+from tests.simulation.schedules import (
+    Result,
+    play_all,
+    play_failures,
+    play_leaders,
+    play_script,
+    play_sizes,
+    play_strikes,
+)
 
 SCHEDULES = int(os.environ.get("SIMULATION_LEADERS", "6500"))
 LEADER = os.environ.get("SIMULATION_LEADER")
 STRIKE = os.environ.get("SIMULATION_STRIKE")
 FAILURE = os.environ.get("SIMULATION_FAILURE")
+SIZES = os.environ.get("SIMULATION_SIZES")
 
 PER_SCRIPT = 460
 """Schedules that one script is good for, on average."""
@@ -34,12 +43,12 @@ def check(result: Result) -> None:
     print(f"{result.played} schedules")
 
 
-@pytest.mark.skipif(bool(STRIKE or FAILURE), reason="another schedule is asked for")
+@pytest.mark.skipif(bool(STRIKE or FAILURE or SIZES), reason="another schedule is asked for")
 def test_one_group_trains_whatever_happens_when() -> None:
     check(play_all("leaders", range(SCHEDULES // 3)) if LEADER is None else play_leaders(int(LEADER)))
 
 
-@pytest.mark.skipif(bool(LEADER or FAILURE), reason="another schedule is asked for")
+@pytest.mark.skipif(bool(LEADER or FAILURE or SIZES), reason="another schedule is asked for")
 def test_one_group_trains_whatever_happens_to_the_leader_at_every_message() -> None:
     if STRIKE is None:
         check(play_all("strikes", range(-(-SCHEDULES * 2 // 3 // PER_SCRIPT))))
@@ -47,12 +56,17 @@ def test_one_group_trains_whatever_happens_to_the_leader_at_every_message() -> N
         play_one(STRIKE, play_strikes, faults.script)
 
 
-@pytest.mark.skipif(bool(LEADER or STRIKE), reason="another schedule is asked for")
+@pytest.mark.skipif(bool(LEADER or STRIKE or SIZES), reason="another schedule is asked for")
 def test_a_charge_outlives_the_leader_whatever_happens_to_it_at_every_message() -> None:
     if FAILURE is None:
         check(play_all("failures", range(-(-SCHEDULES // 30 // PER_SCRIPT))))
     else:
         play_one(FAILURE, play_failures, faults.failing)
+
+
+@pytest.mark.skipif(bool(LEADER or STRIKE or FAILURE), reason="another schedule is asked for")
+def test_no_growth_or_loss_ends_a_healthy_run_whoever_leads() -> None:
+    check(play_all("sizes", range(SCHEDULES // 5)) if SIZES is None else play_sizes(int(SIZES)))
 
 
 def play_one(asked: str, play: Callable[[int], Result], script: Callable[[int], Script]) -> None:

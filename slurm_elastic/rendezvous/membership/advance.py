@@ -187,7 +187,10 @@ def _charge(state: State, now: float) -> Result:
 def _cut_off(state: State) -> str | None:
     """Return the node of a member that has stopped its workers itself, if that explains the failure of another one."""
     inquest, table = state.inquest, state.table
-    if inquest is None or table is None or not inquest.failure.consequence:
+    if inquest is None or table is None:
+        return None
+    # Workers that were stopped cannot tell whether they would have failed, too.
+    if not inquest.failure.consequence and not usable_sizes.may_be_unusable(state):
         return None
     members = (state.agents.get(place.agent) for place in table.places)
     return next((each.candidate.node for each in members if each is not None and each.cut_off), None)

@@ -37,6 +37,7 @@ class AgentInfo:
         inventory: what its memory holds for the workers of the next round, as text that membership does not read; empty
             for nothing. Final: it has no workers that could change it.
         ran: seconds that its workers of the last round ran, see `STEPPED`; 0 if it is known that they took no step.
+        proven: its workers of any round have taken a step for certain, whoever led then.
     """
 
     agent: str
@@ -52,6 +53,7 @@ class AgentInfo:
     releases: str = ""
     inventory: str = ""
     ran: float = 0.0
+    proven: bool = False
 
     @property
     def order(self) -> tuple[object, ...]:

@@ -34,6 +34,8 @@ def learn(state: State, event: Joined, agent: Agent) -> tuple[State, Agent]:
         agent: The agent that has sent it.
     """
     base, ran = state.base, event.candidate.ran
+    if event.candidate.proven:
+        agent = replace(agent, proven=True)
     if base is None or event.last_round != base.round or ran <= 0:
         return state, agent
     if state.phase is Phase.FORMING:

@@ -6,6 +6,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from slurm_elastic.rendezvous import membership
@@ -45,9 +46,18 @@ from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
 from slurm_elastic.rendezvous.election.policy import LeaderLoss, default_leader_limit
 from slurm_elastic.rendezvous.election.state import FOUNDER, ElectionConfig, Role, initial_election
 from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
-from slurm_elastic.rendezvous.membership import AgentInfo, LeaveReason, OnTie, Ponged, Reason, Settings, WorkerFailure
+from slurm_elastic.rendezvous.membership import (
+    STEPPED,
+    AgentInfo,
+    LeaveReason,
+    OnTie,
+    Ponged,
+    Reason,
+    Settings,
+    WorkerFailure,
+)
 from slurm_elastic.rendezvous.transport.connect import Endpoint
-from slurm_elastic.rendezvous.transport.messages import Assignment, Interrupted, LeaderMessage
+from slurm_elastic.rendezvous.transport.messages import Assignment, Interrupted, LeaderMessage, Waiting
 from tests.simulation.election.checks import NAP, STOP
 from tests.simulation.election.leader import Leader
 from tests.simulation.election.wire import Closed, Wire
@@ -77,6 +87,8 @@ class Agent:
         awake_since: when its last pause ended.
         leaving: whether it has announced that it goes.
         workers: the round whose workers exist here. The truth, not what anybody believes.
+        stepped: whether these have taken a step, or those of the last round if there are none; `has_stepped`: whether
+            those of any round have.
         election: state of the product's machine.
         leader: the leader that runs here, with or without a term of its own.
         last_message_at: when something came over its link to a leader last.
@@ -90,6 +102,7 @@ class Agent:
         self.alive, self.refuses, self.paused, self.leaving = True, True, False, False
         self.awake_since = -math.inf
         self.workers: int | None = None
+        self.stepped = self.has_stepped = False
         self.leader: Leader | None = None
         self.last_message_at = world.now
         self.unlinked_since = world.now
@@ -299,7 +312,8 @@ class Agent:
 
     def _join(self) -> None:
         if self.trains:
-            self.handle(Join(self._candidate))
+            ran = STEPPED if self.stepped else 0.0
+            self.handle(Join(replace(self._candidate, ran=ran, proven=self.has_stepped)))
 
     def _stop_workers(self, then: Callable[[], None]) -> None:
         if not self._stopping:
@@ -312,10 +326,19 @@ class Agent:
             then = self._goodbye
         then()
 
-    def fail(self) -> None:
+    def fail(self, ran: float = STEPPED) -> None:
         """Say that a worker failed by itself, and wait until the round is over."""
         if self.workers is not None and self.election.follower.running and not self._stopping:
-            self.handle(ReportFailure(WorkerFailure(self.name, self.name, self.position, 1)))
+            self.handle(ReportFailure(WorkerFailure(self.name, self.name, self.position, 1, ran=ran)))
+
+    def _work(self, round_: int, nodes: int) -> None:
+        """The workers of a round are ready: they fail, or take a step once all are."""
+        if self.workers != round_ or self._stopping:
+            return
+        if nodes in self.world.unusable:
+            self.fail(ran=0.1)
+        else:
+            self.world.checks.after_work(round_)
 
     def leave(self, seconds: float) -> None:
         """Announce it, let the workers run on for so long unless they are stopped, say goodbye."""
@@ -344,13 +367,17 @@ class Agent:
 
     def _hear(self, event: LeaderEvent) -> None:
         match event:
-            case Assignment(round=round_):
-                self.workers = round_
+            case Assignment(round=round_, nodes=nodes):
+                self.workers, self.stepped = round_, False
+                if self.world.unusable:
+                    self.later(0.1 + 0.3 * self.rng.random(), self._work, round_, nodes)
                 self.world.checks.after_start(self, event)
             case Interrupted():
                 self._stop_workers(self._join)
             case LeaderLost() | Unreachable():
                 self.end(silent=False)
+            case Waiting():
+                pass  # a spare
             case _:
                 raise AssertionError(event)
 

@@ -73,8 +73,24 @@ class Checks:
         if not known <= table.restarts <= self.failures:
             detail = f"round {table.round} counts {table.restarts}, members {known}; {self.failures} failures"
             raise Violation("restarts are one number for the run", detail)
-        if table.reason is Reason.WORKER_FAILED and not self.failures:
+        if table.reason is Reason.WORKER_FAILED and not self.failures and not self._world.unusable:
             raise Violation("what is said of a round is true", f"round {table.round}: no worker has failed")
+
+    def after_charge(self, round_: int) -> None:
+        """A leader charges a failure; that of a script that has never worked, as far as anybody knows, is its own."""
+        places = self.told[round_].places
+        if len(places) in self._world.unusable:
+            members = [self._world.agents[place.agent] for place in places]
+            if healthy := [agent.name for agent in members if agent.alive and agent.has_stepped]:
+                raise Violation("only workers that fail by themselves are charged", f"{round_}: {healthy} have stepped")
+            self.failures += 1
+
+    def after_work(self, round_: int) -> None:
+        """Workers of a round are ready, and take a step together once all are."""
+        if self._is_whole(round_):
+            for place in self.told[round_].places:
+                agent = self._world.agents[place.agent]
+                agent.stepped = agent.has_stepped = True
 
     def after_take(self, leader: Leader) -> None:
         """An agent has taken an epoch: the leader before was lost, let go, or could not be heard for long enough.
@@ -108,6 +124,9 @@ class Checks:
         members = [str(place["agent"]) for place in before["places"]]
         agents = self._world.agents
         living = [name for name in members if agents[name].alive and not agents[name].leaving]
+        if self._world.unusable:
+            # Those that it has no place for have come as well, and are spares.
+            return
         here = {place.agent for place in table.places}.intersection(members)
         if 2 * len(here) < len(living):
             raise Violation("a majority goes on", f"round {table.round} has {sorted(here)}, {living} live")

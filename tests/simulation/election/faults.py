@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-__all__ = ["LEADER", "STRIKES", "Fault", "Script", "draw", "failing", "script", "strike"]
+__all__ = ["LEADER", "STRIKES", "Fault", "Script", "draw", "failing", "script", "sizes", "strike"]
 
 LEADER = -1
 """Stands for the agent that leads when a fault happens."""
@@ -55,6 +55,7 @@ class Script:
         faults: what happens to them.
         store: whether the first agent leads without ever having workers.
         late: by index, when an agent comes that is not there from the beginning.
+        unusable: numbers of nodes with which the script fails before its first step.
     """
 
     seed: int
@@ -62,6 +63,7 @@ class Script:
     faults: tuple[Fault, ...]
     store: bool = False
     late: tuple[tuple[int, float], ...] = ()
+    unusable: frozenset[int] = frozenset()
 
 
 _KINDS = {"kill": 5, "power": 2, "pause": 3, "leave": 4, "arrive": 4, "cut": 4, "break": 2, "disk": 1}
@@ -108,6 +110,24 @@ def failing(seed: int) -> Script:
     # It takes a while until somebody is charged.
     faults = tuple(Fault(moment, "fail", rng.randrange(agents), seconds=2.0) for moment in sorted(moments))
     return Script(seed, agents, faults, store=rng.random() < 0.2)
+
+
+def sizes(seed: int) -> Script:
+    """A short schedule of nodes that come and go, with a script that cannot use all numbers of nodes.
+
+    It can use the number that begins; the leader goes, or something else happens to it, when others have come or gone.
+    """
+    rng = random.Random(f"{seed} sizes")
+    agents = rng.choice((2, 3, 3, 4))
+    first = rng.randint(1, agents)
+    unusable = frozenset(size for size in range(1, agents + 1) if size != first and rng.random() < 0.7)
+    late = tuple((index, rng.uniform(2.5, 3.5)) for index in range(first, agents))
+    faults, at = [], 2.5
+    for _ in range(rng.choice((1, 2, 2, 3))):
+        at += rng.choice((rng.uniform(0.0, 0.6), rng.uniform(0.0, 5.0)))
+        kind = rng.choice(("kill", "kill", "power", "leave", "pause", "arrive", "break"))
+        faults.append(_fault(rng, at, kind, rng.choice((LEADER, LEADER, rng.randrange(agents))), agents))
+    return Script(seed, agents, tuple(faults), late=late, unusable=unusable)
 
 
 def strike(base: Script, message: int, kind: str) -> Script:

@@ -35,7 +35,7 @@ from slurm_elastic.rendezvous.election.term import (
 )
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.outgoing_messages import send_decision
-from slurm_elastic.rendezvous.membership import Disconnected, Publish, SignsOfLife, Tick
+from slurm_elastic.rendezvous.membership import Disconnected, Interrupt, Publish, SignsOfLife, Tick
 from slurm_elastic.rendezvous.transport.messages import AgentMessage, Heartbeat, LeaderMessage
 from tests.simulation.election.wire import Wire
 
@@ -167,6 +167,8 @@ class Leader:
             case CarryOut(state, decision):
                 if isinstance(decision, Publish):
                     self.world.checks.after_publish(self, decision.table)
+                elif isinstance(decision, Interrupt) and decision.failure is not None and decision.unusable is None:
+                    self.world.checks.after_charge(decision.message.round)
                 send_decision(self, self.epoch, state, decision)  # type: ignore[arg-type]
             case ClaimTerm():
                 self._ask_records(action, self._take)

@@ -33,6 +33,7 @@ class World:
         slow_until: until when the records are slow.
         messages: how many have been under way so far; what is done with the records counts twice.
         answers: for each answer of the records to a leader, the first message before which it can be lost.
+        unusable: see Script.
         transcript: what happened, if it is wanted.
     """
 
@@ -41,6 +42,7 @@ class World:
         self.rng = random.Random(f"{script.seed} world")
         self.now, self.limit = 0.0, 3.0
         self.records = Records()
+        self.unusable = script.unusable
         self.agents: dict[str, Agent] = {}
         self.checks = Checks(self)
         self.messages = 0
@@ -213,6 +215,13 @@ class World:
             self._arrive(0)
             return "nobody is left"
         rounds = {self.agents[name].workers for name in living}
+        if self.unusable:
+            # Others are spares, and too few wait for more. A script that has never worked fails again and again.
+            rounds -= {None}
+            usable = set(range(1, len(living) + 1)) - self.unusable
+            healthy = usable and any(self.agents[name].has_stepped for name in living)
+            steps = len(rounds) == 1 and any(self.agents[name].stepped for name in living)
+            return "" if steps or not healthy else f"rounds {rounds} of {sorted(living)}, which can use {usable}"
         if len(rounds) != 1 or None in rounds:
             return f"rounds {rounds} of {sorted(living)}"
         (number,) = rounds
