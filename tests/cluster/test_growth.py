@@ -27,6 +27,23 @@ add 2 n3,n4
 wait
 """
 
+DIVIDING = """\
+import os, runpy
+world = int(os.environ["WORLD_SIZE"])
+assert 16 % world == 0, f"batch 16 not divisible by {world}"
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+JOINING = f"""\
+#!/bin/bash
+#SBATCH --nodes=3 --exclusive
+bounds="--run-id=$SLURM_JOB_ID --max-restarts=0"
+{SRUN} --nodes=2 --ntasks=2 --nodelist=n1,n2 bash agent.sh $bounds --nnodes=2:3 dividing.py &
+until [ -e one-more ]; do sleep 0.1; done
+{SRUN} --nodes=1 --ntasks=1 --nodelist=n3 bash agent.sh $bounds --nnodes=1:3 dividing.py &
+wait
+"""
+
 LATE = f"""\
 #!/bin/bash
 #SBATCH --nodes=2
@@ -67,6 +84,23 @@ def test_each_arrival_costs_one_round_and_no_restart(jobs):
         ("node_joined", 0),
         ("node_joined", 0),
     ]
+
+
+def test_a_node_with_which_the_script_does_not_run_becomes_a_spare(jobs):
+    jobs.write("dividing.py", DIVIDING)
+    jobs.write("join.sh", JOINING)
+    job = jobs.submit("join.sh")
+    job.wait_for_steps(0, ["n1", "n2"])
+
+    (jobs.directory / "one-more").touch()
+    job.wait_for_steps(2, ["n1", "n2"])
+    job.say_enough()
+
+    job.wait_for("COMPLETED")
+    assert job.exit_codes() == {"n1": 0, "n2": 0, "n3": 0}
+    assert job.tables() == [["n1", "n2"], ["n1", "n2", "n3"], ["n1", "n2"]]
+    assert [round_["restarts"] for round_ in job.rounds()] == [0, 0, 0]
+    assert "with 3 nodes dividing.py failed before its first step" in job.output
 
 
 def test_a_spare_takes_the_place_of_a_lost_member_and_another_ends_with_the_run(jobs):
