@@ -41,7 +41,7 @@ def reports(request: pytest.FixtureRequest) -> Iterator[Path]:
     remove_shared_directory(directory)
 
 
-@pytest.fixture(params=[pytest.param("files", marks=pytest.mark.nightly), "etcd"])
+@pytest.fixture(params=["files", pytest.param("etcd", marks=pytest.mark.nightly)])
 def etcd(request: pytest.FixtureRequest, jobs: Jobs) -> Iterator[EtcdConfig | None]:
     """An etcd on the controller's machine that is open to all; None for records in files."""
     if request.param == "files":
