@@ -80,7 +80,7 @@ if sys.argv[1] == "torch":
 else:
     call = dict(python=python, sleep=lambda: time.sleep(0.01))[sys.argv[1]]
 on = threading.Event()
-sampler = Sampler([0] * 64, _thread.get_ident(), _thread.get_native_id())
+sampler = Sampler([0] * 128, _thread.get_ident(), _thread.get_native_id())
 
 def run():
     while on.wait() and sampler.sample():

@@ -113,12 +113,8 @@ def read(meter: Meter, reading: Reading, window: float = LOOK) -> Meter:
         return meter
     step = max(0.0, reading.last - begin.last) / steps
     waiting, loading, checkpoints = (
-        max(0.0, min(1.0, (after - before) / seconds))
-        for before, after in (
-            (begin.waiting, reading.waiting),
-            (begin.loading, reading.loading),
-            (begin.checkpoints, reading.checkpoints),
-        )
+        max(0.0, min(1.0, (getattr(reading, use) - getattr(begin, use)) / seconds))
+        for use in ("waiting", "loading", "checkpoints")
     )
     busy = step * max(0.0, 1 - waiting - checkpoints)
     best, number = (busy, 1) if meter.pace is None else (min(busy, meter.pace.best), meter.pace.number + 1)
@@ -217,7 +213,7 @@ def step(state: SlowRanks, round: int, paces: Mapping[int, Pace]) -> tuple[SlowR
             continue
         if rank in named:
             named[rank] = replace(named[rank], pace=pace, score=score)
-        if not (_is_fast(pace, score) if rank in named else _is_slow(pace, score)):
+        if not _speaks_for_change(pace, score, rank in named):
             against.pop(rank, None)
             continue
         against[rank] = against.get(rank, 0) + 1
@@ -234,15 +230,11 @@ def step(state: SlowRanks, round: int, paces: Mapping[int, Pace]) -> tuple[SlowR
     return SlowRanks(round, named, against, seen), tuple(changed)
 
 
-def _is_slow(pace: Pace, score: Score) -> bool:
-    others = score.others
-    if score.relative is None or others is None:
-        return False
-    return score.relative < SLOW and pace.busy - others >= _SHARE * pace.step
-
-
-def _is_fast(pace: Pace, score: Score) -> bool:
-    others = score.others
-    if score.relative is None or others is None:
-        return True
-    return score.relative >= FAST or pace.busy - others < _SHARE * pace.step / 2
+def _speaks_for_change(pace: Pace, score: Score, named: bool) -> bool:
+    """Return True if a rank that is not named is slow, or one that is named is fast."""
+    if score.relative is None or score.others is None:
+        return named
+    excess = pace.busy - score.others
+    if named:
+        return score.relative >= FAST or excess < _SHARE * pace.step / 2
+    return score.relative < SLOW and excess >= _SHARE * pace.step

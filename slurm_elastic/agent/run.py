@@ -38,7 +38,7 @@ from slurm_elastic.agent.root_cause import root_cause
 from slurm_elastic.agent.run_history import read_history
 from slurm_elastic.agent.settings import AgentSettings
 from slurm_elastic.agent.signals import record_signals
-from slurm_elastic.agent.step_timing import LeaderLink, StepTimingFeature
+from slurm_elastic.agent.step_timing import StepTimingFeature, leader_reports
 from slurm_elastic.agent.watchdog import Hang, Watchdog, make_pipe
 from slurm_elastic.agent.worker_processes import require_numa_binding, worker_starter
 from slurm_elastic.errors import ExitCode, UsageError
@@ -198,7 +198,7 @@ def _supervise(settings: AgentSettings, records: Records, fork_server: ForkServe
         health.pages.snapshots = snapshots.held
     except OSError as error:
         logger.warning("%s holds no snapshots: %s", settings.node, error)
-    timing = StepTimingFeature(settings.node, LeaderLink(settings.run_dir), events.add, LOOK)
+    timing = StepTimingFeature(leader_reports(settings.run_dir), events.add, LOOK)
     features.append(timing)
     health.pages.paces, health.pages.slow = timing.paces, timing.slow
     diagnosis = _signal_diagnosis(settings, lambda: agent.last_checkpoint(), lambda: agent.newest_save())

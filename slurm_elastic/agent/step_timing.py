@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
 
 from slurm_elastic import typed_json
 from slurm_elastic.agent.features import Feature, RunningRound
@@ -21,7 +20,7 @@ from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slow_ranks import Meter, Pace, Reading, SlowRank, SlowRanks, read, step
 
-__all__ = ["LeaderLink", "Reports", "StepTimingFeature", "paces_of", "slow_event"]
+__all__ = ["StepTimingFeature", "leader_reports", "paces_of", "slow_event"]
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -29,51 +28,39 @@ _NODES_PER_SECOND = 32
 """Agents that are asked per second at the most, on average: a sixteenth of what a leader takes."""
 _END = 1.0
 """Seconds for which the agent waits at its end for a look that is under way."""
+_NUMBERS = ("pace_seconds", "busy_seconds", "loading_seconds", "waiting_seconds", "best_busy_seconds")
 
 
-class Reports(Protocol):
-    """The source of the reports of all agents."""
+def leader_reports(run_dir: RunDir) -> Callable[[], Mapping[str, str]]:
+    """Return the function that asks the leader of the run for the reports of all agents, JSON by their identities.
 
-    def __call__(self) -> Mapping[str, str]:
-        """Return the reports as JSON, by the identities of agents. May take seconds.
-
-        Raises:
-            SlurmElasticError: There are none now.
-        """
-
-
-class LeaderLink:
-    """The reports of all agents, from the leader of the run.
-
-    Args:
-        run_dir: Of the run.
+    It may take seconds, and raises SlurmElasticError if there are none now.
     """
+    leader: LeaderEndpoint | None = None
 
-    def __init__(self, run_dir: RunDir) -> None:
-        self._run_dir = run_dir
-        self._leader: LeaderEndpoint | None = None
+    def reports() -> Mapping[str, str]:
+        nonlocal leader
+        asked, leader = leader or find_leader(run_dir), None
+        _, answers = ask_status(asked)
+        leader = asked
+        return answers
 
-    def __call__(self) -> Mapping[str, str]:
-        """See base class."""
-        leader = self._leader or find_leader(self._run_dir)
-        self._leader = None
-        _, reports = ask_status(leader)
-        self._leader = leader
-        return reports
+    return reports
 
 
 class StepTimingFeature(Feature):
     """Measures paces in a thread of its own, and on the agent of rank 0 compares those of all ranks.
 
     Args:
-        node: Slurm's name of this node.
-        reports: Of all agents.
+        reports: Returns the reports of all agents, see `leader_reports`.
         record: Records an event with a level of the log; from any thread.
         look: Seconds between two looks.
     """
 
-    def __init__(self, node: str, reports: Reports, record: Callable[[Entry, int], None], look: float) -> None:
-        self._node, self._reports, self._record, self._look = node, reports, record, look
+    def __init__(
+        self, reports: Callable[[], Mapping[str, str]], record: Callable[[Entry, int], None], look: float
+    ) -> None:
+        self._reports, self._record, self._look = reports, record, look
         self._running: RunningRound | None = None
         self._measured: tuple[RunningRound | None, Mapping[int, Pace]] = None, {}
         self._slow = SlowRanks()
@@ -150,21 +137,13 @@ def paces_of(reports: Mapping[str, str], round_: int) -> tuple[dict[int, Pace], 
     nodes: dict[int, str] = {}
     for agent, text in reports.items():
         try:
-            report: dict[str, Any] = typed_json.loads(text)
-            if report.get("round") != round_ or report.get("state") != "training":
-                continue
-            for worker in report["workers"]:
-                rank = int(worker["rank"])
-                nodes[rank] = agent.partition("/")[0]
+            report = typed_json.loads(text)
+            here = report.get("round") == round_ and report.get("state") == "training"
+            for worker in report["workers"] if here else ():
+                nodes[int(worker["rank"])] = agent.partition("/")[0]
                 if "busy_seconds" in worker:
-                    paces[rank] = Pace(
-                        float(worker["pace_seconds"]),
-                        float(worker["busy_seconds"]),
-                        float(worker["loading_seconds"]),
-                        float(worker["waiting_seconds"]),
-                        float(worker["best_busy_seconds"]),
-                        int(worker["paces"]),
-                    )
+                    whole, busy, loading, waiting, best = (float(worker[name]) for name in _NUMBERS)
+                    paces[int(worker["rank"])] = Pace(whole, busy, loading, waiting, best, int(worker["paces"]))
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             logger.debug("the report of %s cannot be read", agent)
     return paces, nodes
@@ -179,16 +158,14 @@ def slow_event(round_: int, node: str, slow: SlowRank) -> Entry:
     text += f"works {pace.busy:.3g} s per step outside of collectives, the others {others:.3g} s"
     if not slow.over and pace.loading >= (pace.busy - others) / 2:
         text += f"; it waits {pace.loading:.3g} s of that for input"
+    seconds = {"step": pace.step, "busy": pace.busy, "others_busy": others, "loading": pace.loading}
     fields: dict[str, object] = {
         "round": round_,
         "rank": slow.rank,
         "nodes": [node],
         "relative_score": round(score.relative or 0.0, 3),
         "individual_score": round(score.individual, 3),
-        "step_seconds": round(pace.step, 6),
-        "busy_seconds": round(pace.busy, 6),
-        "others_busy_seconds": round(others, 6),
-        "loading_seconds": round(pace.loading, 6),
+        **{f"{name}_seconds": round(number, 6) for name, number in seconds.items()},
     }
     return Entry("rank_fast" if slow.over else "rank_slow", text, fields)
 

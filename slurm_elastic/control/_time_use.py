@@ -1,30 +1,20 @@
-"""Use of the time of a worker's main thread, found by samples of its stack, about 20 a second.
+"""Looks at the stack of a worker's main thread, about 20 a second, from a thread of the worker itself.
 
-A thread takes the samples. It changes nothing in torch or in the script, and what it sees is the same for all
-frameworks. By itself the stack does not tell whether a thread waits in a collective or works for one (a backward pass
-computes, and waits for the gradients of other ranks), so a sample counts as waiting only if the kernel says that
-the thread sleeps. A thread that waits for a processor, as under a CPU limit, does not sleep.
-
-The thread itself makes the main thread sleep for moments, for Python's lock. The kernel also tells exactly how long the
-main thread has slept in all (schedstat), which bounds the time that counts as waiting.
-
-On GPUs the main thread waits for its own kernels as for those of collectives, so waiting is unknown there.
-
-The page also says where the main thread is: in a collective or not, and, when it stays there, at which line of the
-script. A worker that hangs keeps the others in a collective to which it does not come itself. When the main thread has
-stayed for about a second, torch's flight recorder is asked for its last collectives. The thread also writes the dump
-that the agent asks for when a worker of any node hangs (`_flight_recorder`).
-
-The fork server begins this in each worker that it forks, whatever its script imports; in others the trainer API does.
+A look says what the time since the last one counts as, and where the main thread is. A stack alone does not tell
+whether a thread waits in a collective or computes in it (a backward pass does both), so time counts as waiting only if
+the kernel says that the thread sleeps; on GPUs it waits for kernels of any kind, and nothing is known. The fork server
+begins this in each worker that it forks, in others the trainer API does. Nothing in torch or in the script is replaced.
 """
 
 from __future__ import annotations
 
 import _thread
 import atexit
+import functools
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from types import CodeType, FrameType
@@ -54,19 +44,14 @@ __all__ = ["PLACES", "SWITCH", "Sampler", "start", "start_sampling", "use_of_cod
 
 SWITCH = "SLURM_ELASTIC_TIME_USE"
 """``off`` in the environment of a worker: nothing is measured."""
-_PAUSE_NS = 30_000_000
-_JITTER_NS = 40_000_000
-"""The pause between two samples is drawn from 30 to 70 ms, so that it never has the rhythm of the steps."""
-_STILL_SAMPLES = 8
-"""Number of samples at one instruction, about 0.4 s, after which the page has the line."""
 _LOOK_SAMPLES = 20
-"""Number of such samples, about 1 s, after which it has the last collectives."""
+"""Looks at one instruction, about 1 s, after which the page has the last collectives."""
+_VALID_NS, _NEVER = 400_000_000, 2**63
+"""For so long the page has them when the thread has moved: it still tells which collective has just failed."""
 _LOOK_SHARE = 100
 """The flight recorder is asked at most for this part of the time: asking takes some 100 ms when it is full."""
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/slurm_elastic/")
 """Parts of the paths of files that are not the script's own."""
-_MOST_CODES = 20_000
-"""Code objects whose use is remembered."""
 _FORK_TIMEOUT, _EXIT_TIMEOUT = 0.1, 1.0
 """Seconds that a fork and the end of the process wait for the thread, which may be writing a dump."""
 
@@ -104,6 +89,7 @@ PLACES: tuple[tuple[str, str, int], ...] = (
 )
 
 
+@functools.lru_cache(maxsize=20_000)
 def use_of_code(path: str, name: str) -> int:
     """Return the use of a function by itself: the first of `PLACES` that fits, else `OWN`."""
     path = path.replace(os.sep, "/")
@@ -114,32 +100,23 @@ def use_of_code(path: str, name: str) -> int:
     return OWN
 
 
-def use_of_stack(frame: FrameType | None, known: dict[CodeType, int]) -> int:
-    """Return the use of a stack.
+def use_of_stack(frame: FrameType | None) -> int:
+    """Return the use of a stack, whose innermost frame is given.
 
     It is reading, writing or input if any function on it says so, the outermost if several do: a checkpoint may be
     written by collectives, and input read from a checkpoint. It is waiting if the innermost function says so: all of
     the training may run inside of a function of torch.distributed.
-
-    Args:
-        frame: The innermost.
-        known: The uses of code objects that were looked at before.
     """
-    found, innermost = OWN, TRANSPARENT
+    outermost, innermost = OWN, TRANSPARENT
     while frame is not None:
-        code = frame.f_code
-        use = known.get(code)
-        if use is None:
-            if len(known) >= _MOST_CODES:
-                known.clear()
-            use = known[code] = use_of_code(code.co_filename, code.co_name)
+        use = use_of_code(frame.f_code.co_filename, frame.f_code.co_name)
         if use > WAITING:
-            found = use
+            outermost = use
         if innermost == TRANSPARENT:
             innermost = use
         frame = frame.f_back
-    if found != OWN:
-        return found
+    if outermost != OWN:
+        return outermost
     return WAITING if innermost == WAITING else OWN
 
 
@@ -154,7 +131,7 @@ def place_of_stack(frame: FrameType | None) -> str:
 
 
 class Sampler:
-    """Samples one thread of this process, and writes its use of time to the control page.
+    """Looks at one thread of this process, and writes its use of time to the control page.
 
     Args:
         fields: The fields of the page.
@@ -172,101 +149,72 @@ class Sampler:
         self._begin = self._last = time.monotonic_ns()
         self._awake = self._awake_ns()
         self._uses = [0, 0, 0, 0]
-        self._known: dict[CodeType, int] = {}
-        self._samples, self._random = 0, task
-        self._on_gpu = False
         self._instruction: tuple[CodeType, int] | None = None
-        self._still = 0
-        self._looked = False
-        self._may_look_at = self._valid = 0
+        self._still = self._may_look_at = 0
+        self._looked_at = _NEVER
         for field in USES:
             fields[field] = 0
         fields[SAMPLED] = 1
 
     def pause(self) -> float:
-        """Return the seconds until the next sample."""
-        # Numerical Recipes, 7.1: good enough, and without an import.
-        self._random = (1664525 * self._random + 1013904223) % 2**32
-        return (_PAUSE_NS + _JITTER_NS * self._random // 2**32) / 1e9
+        """Return the seconds until the next look, 30 to 70 ms by chance, so that looks never have a script's rhythm."""
+        return 0.03 + time.monotonic_ns() % 1000 * 4e-5
 
     def sample(self) -> bool:
-        """Take a sample; return False when the thread has ended."""
+        """Take a look; return False when the thread has ended."""
+        fields = self._fields
         try:
             asleep = self._is_asleep()
             slept = time.monotonic_ns() - self._begin - (self._awake_ns() - self._awake)
         except OSError:
             return False
         frame = sys._current_frames().get(self._ident)
-        use = use_of_stack(frame, self._known)
-        now = time.monotonic_ns()
-        self._write_place(frame, use, now)
+        use, now = use_of_stack(frame), time.monotonic_ns()
         if use > WAITING or (use == WAITING and asleep):
             self._uses[use] += now - self._last
         self._last = now
-        self._write(now, slept)
+        cuda = sys.modules.get("torch.cuda")
+        on_gpu = cuda is not None and bool(getattr(cuda, "is_initialized", bool)())
+        for field, nanoseconds in zip(USES, self._uses, strict=True):
+            fields[field] = nanoseconds
+        # The other thread sleeps for moments while this one has Python's lock; the kernel knows how long in all.
+        fields[USES[0]] = NONE if on_gpu else min(self._uses[0], max(0, slept))
+        fields[SAMPLED] = now - self._begin
+        write_text(fields, place_of_stack(frame), PLACE)
+        # On a GPU the main thread may stand anywhere while its kernels wait in a collective.
+        fields[IN_COLLECTIVE] = 1 if use == WAITING else NONE if on_gpu else 0
+        fields[IN_COLLECTIVE_TIME] = now
+        self._note_collectives(None if frame is None else (frame.f_code, frame.f_lasti), now)
         return True
 
-    def _write_place(self, frame: FrameType | None, use: int, now: int) -> None:
-        instruction = None if frame is None else (frame.f_code, frame.f_lasti)
-        moved, self._instruction = instruction != self._instruction, instruction
-        if moved and self._still >= _STILL_SAMPLES:
-            write_text(self._fields, "", PLACE)
-        self._still = 0 if moved else self._still + 1
-        self._write_collectives(now, moved)
-        if self._still == _STILL_SAMPLES:
-            write_text(self._fields, place_of_stack(frame), PLACE)
-        # On a GPU the main thread may stand anywhere while its kernels wait in a collective.
-        self._fields[IN_COLLECTIVE] = 1 if use == WAITING else NONE if self._on_gpu else 0
-        self._fields[IN_COLLECTIVE_TIME] = now
-
-    def _write_collectives(self, now: int, moved: bool) -> None:
-        if moved and self._looked:
-            # A collective that has failed at last, most likely; a worker that goes on has others soon.
-            self._looked = False
-            self._valid = _STILL_SAMPLES
-            if now >= self._may_look_at:
-                self.look()
-        elif self._still >= _LOOK_SAMPLES and not self._looked and now >= self._may_look_at:
-            self._looked = True
-            self.look()
-        elif not self._looked and self._valid:
-            self._valid -= 1
-            if not self._valid:
-                write_text(self._fields, "", COLLECTIVES, COLLECTIVES_FIELDS)
-        if self._fields[DUMP] > self._fields[DUMPED]:
-            wanted = self._fields[DUMP]
-            self._valid = _STILL_SAMPLES
+    def _note_collectives(self, instruction: tuple[CodeType, int] | None, now: int) -> None:
+        self._still = self._still + 1 if instruction == self._instruction else 0
+        self._instruction = instruction
+        asked = self._fields[DUMP]
+        if asked > self._fields[DUMPED]:
             self.look()
             write_dump(os.environ)
-            self._fields[DUMPED] = wanted
+            self._fields[DUMPED] = asked
+        elif self._still == _LOOK_SAMPLES and now >= self._may_look_at:
+            self.look()
+        elif self._still < _LOOK_SAMPLES and now > self._looked_at + _VALID_NS:
+            write_text(self._fields, "", COLLECTIVES, COLLECTIVES_FIELDS)
+            self._looked_at = _NEVER
+        if self._still >= _LOOK_SAMPLES and self._looked_at != _NEVER:
+            self._looked_at = now
 
     def look(self) -> None:
         """Write the last collectives to the page; nothing where torch's functions have changed."""
         begin = time.monotonic_ns()
         try:
-            last = [each for content in dumps().values() for each in collectives(content)]
+            last = [collective for content in dumps().values() for collective in collectives(content)]
         except Exception:
             # They are private: an untested release may raise anything. The training goes on.
             last = []
         text = json.dumps(last[:MOST_GROUPS], separators=(",", ":")) if last else ""
         write_text(self._fields, text, COLLECTIVES, COLLECTIVES_FIELDS)
-        self._may_look_at = begin + _LOOK_SHARE * (time.monotonic_ns() - begin)
-
-    def has_ended(self) -> None:
-        """Tell the agent not to wait for a dump of this process any more."""
-        self._fields[DUMPED] = LAST_DUMP
-
-    def _write(self, now: int, slept: int) -> None:
-        if not self._on_gpu and self._samples % 16 == 0:
-            cuda = sys.modules.get("torch.cuda")
-            self._on_gpu = cuda is not None and bool(getattr(cuda, "is_initialized", bool)())
-        self._samples += 1
-        fields = self._fields
-        waiting, *others = self._uses
-        fields[USES[0]] = NONE if self._on_gpu else min(waiting, max(0, slept))
-        for field, nanoseconds in zip(USES[1:], others, strict=True):
-            fields[field] = nanoseconds
-        fields[SAMPLED] = now - self._begin
+        self._looked_at = time.monotonic_ns()
+        self._may_look_at = begin + _LOOK_SHARE * (self._looked_at - begin)
 
     def _is_asleep(self) -> bool:
         # proc_pid_stat(5): the name, in parentheses, may contain anything.
@@ -280,7 +228,7 @@ class Sampler:
 
 
 def start_sampling(environ: Mapping[str, str]) -> None:
-    """Have the calling thread sampled, for the agent whose control page the environment names; do nothing without one.
+    """Have the calling thread looked at, for the agent whose control page the environment names; without one, nothing.
 
     The script can still attach to the page, or a program that it starts.
     """
@@ -294,9 +242,9 @@ def start_sampling(environ: Mapping[str, str]) -> None:
 
 
 def start(fields: Fields) -> None:
-    """Have the calling thread sampled from now on, for as long as the process lives.
+    """Have the calling thread looked at from now on, for as long as the process lives.
 
-    Does nothing in a process that samples already, where the environment has ``SLURM_ELASTIC_TIME_USE=off``, or the
+    Does nothing in a process that does so already, where the environment has ``SLURM_ELASTIC_TIME_USE=off``, or the
     kernel does not tell the times.
     """
     if fields[SAMPLER] == os.getpid() or os.environ.get(SWITCH) == "off":
@@ -307,61 +255,57 @@ def start(fields: Fields) -> None:
         return
     fields[SAMPLER] = os.getpid()
     thread = _SamplerThread(sampler, fields)
-    atexit.register(_at_exit, sampler, thread, os.getpid())
+    atexit.register(_at_exit, sampler, thread, fields)
     os.register_at_fork(before=thread.end, after_in_parent=thread.begin)
     thread.begin()
 
 
 class _SamplerThread:
-    """The thread that takes the samples. It ends before its process forks, and begins again in the parent after that.
+    """The thread that looks. It ends before its process forks, and begins again in the parent after that.
 
     So a script that has no threads can fork as before: a child would inherit the locks that a thread holds at this
     moment, and Python warns of it (docs.python.org, os.fork, 3.12). It ends before Python does, too: Python would end
-    it in the middle of a C++ function of torch, and then std::terminate ends the process by SIGABRT
-    (Python/ceval_gil.h, take_gil, until 3.13).
+    it in the middle of a C++ function of torch, and then std::terminate ends the process by SIGABRT.
     """
 
     def __init__(self, sampler: Sampler, fields: Fields) -> None:
-        self._sampler, self._fields, self._pid = sampler, fields, os.getpid()
-        self._stop: _thread.LockType | None = None
-        self._task: int | None = None
+        self._sampler, self._fields = sampler, fields
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        if self._stop is None and os.getpid() == self._pid:
-            self._stop, self._task = _thread.allocate_lock(), None
-            self._stop.acquire()
-            # Not `threading`, whose import takes longer; like a daemon, such a thread does not hold up the end of the
-            # process.
-            _thread.start_new_thread(self._run, (self._stop,))
+        if self._fields[SAMPLER] == os.getpid():
+            self._over.clear()
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
 
     def end(self, timeout: float = _FORK_TIMEOUT) -> None:
-        if self._stop is None or os.getpid() != self._pid:
+        if self._thread is None:
             return
-        self._stop.release()
-        self._stop = None
-        by = time.monotonic() + timeout
-        while time.monotonic() < by:
-            if self._task is not None and not os.path.exists(f"/proc/self/task/{self._task}"):  # noqa: PTH110
-                return
+        self._over.set()
+        # Not `join`, which returns before the kernel's thread is gone.
+        task, by = f"/proc/self/task/{self._thread.native_id}", time.monotonic() + timeout
+        while os.path.exists(task) and time.monotonic() < by:  # noqa: PTH110
             time.sleep(0.0001)
+        self._thread = None
 
-    def _run(self, stop: _thread.LockType) -> None:
-        self._task = _thread.get_native_id()
-        while self._fields[SAMPLER] == self._pid and self._sampler.sample():
-            if stop.acquire(timeout=self._sampler.pause()):
+    def _run(self) -> None:
+        while self._fields[SAMPLER] == os.getpid() and self._sampler.sample():
+            if self._over.wait(self._sampler.pause()):
                 return
 
 
-def _at_exit(sampler: Sampler, thread: _SamplerThread, pid: int) -> None:
+def _at_exit(sampler: Sampler, thread: _SamplerThread, fields: Fields) -> None:
     """Leave the last collectives of a process that ends because one has failed, as by its time limit."""
     thread.end(_EXIT_TIMEOUT)
     # Set by Python for an exception that ends the program (docs.python.org, sys.last_traceback).
     last = getattr(sys, "last_traceback", None)
-    if last is None or os.getpid() != pid:
+    if last is None or fields[SAMPLER] != os.getpid():
         return
     while last.tb_next is not None:
         last = last.tb_next
-    if use_of_stack(last.tb_frame, {}) == WAITING:
+    if use_of_stack(last.tb_frame) == WAITING:
         sampler.look()
         write_dump(os.environ, stacks=False)
-        sampler.has_ended()
+        # The agent waits for no dump of this process any more.
+        fields[DUMPED] = LAST_DUMP

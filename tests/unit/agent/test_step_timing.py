@@ -96,7 +96,7 @@ class Run:
         self._began = time.monotonic()
         placed = replace(PLACED, place=replace(PLACED.place, base_rank=base_rank))
         self.running = RunningRound(placed, {0: 100}, {}, self.progress)
-        self.feature = StepTimingFeature("n1", self.reports, lambda entry, level: self.recorded.append(entry), 0.02)
+        self.feature = StepTimingFeature(self.reports, lambda entry, level: self.recorded.append(entry), 0.02)
 
     def progress(self) -> list[WorkerProgress]:
         seconds = time.monotonic() - self._began
