@@ -23,7 +23,7 @@ import pytest
 
 from slurm_elastic import typed_json
 from slurm_elastic.agent.forkserver._import_plan import from_json
-from slurm_elastic.agent.health._http import HTTPError, next_request
+from slurm_elastic.agent.health import _http
 from slurm_elastic.agent.root_cause import recorded_traceback
 from slurm_elastic.agent.run_history import read_history
 from slurm_elastic.agent.step_timing import paces_of
@@ -378,7 +378,7 @@ PARSERS: dict[str, tuple[Parser | Callable[[RunDir], Parser], tuple[type[Excepti
     "second frame": (second_frame, (SessionError,), [js({"agent": NAME, "proof": "0" * 64})]),
     "message": (message, (SessionError,), MESSAGES),
     "ranges of a snapshot": (ranges, (TransferError, typed_json.JSONError), [b"[[0,10],[20,30]]"]),
-    "http": (lambda content: next_request(bytearray(content)), (HTTPError,), [b"GET / HTTP/1.1\r\nHost: n1\r\n\r\n"]),
+    "http": (_http.read_request, (_http.HTTPError,), [b"GET / HTTP/1.1\r\nHost: n1\r\n\r\n"]),
     "files of a run": (run_files, Nothing, LINES),
     "records": (record_files, (RecordError,), [*LINES, js({"outcome": "succeeded"})]),
     "error file": (error_file, Nothing, [js({"message": {"message": "m", "extraInfo": {"py_callstack": "t"}}})]),

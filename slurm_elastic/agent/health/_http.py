@@ -6,13 +6,13 @@ import re
 from dataclasses import dataclass
 from http import HTTPStatus
 
-__all__ = ["MAX_HEAD", "HTTPError", "Request", "Response", "next_request"]
+__all__ = ["MAX_HEAD", "HTTPError", "Request", "Response", "read_request"]
 
 MAX_HEAD = 8192
 """Maximum of bytes in the line and headers of a request."""
 
 _END = b"\r\n\r\n"
-_LINE = re.compile(rb"([A-Z]{1,20}) (/[!-~]{0,2000}) HTTP/1\.([01])")
+_LINE = re.compile(rb"([A-Z]{1,20}) (/[!-~]{0,2000}) HTTP/1\.[01]")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*")
 
 
@@ -36,14 +36,12 @@ class Request:
         method: Method, such as GET.
         path: Path without the query.
         authorization: The header of that name; empty for none.
-        keep_open: True if the client may send more requests on this connection.
         host: Name or address by which the client has found this server, without the port; empty if it sends none.
     """
 
     method: str
     path: str
     authorization: str
-    keep_open: bool
     host: str = ""
 
 
@@ -63,7 +61,7 @@ class Response:
     content_type: str = "text/plain; charset=utf-8"
     headers: tuple[str, ...] = ()
 
-    def encode(self, *, keep_open: bool, head_only: bool = False) -> bytes:
+    def encode(self, *, head_only: bool = False) -> bytes:
         """Return the bytes to send."""
         lines = (
             f"HTTP/1.1 {self.status.value} {self.status.phrase}",
@@ -71,49 +69,36 @@ class Response:
             f"Content-Length: {len(self.body)}",
             "Cache-Control: no-store",
             "X-Content-Type-Options: nosniff",
-            f"Connection: {'keep-alive' if keep_open else 'close'}",
+            "Connection: close",
             *self.headers,
         )
         head = "\r\n".join(lines).encode("ascii") + _END
         return head if head_only else head + self.body
 
 
-def next_request(received: bytearray) -> Request | None:
-    """Remove the first request from the received bytes, and return it; None while it is not complete.
+def read_request(head: bytes) -> Request:
+    """Return the request with these line and headers, the blank line included.
 
     Raises:
-        HTTPError: The bytes are no request, the request is too long, or it has a body, which no page accepts.
+        HTTPError: The bytes are no request, or the request has a body, which no page accepts.
     """
     # A blank line before a request is to be ignored (RFC 9112, 2.2).
-    while received.startswith(b"\r\n"):
-        del received[:2]
-    end = received.find(_END, 0, MAX_HEAD)
-    if end < 0:
-        if len(received) >= MAX_HEAD:
-            raise HTTPError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"more than {MAX_HEAD} bytes of headers")
-        line = received.partition(b"\r\n")
-        if line[1] and not _LINE.fullmatch(line[0]):
-            raise HTTPError(HTTPStatus.BAD_REQUEST, "no request")
-        return None
-    first, *fields = bytes(received[:end]).split(b"\r\n")
-    del received[: end + len(_END)]
-    line_found = _LINE.fullmatch(first)
-    if line_found is None:
+    first, *fields = head.removesuffix(_END).lstrip(b"\r\n").split(b"\r\n")
+    line = _LINE.fullmatch(first)
+    if line is None:
         raise HTTPError(HTTPStatus.BAD_REQUEST, "no request")
     headers: dict[str, str] = {}
     for field in fields:
-        found = _FIELD.fullmatch(field)
-        name = found[1].decode("ascii").lower() if found else ""
-        if found is None or (name in headers and name in ("authorization", "content-length")):
+        header = _FIELD.fullmatch(field)
+        name = header[1].decode("ascii").lower() if header else ""
+        if header is None or (name in headers and name in ("authorization", "content-length")):
             raise HTTPError(HTTPStatus.BAD_REQUEST, "a malformed header")
-        headers[name] = found[2].decode("latin-1")
+        headers[name] = header[2].decode("latin-1")
     if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
         raise HTTPError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "no page here takes a body")
-    connection = headers.get("connection", "").lower()
     return Request(
-        method=line_found[1].decode(),
-        path=line_found[2].decode().partition("?")[0],
+        method=line[1].decode(),
+        path=line[2].decode().partition("?")[0],
         authorization=headers.get("authorization", ""),
-        keep_open="close" not in connection and (line_found[3] == b"1" or "keep-alive" in connection),
         host=re.sub(r":[0-9]*$", "", headers.get("host", "")).strip("[]").lower(),
     )

@@ -1,22 +1,24 @@
-"""The server of the health port: a subclass of torch's HealthCheckServer."""
+"""The server of the health port: a subclass of torch's HealthCheckServer. Its clients may be slow, wrong or hostile."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
+from typing import cast
 
 from torch.distributed.elastic.agent.server.health_check_server import HealthCheckServer
 
-from slurm_elastic.agent.health._connection import Connection, Limits
-from slurm_elastic.agent.health._http import Request, Response
-from slurm_elastic.agent.health._routes import Pages, Refused, Slow, find
+from slurm_elastic.agent.health._http import MAX_HEAD, HTTPError, Request, Response, read_request
+from slurm_elastic.agent.health._routes import LIVENESS, Pages, Refused, Slow, find
 
-__all__ = ["HealthServer"]
+__all__ = ["HealthServer", "Limits"]
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -25,6 +27,25 @@ _AT_ONCE = 16
 """Connections accepted in one turn of the loop: few beside those that are open, so that each is read before too many
 newer ones are there."""
 _STOP_TIMEOUT = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of clients; a connection is for one request.
+
+    Attributes:
+        connections: Open connections of all clients; for one more, the server closes the oldest that waits for its
+            client's request, or for its turn.
+        requests_per_second: Requests of all clients but those of `/healthz`, so that no client makes the probe of
+            another one fail; more have to wait, so that the training does not.
+        request_seconds: Seconds from the connection's beginning to the end of the request.
+        answer_seconds: Seconds in which the client has to read the answer, and to close.
+    """
+
+    connections: int = 64
+    requests_per_second: int = 100
+    request_seconds: float = 5.0
+    answer_seconds: float = 10.0
 
 
 class HealthServer(HealthCheckServer):
@@ -60,9 +81,9 @@ class HealthServer(HealthCheckServer):
         self.token: str | Refused = Refused("it is not read yet")
         """Token that clients have to send."""
         self._listener, self._pages, self._protected = listener, pages, protected
-        self._connections: dict[Connection, None] = {}
-        self._working: threading.Thread | None = None
-        self._complained = False
+        self._connections: dict[asyncio.Task[None], bool] = {}
+        """The tasks of open connections, oldest first; True for one whose answer is made or read."""
+        self._works = self._complained = False
         self._second, self._asked = 0.0, 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._main, name="slurm-elastic-health", daemon=True)
@@ -83,63 +104,66 @@ class HealthServer(HealthCheckServer):
             return
         self._loop.call_soon_threadsafe(self._end.set_result, None)
         self._thread.join(_STOP_TIMEOUT)
-        if self._working is not None:
-            self._working.join(_STOP_TIMEOUT)
 
-    # Called by connections, in the loop.
+    # In the thread.
 
-    def opened(self, connection: Connection) -> None:
-        """Add a connection, and close another one if there are too many."""
-        self._connections[connection] = None
+    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        self._connections[task] = False
         if len(self._connections) > self.limits.connections:
             # A client with many connections cannot lock out the next client.
-            victim = next((one for one in self._connections if not one.busy or one.waits), connection)
+            victim = next((other for other, busy in self._connections.items() if not busy), task)
             del self._connections[victim]
-            victim.abort()
-
-    def closed(self, connection: Connection) -> None:
-        """Remove a connection."""
-        self._connections.pop(connection, None)
-
-    def served(self, connection: Connection) -> None:
-        """Make a connection the last one to be closed for others, after a complete request."""
-        if self._connections.pop(connection, False) is None:
-            self._connections[connection] = None
-
-    def count_request(self) -> None:
-        """One more request."""
-        self._asked += 1
-
-    def full_until(self) -> float | None:
-        """The loop's time until which no more requests are answered; None if one more is now."""
-        now = self._loop.time()
-        if now >= self._second + 1.0:
-            self._second, self._asked = now, 0
-        return None if self._asked < self.limits.requests_per_second else self._second + 1.0
-
-    def answer(self, request: Request) -> Response | Slow:
-        """Answer a request."""
-        try:
-            return find(request, self._alive, self._pages, self.token, protected=self._protected)
-        except Exception:
-            return self._failed(request.path)
-
-    def work(self, slow: Slow, done: Callable[[Response], None]) -> None:
-        """Make an answer in a thread, one at a time."""
-        if self._working is not None and self._working.is_alive():
-            done(Response(HTTPStatus.SERVICE_UNAVAILABLE, b"busy with the same request of another client; ask again\n"))
-            return
-
-        def make() -> None:
+            victim.cancel()
+        with contextlib.suppress(OSError, EOFError, asyncio.TimeoutError, asyncio.CancelledError):
             try:
-                response = slow.make()
-            except Exception:
-                response = self._failed("a slow answer")
-            if not self._stopping.is_set():
-                self._loop.call_soon_threadsafe(done, response)
+                answer = await self._answer(task, reader)
+                await asyncio.wait_for(_deliver(answer, reader, writer), self.limits.answer_seconds)
+            finally:
+                self._connections.pop(task, None)
+                writer.transport.abort()
 
-        self._working = threading.Thread(target=make, name="slurm-elastic-health-work", daemon=True)
-        self._working.start()
+    async def _answer(self, task: asyncio.Task[None], reader: asyncio.StreamReader) -> bytes:
+        try:
+            head = reader.readuntil(b"\r\n\r\n")
+            request = read_request(await asyncio.wait_for(head, self.limits.request_seconds))
+        except HTTPError as error:
+            return Response(error.status, f"{error}\n".encode()).encode()
+        except asyncio.LimitOverrunError:
+            status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            return Response(status, f"more than {MAX_HEAD} bytes of headers\n".encode()).encode()
+        if request.path != LIVENESS:
+            await self._turn()
+        self._connections[task] = True
+        try:
+            answer = find(request, self._alive, self._pages, self.token, protected=self._protected)
+            answer = await self._work(answer) if isinstance(answer, Slow) else answer
+        except Exception:
+            answer = self._failed(request)
+        return answer.encode(head_only=request.method == "HEAD")
+
+    async def _turn(self) -> None:
+        """Wait until one more request is answered in this second."""
+        while True:
+            now = self._loop.time()
+            if now >= self._second + 1.0:
+                self._second, self._asked = now, 0
+            if self._asked < self.limits.requests_per_second:
+                self._asked += 1
+                return
+            await asyncio.sleep(self._second + 1.0 - now)
+
+    async def _work(self, slow: Slow) -> Response:
+        """Make an answer in another thread, one at a time."""
+        if self._works:
+            return Response(
+                HTTPStatus.SERVICE_UNAVAILABLE, b"busy with the same request of another client; ask again\n"
+            )
+        self._works = True
+        try:
+            return await self._loop.run_in_executor(None, slow.make)
+        finally:
+            self._works = False
 
     def _alive(self) -> tuple[bool, str]:
         silent = time.time() - self._last_progress()
@@ -147,13 +171,11 @@ class HealthServer(HealthCheckServer):
             return True, "alive"
         return False, f"no activity for {silent:.0f} s"
 
-    def _failed(self, what: str) -> Response:
+    def _failed(self, request: Request) -> Response:
         if not self._complained:
             self._complained = True
-            logger.exception("the health port cannot answer (logged once): %s", what)
+            logger.exception("the health port cannot answer (logged once): %s", request.path)
         return Response(HTTPStatus.INTERNAL_SERVER_ERROR, b"failed; see the agent's log\n")
-
-    # The thread.
 
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -167,18 +189,27 @@ class HealthServer(HealthCheckServer):
             self._listener.close()
 
     async def _serve(self) -> None:
-        server = await self._loop.create_server(lambda: Connection(self), sock=self._listener, backlog=_AT_ONCE)
         # asyncio (3.11, selector_events.py) takes one number for both. A client that finds no room waits for 1 s.
+        server = await asyncio.start_server(self._client, sock=self._listener, backlog=_AT_ONCE, limit=MAX_HEAD)
         self._listener.listen(_BACKLOG)
         await self._end
         server.close()
-        for connection in list(self._connections):
-            connection.abort()
-        # The loop calls connection_lost in its next turn.
-        await asyncio.sleep(0)
+        for task in (tasks := tuple(self._connections)):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._loop.shutdown_default_executor()
 
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         # Such as no descriptor for one more client (asyncio, selector_events.py).
         if not self._complained:
             self._complained = True
             logger.warning("health port: %s (logged once): %s", context.get("message"), context.get("exception"))
+
+
+async def _deliver(answer: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(answer)
+    writer.write_eof()
+    # What the client still sends is read and dropped: the kernel answers unread bytes by a reset, which would take the
+    # answer from the client (RFC 9112, 9.6).
+    while await reader.read(65536):
+        pass
