@@ -10,8 +10,8 @@ from __future__ import annotations
 import base64
 import itertools
 import json
-import marshal
 import math
+import pickle
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -220,34 +220,23 @@ class Describer:
     """Describes the successive states of a worker, and encodes only what has changed."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[bytes | None, str]] = {}
-        """By name of a state: its tree as `_fingerprint` returns it, and name and tree as JSON."""
+        self._encoded: dict[str, tuple[bytes, str]] = {}
+        """By name of a state: the bytes of its tree, and name and tree as JSON."""
 
     def describe(self, tree: Mapping[str, Any], table: Table, layout: bytes = b"null") -> bytes:
         """Return the description of a state; `layout` is that of its sharded tensors, as JSON."""
-        state = ",".join([self._encoded(name, each) for name, each in tree.items()])
+        state = ",".join([self._json(name, part) for name, part in tree.items()])
         return b'{"tensors":%s,"state":{%s},"layout":%s}' % (table.text.encode(), state.encode(), layout)
 
-    def _encoded(self, name: str, tree: Any) -> str:
-        fingerprint = _fingerprint(tree)
-        known, text = self._known.get(name, (None, ""))
-        if fingerprint is None or known != fingerprint:
+    def _json(self, name: str, tree: Any) -> str:
+        # Trees of the same bytes have the same JSON, in a sixth of the time. Equality would not do: 1, 1.0 and True are
+        # equal, and so are 0.0 and -0.0. Nothing reads these bytes.
+        content = pickle.dumps(tree, 5)
+        before, text = self._encoded.get(name, (None, ""))
+        if content != before:
             text = f"{_encode(name)}:{_encode(tree)}"
-            self._known[name] = fingerprint, text
+            self._encoded[name] = content, text
         return text
-
-
-def _fingerprint(tree: Any) -> bytes | None:
-    """Return bytes that differ for trees whose JSON differs; None if there are none.
-
-    Equality of the trees would not do: 1, 1.0 and True are equal, and so are 0.0 and -0.0. Nothing reads these bytes.
-    """
-    try:
-        # Version 2 has exact floats, and no references: its bytes depend on values and types only.
-        return marshal.dumps(tree, 2)
-    except ValueError:
-        # A subclass of a plain type, such as an IntEnum.
-        return None
 
 
 def read_description(description: bytes, tensors: memoryview) -> tuple[Any, list[torch.Tensor]]:
