@@ -44,8 +44,6 @@ logger = logging.getLogger("slurm_elastic")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
 _LOOK = 30.0
 """Seconds after which an agent looks again how long the newest save took, and, warned, whether it has to ask."""
-_LOOKS, _LOOKS_PAUSE = 60, 0.5
-"""Looks of the other agents at what the first agent of the job has asked for at its start, and seconds between two."""
 
 _REASONS = {
     Cause.PREEMPTED: LeaveReason.PREEMPTED,
@@ -143,8 +141,7 @@ class SignalDiagnosis:
         self._end: float | None = None
         """When the time limit ends the job, in own monotonic time; None if Slurm has not said so."""
         self._limit, self._learns, self._explained = 0.0, False, 0
-        self._looks_left, self._warned_on_record = 0, warned_on_record
-        self._said = ""
+        self._warned_on_record, self._said = warned_on_record, ""
         self._signals_seen = 0
         self._thread: threading.Thread | None = None
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
@@ -174,14 +171,13 @@ class SignalDiagnosis:
         return self._controller is not None
 
     def start(self) -> None:
-        """Have the thread ask for grace and time limit, or look for what the job's first agent has asked for."""
-        self._learns = self._job is not None and self._job.node_rank == 0
-        if self._controller is not None:
-            self._looks_left = 0 if self._learns else _LOOKS
+        """Have the thread of the job's first agent ask for grace and time limit."""
+        self._learns = self._controller is not None and self._job is not None and self._job.node_rank == 0
+        if self._learns:
             self._start_thread()
 
     def learn_grace(self) -> None:
-        """Learn what another agent of the job has asked for at the start; may block."""
+        """Read what the job's first agent has asked for, unless it is known; may block, so call this before a round."""
         self._least = self._least or self._grace(None)
 
     def check(self) -> Diagnosis | None:
@@ -194,6 +190,8 @@ class SignalDiagnosis:
         if asked == self._signals_seen:
             return None
         self._signals_seen = asked
+        # The first agent may have had no answer when the round began.
+        self.learn_grace()
         self._start_thread()
         return None if self._is_warned() else self._presume()
 
@@ -238,9 +236,6 @@ class SignalDiagnosis:
             self._wakeup.clear()
             if self._closed:
                 break
-            if self._looks_left > 0:
-                self.learn_grace()
-                self._looks_left = 0 if self._least is not None else self._looks_left - 1
             if self._requested is None and not self._has_question():
                 continue
             # An agent that has asked once stays the one that asks: the others rely on it.
@@ -298,8 +293,6 @@ class SignalDiagnosis:
     def _pause(self) -> float | None:
         """Return the seconds until the thread has to look again; None for never."""
         left = None if self._known is not None else self._train_on()
-        if self._looks_left > 0:
-            return _LOOKS_PAUSE
         if left is not None:
             return max(0.0, min(left, _LOOK))
         return _LOOK if self._is_warned() and not self._answered and self._known is None else None
