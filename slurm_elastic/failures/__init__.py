@@ -3,7 +3,7 @@
 from slurm_elastic.failures.attribution import Attribution, attribute, explanation, named
 from slurm_elastic.failures.endings import ending, error_line, without_prefixes
 from slurm_elastic.failures.loops import Loop, find_loops
-from slurm_elastic.failures.registry import BY_KERNEL, BY_WATCHDOG, REGISTRY, Cause, Domain, Outlook, mistakes
+from slurm_elastic.failures.registry import BY_KERNEL, BY_WATCHDOG, Cause, Domain, Outlook, registry
 from slurm_elastic.failures.repetition import BEFORE_FIRST_STEP, fingerprint, position
 from slurm_elastic.failures.strikes import EXPIRY, Strike, exclusion, nodes_to_exclude, strikes
 
@@ -12,7 +12,6 @@ __all__ = [
     "BY_KERNEL",
     "BY_WATCHDOG",
     "EXPIRY",
-    "REGISTRY",
     "Attribution",
     "Cause",
     "Domain",
@@ -26,10 +25,10 @@ __all__ = [
     "explanation",
     "find_loops",
     "fingerprint",
-    "mistakes",
     "named",
     "nodes_to_exclude",
     "position",
+    "registry",
     "strikes",
     "without_prefixes",
 ]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurm_elastic.failures.endings import ending
-from slurm_elastic.failures.registry import BY_KERNEL, BY_WATCHDOG, REGISTRY, Cause, Domain, Outlook
+from slurm_elastic.failures.registry import BY_KERNEL, BY_WATCHDOG, Cause, Domain, Outlook, registry
 
 __all__ = ["Attribution", "attribute", "explanation", "named"]
 
@@ -33,13 +32,12 @@ class Attribution:
     detail: str = ""
 
 
-def attribute(text: str, exit_code: int | None = None, registry: Sequence[Cause] = REGISTRY) -> Attribution:
+def attribute(text: str, exit_code: int | None = None) -> Attribution:
     """Return the cause of a failure.
 
     Args:
         text: The traceback of the worker, else the end of its stderr; or the words of the watchdog or of the agent.
         exit_code: Of the worker, negative for a signal; None if it is unknown.
-        registry: Rows in the order in which they are tried.
     """
     if exit_code == -_KILL and not text.startswith((BY_KERNEL, BY_WATCHDOG)):
         # SIGKILL comes from outside: what the worker wrote before says nothing about it.
@@ -47,7 +45,7 @@ def attribute(text: str, exit_code: int | None = None, registry: Sequence[Cause]
     text = ending(text)
     if not text.startswith(_TRACEBACK):
         text = "\n".join(text.rstrip().split("\n")[-_END:])
-    for row in registry:
+    for row in registry():
         by_text = row.text is not None and row.text.search(text) is not None
         by_signal = exit_code is not None and exit_code < 0 and -exit_code in row.signals
         if by_text or by_signal:
@@ -72,7 +70,7 @@ def explanation(cause: str, detail: str = "") -> str:
 
 def named(cause: str) -> Cause | None:
     """Return the row of this name; None if this release has none."""
-    return next((row for row in REGISTRY if row.name == cause), None)
+    return next((row for row in registry() if row.name == cause), None)
 
 
 def _detail(row: Cause, text: str) -> str:
