@@ -12,7 +12,7 @@ MAX_HEAD = 8192
 """Maximum of bytes in the line and headers of a request."""
 
 _END = b"\r\n\r\n"
-_LINE = re.compile(rb"([A-Z]{1,20}) (/[!-~]{0,2000}) HTTP/1\.[01]")
+_LINE = re.compile(rb"([A-Z]{1,20}) (/[!-~]{0,2000}) HTTP/1\.([01])")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*")
 
 
@@ -36,12 +36,14 @@ class Request:
         method: Method, such as GET.
         path: Path without the query.
         authorization: The header of that name; empty for none.
+        keep_open: True if the client may send more requests on this connection.
         host: Name or address by which the client has found this server, without the port; empty if it sends none.
     """
 
     method: str
     path: str
     authorization: str
+    keep_open: bool
     host: str = ""
 
 
@@ -61,7 +63,7 @@ class Response:
     content_type: str = "text/plain; charset=utf-8"
     headers: tuple[str, ...] = ()
 
-    def encode(self, *, head_only: bool = False) -> bytes:
+    def encode(self, *, keep_open: bool = False, head_only: bool = False) -> bytes:
         """Return the bytes to send."""
         lines = (
             f"HTTP/1.1 {self.status.value} {self.status.phrase}",
@@ -69,7 +71,7 @@ class Response:
             f"Content-Length: {len(self.body)}",
             "Cache-Control: no-store",
             "X-Content-Type-Options: nosniff",
-            "Connection: close",
+            f"Connection: {'keep-alive' if keep_open else 'close'}",
             *self.headers,
         )
         head = "\r\n".join(lines).encode("ascii") + _END
@@ -96,9 +98,11 @@ def read_request(head: bytes) -> Request:
         headers[name] = header[2].decode("latin-1")
     if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
         raise HTTPError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "no page here takes a body")
+    connection = headers.get("connection", "").lower()
     return Request(
         method=line[1].decode(),
         path=line[2].decode().partition("?")[0],
         authorization=headers.get("authorization", ""),
+        keep_open="close" not in connection and (line[3] == b"1" or "keep-alive" in connection),
         host=re.sub(r":[0-9]*$", "", headers.get("host", "")).strip("[]").lower(),
     )

@@ -31,20 +31,24 @@ _STOP_TIMEOUT = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of clients; a connection is for one request.
+    """The limits of clients.
 
     Attributes:
-        connections: Open connections of all clients; for one more, the server closes the oldest that waits for its
+        connections: Open connections of all clients; for one more, the server closes the one that waits longest for its
             client's request, or for its turn.
-        requests_per_second: Requests of all clients but those of `/healthz`, so that no client makes the probe of
-            another one fail; more have to wait, so that the training does not.
-        request_seconds: Seconds from the connection's beginning to the end of the request.
+        requests_per_second: Requests of all clients; more have to wait, so that the training does not.
+        probe_seconds: Seconds after which a request of `/healthz` on a connection is answered beside that number, so
+            that no client makes the probe of another one fail.
+        request_seconds: Seconds from the connection's beginning to the end of its request.
+        idle_seconds: Seconds from an answer to the end of the next request.
         answer_seconds: Seconds in which the client has to read the answer, and to close.
     """
 
     connections: int = 64
     requests_per_second: int = 100
+    probe_seconds: float = 0.5
     request_seconds: float = 5.0
+    idle_seconds: float = 75.0
     answer_seconds: float = 10.0
 
 
@@ -82,7 +86,7 @@ class HealthServer(HealthCheckServer):
         """Token that clients have to send."""
         self._listener, self._pages, self._protected = listener, pages, protected
         self._connections: dict[asyncio.Task[None], bool] = {}
-        """The tasks of open connections, oldest first; True for one whose answer is made or read."""
+        """The tasks of open connections, newest requests last; True for one whose answer is made or read."""
         self._works = self._complained = False
         self._second, self._asked = 0.0, 0
         self._stopping = threading.Event()
@@ -117,30 +121,48 @@ class HealthServer(HealthCheckServer):
             victim.cancel()
         with contextlib.suppress(OSError, EOFError, asyncio.TimeoutError, asyncio.CancelledError):
             try:
-                answer = await self._answer(task, reader)
-                await asyncio.wait_for(_deliver(answer, reader, writer), self.limits.answer_seconds)
+                # With it, `drain` waits until the kernel has the whole answer.
+                writer.transport.set_write_buffer_limits(high=0)
+                await self._answer(task, reader, writer)
+                await asyncio.wait_for(_end(reader, writer), self.limits.answer_seconds)
             finally:
                 self._connections.pop(task, None)
                 writer.transport.abort()
 
-    async def _answer(self, task: asyncio.Task[None], reader: asyncio.StreamReader) -> bytes:
-        try:
-            head = reader.readuntil(b"\r\n\r\n")
-            request = read_request(await asyncio.wait_for(head, self.limits.request_seconds))
-        except HTTPError as error:
-            return Response(error.status, f"{error}\n".encode()).encode()
-        except asyncio.LimitOverrunError:
-            status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-            return Response(status, f"more than {MAX_HEAD} bytes of headers\n".encode()).encode()
-        if request.path != LIVENESS:
-            await self._turn()
-        self._connections[task] = True
+    async def _answer(
+        self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Answer the requests of a client; those of others come between any two of them."""
+        seconds, probe_at, keep_open = self.limits.request_seconds, 0.0, True
+        while keep_open:
+            try:
+                request = read_request(await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), seconds))
+            except HTTPError as error:
+                writer.write(Response(error.status, f"{error}\n".encode()).encode())
+                return
+            except asyncio.LimitOverrunError:
+                status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+                writer.write(Response(status, f"more than {MAX_HEAD} bytes of headers\n".encode()).encode())
+                return
+            if request.path == LIVENESS and self._loop.time() >= probe_at:
+                probe_at = self._loop.time() + self.limits.probe_seconds
+            else:
+                await self._turn()
+            self._connections.pop(task, None)
+            self._connections[task] = True
+            answer = await self._page(request)
+            keep_open, seconds = request.keep_open, self.limits.idle_seconds
+            writer.write(answer.encode(keep_open=keep_open, head_only=request.method == "HEAD"))
+            await asyncio.wait_for(writer.drain(), self.limits.answer_seconds)
+            self._connections[task] = False
+            await asyncio.sleep(0)
+
+    async def _page(self, request: Request) -> Response:
         try:
             answer = find(request, self._alive, self._pages, self.token, protected=self._protected)
-            answer = await self._work(answer) if isinstance(answer, Slow) else answer
+            return await self._work(answer) if isinstance(answer, Slow) else answer
         except Exception:
-            answer = self._failed(request)
-        return answer.encode(head_only=request.method == "HEAD")
+            return self._failed(request)
 
     async def _turn(self) -> None:
         """Wait until one more request is answered in this second."""
@@ -206,10 +228,11 @@ class HealthServer(HealthCheckServer):
             logger.warning("health port: %s (logged once): %s", context.get("message"), context.get("exception"))
 
 
-async def _deliver(answer: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(answer)
+async def _end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Read and drop what the client still sends.
+
+    The kernel answers unread bytes by a reset, which would take the answer from the client (RFC 9112, 9.6).
+    """
     writer.write_eof()
-    # What the client still sends is read and dropped: the kernel answers unread bytes by a reset, which would take the
-    # answer from the client (RFC 9112, 9.6).
     while await reader.read(65536):
         pass

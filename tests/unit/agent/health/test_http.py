@@ -9,7 +9,20 @@ from slurm_elastic.agent.health._http import HTTPError, Request, Response, read_
 
 def test_a_request() -> None:
     request = read_request(b"\r\nGET /status?a=b HTTP/1.1\r\nHost: N1:80\r\nauthorization:  Bearer abc \r\n\r\n")
-    assert request == Request("GET", "/status", "Bearer abc", "n1")
+    assert request == Request("GET", "/status", "Bearer abc", keep_open=True, host="n1")
+
+
+@pytest.mark.parametrize(
+    ("version", "header", "keep_open"),
+    [
+        ("1.1", "", True),
+        ("1.1", "Connection: close\r\n", False),
+        ("1.0", "", False),
+        ("1.0", "Connection: Keep-Alive\r\n", True),
+    ],
+)
+def test_the_client_says_whether_it_asks_on(version: str, header: str, keep_open: bool) -> None:
+    assert read_request(f"GET / HTTP/{version}\r\n{header}\r\n".encode()).keep_open is keep_open
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def ask(
     token: str | Refused = TOKEN,
     host: str = "",
 ) -> Response:
-    request = Request(method, path, authorization, host)
+    request = Request(method, path, authorization, keep_open=True, host=host)
     answer = find(request, lambda: (alive, "words"), Pages(ready), token, protected=protected)
     return answer.make() if isinstance(answer, Slow) else answer
 
