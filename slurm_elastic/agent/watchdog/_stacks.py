@@ -13,37 +13,32 @@ import resource
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import IO
 
 __all__ = ["collect_stacks", "dump_python_stacks"]
 
-_TOOLS = {
-    "py-spy": ["dump", "--nonblocking", "--pid", "{pid}"],
-}
 _MOST_THREADS = 512
 _MOST_BYTES = 1 << 20
 _POLL_INTERVAL = 0.05
 
 
 def collect_stacks(pids: Iterable[int], timeout: float, should_stop: Callable[[], bool]) -> dict[int, str]:
-    """Return a description of all threads of each process, by process id; the tools run in parallel.
+    """Return a description of all threads of each process, by process id; py-spy looks at all of them at once.
 
     Args:
         pids: The processes.
-        timeout: Seconds for all tools together.
+        timeout: Seconds for py-spy.
         should_stop: Called every 0.05 s; returns True if the stacks are not needed any more.
     """
     pids = tuple(pids)
     end = time.monotonic() + timeout
-    started = [(pid, name, _start_tool(name, pid)) for pid in pids for name in _TOOLS]
+    started = [(pid, _start_py_spy(pid)) for pid in pids]
     texts = {pid: _kernel_view(pid) for pid in pids}
-    for pid, name, tool in started:
-        if tool is not None:
-            texts[pid] += f"\n== {name}\n{_finish_tool(*tool, end, should_stop)}"
+    for pid, process in started:
+        if process is not None:
+            texts[pid] += f"\n== py-spy\n{_finish(process, end, should_stop)}"
     return texts
 
 
@@ -98,41 +93,29 @@ def _read(pid: int, thread: int | None, name: str) -> str:
         return ""
 
 
-def _start_tool(name: str, pid: int) -> tuple[subprocess.Popen[bytes], IO[bytes]] | None:
-    program = shutil.which(name)
+def _start_py_spy(pid: int) -> subprocess.Popen[bytes] | None:
+    program = shutil.which("py-spy")
     if program is None:
         return None
-    output = tempfile.TemporaryFile()  # noqa: SIM115
-    try:
-        command = [program, *(word.format(pid=pid) for word in _TOOLS[name])]
-        return (
-            subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            ),
-            output,
+    with contextlib.suppress(OSError):
+        command = [program, "dump", "--nonblocking", "--pid", str(pid)]
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
-    except OSError:
-        output.close()
-        return None
+    return None
 
 
-def _finish_tool(
-    process: subprocess.Popen[bytes], output: IO[bytes], end: float, should_stop: Callable[[], bool]
-) -> str:
+def _finish(process: subprocess.Popen[bytes], end: float, should_stop: Callable[[], bool]) -> str:
     note = ""
-    while process.poll() is None:
-        if time.monotonic() > end or should_stop():
-            note = "\n(it took too long and was ended)\n"
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            break
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_POLL_INTERVAL)
-    with output:
-        output.seek(0)
-        return output.read(_MOST_BYTES).decode(errors="replace") + note
+    while True:
+        try:
+            return process.communicate(timeout=_POLL_INTERVAL)[0][:_MOST_BYTES].decode(errors="replace") + note
+        except subprocess.TimeoutExpired:
+            if not note and (time.monotonic() > end or should_stop()):
+                note = "\n(it took too long and was ended)\n"
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
