@@ -221,9 +221,7 @@ def _worker(base: int, elapsed: float, worker: WorkerProgress) -> dict[str, obje
 def _use(use: TimeUse | None) -> dict[str, float | None] | None:
     if use is None:
         return None
-    waiting = None if use.waiting is None else round(use.waiting, 3)
-    loading, saving, restoring = (round(seconds, 3) for seconds in (use.loading, use.saving, use.restoring))
-    return {"waiting": waiting, "loading": loading, "saving": saving, "restoring": restoring}
+    return {name: None if seconds is None else round(seconds, 3) for name, seconds in use._asdict().items()}
 
 
 def _newest_checkpoint(workers: Sequence[WorkerProgress]) -> int | None:

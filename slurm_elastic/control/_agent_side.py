@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from slurm_elastic.control._flight_recorder import Collective
 from slurm_elastic.control._membarrier import full_barrier
@@ -65,8 +66,7 @@ _DUMP_INTERVAL = 10.0
 _DUMP_POLL = 0.005
 
 
-@dataclass(frozen=True, slots=True)
-class TimeUse:
+class TimeUse(NamedTuple):
     """Seconds that the main thread of a worker has spent on something else than the script's own work.
 
     Attributes:
@@ -83,13 +83,9 @@ class TimeUse:
 
     def since(self, before: TimeUse) -> TimeUse:
         """Return the time after an earlier moment."""
-        known = self.waiting is not None and before.waiting is not None
-        return TimeUse(
-            max(0.0, (self.waiting or 0.0) - (before.waiting or 0.0)) if known else None,
-            max(0.0, self.loading - before.loading),
-            max(0.0, self.saving - before.saving),
-            max(0.0, self.restoring - before.restoring),
-        )
+        unknown = self.waiting is None or before.waiting is None
+        waiting, *others = (max(0.0, (now or 0.0) - (then or 0.0)) for now, then in zip(self, before, strict=True))
+        return TimeUse(None if unknown else waiting, *others)
 
 
 @dataclass(frozen=True, slots=True)

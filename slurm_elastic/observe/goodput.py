@@ -285,13 +285,8 @@ def _mean(uses: Sequence[TimeUse | None]) -> TimeUse | None:
     known = [use for use in uses if use is not None]
     if not known:
         return None
-    waiting = [use.waiting for use in known if use.waiting is not None]
-    return TimeUse(
-        statistics.fmean(waiting) if len(waiting) == len(known) else None,
-        statistics.fmean(use.loading for use in known),
-        statistics.fmean(use.saving for use in known),
-        statistics.fmean(use.restoring for use in known),
-    )
+    waiting, *others = (statistics.fmean(seconds or 0.0 for seconds in part) for part in zip(*known, strict=True))
+    return TimeUse(None if any(use.waiting is None for use in known) else waiting, *others)
 
 
 def _shares(worker: Worker) -> TimeUse | None:
@@ -299,7 +294,7 @@ def _shares(worker: Worker) -> TimeUse | None:
     use, seconds = worker.since_first, (worker.last or 0.0) - (worker.first or 0.0)
     if use is None or seconds <= 0:
         return None
-    parts = (use.waiting or 0.0, use.loading, use.saving, use.restoring)
+    parts = [part or 0.0 for part in use]
     # What comes after the last step counts, too, such as the last checkpoint.
     whole = max(seconds, sum(parts))
     waiting, *others = (part / whole for part in parts)
