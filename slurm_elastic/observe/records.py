@@ -166,18 +166,13 @@ def read_records(contents: RunContents, run_id: str) -> RunRecords:
         contents: The files of the run directory.
         run_id: Id of the run.
     """
-    done = contents.done()
     return run_records(
         run_id,
         str(contents.path),
-        rounds=contents.rounds(),
         events=contents.events(),
         progress=contents.progress(),
-        done=done,
-        failures=contents.failures(),
-        notices=contents.notices(),
-        requeues=contents.requeues(),
-        endpoints=contents.endpoints(),
+        done=contents.done(),
+        **{kind: contents.records(kind) for kind in ("rounds", "failures", "notices", "requeues", "endpoints")},
         problems=contents.problems,
     )
 

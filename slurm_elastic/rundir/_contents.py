@@ -97,25 +97,9 @@ class RunContents:
         """Return the record of a finished run; None if the run is not finished."""
         return next(iter(self._records([self.path / "done.json"])), None)
 
-    def rounds(self) -> list[RunFile]:
-        """Return the records of all rounds."""
-        return self._records(self._names("rounds", ".json"))
-
-    def endpoints(self) -> list[RunFile]:
-        """Return the endpoints of the leaders, by incarnation."""
-        return self._records(self._names("endpoints", ".json"))
-
-    def failures(self) -> list[RunFile]:
-        """Return the root causes of incarnations that failed."""
-        return self._records(self._names("failures", ".json"))
-
-    def notices(self) -> list[RunFile]:
-        """Return the notices, by job and restart count."""
-        return self._records(self._names("notices", ".json"))
-
-    def requeues(self) -> list[RunFile]:
-        """Return the requeues, by job and restart count."""
-        return self._records(self._names("requeues", ".json"))
+    def records(self, kind: str) -> list[RunFile]:
+        """Return the signed records of a kind, in the order of their names: ``rounds``, ``endpoints``, ..."""
+        return self._records(self._names(kind, ".json"))
 
     def events(self) -> list[RunFile]:
         """Return the events, by node."""

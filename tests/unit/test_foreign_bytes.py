@@ -245,7 +245,7 @@ def record_files(run_dir: RunDir) -> Parser:
             path.write_bytes(content)
         (run_dir.path / "events" / "n1.jsonl").write_bytes(content)
         contents = RunContents(run_dir)
-        for read in (contents.done, contents.endpoints, contents.events):
+        for read in (contents.done, lambda: contents.records("endpoints"), contents.events):
             read()
         read_history(run_dir)
         # It is damaged, or not of this run: it does not end the run as one that is finished.
