@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from html import escape
+from pathlib import Path
 
 from slurm_elastic.clock_times import local_time
 from slurm_elastic.finding import Finding
@@ -38,38 +39,7 @@ _NAMES = {
     Bucket.QUEUE: "queue",
 }
 
-_STYLE = """
-:root { color-scheme: light dark; --fg: #1b1f24; --bg: #ffffff; --dim: #57606a; --line: #d0d7de; --card: #f6f8fa;
-  --productive: #2da44e; --wasted_progress: #cf222e; --initialization: #0969da; --infrastructure_recovery: #bf8700;
-  --spare: #8c959f; --unreported: #6e40c9; --shutdown: #afb8c1; --queue: #e85aad;
-  --collectives: #8ddb8c; --data_loading: #1b7c83; --checkpoint_save: #0a3069; --checkpoint_restore: #79c0ff; }
-@media (prefers-color-scheme: dark) { :root { --fg: #e6edf3; --bg: #0d1117; --dim: #9198a1; --line: #30363d;
-  --card: #161b22; --productive: #3fb950; --wasted_progress: #f85149; --initialization: #58a6ff;
-  --infrastructure_recovery: #d29922; --spare: #6e7681; --unreported: #a371f7; --shutdown: #484f58;
-  --queue: #f778ba; --collectives: #1a7f37; --data_loading: #39c5cf; --checkpoint_save: #1f6feb;
-  --checkpoint_restore: #a5d6ff; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1rem; max-width: 70rem; color: var(--fg); background: var(--bg);
-  font: 16px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; margin: 0 0 .25rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
-p { margin: .25rem 0; } .dim { color: var(--dim); }
-.wide { overflow-x: auto; } .wide svg { min-width: 40rem; width: 100%; height: auto; display: block; }
-.cards { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); margin: 1rem 0; }
-.card { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .5rem .75rem; }
-.card b { display: block; font-size: 1.3rem; }
-.bar { display: flex; height: 1.5rem; border-radius: .4rem; overflow: hidden; background: var(--line); }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { color: var(--dim); font-weight: 500; } td.n, th.n { text-align: right; white-space: nowrap; }
-td.cause { min-width: 14rem; overflow-wrap: anywhere; }
-.dot { display: inline-block; width: .8em; height: .8em; border-radius: .2em; margin-right: .5em; }
-pre { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .75rem; overflow-x: auto; }
-text { fill: var(--dim); font: 11px system-ui, sans-serif; }
-.mark { stroke: var(--fg); stroke-dasharray: 2 3; opacity: .5; }
-.axis { stroke: var(--line); } .curve { fill: none; stroke: var(--initialization); stroke-width: 1.5; }
-"""
-
-
+_STYLE = Path(__file__).with_name("page.css")
 _CARDS = ("goodput", "node time", "rounds", "nodes at most", "last step", "steps taken again", "restarts charged")
 """Facts at the top of the page of one run."""
 
@@ -102,7 +72,7 @@ def _page(title: str, *parts: Iterator[str]) -> str:
     begin = [
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f'<link rel="icon" href="data:,"><title>{title}</title><style>{_STYLE}',
+        f'<link rel="icon" href="data:,"><title>{title}</title><style>\n{_STYLE.read_text()}',
         *(
             f".{bucket.value} {{ fill: var(--{bucket.value}); background: var(--{bucket.value}); }}\n"
             for bucket in Bucket
