@@ -12,7 +12,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
 
 __all__ = ["MOST_BYTES", "MOST_GROUPS", "Collective", "collectives", "dumps", "shortened", "write_dump"]
 
@@ -53,10 +52,14 @@ def collectives(content: bytes) -> tuple[Collective, ...]:
     """Return the last collective of each process group, of at most four groups, that with the newest collective first.
 
     Args:
-        content: A dump, which may be cut short or damaged: what can be read of it counts.
+        content: A dump; one that cannot be read has none.
     """
+    try:
+        entries = json.loads(content)["entries"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ()
     last: dict[str, Collective] = {}
-    for entry in _entries(content):
+    for entry in entries if isinstance(entries, list) else ():
         match entry:
             case {
                 "is_p2p": False,
@@ -131,25 +134,3 @@ def _write(path: str, content: bytes) -> None:
 
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-def _entries(content: bytes) -> list[Any]:
-    try:
-        dump = json.loads(content)
-        entries = dump.get("entries") if isinstance(dump, dict) else None
-        return entries if isinstance(entries, list) else []
-    except (ValueError, RecursionError):
-        return _whole_entries(content.decode(errors="replace"))
-
-
-def _whole_entries(text: str) -> list[Any]:
-    """Return the entries that can be read of a dump that is no JSON as a whole."""
-    decoder, found, at = json.JSONDecoder(), [], text.find(_ENTRY)
-    while at >= 0:
-        try:
-            entry, at = decoder.raw_decode(text, at)
-            found.append(entry)
-        except (ValueError, RecursionError):
-            at += 1
-        at = text.find(_ENTRY, at)
-    return found

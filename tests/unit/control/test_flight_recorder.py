@@ -40,15 +40,9 @@ def test_the_last_collective_of_each_group(entries: list[Any], expected: tuple[o
     assert collectives(dump(*entries)) == expected
 
 
-@pytest.mark.parametrize("cut", [0, 1, 30, 200, 300])
-def test_of_a_dump_that_is_cut_short_the_whole_entries_count(cut: int) -> None:
-    whole = dump(*(entry(number) for number in range(1, 4)))
-    found = collectives(whole[:-1][: len(whole) - cut])
-    assert found in ((), *((("0", number, "all_reduce"),) for number in (1, 2, 3)))
-    assert bool(found) is (cut < 300)
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[" * 100_000, b"null", b'{"entries": 3}', b"{" * 9])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe", b"[" * 100_000, b"null", b'{"entries": 3}', b"{" * 9, b'{"entries":[{"coll']
+)
 def test_what_is_no_dump_tells_nothing(content: bytes) -> None:
     assert collectives(content) == ()
 
