@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import select
 import signal
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+import msgspec
 
 from slurm_elastic import typed_json
 
@@ -72,25 +74,20 @@ class LineReader:
         return requests
 
 
+class _Line(msgspec.Struct, frozen=True):
+    """The fields of a line that count."""
+
+    pid: Annotated[int, msgspec.Meta(gt=1, lt=2**31)]
+    scope_id: Annotated[str, msgspec.Meta(max_length=_LONGEST_SCOPE)]
+    expiration_time: float
+    signal: Annotated[int, msgspec.Meta(lt=signal.NSIG)]
+
+
 def _request(line: bytes) -> Request | None:
     if len(line) > select.PIPE_BUF:
         return None
     try:
-        record = typed_json.loads(line)
-    except ValueError:
+        fields = typed_json.decode(line, _Line)
+    except typed_json.JSONError:
         return None
-    if not isinstance(record, dict):
-        return None
-    pid, scope = record.get("pid"), record.get("scope_id")
-    expires_at, number = record.get("expiration_time"), record.get("signal")
-    if not (isinstance(scope, str) and len(scope) <= _LONGEST_SCOPE):
-        return None
-    if not (type(pid) is int and 1 < pid < 2**31 and type(number) is int and number < signal.NSIG):
-        return None
-    if not isinstance(expires_at, int | float) or isinstance(expires_at, bool):
-        return None
-    try:
-        seconds = float(expires_at)
-    except OverflowError:
-        return None
-    return Request(pid, scope, seconds, number) if math.isfinite(seconds) else None
+    return Request(fields.pid, fields.scope_id, fields.expiration_time, fields.signal)
