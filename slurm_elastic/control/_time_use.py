@@ -274,7 +274,8 @@ class _SamplerThread:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        if self._fields[SAMPLER] == os.getpid():
+        # Two threads may fork at once.
+        if self._thread is None and self._fields[SAMPLER] == os.getpid():
             self._over.clear()
             self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()
