@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import itertools
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from slurm_elastic.cli._command import Parser
 from slurm_elastic.cli._run_view import (
@@ -164,31 +163,15 @@ def _wanted(options: argparse.Namespace, contents: RunContents) -> LogFilter:
 
 def _numbers(
     option: str, text: str | None, example: str, last: Callable[[], list[int]] | None = None
-) -> frozenset[int] | _Ranges | None:
+) -> list[range] | None:
     if text is None:
         return None
     if text == "last" and last is not None:
-        return frozenset(last())
+        return [range(number, number + 1) for number in last()]
     found = parse_ranges(text)
     if found is None:
         raise UsageError(f"{option} {text!r} is no list of numbers; write it as in {example}")
-    return _Ranges(found)
-
-
-class _Ranges(Collection[int]):
-    """Numbers in ranges, without a list of them: a range may be 0-999999999."""
-
-    def __init__(self, ranges: Sequence[range]) -> None:
-        self._ranges = ranges
-
-    def __contains__(self, number: object) -> bool:
-        return any(number in each for each in self._ranges)
-
-    def __iter__(self) -> Iterator[int]:
-        return itertools.chain.from_iterable(self._ranges)
-
-    def __len__(self) -> int:
-        return sum(len(each) for each in self._ranges)
+    return found
 
 
 def _since(text: str, now: float) -> float:

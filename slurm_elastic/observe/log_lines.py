@@ -53,25 +53,29 @@ class LogFilter:
         pattern: What a line has to contain.
     """
 
-    ranks: Collection[int] | None = None
+    ranks: Collection[range] | None = None
     nodes: Collection[str] | None = None
-    rounds: Collection[int] | None = None
+    rounds: Collection[range] | None = None
     since: float | None = None
     pattern: re.Pattern[str] | None = None
 
     def wants_round(self, number: int) -> bool:
         """Return True if logs of this round are wanted."""
-        return self.rounds is None or number in self.rounds
+        return _has(self.rounds, number)
 
     def wants_log(self, log: LogFile) -> bool:
         """Return True if lines of this log are wanted."""
-        return (self.ranks is None or log.rank in self.ranks) and (self.nodes is None or log.node in self.nodes)
+        return _has(self.ranks, log.rank) and (self.nodes is None or log.node in self.nodes)
 
     def wants_line(self, line: LogLine) -> bool:
         """Return True if this line is wanted. A line without a time is taken for a new one."""
         if self.since is not None and line.time is not None and line.time < self.since:
             return False
         return self.pattern is None or self.pattern.search(line.text) is not None
+
+
+def _has(ranges: Collection[range] | None, number: int) -> bool:
+    return ranges is None or any(number in numbers for numbers in ranges)
 
 
 @dataclass(frozen=True, slots=True)

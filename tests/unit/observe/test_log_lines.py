@@ -114,9 +114,9 @@ def test_what_is_wanted(run: WrittenRun) -> None:
         return [text for _, _, text in shown(run, LogFilter(**wanted))]  # type: ignore[arg-type]
 
     assert texts(pattern=re.compile("loss [23]")) == ["loss 3", "loss 2"]
-    assert texts(ranks={1}) == ["loss 3"]
+    assert texts(ranks=[range(1, 2)]) == ["loss 3"]
     assert texts(nodes={"n2"}) == ["loss 3", "loss 4"]
-    assert texts(rounds={1}) == ["loss 4"]
+    assert texts(rounds=[range(1, 2)]) == ["loss 4"]
     assert texts(since=2.0) == ["loss 3", "loss 2", "loss 4"]
 
 
