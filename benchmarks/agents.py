@@ -14,8 +14,6 @@ from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unre
 from slurm_elastic.rendezvous.membership import AgentInfo, LeaveReason
 from slurm_elastic.rendezvous.transport.messages import Assignment, Ended, Interrupted
 
-__all__ = ["Crowd", "SimulatedAgent"]
-
 
 class SimulatedAgent:
     """One agent: joins again at once when a round ends, as one does whose workers end quickly."""

@@ -19,8 +19,6 @@ from benchmarks.tables import Bar, Results, Table
 from slurm_elastic.rendezvous.leader_client import find_leader
 from slurm_elastic.rundir import incarnation
 
-__all__ = ["measure"]
-
 _STRANGERS, _SILENT, _PAUSE = 10_000, 100, 5.0
 _FIRST, _MUTE, _FALLEN, _PAUSED, _AFTER = (
     f"first round among {_STRANGERS:,} strangers",

@@ -15,8 +15,6 @@ from slurm_elastic.rendezvous.records.etcd.records import EtcdRecords, open_etcd
 from slurm_elastic.rundir import RunDir
 from tests.local.agents import allocation
 
-__all__ = ["SETTLING", "Newcomers", "requests_by_phase", "steady_rate"]
-
 _CONNECTIONS = 16
 _STARTED = re.compile(r"^grpc_server_started_total\{.*\} ([0-9.e+]+)$", re.MULTILINE)
 _LIMIT = 60.0

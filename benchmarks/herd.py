@@ -17,8 +17,6 @@ from benchmarks.herd_process import Add, Command, Kill, Mute, Progress, play
 from benchmarks.usage import process_cpu_seconds
 from slurm_elastic.rundir import RunDir
 
-__all__ = ["PROCESS_AGENTS", "Herd", "NotReachedError", "Traffic"]
-
 PROCESS_AGENTS = 4096
 """Agents that one process plays at the start; some more may join later."""
 

@@ -64,8 +64,6 @@ from slurm_elastic.rendezvous.transport.messages import (
 from slurm_elastic.rendezvous.transport.session import BusyError, ClosedError, Role, Session, SessionError
 from slurm_elastic.rundir import RunDir
 
-__all__ = ["Add", "Command", "Kill", "Mute", "Progress", "play"]
-
 _CONNECT, _HANDSHAKE = 1.0, 10.0
 """Seconds that a connection may take, and the proofs on it: those of the product's transport."""
 _PORT = 29399

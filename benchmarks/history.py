@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Recovery", "Worker", "read", "recovery"]
-
 
 @dataclass(frozen=True, slots=True)
 class Worker:

@@ -14,8 +14,6 @@ from benchmarks.usage import cpu_seconds, usage
 from tests.cluster.testbed import Cluster
 from tests.cluster.testbed.processes import Process
 
-__all__ = ["Idle", "judge", "measure"]
-
 _SETTLE = 5.0
 _HOST = "n1"
 

@@ -19,8 +19,6 @@ from benchmarks.launchers import PYTHON, Launcher
 from tests.cluster.testbed import Cluster, Settings
 from tests.cluster.testbed.processes import Process
 
-__all__ = ["WORK", "Job", "installed_package", "require_root", "running_cluster", "wait"]
-
 WORK = Path("/var/tmp/slurm-elastic-benchmarks")
 _CHECKOUT = Path(__file__).parents[1]
 

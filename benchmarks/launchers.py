@@ -5,8 +5,6 @@ from __future__ import annotations
 import enum
 from pathlib import Path
 
-__all__ = ["PYTHON", "Launcher"]
-
 PYTHON = Path("/opt/slurm-elastic/venv/bin/python")
 
 

@@ -23,8 +23,6 @@ from slurm_elastic.rendezvous.records.open import open_records
 from slurm_elastic.rendezvous.transport.server_connection import AcceptedConnection
 from slurm_elastic.rundir import RunDir
 
-__all__ = ["GIVEN_LIMITS", "RUN", "SECRET", "LeaderProcess"]
-
 RUN = "benchmark.0"
 GIVEN_LIMITS = (1024, 20000)
 """Soft and hard limit on open files with which the leader's process begins."""

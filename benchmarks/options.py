@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-__all__ = ["add_parts"]
-
 
 def add_parts(parser: argparse.ArgumentParser, *parts: str, option: str = "--only") -> None:
     """Add an option that takes the names of some parts, with commas between them; without it all are run."""

@@ -7,8 +7,6 @@ import resource
 import subprocess
 import sys
 
-__all__ = ["alone", "enter", "raise_descriptor_limit"]
-
 _INSIDE = "SLURM_ELASTIC_BENCHMARK_ALONE"
 
 

@@ -30,8 +30,6 @@ from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.transport.messages import Interrupted
 from slurm_elastic.rundir import RunDir, incarnation
 
-__all__ = ["RUN", "LeadingAgent", "Rows", "measure", "rows_table"]
-
 _BARS = {
     "first round": {1024: 0.5, 4096: 2.0, 16384: 10.0},
     "one killed": {1024: 0.15, 4096: 0.6, 16384: 3.0},

@@ -14,8 +14,6 @@ from benchmarks.job import Job
 from tests.cluster.testbed import Cluster, network
 from tests.cluster.testbed.processes import end, init_of
 
-__all__ = ["Scenario"]
-
 _NODE = "n4"
 """To whom it happens: not the first node, which hosts torchrun's store and leads ours."""
 _START_LIMIT = 60.0

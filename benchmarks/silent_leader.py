@@ -13,8 +13,6 @@ from slurm_elastic.rendezvous.records.etcd import EtcdServer
 from tests.local.agents import allocation
 from tests.local.waiting import eventually
 
-__all__ = ["followed_after"]
-
 _SIZE = 3
 _job_ids = itertools.count(100)
 

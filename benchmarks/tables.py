@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-__all__ = ["Bar", "Cell", "Results", "Table", "median", "seconds"]
-
 Cell = str | int | None
 
 

@@ -13,8 +13,6 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousPa
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-__all__ = ["gather"]
-
 
 def gather(size: int, limit: float) -> float | None:
     """Let `size` agents rendezvous with torch's defaults; seconds until all know their rank, None after `limit`.

@@ -10,8 +10,6 @@ from multiprocessing.connection import Connection
 import msgspec
 from torch._C._distributed_c10d import TCPStore
 
-__all__ = ["gather"]
-
 
 def gather(size: int) -> tuple[float, float]:
     """Give `size` agents their rank; seconds since they began to connect, and since they began to join."""

@@ -10,8 +10,6 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["TRICKS", "Trick", "copy_without"]
-
 _PACKAGE = Path(__file__).parents[1] / "slurm_elastic"
 
 

@@ -9,8 +9,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Usage", "cpu_seconds", "process_cpu_seconds", "usage"]
-
 
 @dataclass(frozen=True, slots=True)
 class Usage:

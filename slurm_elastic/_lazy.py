@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["lazy"]
-
 
 def lazy(package: str, parts: Mapping[str, str]) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package.

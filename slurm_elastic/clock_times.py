@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime
 
-__all__ = ["local_time", "parse_time"]
-
 _FIRST, _LAST = 0.0, 253370764800.0
 """From 1970 to 9998: a clock shows these in every zone."""
 

@@ -13,16 +13,6 @@ import sys
 
 from slurm_elastic.errors import UsageError
 
-__all__ = [
-    "STRANGERS",
-    "connections_at_most",
-    "given_limit",
-    "needed",
-    "open_standard_streams",
-    "raise_limit",
-    "require",
-]
-
 STRANGERS = 128
 """Connections of strangers for which there is always room."""
 _LEAST = 128

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["Finding", "Level", "exit_code", "findings_json", "merged"]
-
 
 class Level(enum.Enum):
     """The weight of a finding."""

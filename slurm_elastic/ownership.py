@@ -15,19 +15,6 @@ from pathlib import Path
 
 from slurm_elastic.errors import UsageError
 
-__all__ = [
-    "NEW_DIRECTORY",
-    "NEW_FILE",
-    "group_may_write",
-    "is_writable_by_others",
-    "open_own",
-    "open_trusted",
-    "owner_of_new_files",
-    "require_own",
-    "require_safe_parent",
-    "write_own",
-]
-
 NEW_DIRECTORY = 0o755
 NEW_FILE = 0o644
 """Modes of what is made: never open to others for writing, whatever the umask, which can take more away."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["state_directory"]
-
 
 def state_directory() -> str:
     """Return the directory, which need not exist: XDG_STATE_HOME/slurm_elastic (XDG Base Directory Specification).

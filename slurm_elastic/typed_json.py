@@ -9,8 +9,6 @@ import json
 import threading
 from typing import Any, TypeVar, overload
 
-__all__ = ["JSONError", "convert", "decode", "loads"]
-
 _T = TypeVar("_T")
 
 _lock = threading.Lock()

@@ -13,8 +13,6 @@ from typing import Any
 
 from slurm_elastic.ownership import open_trusted
 
-__all__ = ["unpickle"]
-
 
 def unpickle(source: int | Path) -> Any:
     """Return the object whose pickle is in a file.

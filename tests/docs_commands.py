@@ -11,8 +11,6 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["ELSEWHERE", "HERE", "shell_commands"]
-
 DOCS = Path(__file__).parents[1] / "docs"
 _TREES = frozenset({"architecture.md"})
 """Their blocks show which module does what."""

@@ -12,8 +12,6 @@ from typing import Any
 
 from slurm_elastic.failures import named, strikes
 
-__all__ = ["EACH_ROUND", "FAULTS", "Action", "PlantedFault", "action", "planted", "table"]
-
 EACH_ROUND = "local/agent/test_failures.py::test_the_cause_of_each_planted_fault_is_named"
 """The test that plants one fault after the other, into rank 1 in one round each."""
 

@@ -40,8 +40,6 @@ from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, open_worker_store
 
-__all__ = ["Agent"]
-
 logger = logging.getLogger("slurm_elastic")
 
 _DUMP_TIMEOUT = 0.15

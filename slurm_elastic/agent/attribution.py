@@ -21,8 +21,6 @@ from slurm_elastic.failures import (
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.text import size_text
 
-__all__ = ["AttributionFeature"]
-
 _EXCUSED = 2
 """Rounds in which an agent does not charge the fault of its node: one that goes on failing has to end the run."""
 

@@ -15,8 +15,6 @@ from slurm_elastic.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["configure_logging"]
-
 _PREFIXES = {logging.WARNING: "warning: ", logging.ERROR: "error: ", logging.CRITICAL: "error: "}
 _STYLES = {logging.WARNING: "yellow", logging.ERROR: "bold red", logging.CRITICAL: "bold red"}
 

@@ -30,8 +30,6 @@ from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import Controller, ephemeral_low, port_sequence
 from slurm_elastic.snapshot.lineage import choose
 
-__all__ = ["CoordinatorSettings", "coordinate"]
-
 logger = logging.getLogger("slurm_elastic")
 
 _QUEUE_INTERVAL = 10.0

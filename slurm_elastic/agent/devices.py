@@ -17,8 +17,6 @@ from typing import TypeVar
 from slurm_elastic.environment import changed_environment
 from slurm_elastic.unpickling import unpickle
 
-__all__ = ["asked_apart", "cuda_is_open", "driver_asked", "no_devices"]
-
 _T = TypeVar("_T")
 _ASK_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With this variable torch asks NVML, a library of the driver, for devices, and not CUDA, which works in no process

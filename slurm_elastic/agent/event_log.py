@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rundir import RunDir, RunDirError
 
-__all__ = ["SCHEMA", "EventLog", "json_number", "stamp", "utc_now"]
-
 logger = logging.getLogger("slurm_elastic")
 
 SCHEMA = 1

@@ -31,16 +31,6 @@ from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.snapshot.agent_side import AgentMemory, Group
 from slurm_elastic.snapshot.lineage import SLOTS
 
-__all__ = [
-    "Feature",
-    "HealthFeature",
-    "LearnedImportsFeature",
-    "RunningRound",
-    "SnapshotFeature",
-    "WatchdogFeature",
-    "hang_event",
-]
-
 _EARLY = 120.0
 """Seconds after the start in which a worker that reports no steps is assumed to be before its first one."""
 _FAULTS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})

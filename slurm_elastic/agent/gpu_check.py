@@ -11,8 +11,6 @@ from pathlib import Path
 
 from slurm_elastic.agent.site_command import run_site_command
 
-__all__ = ["gpu_problems", "gpu_shortcomings", "xid_shortcomings"]
-
 _CONTROL = Path("/dev/nvidiactl")
 _KERNEL_LOG = Path("/dev/kmsg")
 _TIMEOUT = 10.0

@@ -37,24 +37,6 @@ if TYPE_CHECKING:
     from slurm_elastic.rendezvous.election.policy import Successor
     from slurm_elastic.rendezvous.transport.messages import Assignment
 
-__all__ = [
-    "AgentEnd",
-    "CancelHeldElements",
-    "EndAbandonedJob",
-    "EndJobIfLast",
-    "JobEndAction",
-    "RequeueFacts",
-    "RequeueJob",
-    "RequeuePlan",
-    "can_lose_batch_script",
-    "decide_job_end",
-    "held_elements",
-    "notice_record",
-    "other_agents",
-    "plan_requeue",
-    "represents_job",
-]
-
 _HELD = "JobHoldMaxRequeue"
 """Slurm requeues a job whose nodes failed, but the fifth time it holds it (MaxBatchRequeue in slurm.conf(5);
 job_mgr.c before 23.02). Only an operator of Slurm can release it, while its owner can cancel it."""

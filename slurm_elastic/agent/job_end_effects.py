@@ -36,8 +36,6 @@ from slurm_elastic.rendezvous.records.api import Records, RecordsError
 from slurm_elastic.rundir import RecordError, RunDir, RunDirError, incarnation, run_start, runs_of_job
 from slurm_elastic.slurm import Controller, NodeState, SlurmJob
 
-__all__ = ["JobAtEnd", "cancel_held_elements", "end_abandoned_job", "end_job_if_last", "is_known_done"]
-
 logger = logging.getLogger("slurm_elastic")
 
 _T = TypeVar("_T")

@@ -14,8 +14,6 @@ from slurm_elastic.control import WorkerProgress
 from slurm_elastic.rendezvous.status_requests import REPORT_LIMIT
 from slurm_elastic.slow_ranks import Pace
 
-__all__ = ["live_report", "process_letters"]
-
 _SCHEMA = 1
 _TEXT_LIMIT = 200
 """Characters of the text of a leave."""

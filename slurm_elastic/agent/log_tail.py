@@ -23,8 +23,6 @@ from typing import TextIO
 from slurm_elastic.agent.nonblocking_output import NonblockingStream
 from slurm_elastic.ownership import write_own
 
-__all__ = ["FollowedFile", "LogTimes", "Tail", "finish_line"]
-
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 """Seconds between two reads of the files: short while they grow, longer while they do not."""
 _CHUNK = 1 << 16

@@ -20,8 +20,6 @@ from slurm_elastic.agent.site_command import run_site_command
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
 from slurm_elastic.text import size_text
 
-__all__ = ["NodeCheck", "NodeCheckError", "check_timeout", "shortcomings", "tell_site"]
-
 logger = logging.getLogger("slurm_elastic")
 
 _LEAST_MEMORY = 128 << 20

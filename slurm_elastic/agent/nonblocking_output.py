@@ -20,8 +20,6 @@ import threading
 import time
 from typing import TextIO
 
-__all__ = ["NonblockingStream", "make_output_nonblocking"]
-
 _CAPACITY = 1 << 20
 """Bytes that wait for the reader at most; lines beyond that are dropped, unless a single line is longer."""
 _DISK_TIMEOUT = 60.0

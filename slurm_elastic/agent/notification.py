@@ -23,8 +23,6 @@ from slurm_elastic.failures import Loop
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rundir import RunDir, RunDirError
 
-__all__ = ["Delivery", "Look", "Notification", "NotifyFeature", "Watch", "step"]
-
 logger = logging.getLogger("slurm_elastic")
 
 _DELIVERY_LIMIT = 30.0

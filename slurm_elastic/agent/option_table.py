@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["GENERAL", "HEALTH", "Option", "Scan", "scan"]
-
 
 class Option(NamedTuple):
     """An option of the agent that torchrun lacks."""

@@ -12,21 +12,6 @@ from pathlib import Path
 from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm import Controller, SignalDefaults, SlurmJob
 
-__all__ = [
-    "JOB_END_VARIABLE",
-    "LOCAL_RESTARTS",
-    "NotifySettings",
-    "RequeuePolicy",
-    "WHOLE_ARRAY",
-    "base_directory",
-    "leader_node",
-    "node_range",
-    "named_run",
-    "notify_settings",
-    "require_known",
-    "requeue_policy",
-]
-
 JOB_END_VARIABLE = "SLURM_ELASTIC_VERDICT"
 """Set by batch scripts that end with ``slurm-elastic job-end``; `WHOLE_ARRAY` in the template of an array."""
 WHOLE_ARRAY = "array"

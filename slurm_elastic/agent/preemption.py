@@ -37,8 +37,6 @@ from slurm_elastic.slurm import (
     save_time,
 )
 
-__all__ = ["SignalDiagnosis", "asks_slurm", "concerns_job", "leave_reason", "requested_cause"]
-
 logger = logging.getLogger("slurm_elastic")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-__all__ = ["at_process_end", "run_last"]
-
 _last: list[Callable[[], object]] = []
 
 

@@ -25,8 +25,6 @@ from slurm_elastic.rendezvous.identity import job_of
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rundir import RunDir, RunDirError
 
-__all__ = ["ProgressLog"]
-
 logger = logging.getLogger("slurm_elastic")
 
 

@@ -8,8 +8,6 @@ from types import TracebackType
 
 from slurm_elastic.slurm import Controller
 
-__all__ = ["QueueWatch"]
-
 
 class QueueWatch:
     """Watches one job, in a ``with`` statement.

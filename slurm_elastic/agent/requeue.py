@@ -16,8 +16,6 @@ from slurm_elastic.failures import exclusion, nodes_to_exclude, strikes
 from slurm_elastic.rundir import JobRecords, RunDir
 from slurm_elastic.slurm import Cause, Controller, JobView, Requeue, SlurmJob, classify
 
-__all__ = ["requeue_job"]
-
 _WAIT = 600.0
 """Seconds to wait for a slurmctld that does not answer. Meanwhile it gives the nodes to no other job either."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0

@@ -13,8 +13,6 @@ from slurm_elastic.failures import BY_KERNEL, BY_WATCHDOG, ending, error_line, e
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rundir import read_file
 
-__all__ = ["aborted_at_exit", "last_output", "named_error", "recorded_traceback", "root_cause", "words"]
-
 _LINES = 20
 _WIDTH = 300
 _TAIL_BYTES = 65536

@@ -74,8 +74,6 @@ from slurm_elastic.slurm import (
 )
 from slurm_elastic.snapshot.lineage import choose
 
-__all__ = ["join", "launch"]
-
 logger = logging.getLogger("slurm_elastic")
 
 _IMPORT_TIMEOUT = 15.0

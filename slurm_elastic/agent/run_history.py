@@ -8,8 +8,6 @@ from slurm_elastic import typed_json
 from slurm_elastic.clock_times import parse_time
 from slurm_elastic.rundir import RunContents, RunDir, RunFile
 
-__all__ = ["read_events", "read_history"]
-
 
 def read_events(run_dir: RunDir) -> list[tuple[float, dict[str, Any]]]:
     """Return the events of all starts of the run, each with its time in seconds since 1970."""

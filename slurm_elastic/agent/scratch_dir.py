@@ -9,8 +9,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-__all__ = ["SHARED_MEMORY", "NodeDirectory"]
-
 SHARED_MEMORY = Path("/dev/shm")
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from slurm_elastic.errors import UsageError
 
-__all__ = ["require_entry_point"]
-
 
 def require_entry_point(options: argparse.Namespace, node: str) -> None:
     """Check the script or program; not a module, because finding that may import its packages.

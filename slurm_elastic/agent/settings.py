@@ -45,8 +45,6 @@ from slurm_elastic.rendezvous.records.open import etcd_wanted
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import AddressPreference, Context, SlurmJob, compress, ephemeral_low, port_sequence
 
-__all__ = ["AgentSettings", "Start", "resolve"]
-
 _log = logging.getLogger(__name__)
 
 _LOCAL_NODE = "localhost"

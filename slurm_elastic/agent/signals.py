@@ -18,8 +18,6 @@ import time
 from types import FrameType
 from typing import NamedTuple
 
-__all__ = ["RECORDED", "Notices", "Received", "record_signals"]
-
 _LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """The signals that make an agent leave: Slurm's own signal, those of terminals and people, the warnings of
 ``sbatch --signal``. SIGQUIT is among them because torchrun handles it (torch 2.13, run.py, --signals-to-handle)."""

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm import SlurmJob
 
-__all__ = ["claim"]
-
 
 @contextlib.contextmanager
 def claim(secret: bytes, node: str, job: SlurmJob | None) -> Iterator[None]:

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from slurm_elastic.text import printable
 
-__all__ = ["SiteResult", "run_site_command"]
-
 _KEPT = 4096
 """Bytes at the end of the output that are kept; a command may print any amount."""
 _UNKILLABLE = 1.0

@@ -20,8 +20,6 @@ from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slow_ranks import Meter, Pace, Reading, SlowRank, SlowRanks, read, step
 
-__all__ = ["StepTimingFeature", "leader_reports", "paces_of", "slow_event"]
-
 logger = logging.getLogger("slurm_elastic")
 
 _NODES_PER_SECOND = 32

@@ -24,8 +24,6 @@ from slurm_elastic.rendezvous.transport.messages import Assignment
 if TYPE_CHECKING:
     from torch.distributed.elastic.timer.file_based_local_timer import FileTimerRequest
 
-__all__ = ["TorchAgent"]
-
 
 class TorchAgent(LocalElasticAgent):
     """torch's agent with another main loop; it keeps the state that torch's events and metrics are made of.

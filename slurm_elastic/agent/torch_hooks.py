@@ -18,19 +18,6 @@ from typing import Any, NamedTuple
 
 from slurm_elastic.errors import UsageError
 
-__all__ = [
-    "HOOKS",
-    "NEWEST",
-    "OLDEST",
-    "Gaps",
-    "Hook",
-    "Kind",
-    "Part",
-    "gaps",
-    "release_numbers",
-    "require_torch",
-]
-
 logger = logging.getLogger("slurm_elastic")
 
 OLDEST = "2.11"

@@ -18,8 +18,6 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.options import TORCHS_OWN
 from slurm_elastic.rendezvous.records.open import is_etcd
 
-__all__ = ["endpoint", "ignored_options", "limit_threads", "local_world_size", "torchrun_config"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -9,8 +9,6 @@ from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.transport.messages import Assignment
 
-__all__ = ["data_network", "worker_environment"]
-
 
 def worker_environment(
     spec: WorkerSpec, worker: Worker, assignment: Assignment, config: RendezvousConfig, environ: Mapping[str, str]

@@ -12,8 +12,6 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.ownership import NEW_DIRECTORY, require_own
 from slurm_elastic.rundir import RunDir, RunDirError
 
-__all__ = ["RoundLogsSpecs", "local_ranks", "streams"]
-
 _CONSOLE = ""
 """torch's word for a stream that is not redirected."""
 _STREAMS = re.compile(r"[0-3]|[0-9]{1,4}:[0-3](,[0-9]{1,4}:[0-3])*")

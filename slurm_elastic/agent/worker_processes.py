@@ -17,8 +17,6 @@ from slurm_elastic.agent.forkserver import ForkServer
 from slurm_elastic.agent.watchdog import process_state
 from slurm_elastic.errors import UsageError
 
-__all__ = ["Starter", "WorkerProcesses", "require_numa_binding", "survivors", "worker_starter"]
-
 
 class WorkerProcesses(Protocol):
     """The processes of a round, as the agent uses them."""

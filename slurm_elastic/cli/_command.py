@@ -11,8 +11,6 @@ from typing import ClassVar, NoReturn
 from slurm_elastic.cli._completion import add_print_completion
 from slurm_elastic.errors import SlurmElasticError, UsageError, did_you_mean
 
-__all__ = ["Command", "Parser", "with_one_line_errors"]
-
 
 def with_one_line_errors(run: Callable[[], int]) -> int:
     """Run a command; print an error of this project as one line on stderr and return its exit code.

@@ -9,8 +9,6 @@ from typing import Any
 
 from slurm_elastic.errors import UsageError
 
-__all__ = ["add_print_completion"]
-
 _SHELLS = ("bash", "zsh", "tcsh")
 _FILES = ("FILE", "PATH")
 """Names of values that are files, in help texts; every argument that a shell does not know may be one as well."""

@@ -10,8 +10,6 @@ from slurm_elastic.cli._run_view import Terminal
 from slurm_elastic.finding import Finding
 from slurm_elastic.text import printable
 
-__all__ = ["show_findings"]
-
 _COLOURS = {"ok": "green", "unknown": "yellow", "limit": "yellow", "broken": "bold red"}
 
 

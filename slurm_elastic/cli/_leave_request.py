@@ -13,8 +13,6 @@ from slurm_elastic.rundir import RunDir
 if TYPE_CHECKING:
     from slurm_elastic.rendezvous.leave_requests import LeaveAnswer
 
-__all__ = ["find_run", "request_leave"]
-
 
 def find_run(options: argparse.Namespace) -> RunDir:
     """Return the directory of the run that the command line names.

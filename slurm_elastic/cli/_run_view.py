@@ -28,21 +28,6 @@ from slurm_elastic.text import printable
 if TYPE_CHECKING:
     from slurm_elastic.observe.live import LiveRun
 
-__all__ = [
-    "Queue",
-    "Terminal",
-    "ViewCommand",
-    "add_run",
-    "ago",
-    "clock",
-    "job_facts",
-    "open_run",
-    "present_status",
-    "problems_to_stderr",
-    "rank_list",
-    "table",
-]
-
 _COLOURS = {
     RunState.RUNNING: "32",
     RunState.WAITING: "33",

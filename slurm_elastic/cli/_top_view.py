@@ -21,8 +21,6 @@ from slurm_elastic.observe.status import AgentView, RunState, RunStatus
 from slurm_elastic.observe.trend import StepTimes, Trends, advance, sparkline
 from slurm_elastic.text import printable
 
-__all__ = ["TopView"]
-
 _COLUMNS = ("NODE", "STATE", "ROUND", "RANKS", "STEP", "S/STEP", "STEP TIMES", "SCORE", "SAVED", "JOB", "SINCE")
 _SPARK = 10
 _COLOURS = {

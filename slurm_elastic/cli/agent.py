@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from slurm_elastic.agent.settings import AgentSettings
     from slurm_elastic.slurm import SlurmJob
 
-__all__ = ["Agent", "run_after_import", "require_version"]
-
 
 class Agent(Command):
     """Runs the agent of this node until the run is over or the agent leaves it."""

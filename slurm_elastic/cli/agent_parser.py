@@ -14,8 +14,6 @@ from slurm_elastic.cli._command import Parser
 from slurm_elastic.cli._completion import add_print_completion
 from slurm_elastic.errors import UsageError
 
-__all__ = ["agent_parser"]
-
 _FILLED_IN = (
     "nnodes",
     "nproc_per_node",

@@ -10,8 +10,6 @@ from slurm_elastic.cli._run_view import table
 from slurm_elastic.errors import ExitCode, UsageError
 from slurm_elastic.text import printable
 
-__all__ = ["Checkpoints"]
-
 
 class Checkpoints(Command):
     """Compares all files of checkpoints with their digests."""

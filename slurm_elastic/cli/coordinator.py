@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from slurm_elastic.rundir import RunDir
     from slurm_elastic.slurm import Controller, SlurmJob
 
-__all__ = ["Coordinator"]
-
 _SUBMIT = "--submit"
 
 _EXAMPLES = """\

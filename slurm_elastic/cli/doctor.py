@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from slurm_elastic.doctor.facts import SiteFacts
     from slurm_elastic.finding import Finding
 
-__all__ = ["Doctor"]
-
 _EXAMPLES = """\
   slurm-elastic doctor                                        Slurm and this machine, in seconds
   slurm-elastic doctor --nodes 2 --partition=gpu --gpus-per-node=4      two nodes, in a short job of its own

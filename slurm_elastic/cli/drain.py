@@ -10,8 +10,6 @@ from slurm_elastic.cli._run_view import add_run
 from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm import expand
 
-__all__ = ["Drain"]
-
 _EXAMPLES = """\
   slurm-elastic drain 1234 node7
   slurm-elastic drain 1234 'node[7-9]' --run-dir /scratch/me

@@ -23,8 +23,6 @@ from slurm_elastic.rundir import JobRecords, RunContents, RunDir, incarnation, r
 from slurm_elastic.slurm import Controller, Reader, SlurmJob, drop_foreign
 from slurm_elastic.text import printable
 
-__all__ = ["JobEnd", "code_when_over"]
-
 _WAIT = "wait"
 _LOOK, _DELAY = 2.0, 4.0
 """Seconds between two looks whether the run is over, and for srun to tell it first."""

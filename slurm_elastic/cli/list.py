@@ -16,8 +16,6 @@ from slurm_elastic.observe.status import RunState, RunStatus, status_json
 from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.slurm import Controller, QueuedJob
 
-__all__ = ["List"]
-
 _EXAMPLES = """\
   slurm-elastic list                 runs whose jobs were submitted in this directory
   slurm-elastic list --queued        runs of all queued jobs, wherever they were submitted

@@ -17,8 +17,6 @@ from slurm_elastic.cli.main import main as command
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rundir import RunDir
 
-__all__ = ["main", "share_devices"]
-
 _REQUEUE = 144
 """LOCAL_REQUEUE_RETURN_CODE of submitit/local/local.py, 1.5.4: its controller starts all agents again."""
 

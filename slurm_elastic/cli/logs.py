@@ -29,8 +29,6 @@ from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.slurm import compress, expand
 from slurm_elastic.text import printable
 
-__all__ = ["Logs"]
-
 _EXAMPLES = """\
   slurm-elastic logs 1234 --follow
   slurm-elastic logs 1234 --rank 0 --round last

@@ -13,8 +13,6 @@ from slurm_elastic.cli._completion import add_print_completion
 from slurm_elastic.descriptors import open_standard_streams
 from slurm_elastic.errors import ExitCode, UsageError, did_you_mean
 
-__all__ = ["commands", "main"]
-
 _COMMANDS = {
     "agent": "Agent",
     "checkpoints": "Checkpoints",

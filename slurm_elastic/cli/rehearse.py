@@ -19,8 +19,6 @@ from slurm_elastic.errors import UsageError
 if TYPE_CHECKING:
     from slurm_elastic.rehearsal.runner import Options, Rehearsal
 
-__all__ = ["Rehearse"]
-
 _EXAMPLES = """\
   slurm-elastic rehearse train.py --epochs 1                     a preemption, a node that joins, a node that is killed
   slurm-elastic rehearse --nodes 4 --mishaps kill,leader train.py

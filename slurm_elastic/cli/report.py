@@ -23,8 +23,6 @@ from slurm_elastic.observe.report import chrome_trace, report, report_json
 from slurm_elastic.rundir import RunContents
 from slurm_elastic.text import printable
 
-__all__ = ["Report"]
-
 _EXAMPLES = """\
   slurm-elastic report 1234                     write report-1234.html, which needs no network to open
   slurm-elastic report 1234 --json              the same for programs, on stdout

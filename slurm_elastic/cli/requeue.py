@@ -8,8 +8,6 @@ from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.cli._leave_request import find_run, request_leave
 from slurm_elastic.cli._run_view import add_run
 
-__all__ = ["Requeue"]
-
 _EXAMPLES = """\
   slurm-elastic requeue 1234
   slurm-elastic requeue my-run --run-dir /scratch/me

@@ -32,8 +32,6 @@ from slurm_elastic.text import printable, size_text
 if TYPE_CHECKING:
     from slurm_elastic.observe.live import LiveWorker
 
-__all__ = ["Status"]
-
 _EXAMPLES = """\
   slurm-elastic status 1234
   slurm-elastic status 1234 --workers

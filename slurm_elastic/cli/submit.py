@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from slurm_elastic.submission.plan import Plan
     from slurm_elastic.submission.submit_options import CommandLine
 
-__all__ = ["Submit"]
-
 _EPILOG = """\
 Options of sbatch, such as --partition or --time, and options of the agents, such as --max-restarts, stand before the
 script in any order. Single letters are options of sbatch, except -m MODULE, which is an option of the agents.

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.submission import templates
 
-__all__ = ["Template"]
-
 _EXAMPLES = """\
   slurm-elastic template
   slurm-elastic template allocation > elastic.sbatch

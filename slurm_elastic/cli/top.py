@@ -20,8 +20,6 @@ from slurm_elastic.observe.status import RunStatus
 from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.text import printable
 
-__all__ = ["RunSource", "Top"]
-
 _EXAMPLES = """\
   slurm-elastic top 1234
   slurm-elastic top 1234 --interval 10

@@ -54,8 +54,6 @@ from slurm_elastic.control._worker_side import VARIABLE
 from slurm_elastic.errors import UsageError
 from slurm_elastic.ownership import require_own
 
-__all__ = ["Agreement", "RoundControl", "TimeUse", "WorkerProgress"]
-
 logger = logging.getLogger("slurm_elastic")
 
 _SAMPLE_LIMIT_NS = 10_000_000_000

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["is_superseded"]
-
 
 def is_superseded(environ: Mapping[str, str]) -> bool:
     """Look in the run directory for a newer round, or a newer term, than that of this worker.

@@ -13,8 +13,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
-__all__ = ["MOST_BYTES", "MOST_GROUPS", "Collective", "collectives", "dumps", "shortened", "write_dump"]
-
 Collective = tuple[str, int, str]
 """The last collective that a rank has begun in a process group: name of the group, sequence number, operation."""
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import time
 
-__all__ = ["full_barrier", "has_membarrier", "register"]
-
 _NUMBERS = {"x86_64": 324, "aarch64": 283, "riscv64": 283, "ppc64le": 365, "s390x": 356}
 """Numbers of the system call, by machine; glibc has no function for it."""
 _GLOBAL = 1

@@ -17,8 +17,6 @@ from types import FrameType
 from slurm_elastic.control._shared_page import BOUNDARY_TIME, HOLD, Fields, write_text
 from slurm_elastic.control._worker_side import RECORDING, Stop, StopReason, WorkerControl
 
-__all__ = ["RecordedControl"]
-
 _POLL = 0.001
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 

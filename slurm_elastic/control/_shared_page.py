@@ -14,48 +14,6 @@ import struct
 import sys
 from typing import Protocol
 
-__all__ = [
-    "ATTACHED",
-    "BOUNDARY",
-    "BOUNDARY_TIME",
-    "CHECKPOINT",
-    "COLLECTIVES",
-    "COLLECTIVES_FIELDS",
-    "DEADLINE",
-    "DUMP",
-    "DUMPED",
-    "FENCED",
-    "FIRST_STEP",
-    "FIRST_TIME",
-    "FIRST_USES",
-    "IN_COLLECTIVE",
-    "IN_COLLECTIVE_TIME",
-    "HOLD",
-    "LAST_DUMP",
-    "LOSS",
-    "LOSS_STEP",
-    "NONE",
-    "PLACE",
-    "REASON",
-    "REGISTERED",
-    "SAMPLED",
-    "SAVE_TIME",
-    "SAMPLER",
-    "SHIELDED",
-    "STEP",
-    "STOP",
-    "STOPPED",
-    "USES",
-    "Fields",
-    "PageError",
-    "bits_float",
-    "float_bits",
-    "map_page",
-    "new_page",
-    "read_text",
-    "write_text",
-]
-
 SIZE = mmap.PAGESIZE
 NONE = -(2**63)
 """The value of a field that is not set."""

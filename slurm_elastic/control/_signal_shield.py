@@ -6,8 +6,6 @@ import contextlib
 import signal
 from types import FrameType
 
-__all__ = ["shield", "unshield"]
-
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 

@@ -40,8 +40,6 @@ from slurm_elastic.control._shared_page import (
 )
 from slurm_elastic.control._worker_side import VARIABLE
 
-__all__ = ["PLACES", "SWITCH", "Sampler", "start", "start_sampling", "use_of_code", "use_of_stack"]
-
 SWITCH = "SLURM_ELASTIC_TIME_USE"
 """``off`` in the environment of a worker: nothing is measured."""
 _LOOK_SAMPLES = 20

@@ -36,8 +36,6 @@ from slurm_elastic.control._shared_page import (
     read_text,
 )
 
-__all__ = ["RECORDING", "VARIABLE", "Stop", "StopReason", "WorkerControl", "attach"]
-
 VARIABLE = "SLURM_ELASTIC_CONTROL"
 RECORDING = "SLURM_ELASTIC_REHEARSAL"
 """The directory in which the workers of a rehearsal write down what they do; see `_recording`."""

@@ -8,8 +8,6 @@ from slurm_elastic.doctor.node_checks import node_findings, run_dir_findings
 from slurm_elastic.doctor.slurm_checks import slurm_findings
 from slurm_elastic.finding import Finding
 
-__all__ = ["findings"]
-
 
 def findings(site: SiteFacts) -> list[Finding]:
     """Return what there is to say about a site, in the order of its table."""

@@ -9,22 +9,6 @@ import msgspec
 from slurm_elastic import typed_json
 from slurm_elastic.slurm import ClusterConfig, PartitionView, QosView
 
-__all__ = [
-    "CollectiveFacts",
-    "EtcdFacts",
-    "GpuFacts",
-    "LinkFacts",
-    "NodeFacts",
-    "ProbeResult",
-    "RunDirFacts",
-    "SiteFacts",
-    "SlurmFacts",
-    "StopFacts",
-    "TorchFacts",
-    "decode_result",
-    "encode",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class SlurmFacts:

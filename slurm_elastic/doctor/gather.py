@@ -36,17 +36,6 @@ from slurm_elastic.slurm import (
     resolve,
 )
 
-__all__ = [
-    "etcd_facts",
-    "last_stop",
-    "node_facts",
-    "quota_left",
-    "require_possible",
-    "run_dir_facts",
-    "slurm_facts",
-    "stop_seconds",
-]
-
 _LARGE = 32 << 20
 """Bytes of the file by which the speed of writing is measured."""
 _RECORDS = 5

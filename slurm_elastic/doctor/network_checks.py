@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from slurm_elastic.doctor.facts import SiteFacts
 from slurm_elastic.finding import Finding, Level
 
-__all__ = ["etcd_findings", "network_findings"]
-
 _SLOW_ROUND_TRIP = 0.05
 _SLOW_BANDWIDTH = 10e6
 _CLOCK = 5.0

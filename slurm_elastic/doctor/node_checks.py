@@ -12,8 +12,6 @@ from slurm_elastic.doctor.facts import NodeFacts, SiteFacts
 from slurm_elastic.finding import Finding, Level, merged
 from slurm_elastic.text import size_text
 
-__all__ = ["node_findings", "run_dir_findings"]
-
 _SHARED_MEMORY = 64 << 20
 """Docker's default for /dev/shm, in which data loaders of PyTorch run out of space."""
 _LOCKED_MEMORY = 64 << 20

@@ -24,8 +24,6 @@ from slurm_elastic.doctor.facts import LinkFacts
 from slurm_elastic.rundir import RunDir, RunDirError, signature
 from slurm_elastic.slurm import ephemeral_low, port_sequence
 
-__all__ = ["Peer", "PeerServer", "ask_peer"]
-
 _CONTEXT = b"slurm_elastic doctor 1\0"
 _NONCE = 32
 _ECHO, _CLOCK, _FILE = b"echo", b"clock", b"file"

@@ -22,8 +22,6 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import AddressPreference, Controller, SlurmJob
 
-__all__ = ["probe", "result_name"]
-
 _PEERS = 60.0
 """Seconds in which the other nodes have started this as well and gathered their facts."""
 _COLLECTIVE = 60.0

@@ -20,8 +20,6 @@ from slurm_elastic.submission.batch_script import BatchScript
 from slurm_elastic.submission.plan import NodeRange, Shape, environment_lines, read_template, require_possible
 from slurm_elastic.submission.sbatch import submit
 
-__all__ = ["ProbeJob", "batch_script", "node_count", "removed_afterwards", "template_options"]
-
 _LEFT_OUT = ("array", "open-mode", "requeue", "signal", "no-kill")
 """Options of the template that are for trainings."""
 _DEFAULTS = {"job-name": "slurm-elastic-doctor", "time": "5"}

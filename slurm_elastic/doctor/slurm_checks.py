@@ -12,8 +12,6 @@ from slurm_elastic.finding import Finding, Level
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.slurm import NEWEST_RELEASE, OLDEST_RELEASE, ClusterConfig, PartitionView
 
-__all__ = ["save_seconds", "slurm_findings"]
-
 _CRED_EXPIRE = 120
 """Default of AuthInfo's cred_expire in seconds: a requeued job waits until credentials of its last start are void."""
 _SLOW_SLURMD = 600

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from slurm_elastic.failures.endings import ending
 from slurm_elastic.failures.registry import BY_KERNEL, BY_WATCHDOG, Cause, Domain, Outlook, registry
 
-__all__ = ["Attribution", "attribute", "explanation", "named"]
-
 _TRACEBACK = "Traceback (most recent call last):"
 _END = 40
 """Lines at the end of a log without a traceback in which a cause is looked for: earlier ones were survived."""

@@ -11,8 +11,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["ending", "error_line", "without_prefixes"]
-
 _HEADER = "Traceback (most recent call last):"
 _PREFIX = re.compile(r"^\[rank\d+\]:(?:\[[^\]\n]*\])? ?", re.MULTILINE)
 """torch's prefix of the lines of a traceback (distributed_c10d.py, _distributed_excepthook, 2.13)."""

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DETECTORS", "Loop", "find_loops", "flapping_nodes", "leader_changes", "without_checkpoint"]
-
 History = Sequence[tuple[float, Mapping[str, Any]]]
 """Events and progress of a run, in the order of their times, each with its time in seconds since 1970."""
 

@@ -14,8 +14,6 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["BY_KERNEL", "BY_WATCHDOG", "Cause", "Domain", "Outlook", "registry"]
-
 BY_WATCHDOG = "by the watchdog: "
 """The beginning of the message of a worker that the watchdog killed."""
 BY_KERNEL = "by the kernel: "

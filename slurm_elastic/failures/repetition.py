@@ -8,8 +8,6 @@ from slurm_elastic.failures.attribution import Attribution
 from slurm_elastic.failures.endings import without_prefixes
 from slurm_elastic.failures.registry import Domain, Outlook
 
-__all__ = ["BEFORE_FIRST_STEP", "fingerprint", "position"]
-
 BEFORE_FIRST_STEP = "before the first step"
 _FRAME = re.compile(r'^  File "([^"\n]+)", line (\d+)', re.MULTILINE)
 _RAISED = re.compile(r"^(?!Traceback \()\S.*", re.MULTILINE)

@@ -11,8 +11,6 @@ from typing import Any
 
 from slurm_elastic.failures.registry import Domain, Outlook
 
-__all__ = ["EXPIRY", "Strike", "exclusion", "nodes_to_exclude", "strikes"]
-
 EXPIRY = 24 * 3600.0
 """Seconds after which a strike counts no more. They are by the clocks of nodes, which differ by less."""
 _ENOUGH = 2

@@ -12,8 +12,6 @@ from slurm_elastic.failures import attribute, explanation, named
 from slurm_elastic.observe.records import Event, RunRecords
 from slurm_elastic.rundir import RunContents
 
-__all__ = ["Consequence", "RoundFailure", "WorkerError", "read_failures", "round_failures"]
-
 _TRACEBACK = "Traceback (most recent call last):"
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|[0-9]+(?:\.[0-9]+)*")
 _ROOT_RANK = re.compile(r"rank ([0-9]{1,9}): ")

@@ -13,8 +13,6 @@ from slurm_elastic.errors import UsageError, did_you_mean
 from slurm_elastic.rundir import RUNS, RunContents, RunDir, RunDirError, run_ids, run_start
 from slurm_elastic.text import printable
 
-__all__ = ["base_and_id", "find_run", "own_run_dirs"]
-
 _MOST_SHOWN = 8
 
 

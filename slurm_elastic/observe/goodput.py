@@ -16,8 +16,6 @@ from slurm_elastic.control import TimeUse
 from slurm_elastic.observe.records import Event, RunRecords, Worker
 from slurm_elastic.rendezvous.identity import AgentIdentity
 
-__all__ = ["Bucket", "Goodput", "RoundProgress", "Segment", "goodput", "round_progress", "segments"]
-
 
 class Bucket(enum.Enum):
     """The uses of node time, by the names of ml-goodput where it has one."""

@@ -10,8 +10,6 @@ from slurm_elastic import typed_json
 from slurm_elastic.rendezvous.status_requests import StatusAnswer
 from slurm_elastic.slow_ranks import Pace
 
-__all__ = ["LiveAgent", "LiveLeave", "LiveRun", "LiveWorker", "live_run"]
-
 _SCHEMA = 1
 """The newest schema of reports that this release knows."""
 

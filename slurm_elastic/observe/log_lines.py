@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from slurm_elastic import typed_json
 from slurm_elastic.rundir import LogFile, RunContents, RunFile
 
-__all__ = ["LogFilter", "LogLine", "LogReader", "log_times", "parse_ranges"]
-
 _LEAST_BLOCK, _MOST_BLOCK, _ALL_BLOCKS = 1 << 13, 1 << 20, 1 << 26
 """Bytes that are read of a log at once: few if there are many logs, each of which has a block in memory."""
 _LONGEST_LINE = 1 << 20

@@ -12,8 +12,6 @@ from typing import Any
 from slurm_elastic._version import __version__
 from slurm_elastic.observe.records import Event, RunRecords
 
-__all__ = ["log_requests"]
-
 _INFO, _WARN, _ERROR = (9, "INFO"), (13, "WARN"), (17, "ERROR")
 _SEVERITIES = {
     "node_lost": _WARN,

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     # It imports msgspec.
     from slurm_elastic.observe.live import LiveAgent
 
-__all__ = ["RankScore", "SlowRankView", "rank_scores", "slow_by_round", "slow_ranks"]
-
 
 @dataclass(frozen=True, slots=True)
 class SlowRankView:

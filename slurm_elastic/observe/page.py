@@ -14,8 +14,6 @@ from slurm_elastic.observe.report import Report, RoundReport
 from slurm_elastic.slurm.hostlist import compress, natural_key
 from slurm_elastic.text import printable
 
-__all__ = ["html_comparison", "html_page"]
-
 _WIDTH = 1000
 _LEFT = 90
 _ROW, _SMALL_ROW, _MANY = 18, 5, 64

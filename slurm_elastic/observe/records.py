@@ -16,8 +16,6 @@ from slurm_elastic.clock_times import parse_time
 from slurm_elastic.control import TimeUse
 from slurm_elastic.rundir import RunContents, RunFile
 
-__all__ = ["SCHEMA", "Event", "Round", "RunRecords", "Worker", "read_records", "run_records"]
-
 SCHEMA = 1
 """The newest schema of events and progress that this release knows."""
 _MOST = 2**53

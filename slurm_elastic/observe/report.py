@@ -14,8 +14,6 @@ from slurm_elastic.observe.status import RunState, RunStatus
 from slurm_elastic.rendezvous.identity import AgentIdentity
 from slurm_elastic.slurm.hostlist import natural_key
 
-__all__ = ["RankSpan", "Report", "RoundReport", "chrome_trace", "report", "report_json"]
-
 REPORT_SCHEMA = 2
 
 

@@ -21,21 +21,6 @@ if TYPE_CHECKING:
     # It imports msgspec.
     from slurm_elastic.observe.live import LiveAgent, LiveRun
 
-__all__ = [
-    "AgentView",
-    "JobInQueue",
-    "LiveAnswer",
-    "NoticeView",
-    "RootCause",
-    "RunState",
-    "RunStatus",
-    "StatusExit",
-    "agents_of",
-    "jobs_of",
-    "run_status",
-    "status_json",
-]
-
 STATUS_SCHEMA = 1
 _NEWEST_EVENTS = 10
 _OWN_ID = re.compile(r"([0-9]+(?:_[0-9]+)?)(?:\.[0-9]+)?")

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from slurm_elastic.observe.status import AgentView, RunStatus
 
-__all__ = ["StepTimes", "Trends", "advance", "sparkline"]
-
 _KEPT = 60
 _BLOCKS = "▁▂▃▄▅▆▇█"
 

@@ -15,8 +15,6 @@ from slurm_elastic.finding import Finding, Level
 from slurm_elastic.rehearsal.facts import Happened, RunFacts, WorkerSeen
 from slurm_elastic.rehearsal.scenario import Kind, Mishap, Plan
 
-__all__ = ["findings", "losses", "require_comparable", "steps_lost"]
-
 _GPU = re.compile(r"CUDA|NVIDIA|\bGPU|HIP|nccl", re.IGNORECASE)
 _VALUE = re.compile(r"`(.*)`: ranks \d+ and \d+ differ")
 _UNEQUAL = re.compile(r"^step \d+ of round \d+ is not the same on ")

@@ -9,8 +9,6 @@ from typing import Any
 from slurm_elastic import typed_json
 from slurm_elastic.rehearsal.scenario import Mishap
 
-__all__ = ["AgentEnd", "Happened", "RunFacts", "StopSeen", "WorkerSeen", "read_worker"]
-
 
 @dataclass(frozen=True, slots=True)
 class StopSeen:

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["WatchedFiles"]
-
 _HEAD = 65536
 _MOST = 256
 """Files that are watched."""

@@ -18,8 +18,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["NamePattern", "NewNames", "StepEntry", "entries", "leave_half", "newest_in_place", "patterns"]
-
 NamePattern = tuple[str, str]
 """What a name has before and after a number."""
 

@@ -20,8 +20,6 @@ from slurm_elastic.control import RECORDING
 from slurm_elastic.rehearsal.facts import AgentEnd
 from slurm_elastic.rehearsal.scenario import Kind, Plan, node_name
 
-__all__ = ["Node", "Nodes", "processes"]
-
 _COMMANDS = ("scontrol", "squeue", "sacct", "sinfo", "sbatch", "scancel")
 _SPURIOUS = ("SLURM_", "SLURMD_", "TORCHELASTIC_")
 _END = 10.0

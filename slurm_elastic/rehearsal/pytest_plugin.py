@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from slurm_elastic.rehearsal.runner import Rehearsal
     from slurm_elastic.rehearsal.scenario import Mishap
 
-__all__ = ["ElasticRun", "elastic_run", "pytest_addoption"]
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option ``--elastic-nodes``."""

@@ -31,8 +31,6 @@ from slurm_elastic.rehearsal.scenario import Kind, Mishap, Plan, node_name, plan
 from slurm_elastic.rundir import RunContents, RunDir, RunDirError
 from slurm_elastic.text import printable
 
-__all__ = ["Options", "Rehearsal", "rehearse"]
-
 _WARNING = re.compile(r"(?:\] |warning: )snapshots: (.+)$")
 """A line of an agent or a worker; lines of workers begin with their node and rank in brackets."""
 _POLL = 0.01

@@ -10,25 +10,6 @@ from dataclasses import dataclass, replace
 
 from slurm_elastic.errors import UsageError, did_you_mean
 
-__all__ = [
-    "Kind",
-    "Mishap",
-    "Plan",
-    "fail",
-    "hang",
-    "join",
-    "kill",
-    "leader",
-    "node_name",
-    "parse_kinds",
-    "parse_scenario",
-    "pause",
-    "plan",
-    "preempt",
-    "spread",
-    "timelimit",
-]
-
 
 class Kind(enum.Enum):
     """The kinds of mishaps."""

@@ -23,8 +23,6 @@ from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import Controller, NodeState, ports_exhausted
 
-__all__ = ["RendezvousConfig", "connect"]
-
 _LOOPBACK = "127.0.0.1"
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["AgentIdentity", "job_of", "node_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class AgentIdentity:

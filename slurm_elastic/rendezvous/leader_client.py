@@ -20,8 +20,6 @@ from slurm_elastic.rendezvous.transport.messages import LeaderMessage, MessageEr
 from slurm_elastic.rendezvous.transport.session import Role, Session, SessionError
 from slurm_elastic.rundir import RunDir
 
-__all__ = ["LeaderEndpoint", "NoAnswerError", "ask_status", "ask_to_leave", "client_name", "find_leader"]
-
 _TIMEOUT = 10.0
 """Seconds for a request and all of its answers."""
 

@@ -8,8 +8,6 @@ from slurm_elastic.rendezvous.leave_requests import LeaveRequested
 from slurm_elastic.rendezvous.membership import Interrupted, MembershipMessage
 from slurm_elastic.rendezvous.transport.messages import Assignment
 
-__all__ = ["CutOff", "LeaderEvent", "LeaderLost", "RecordsLost", "Unreachable"]
-
 
 @dataclass(frozen=True, slots=True)
 class CutOff(Interrupted):

@@ -9,8 +9,6 @@ from slurm_elastic.rendezvous.identity import job_of
 from slurm_elastic.rendezvous.membership import LeaveReason
 from slurm_elastic.slurm import natural_key
 
-__all__ = ["LeaveAnswer", "LeaveRequest", "LeaveRequested", "addressed_agents"]
-
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequest:

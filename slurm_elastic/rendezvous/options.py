@@ -12,8 +12,6 @@ from slurm_elastic.rendezvous.membership import OnTie
 from slurm_elastic.rendezvous.records.etcd.config import OPTIONS as ETCD_OPTIONS
 from slurm_elastic.rendezvous.records.etcd.config import TORCH_NAMES as ETCD_TORCH_NAMES
 
-__all__ = ["TORCHS_OWN", "RendezvousOptions"]
-
 TORCHS_OWN = frozenset({"is_host", "store_type", "close_timeout", "heartbeat_timeout", "rank"})
 """Keys of torch's c10d and static rendezvous (elastic/rendezvous, 2.13) that mean nothing here, and are ignored."""
 _MAY_BE_ZERO = ("min_round_time", "leave_margin", "last_call_timeout")

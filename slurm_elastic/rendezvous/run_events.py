@@ -24,8 +24,6 @@ from slurm_elastic.rendezvous.membership import (
     WorkerFailure,
 )
 
-__all__ = ["Entry", "describe"]
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 
-__all__ = ["PRIVATE", "take_private"]
-
 PRIVATE = ("SLURM_ELASTIC_ETCD_PASSWORD", "SLURM_ELASTIC_HEALTH_TOKEN")
 """Variables that no worker may inherit."""
 

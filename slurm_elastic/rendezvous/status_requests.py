@@ -7,16 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = [
-    "REPORT_LIMIT",
-    "StatusAnswer",
-    "StatusPart",
-    "StatusReport",
-    "StatusRequest",
-    "StatusRequested",
-    "is_report",
-]
-
 REPORT_LIMIT = 4096
 """Characters of one agent's report. They are printable ASCII, so that JSON needs at most twice as many bytes."""
 

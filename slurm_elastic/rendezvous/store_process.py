@@ -19,8 +19,6 @@ from typing import NoReturn
 
 from torch._C._distributed_c10d import TCPStore
 
-__all__ = ["ServedStore", "prepare_stores", "serve_store"]
-
 _TIMEOUT = timedelta(seconds=300)
 _LONGEST_ORDER = 256
 

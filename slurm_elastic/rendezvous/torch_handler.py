@@ -50,8 +50,6 @@ from slurm_elastic.slurm import (
     port_sequence,
 )
 
-__all__ = ["SlurmRendezvousHandler", "create_handler", "handler_factory"]
-
 logger = logging.getLogger(__name__)
 
 _BACKEND = "slurm"

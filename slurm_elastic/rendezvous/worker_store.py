@@ -14,8 +14,6 @@ from slurm_elastic.rendezvous.store_process import ServedStore, serve_store
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.slurm.address import resolve
 
-__all__ = ["FreshPorts", "ReservedPort", "open_worker_store"]
-
 _LOOPBACK = "127.0.0.1"
 _REMEMBERED = 256
 

@@ -19,8 +19,6 @@ from typing import TypeVar
 
 from slurm_elastic.ownership import NEW_DIRECTORY, NEW_FILE, group_may_write, open_own, write_own
 
-__all__ = ["append", "claim", "exists", "list_names", "make_directory", "patiently", "publish", "read", "written"]
-
 _T = TypeVar("_T")
 
 _STALE_ATTEMPTS = 5

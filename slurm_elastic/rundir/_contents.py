@@ -15,8 +15,6 @@ from slurm_elastic.rundir._errors import RecordError, RunDirError, explain
 from slurm_elastic.rundir._file_names import is_safe
 from slurm_elastic.rundir._run_dir import RUNS, RunDir
 
-__all__ = ["LogFile", "RunContents", "RunFile", "run_ids"]
-
 _READERS = 16
 """Threads that read files: a network file system takes milliseconds for each, and a run has two for every node."""
 _LOGS = re.compile(r"round_([0-9]{1,9})")

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from slurm_elastic.errors import SlurmElasticError
 
-__all__ = ["RecordError", "RunDirError", "explain"]
-
 
 class RunDirError(SlurmElasticError):
     """The run directory has worked before and fails now: it is full, read-only or gone.

@@ -6,8 +6,6 @@ import re
 
 from slurm_elastic.errors import UsageError
 
-__all__ = ["descending_numbers", "is_safe", "numbered", "safe"]
-
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _NUMBERED = re.compile(r"([0-9]{6,})\.json")
 

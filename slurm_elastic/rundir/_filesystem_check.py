@@ -13,8 +13,6 @@ from slurm_elastic.ownership import group_may_write, require_own, require_safe_p
 from slurm_elastic.rundir import _atomic_files
 from slurm_elastic.rundir._errors import explain
 
-__all__ = ["make_fit"]
-
 _PROBE_BYTES = 65536
 _MEND = "give a run directory of your own by --run-dir"
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # link(2)

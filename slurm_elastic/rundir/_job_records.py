@@ -15,8 +15,6 @@ from slurm_elastic.rundir import _atomic_files
 from slurm_elastic.rundir._errors import RecordError, RunDirError, explain
 from slurm_elastic.rundir._run_dir import RunDir
 
-__all__ = ["JobRecords"]
-
 
 @dataclass(frozen=True, slots=True)
 class JobRecords:

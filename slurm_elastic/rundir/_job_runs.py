@@ -21,8 +21,6 @@ from slurm_elastic.rundir._errors import RecordError, RunDirError, explain
 from slurm_elastic.rundir._run_dir import RUNS, RunDir, incarnation
 from slurm_elastic.slurm import SlurmJob
 
-__all__ = ["KnownRun", "RunStart", "choose_run", "join_named", "join_own", "run_start", "runs_of_job"]
-
 
 @dataclass(frozen=True, slots=True)
 class RunStart:

@@ -13,8 +13,6 @@ from pathlib import Path
 from slurm_elastic.rundir import _atomic_files
 from slurm_elastic.state_directory import state_directory
 
-__all__ = ["known_directories", "remember_directory"]
-
 
 def remember_directory(base: Path) -> None:
     """Add a directory below which runs are."""

@@ -17,8 +17,6 @@ from slurm_elastic.rundir._filesystem_check import make_fit
 from slurm_elastic.rundir._signatures import signature
 from slurm_elastic.rundir._signed_files import SignedFiles
 
-__all__ = ["RUNS", "RunDir", "incarnation"]
-
 RUNS = "elastic-runs"
 _HEALTH_TOKEN = b"slurm_elastic health token 1\0"
 _SUBDIRECTORIES = ("rounds", "epochs", "endpoints", "events", "logs")

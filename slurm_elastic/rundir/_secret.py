@@ -12,8 +12,6 @@ from pathlib import Path
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import _atomic_files
 
-__all__ = ["load", "load_or_create"]
-
 _BYTES = 32
 _LINE = re.compile(rb"[0-9a-f]{%d}\n" % (2 * _BYTES))
 

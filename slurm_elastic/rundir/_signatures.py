@@ -8,8 +8,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 
-__all__ = ["is_signature", "sign", "signature", "verified"]
-
 _CONTEXT = b"slurm_elastic run directory record 1\0"
 _FIELD, _END = b'"signature": "', b'"}'
 _LENGTH = len(_FIELD) + 2 * hashlib.sha256().digest_size + len(_END)

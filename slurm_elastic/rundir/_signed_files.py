@@ -18,8 +18,6 @@ from slurm_elastic.rundir._errors import RecordError
 from slurm_elastic.rundir._signatures import sign, signature, verified
 from slurm_elastic.text import printable
 
-__all__ = ["SignedFiles"]
-
 logger = logging.getLogger("slurm_elastic")
 
 _REMOVAL = b"slurm_elastic run directory removal 1\0"

@@ -8,8 +8,6 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm._env_values import optional_number, present
 from slurm_elastic.slurm.hostlist import expand
 
-__all__ = ["job_and_step_nodes", "node_list", "own_node"]
-
 
 def job_and_step_nodes(
     environ: Mapping[str, str], *, in_step: bool, is_het: bool

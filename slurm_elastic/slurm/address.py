@@ -17,16 +17,6 @@ from pathlib import Path
 from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm.controller import Controller
 
-__all__ = [
-    "AddressFacts",
-    "AddressPreference",
-    "choose_address",
-    "data_interface",
-    "gather_facts",
-    "gloo_interface",
-    "resolve",
-]
-
 _SIOCGIFADDR = 0x8915
 """netdevice(7): the IPv4 address of an interface."""
 _TEST_NET = "192.0.2.1"

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from slurm_elastic.slurm.scontrol_output import ControllerClock, JobView
 
-__all__ = ["Cause", "Diagnosis", "SignalDefaults", "classify", "least_grace", "presume", "save_time"]
-
 _WARNINGS = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 _EARLY = 60
 """Seconds by which the signal of ``--signal`` may come early (sbatch(1))."""

@@ -42,8 +42,6 @@ from slurm_elastic.slurm.site_output import (
     parse_qos,
 )
 
-__all__ = ["NEWEST_RELEASE", "OLDEST_RELEASE", "Controller"]
-
 _log = logging.getLogger(__name__)
 
 _SILENCE = re.compile(r"Unable to contact slurm controller|Socket timed out|Connection refused|Zero Bytes were")

@@ -18,8 +18,6 @@ import hostlist
 
 from slurm_elastic.errors import UsageError
 
-__all__ = ["MAX_RANGE", "compress", "expand", "natural_key"]
-
 MAX_RANGE = 65536
 """Maximum number of names in a host list."""
 

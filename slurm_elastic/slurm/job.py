@@ -23,8 +23,6 @@ from slurm_elastic.slurm._env_values import (
 )
 from slurm_elastic.slurm.own_variables import Reader, foreign_variables
 
-__all__ = ["ArrayElement", "Context", "HetComponent", "SlurmJob"]
-
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Step ids from here on are not srun's: batch 0xfffffffb, extern ...fc, interactive ...fa (slurm.h). Slurm 26.05 sets
 SLURM_STEP_ID in a batch script, too, and writes these ids with a sign: -5 (env.c, setup_env)."""

@@ -12,8 +12,6 @@ from collections.abc import Mapping, MutableMapping
 from slurm_elastic.slurm._env_nodes import node_list
 from slurm_elastic.slurm._env_values import present
 
-__all__ = ["WORKER_VARIABLES", "Reader", "drop_foreign", "foreign_variables"]
-
 WORKER_VARIABLES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),

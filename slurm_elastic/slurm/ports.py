@@ -11,8 +11,6 @@ from pathlib import Path
 
 from slurm_elastic.errors import UsageError
 
-__all__ = ["CANDIDATES", "ephemeral_low", "port_sequence", "ports_exhausted"]
-
 CANDIDATES = 16
 """Number of derived ports in the list."""
 

@@ -15,8 +15,6 @@ from slurm_elastic.errors import ExitCode
 from slurm_elastic.slurm.cause import Cause
 from slurm_elastic.slurm.scontrol_output import JobView
 
-__all__ = ["History", "Requeue", "RequeueDecision", "requeue_decision"]
-
 MOST_IDLE = 5
 """Maximum number of starts in a row without progress."""
 

@@ -9,23 +9,6 @@ from dataclasses import dataclass
 from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm.hostlist import expand
 
-__all__ = [
-    "QUEUE_FORMAT",
-    "ControllerClock",
-    "JobView",
-    "NodeState",
-    "NodeView",
-    "QueuedJob",
-    "parse_clock",
-    "parse_duration",
-    "parse_jobs",
-    "parse_nodes",
-    "parse_partition_grace",
-    "parse_qos_grace",
-    "parse_queue",
-    "parse_release",
-]
-
 _DOWN = frozenset({"DOWN", "ERROR", "FAIL", "FUTURE", "INVAL", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"})
 _DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAILING"})
 _UNKNOWN = frozenset({"UNKNOWN", "NOT_RESPONDING", "NO_RESPOND"})

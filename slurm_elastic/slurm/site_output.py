@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 from slurm_elastic.slurm.scontrol_output import parse_duration
 
-__all__ = ["QOS_FORMAT", "ClusterConfig", "PartitionView", "QosView", "parse_config", "parse_partitions", "parse_qos"]
-
 QOS_FORMAT = "Name,GraceTime,PreemptMode,Preempt"
 """sacctmgr(1), ``format=`` of ``show qos``."""
 

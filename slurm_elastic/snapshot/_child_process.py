@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["Child", "Fork", "ignore_signals", "start_child"]
-
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _PACKAGE_ROOT = Path(__file__).parents[2]
 _PROGRAM = (

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from slurm_elastic.snapshot.checkpoints import Checkpoints, Stored
     from slurm_elastic.snapshot.memory import Slot
 
-__all__ = ["DiskSide", "Started"]
-
 _T = TypeVar("_T")
 
 _STORE_TIMEOUT = 300.0

@@ -15,8 +15,6 @@ from typing import Any, Protocol
 
 from slurm_elastic import typed_json
 
-__all__ = ["RankValues", "difference", "digests"]
-
 logger = logging.getLogger("slurm_elastic")
 
 _SHOWN = 24

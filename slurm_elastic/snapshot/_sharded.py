@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
 
-__all__ = ["key_of", "layout_of", "locals_of", "restore"]
-
 
 def key_of(sharded: Sequence[DTensor]) -> tuple[object, ...]:
     """Return what the layout of these tensors depends on."""

@@ -14,8 +14,6 @@ from slurm_elastic.snapshot.state import Table, TensorPlace
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["SlotWriter"]
-
 
 class SlotWriter:
     """Writes into the slots of an agent, for one worker.

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
     from slurm_elastic.snapshot.checkpoints import Stored
 
-__all__ = ["load", "save", "to_disk"]
-
 logger = logging.getLogger("slurm_elastic")
 
 

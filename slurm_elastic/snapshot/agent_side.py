@@ -36,8 +36,6 @@ from slurm_elastic.snapshot.slots import HEADER
 from slurm_elastic.snapshot.state import read_layout
 from slurm_elastic.snapshot.transfer import Ranges, Sender, TransferError, accepted, receive
 
-__all__ = ["AgentMemory", "Group"]
-
 logger = logging.getLogger("slurm_elastic")
 
 _SETTLE = 30.0

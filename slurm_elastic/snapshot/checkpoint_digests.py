@@ -16,8 +16,6 @@ from blake3 import blake3
 
 from slurm_elastic import typed_json
 
-__all__ = ["DamagedError", "digest", "pieces", "sealed", "unsealed"]
-
 _FIELD = b', "digest": "'
 
 

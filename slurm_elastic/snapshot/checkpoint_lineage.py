@@ -19,18 +19,6 @@ import msgspec
 from slurm_elastic import typed_json
 from slurm_elastic.snapshot.lineage import SnapshotId
 
-__all__ = [
-    "CheckpointId",
-    "Start",
-    "checkpoint_between",
-    "choose_checkpoint",
-    "deletable",
-    "line_from_checkpoint",
-    "line_from_memory",
-    "read_start",
-    "write_start",
-]
-
 _LINE = 16
 """Starts that a line reaches back."""
 

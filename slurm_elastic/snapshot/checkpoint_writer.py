@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.checkpoint.metadata import Metadata
 
-__all__ = ["Order", "Outcome", "Task", "WriterProcess"]
-
 _LIMIT = 1 << 16
 _LOW = 10
 """Nice value of the thread that writes, setpriority(2); the priority of its reads and writes follows (ioprio_set(2)).

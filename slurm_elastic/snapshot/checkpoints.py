@@ -51,19 +51,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("slurm_elastic")
 
-__all__ = [
-    "DESCRIPTION",
-    "CheckpointError",
-    "DamagedCheckpointError",
-    "Checkpoints",
-    "Stored",
-    "StoredPart",
-    "SupersededError",
-    "describe_files",
-    "part_file",
-    "part_record",
-]
-
 _START = re.compile(r"start-(\d{6,})\.json")
 _CHECKPOINT = re.compile(r"start-(\d{6,})\.step-(\d{12,})")
 _UNFINISHED = re.compile(r"\.start-(\d{6,})\.step-(\d{12,})\.\w+")

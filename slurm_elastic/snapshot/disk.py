@@ -22,8 +22,6 @@ from slurm_elastic.snapshot.checkpoint_writer import Order, Outcome, Task, Write
 from slurm_elastic.snapshot.lineage import Copy, SnapshotId
 from slurm_elastic.snapshot.memory import Slot
 
-__all__ = ["DiskWriter", "Held", "HeldSlots", "Progress", "Target", "is_wanted", "next_snapshot"]
-
 logger = logging.getLogger("slurm_elastic")
 
 _AGAIN = 0.5

@@ -18,19 +18,6 @@ import msgspec
 from slurm_elastic import typed_json
 from slurm_elastic.snapshot.lineage import SLOTS, Holder, SnapshotId
 
-__all__ = [
-    "MOST_RANGES",
-    "VARIABLE",
-    "Answer",
-    "Directory",
-    "HandOverError",
-    "Request",
-    "answer",
-    "ask",
-    "name_directory",
-    "read_request",
-]
-
 VARIABLE = "SLURM_ELASTIC_SNAPSHOT"
 """Environment variable of a worker: the path of the socket."""
 

@@ -25,27 +25,6 @@ import msgspec
 
 from slurm_elastic import typed_json
 
-__all__ = [
-    "REPLICA_SLOTS",
-    "SLOTS",
-    "Copy",
-    "HeldParts",
-    "Holder",
-    "Inventory",
-    "Origin",
-    "Preparation",
-    "Protection",
-    "SnapshotId",
-    "Source",
-    "choose",
-    "off_line",
-    "prepare",
-    "read_origin",
-    "slot_to_write",
-    "take_inventory",
-    "write",
-]
-
 SLOTS = 3
 """Snapshots that an agent holds: the newest two stay committed while a worker writes the third. An agent that is asked
 for two holds the newest one then; the decisions here take any number from two on."""

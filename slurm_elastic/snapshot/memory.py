@@ -20,8 +20,6 @@ from slurm_elastic.snapshot.lineage import Copy, Protection
 from slurm_elastic.snapshot.slots import HEADER, Contents
 from slurm_elastic.text import size_text
 
-__all__ = ["OutOfMemoryError", "Reserve", "Slot", "check_memory", "free_memory", "require_memory"]
-
 _PAGE = 4096
 
 

@@ -18,9 +18,6 @@ from dataclasses import dataclass, replace
 from slurm_elastic.snapshot.lineage import Copy, Holder, Protection, SnapshotId
 from slurm_elastic.text import size_text
 
-__all__ = ["Goal", "Report", "kept_step", "link_problem", "newest_of", "next_goal", "partner", "slot_for_replica"]
-
-
 _SLOW = 10.0
 """Seconds for a copy after which a person is told."""
 _FURTHEST = 1 << 12

@@ -37,8 +37,6 @@ from slurm_elastic.snapshot.replication import (
 from slurm_elastic.snapshot.slots import HEADER, Contents
 from slurm_elastic.snapshot.transfer import Channel, TransferError, accepted, find_replicator, session_name
 
-__all__ = ["Members", "ReplicatorProcess"]
-
 logger = logging.getLogger("slurm_elastic")
 
 _LIMIT = 1 << 16

@@ -18,21 +18,6 @@ from slurm_elastic.snapshot.slots import round_up
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "Layout",
-    "Mesh",
-    "Parts",
-    "Piece",
-    "Planner",
-    "Region",
-    "Sharded",
-    "byte_range",
-    "expected_ranges",
-    "merged",
-    "needed_ranges",
-    "region_of",
-]
-
 _MOST_BETWEEN = 1.25
 """Bytes of ranges, as a multiple of those needed, at most: else a part is needed as a whole."""
 

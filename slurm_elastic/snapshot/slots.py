@@ -21,21 +21,6 @@ from typing import Protocol
 
 from slurm_elastic.snapshot.lineage import Copy, Protection, SnapshotId
 
-__all__ = [
-    "FIELDS",
-    "HEADER",
-    "Contents",
-    "Fields",
-    "clear",
-    "contents",
-    "fill",
-    "is_busy",
-    "protection",
-    "round_up",
-    "set_busy",
-    "set_protection",
-]
-
 HEADER = 4096
 """Bytes before the tensors."""
 ALIGNMENT = 64

@@ -27,25 +27,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.tensor import DTensor
 
-__all__ = [
-    "PER_RANK",
-    "Describer",
-    "Flat",
-    "PresentTensors",
-    "StateError",
-    "Table",
-    "TensorPlace",
-    "can_take",
-    "describe",
-    "flatten",
-    "read_description",
-    "read_layout",
-    "rebuild",
-    "table_of",
-    "tensor_in",
-    "write_layout",
-]
-
 PER_RANK = "per_rank"
 """Name of what ranks have of their own, in `save` and `load`, and on disk."""
 _SCALARS = (bool, int, float, str, type(None))

@@ -29,17 +29,6 @@ from slurm_elastic.snapshot.slots import HEADER, Contents
 if TYPE_CHECKING:
     from blake3 import blake3
 
-__all__ = [
-    "Channel",
-    "Ranges",
-    "Sender",
-    "TransferError",
-    "accepted",
-    "find_replicator",
-    "receive",
-    "session_name",
-]
-
 logger = logging.getLogger("slurm_elastic")
 
 Ranges = tuple[tuple[int, int], ...]

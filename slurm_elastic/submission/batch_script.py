@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from slurm_elastic._version import __version__
 from slurm_elastic.errors import UsageError
 
-__all__ = ["LONG_NAMES", "BatchScript", "Options"]
-
 Options = Mapping[str, "str | None"]
 """Options of sbatch by their long names without dashes; None for one without a value."""
 

@@ -21,8 +21,6 @@ from submitit.core import utils
 from slurm_elastic.control import is_superseded
 from slurm_elastic.rundir import publish_file
 
-__all__ = ["SIGNAL", "Checkpointing", "is_checkpointable", "is_stopping"]
-
 SIGNAL = signal.SIGHUP
 """The signal that agents send to workers. Nothing else sends it: Slurm's warning before the time limit is SIGUSR2,
 which reaches workers, too, under proctrack/linuxproc, before it is decided whether the round ends."""

@@ -20,8 +20,6 @@ from slurm_elastic.submission.payload import Payload, Script, writable_folder
 from slurm_elastic.submission.plan import NodeRange, Plan, Shape, environment_lines, read_template
 from slurm_elastic.submission.sbatch import NoClusterError, submit
 
-__all__ = ["AgentOptions", "ElasticExecutor"]
-
 _SET_OTHERWISE = {
     "--nnodes": "min_nodes and max_nodes",
     "--nproc-per-node": "workers_per_node",

@@ -18,8 +18,6 @@ from slurm_elastic.submission.payload import Script, read_ranks, script_file
 from slurm_elastic.submission.run_status import RunStatus, latest_log, read_status
 from slurm_elastic.unpickling import unpickle
 
-__all__ = ["ElasticInfoWatcher", "ElasticJob", "LocalElasticJob", "WorkerFailedError"]
-
 _LINES = 40
 _USAGE = "slurm-elastic: error: "
 

@@ -8,8 +8,6 @@ from submitit.core import job_environment
 
 from slurm_elastic.submission.payload import job_id_of
 
-__all__ = ["ElasticJobEnvironment"]
-
 
 class ElasticJobEnvironment(job_environment.JobEnvironment):
     """The job environment of an elastic run, for functions that use submitit's.

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["is_final", "state_of_array"]
-
 _GOES_ON = frozenset(
     {
         "COMPLETING",

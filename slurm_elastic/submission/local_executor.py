@@ -19,8 +19,6 @@ from slurm_elastic.submission.job import LocalElasticJob
 from slurm_elastic.submission.payload import Payload, Script
 from slurm_elastic.submission.plan import NodeRange
 
-__all__ = ["DebugElasticExecutor", "LocalElasticExecutor"]
-
 
 class LocalElasticExecutor(local.LocalExecutor):
     """Runs on this machine without Slurm; each agent represents a node.

@@ -9,8 +9,6 @@ from typing import Any
 from slurm_elastic.errors import UsageError
 from slurm_elastic.submission.plan import require_possible
 
-__all__ = ["SlurmParameters", "long_names", "slurm_parameters"]
-
 _WHY_NO_ARRAY = 'a batch becomes one job for each submission; for elements that are one run give shape="array"'
 _LISTS = ("setup", "teardown", "srun_args")
 _NO_OPTION = frozenset({*_LISTS, "additional_parameters", "signal_delay_s", "stderr_to_stdout", "use_srun", "nodes"})

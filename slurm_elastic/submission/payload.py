@@ -22,17 +22,6 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import publish_file, read_file
 from slurm_elastic.submission.checkpointing import SIGNAL, is_checkpointable
 
-__all__ = [
-    "Payload",
-    "Script",
-    "job_id_of",
-    "read_ranks",
-    "require_importable",
-    "script_file",
-    "writable_folder",
-    "write_ranks",
-]
-
 _WORKER_MODULE = "slurm_elastic.submission.worker"
 """The module that workers of a function run by `python -m`, with the job's folder and the uid of the payload."""
 

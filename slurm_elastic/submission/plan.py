@@ -17,8 +17,6 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.submission import templates
 from slurm_elastic.submission.batch_script import BatchScript
 
-__all__ = ["TEMPLATE_VARIABLE", "NodeRange", "Plan", "Shape", "environment_lines", "read_template", "require_possible"]
-
 TEMPLATE_VARIABLE = "SLURM_ELASTIC_TEMPLATE"
 """Names the template for submissions that give none: of a site, or of a user."""
 

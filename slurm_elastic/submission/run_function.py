@@ -22,8 +22,6 @@ from slurm_elastic.submission.checkpointing import SIGNAL, Checkpointing, is_che
 from slurm_elastic.submission.payload import job_id_of, write_ranks
 from slurm_elastic.unpickling import unpickle
 
-__all__ = ["run_function"]
-
 
 def run_function(folder: str, uid: str, signals: Sequence[int]) -> None:
     """Load the function, call it, and write its result to the file in which submitit's Job looks for it.

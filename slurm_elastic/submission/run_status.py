@@ -13,8 +13,6 @@ from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rundir import RunDir
 
-__all__ = ["RunStatus", "latest_log", "read_status"]
-
 _ROUND = re.compile(r"round_([0-9]+)")
 
 

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm import Reader, drop_foreign
 
-__all__ = ["NoClusterError", "submit"]
-
 _JOB_ID = re.compile(r"([0-9]+)(;.*)?")
 
 

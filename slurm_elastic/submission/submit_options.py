@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from slurm_elastic.errors import UsageError
 from slurm_elastic.submission.batch_script import LONG_NAMES
 
-__all__ = ["OWN", "SBATCH_OPTIONS", "CommandLine", "read_command_line"]
-
 _SBATCH_SWITCHES = frozenset(
     {
         "consolidate-segments",

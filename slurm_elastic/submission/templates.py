@@ -6,8 +6,6 @@ from pathlib import Path
 
 from slurm_elastic.errors import UsageError, did_you_mean
 
-__all__ = ["names", "read", "summary"]
-
 _SUFFIX = ".sbatch"
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import signal
 import sys
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the function that the command line names."""

@@ -11,8 +11,6 @@ from typing import NamedTuple
 from tests.cluster.testbed import Cluster
 from tests.cluster.testbed.processes import init_of
 
-__all__ = ["Leaks"]
-
 _MORE_FILES = 40
 """By how many an agent's open files may grow: connections to other agents, and what a leader needs."""
 _MORE_MEMORY = 64 << 20

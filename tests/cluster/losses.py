@@ -6,8 +6,6 @@ import contextlib
 import json
 from pathlib import Path
 
-__all__ = ["wrong_losses"]
-
 
 def wrong_losses(run: Path, undisturbed: Path) -> list[str]:
     """What is wrong with the losses of a run; prints what was compared.

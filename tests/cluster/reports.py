@@ -14,8 +14,6 @@ from typing import Any
 
 from tests.cluster.jobs import CHECKOUT, Job, Jobs
 
-__all__ = ["AgentTime", "redone_steps", "wrong_report"]
-
 _TOLERANCE = 0.01
 _LOOK = 0.25
 """Seconds between two looks at the process table."""

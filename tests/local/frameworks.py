@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["PYTHON", "require"]
-
 PYTHON = Path("/opt/slurm-elastic/frameworks/bin/python")
 _RELEASE = (3, 11)
 """Of that Python."""

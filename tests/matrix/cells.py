@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 
-__all__ = ["Cell", "Layer", "Outcome", "Result", "cells", "dumped", "loaded", "recorded", "table"]
-
 TORCH = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 PYTHON = ("3.10", "3.11", "3.12", "3.13", "3.14")
 SLURM = ("22.05", "24.11", "26.05")

@@ -28,8 +28,6 @@ from tests.simulation.workers import UNUSABLE, Workers
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-__all__ = ["SimulatedAgent"]
-
 
 class SimulatedAgent(Process):
     """One agent's process, its workers and its link.

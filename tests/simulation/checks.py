@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from tests.simulation.workers import Workers
     from tests.simulation.world import World
 
-__all__ = ["Checks"]
-
 
 class Checks:
     """What is promised, and what has to be remembered to check it."""

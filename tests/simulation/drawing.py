@@ -28,8 +28,6 @@ from tests.simulation.faults import (
     StallLeader,
 )
 
-__all__ = ["draw", "draw_planned", "draw_sizes"]
-
 FAULTS_UNTIL = 6.0
 """Seconds."""
 

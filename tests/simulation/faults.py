@@ -11,27 +11,6 @@ from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.membership import AgentInfo, LeaveReason, Settings
 
-__all__ = [
-    "CALM",
-    "NORMAL",
-    "WILD",
-    "Action",
-    "Arrive",
-    "Break",
-    "Close",
-    "Complete",
-    "Cut",
-    "Die",
-    "Fail",
-    "Hang",
-    "Leave",
-    "Noise",
-    "Schedule",
-    "SlowLedger",
-    "SlurmSays",
-    "StallLeader",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Action:

@@ -11,8 +11,6 @@ import random
 import threading
 from collections.abc import Callable
 
-__all__ = ["Interleaving", "Memory", "Processor", "StuckError", "View"]
-
 
 class StuckError(AssertionError):
     """Nobody can go on."""

@@ -27,8 +27,6 @@ from tests.simulation.network import Connection, Hello, Place, Welcome
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-__all__ = ["SimulatedLeader"]
-
 
 class SimulatedLeader:
     """Feeds the machine one event at a time, and carries out what it decides, in order, perhaps later."""

@@ -14,8 +14,6 @@ from tests.simulation import snapshots, test_snapshots
 from tests.simulation.mutations import MUTATIONS, Mutation
 from tests.simulation.violation import Violation
 
-__all__ = ["PAGE", "Row", "count", "mistakes", "write"]
-
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
 _HEADER = ("| mistake | found in, of {schedules:,} | first by | broken promises |", "|---|---|---|---|")
 _START = "| mistake | found in, of "

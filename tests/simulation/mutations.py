@@ -54,9 +54,6 @@ from tests.simulation.schedules import play_script, sizes
 from tests.simulation.stopping import StopSchedule
 from tests.simulation.violation import Violation
 
-__all__ = ["MUTATIONS", "Mutation"]
-
-
 MESSAGES = 60
 """Of a script that are struck when mistakes are looked for."""
 

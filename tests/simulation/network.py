@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from tests.simulation.agents import SimulatedAgent
     from tests.simulation.world import World
 
-__all__ = ["Connection", "Hello", "Place", "Welcome"]
-
 
 @dataclass(frozen=True, slots=True)
 class Hello:

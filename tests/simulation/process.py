@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-__all__ = ["Process"]
-
 
 class Process:
     """What does not depend on the protocol.

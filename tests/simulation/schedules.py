@@ -17,20 +17,6 @@ from tests.simulation.election.world import World
 from tests.simulation.stopping import StopSchedule
 from tests.simulation.violation import Violation
 
-__all__ = [
-    "KINDS",
-    "Result",
-    "play_all",
-    "play_failures",
-    "play_leaders",
-    "play_membership",
-    "play_script",
-    "play_sizes",
-    "play_stop",
-    "play_strikes",
-    "sizes",
-]
-
 _TRANSCRIPT = 200
 """Lines of a transcript that are shown."""
 

@@ -12,8 +12,6 @@ from tests.simulation.faults import CALM, Action, Arrive, Schedule
 from tests.simulation.violation import Violation
 from tests.simulation.world import World
 
-__all__ = ["play", "report", "shrink"]
-
 MOST_RUNS = 2000
 _PLAIN_SETTINGS: dict[str, Any] = {"min_nodes": 1, "max_restarts": 100, "expected_nodes": (), "first_round": 0}
 

@@ -9,8 +9,6 @@ from slurm_elastic.control import Agreement, Stop, WorkerControl
 from slurm_elastic.control._shared_page import ATTACHED, DEADLINE, HOLD, NONE, STEP, STOP
 from tests.simulation.interleaving import Interleaving, Memory, Processor, View
 
-__all__ = ["StopSchedule"]
-
 REASON = "preempted by a job that is more important"  # more than one field long
 
 

@@ -8,8 +8,6 @@ from collections.abc import Set as AbstractSet
 from slurm_elastic.rendezvous.membership import Settings, State, Table
 from tests.simulation.violation import require
 
-__all__ = ["check_table", "largest"]
-
 
 def largest(settings: Settings, agents: int, without: AbstractSet[int] = frozenset()) -> int:
     """How many of so many agents a round has to take, not one of these numbers; 0 if none can be."""

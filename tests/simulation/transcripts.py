@@ -11,8 +11,6 @@ from tests.simulation.election.world import World as SuccessionWorld
 from tests.simulation.stopping import StopSchedule
 from tests.simulation.world import World
 
-__all__ = ["in_order", "transcripts"]
-
 SCHEDULES = 250
 """Of each kind. Among so many are some in which two agents are lost in the same moment."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Violation", "require"]
-
 
 class Violation(AssertionError):  # noqa: N818
     """A promise is broken. `promise` names it, for the search for a smaller schedule that breaks the same one."""

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from tests.simulation.agents import SimulatedAgent
     from tests.simulation.world import World
 
-__all__ = ["UNUSABLE", "Group", "Workers"]
-
 UNUSABLE = "the number of nodes"
 """Why workers fail before their first step."""
 

@@ -29,8 +29,6 @@ from tests.simulation.tables import largest
 from tests.simulation.violation import Violation
 from tests.simulation.workers import Group
 
-__all__ = ["World"]
-
 
 class World:
     """One run of one schedule.

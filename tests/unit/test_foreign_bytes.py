@@ -282,7 +282,7 @@ def reports(content: bytes) -> None:
 
 def slurm_text(content: bytes) -> None:
     for module in (scontrol_output, site_output):
-        for name in module.__all__:
+        for name in vars(module):
             if name.startswith("parse_"):
                 getattr(module, name)(text(content))
 

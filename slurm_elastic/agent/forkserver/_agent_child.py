@@ -11,8 +11,6 @@ from collections.abc import Sequence
 
 from slurm_elastic.agent.forkserver._linux import set_title
 
-__all__ = ["run_agent_child"]
-
 _PACKAGE_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))  # noqa: PTH100, PTH118, PTH120
 
 

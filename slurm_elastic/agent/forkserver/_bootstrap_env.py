@@ -7,8 +7,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["boot_environment"]
-
 _BOOT = os.path.join(os.path.dirname(__file__), "_boot")  # noqa: PTH118, PTH120  pathlib takes long to import
 
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from slurm_elastic.agent.forkserver._waiting import wait_on
 
-__all__ = ["Channel"]
-
 _LARGEST_MESSAGE = 65536
 _MOST_DESCRIPTORS = 16
 

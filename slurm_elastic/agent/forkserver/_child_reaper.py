@@ -11,8 +11,6 @@ from typing import Any
 
 from slurm_elastic.agent.forkserver._linux import children
 
-__all__ = ["ChildReaper"]
-
 _SCAN_INTERVAL = 1.0
 """Seconds between two scans of /proc for zombies of descendants whose own parent has ended."""
 

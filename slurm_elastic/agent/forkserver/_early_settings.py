@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from slurm_elastic.agent.forkserver._fork_eligibility import is_read_by_libraries
 
-__all__ = ["early_setting", "script_file"]
-
 _NAMED = re.compile(
     r"""environ\s*\[\s*["'](?P<set>\w+)["']\s*\]\s*=(?!=)\s*(?:["'](?P<value>[^"']*)["']\s*(?:\#.*)?$)?"""
     r"""|environ\.setdefault\(\s*["'](?P<default>\w+)["']"""

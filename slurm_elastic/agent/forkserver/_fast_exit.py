@@ -20,8 +20,6 @@ from typing import Any
 from slurm_elastic.agent.forkserver._linux import silence_c_stderr, spare_exit_handlers
 from slurm_elastic.agent.forkserver._namespaces import has_type, namespace_of
 
-__all__ = ["FastExit"]
-
 _OF_THE_INTERPRETER = frozenset({"builtins", "sys"})
 """Modules that Python itself clears last."""
 

@@ -8,15 +8,6 @@ from dataclasses import dataclass
 
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program
 
-__all__ = [
-    "SWITCHED_OFF",
-    "Launch",
-    "is_read_at_import",
-    "is_read_by_libraries",
-    "obstacle_to_any_warm_start",
-    "obstacle_to_warm_start",
-]
-
 SWITCHED_OFF = "warm start is switched off"
 
 

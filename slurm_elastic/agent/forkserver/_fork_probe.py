@@ -14,8 +14,6 @@ from slurm_elastic.agent.forkserver._linux import set_parent_death_signal
 from slurm_elastic.agent.forkserver._memfd import memory_file
 from slurm_elastic.agent.forkserver._preload import torch_says
 
-__all__ = ["probe_forks"]
-
 _PROCESSES = 2
 _BAD_FORK = 3
 

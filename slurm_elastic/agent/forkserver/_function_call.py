@@ -14,8 +14,6 @@ from typing import Any
 
 from slurm_elastic.agent.forkserver._memfd import read_memory_file
 
-__all__ = ["main", "packed_call", "unpacked_result"]
-
 
 def packed_call(name: str, function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
     """Return the content of the call file: the state of `__main__`, the function and its arguments, pickled.

@@ -40,8 +40,6 @@ from slurm_elastic.agent.forkserver._preload import DEFERRED
 from slurm_elastic.agent.forkserver._signed_file import UntrustedFileError
 from slurm_elastic.agent.forkserver._source_effects import effects_of, fingerprint_of
 
-__all__ = ["ImportLearner", "Outcome"]
-
 _QUIET_SECONDS = 2.0
 """Seconds without a new import after which the fork server plans a replacement with what was recorded so far."""
 _LONGEST_INTERVAL = 60.0

@@ -18,17 +18,6 @@ from typing import NamedTuple
 from slurm_elastic.agent.forkserver._import_plan import ImportPlan, from_json, to_json
 from slurm_elastic.agent.forkserver._signed_file import UntrustedFileError, read_signed, write_signed
 
-__all__ = [
-    "Directories",
-    "EVERYTHING",
-    "forget_list",
-    "StoredList",
-    "list_path",
-    "package_directories",
-    "read_list",
-    "write_list",
-]
-
 _LARGEST = 4 << 20
 EVERYTHING = "*"
 """The name in `left_out` that stands for all modules: workers have died of learned imports."""

@@ -8,19 +8,6 @@ from dataclasses import dataclass, field
 
 from slurm_elastic.agent.forkserver._source_effects import PATCH, SEED, Effect, effect_before
 
-__all__ = [
-    "Bisection",
-    "ImportPlan",
-    "ImportStep",
-    "RecordedImport",
-    "WorkerImports",
-    "from_json",
-    "merge",
-    "parse_record",
-    "plan_imports",
-    "to_json",
-]
-
 _DIFFERENT_STATE = "the workers of a node import it under different environments"
 _SOME_RANKS = "some workers import it and others do not"
 

@@ -20,8 +20,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["ImportRecord", "current_state", "is_own_file", "observe"]
-
 _SIZE = 1 << 20
 _LENGTH, _COUNT = struct.Struct("=Q"), struct.Struct("=Q")
 _START = _LENGTH.size + _COUNT.size

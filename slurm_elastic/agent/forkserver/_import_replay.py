@@ -33,8 +33,6 @@ from slurm_elastic.agent.forkserver._preload import (
 from slurm_elastic.agent.forkserver._thread_origins import threads, unknown_threads
 from slurm_elastic.environment import changed_environment, set_variable
 
-__all__ = ["ImportReplay", "SpoiledError", "renew_ranks"]
-
 _WORKER_VARIABLES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "WORLD_SIZE"),

@@ -10,21 +10,6 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = [
-    "ancestors",
-    "become_subreaper",
-    "children",
-    "flush_c_streams",
-    "session_of",
-    "set_parent_death_signal",
-    "set_task_name",
-    "set_title",
-    "sent_signals",
-    "silence_c_stderr",
-    "signal_descriptor",
-    "spare_exit_handlers",
-]
-
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15

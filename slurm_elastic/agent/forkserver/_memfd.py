@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["memory_file", "read_memory_file"]
-
 
 def memory_file(data: bytes = b"") -> int:
     """Return the descriptor of a new file in memory with this content, positioned at its start."""

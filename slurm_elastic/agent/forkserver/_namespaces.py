@@ -9,8 +9,6 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-__all__ = ["has_type", "namespace_of"]
-
 _NAMESPACE: Any = vars(ModuleType)["__dict__"]
 
 

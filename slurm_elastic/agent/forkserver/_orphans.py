@@ -11,8 +11,6 @@ from pathlib import Path
 
 from slurm_elastic.agent.forkserver._linux import children, session_of
 
-__all__ = ["kill_orphans"]
-
 _MARKS = ("SLURM_ELASTIC_WARM", "SLURM_ELASTIC_ROUND")
 """Variables that a process has only if it was forked from the fork server, or executed by a worker."""
 

@@ -13,18 +13,6 @@ from pathlib import Path
 
 from slurm_elastic.agent.forkserver._linux import children
 
-__all__ = [
-    "DEFERRED",
-    "REQUIRED",
-    "BrokenPreloadError",
-    "import_module",
-    "import_required",
-    "obstacle_to_forking",
-    "script_directory",
-    "torch_says",
-    "uncollected",
-]
-
 REQUIRED = ("torch", "torch.distributed", "torch.distributed.elastic.multiprocessing.errors")
 """Imported before the first worker starts."""
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from slurm_elastic.agent.forkserver._namespaces import has_type
 
-__all__ = ["keep_owned_groups"]
-
 
 def keep_owned_groups() -> None:
     """Let torch's destroy_process_group keep the groups that a DistributedDataParallel still owns.

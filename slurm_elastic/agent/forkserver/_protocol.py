@@ -12,8 +12,6 @@ from pathlib import Path
 
 from slurm_elastic.agent.forkserver._memfd import memory_file
 
-__all__ = ["Order", "StartInterruptedError", "State"]
-
 
 class State(enum.Enum):
     """The state of a fork server."""

@@ -10,8 +10,6 @@ import subprocess
 
 from slurm_elastic.agent.forkserver._channel import Channel
 
-__all__ = ["ForkedProcess", "FormerServers", "Replacement"]
-
 
 class ForkedProcess:
     """A process that a fork server has forked; like a Popen, though its parent may be the fork server.

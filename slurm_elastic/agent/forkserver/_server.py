@@ -40,8 +40,6 @@ from slurm_elastic.agent.forkserver._memfd import read_memory_file
 from slurm_elastic.agent.forkserver._process_groups import keep_owned_groups
 from slurm_elastic.control import start_sampling
 
-__all__ = ["ServerProcess"]
-
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that go on to the agent when a worker sends them to its parent: with torchrun the agent is the parent."""
 _IDLE_BEFORE_DEFERRED_IMPORTS = 2.0

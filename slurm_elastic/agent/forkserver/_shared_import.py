@@ -26,8 +26,6 @@ from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.worker_command import Program
 from slurm_elastic.agent.process_end import run_last
 
-__all__ = ["import_and_fork"]
-
 _AGENT_PACKAGES = frozenset({"slurm_elastic", "hostlist", "msgspec"})
 """Packages, besides the standard library, that are imported here for the agent alone."""
 _THREADS_END = 0.1

@@ -11,8 +11,6 @@ import time
 
 from slurm_elastic.state_directory import state_directory
 
-__all__ = ["UntrustedFileError", "read_signed", "write_signed"]
-
 _KEPT = 90 * 24 * 3600.0
 """Seconds without a write after which a file is removed."""
 

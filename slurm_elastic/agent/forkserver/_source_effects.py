@@ -12,8 +12,6 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["PATCH", "SEED", "Effect", "effect_before", "effects", "effects_of", "fingerprint", "fingerprint_of"]
-
 PATCH, SEED, STATE = "patch", "seed", "state"
 
 _STATE_CALLS = frozenset(

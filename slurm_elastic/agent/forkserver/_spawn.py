@@ -14,8 +14,6 @@ from slurm_elastic.agent.forkserver._channel import Channel
 from slurm_elastic.agent.forkserver.worker_command import Program
 from slurm_elastic.descriptors import given_limit
 
-__all__ = ["spawn"]
-
 
 def spawn(
     program: Program, environment: Mapping[str, str], preload: Sequence[str], *, warm: bool, imports: str | None

@@ -16,8 +16,6 @@ import struct
 import time
 from typing import NamedTuple
 
-__all__ = ["threads", "unknown_threads"]
-
 _STACK = 64 << 10
 """Bytes of a stack that are searched."""
 _SETTLED = 0.3

@@ -5,8 +5,6 @@ from __future__ import annotations
 import select
 from collections.abc import Iterable
 
-__all__ = ["wait_on"]
-
 
 def wait_on(descriptors: Iterable[int], seconds: float | None) -> set[int]:
     """Wait until a descriptor is readable, up to `seconds` (None: without limit); return the readable ones.

@@ -12,17 +12,6 @@ from typing import Any, TextIO
 
 from slurm_elastic.agent.forkserver._linux import set_parent_death_signal, set_task_name
 
-__all__ = [
-    "Changes",
-    "become_fresh_interpreter",
-    "change",
-    "changes",
-    "enter_own_session",
-    "errors_to",
-    "execute",
-    "place_descriptors",
-]
-
 Changes = Mapping[str, tuple[str | None, str | None]]
 """Old and new value of each changed variable, by name; None where it was not set."""
 

@@ -28,8 +28,6 @@ from slurm_elastic.agent.forkserver._waiting import wait_on
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program, worker_environment
 from slurm_elastic.errors import UsageError
 
-__all__ = ["ForkServer"]
-
 logger = logging.getLogger(__name__)
 
 _CHILD_TIMEOUT = 10.0

@@ -19,8 +19,6 @@ from slurm_elastic.agent.forkserver._bootstrap_env import boot_environment
 from slurm_elastic.agent.forkserver._memfd import memory_file
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program
 
-__all__ = ["execute_jointly", "obstacle"]
-
 
 def obstacle(program: Program) -> str | None:
     """Return why the agent and the fork server cannot share one import of torch, for people; None if they can.

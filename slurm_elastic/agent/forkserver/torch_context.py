@@ -34,8 +34,6 @@ from slurm_elastic.agent.forkserver.worker_command import FUNCTION
 from slurm_elastic.agent.log_tail import FollowedFile, LogTimes, Tail
 from slurm_elastic.ownership import write_own
 
-__all__ = ["ForkServerContext", "bound_cpus", "numa_prefixes", "start_workers"]
-
 logger = logging.getLogger(__name__)
 
 _DEVICE = next(name for name in ("device_index", "gpu_index") if name in signature(_wrap_with_numa_binding).parameters)

@@ -19,8 +19,6 @@ from torch.distributed.elastic.multiprocessing import RunProcsResult, start_proc
 from slurm_elastic.agent.forkserver._orphans import kill_orphans
 from slurm_elastic.agent.forkserver._waiting import wait_on
 
-__all__ = ["TorchProcesses", "signal_handlers_kept"]
-
 _POLL_INTERVAL = 0.1
 """Seconds between two polls of the workers, as in torch's own agent: start_processes tells the end of no function."""
 _KILLED_WITHIN = 5.0

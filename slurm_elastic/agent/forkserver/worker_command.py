@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from slurm_elastic.agent.option_table import scan
 
-__all__ = ["FUNCTION", "Program", "worker_environment"]
-
 
 class Program(NamedTuple):
     """The Python command that all workers of a node have in common.

@@ -17,8 +17,6 @@ from slurm_elastic.agent.watchdog import Watchdog, collect_stacks
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.slow_ranks import Pace, SlowRank
 
-__all__ = ["NodePages"]
-
 _STACKS_TIMEOUT = 5.0
 _TRAINS = (Stage.TRAINING, Stage.DONE)
 

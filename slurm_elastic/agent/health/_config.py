@@ -14,8 +14,6 @@ from pathlib import Path
 
 from slurm_elastic.errors import UsageError
 
-__all__ = ["HealthSettings", "health_settings", "listen"]
-
 logger = logging.getLogger("slurm_elastic")
 
 _LOOPBACK = "127.0.0.1"

@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 from http import HTTPStatus
 
-__all__ = ["MAX_HEAD", "HTTPError", "Request", "Response", "read_request"]
-
 MAX_HEAD = 8192
 """Maximum of bytes in the line and headers of a request."""
 

@@ -16,8 +16,6 @@ from slurm_elastic._version import __version__
 from slurm_elastic.agent.health._state import CHANGE_BUCKETS, AgentState, Readings, Stage, lost_seconds
 from slurm_elastic.slow_ranks import scores
 
-__all__ = ["CONTENT_TYPE", "metrics_page"]
-
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 """Of the page; it tells Prometheus the format's version."""
 

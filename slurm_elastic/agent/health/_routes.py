@@ -11,8 +11,6 @@ from typing import Protocol
 
 from slurm_elastic.agent.health._http import Request, Response
 
-__all__ = ["LIVENESS", "OPEN_PAGES", "Pages", "Refused", "Slow", "find"]
-
 LIVENESS = "/healthz"
 OPEN_PAGES = (LIVENESS, "/readyz")
 """Pages without access control."""

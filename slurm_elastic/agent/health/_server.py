@@ -18,8 +18,6 @@ from torch.distributed.elastic.agent.server.health_check_server import HealthChe
 from slurm_elastic.agent.health._http import MAX_HEAD, HTTPError, Request, Response, read_request
 from slurm_elastic.agent.health._routes import LIVENESS, Pages, Refused, Slow, find
 
-__all__ = ["HealthServer", "Limits"]
-
 logger = logging.getLogger("slurm_elastic")
 
 _BACKLOG = 1024

@@ -19,8 +19,6 @@ from slurm_elastic.agent.health._status_reporter import Reporter
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rundir import RunDir
 
-__all__ = ["Health", "health_port", "withdraw_lost"]
-
 logger = logging.getLogger("slurm_elastic")
 
 _TIMEOUT = 60

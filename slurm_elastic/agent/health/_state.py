@@ -8,18 +8,6 @@ from dataclasses import dataclass, replace
 
 from slurm_elastic.slow_ranks import Pace, SlowRank
 
-__all__ = [
-    "CHANGE_BUCKETS",
-    "AgentState",
-    "Leave",
-    "Readings",
-    "RoundInfo",
-    "Stage",
-    "WorkerInfo",
-    "enter",
-    "lost_seconds",
-]
-
 CHANGE_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds, in seconds, of the histogram of round changes."""
 

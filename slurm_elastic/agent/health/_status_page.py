@@ -10,8 +10,6 @@ from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.agent.health._state import AgentState, Readings, RoundInfo, lost_seconds
 from slurm_elastic.slow_ranks import Pace, scores
 
-__all__ = ["status_page"]
-
 
 def status_page(state: AgentState, readings: Readings) -> bytes:
     """Return the page; times in seconds."""

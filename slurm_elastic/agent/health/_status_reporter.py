@@ -11,8 +11,6 @@ from dataclasses import replace
 
 from slurm_elastic.agent.health._state import AgentState, Leave, RoundInfo, Stage, enter
 
-__all__ = ["Reporter"]
-
 _FRESH = 1.0
 """Seconds for which an activity of the main loop counts as recent."""
 

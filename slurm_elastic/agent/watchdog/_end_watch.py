@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["STACKS_AFTER", "EndWatch", "Said"]
-
 STACKS_AFTER = 60.0
 _SAID_AFTER = 10.0
 _WATCHED_AFTER = 60.0

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from slurm_elastic.agent.watchdog._proc import Watched
 from slurm_elastic.ownership import write_own
 
-__all__ = ["Hang", "kill", "write_stacks"]
-
 logger = logging.getLogger("slurm_elastic")
 
 

@@ -14,8 +14,6 @@ from slurm_elastic.agent.watchdog._stacks import collect_stacks, dump_python_sta
 from slurm_elastic.agent.watchdog._timers import Timer
 from slurm_elastic.control import Agreement
 
-__all__ = ["DUMP_TIMEOUT", "HangHandler"]
-
 logger = logging.getLogger("slurm_elastic")
 
 _STACKS_TIMEOUT = 5.0

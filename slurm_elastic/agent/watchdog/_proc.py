@@ -6,8 +6,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ProcessState", "Watched", "nearest_ancestor", "process_state"]
-
 _DEEPEST = 64
 
 

@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-__all__ = ["collect_stacks", "dump_python_stacks"]
-
 _MOST_THREADS = 512
 _MOST_BYTES = 1 << 20
 _POLL_INTERVAL = 0.05

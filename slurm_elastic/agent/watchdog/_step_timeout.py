@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.errors import UsageError
 
-__all__ = ["HangTimeout", "StepWatch", "StalledWorker", "hang_timeout", "positive_seconds"]
-
 _SHORTEST_AUTO = 300.0
 _AUTO_FACTOR = 10.0
 _STEPS_BEFORE_AUTO = 10

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from slurm_elastic.agent.scratch_dir import SHARED_MEMORY, NodeDirectory
 
-__all__ = ["Pipe", "is_enabled", "make_pipe"]
-
 logger = logging.getLogger("slurm_elastic")
 
 _ENABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"

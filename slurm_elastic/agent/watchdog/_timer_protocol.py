@@ -11,8 +11,6 @@ import msgspec
 
 from slurm_elastic import typed_json
 
-__all__ = ["LineReader", "Request"]
-
 _LONGEST_SCOPE = 512
 _BEGINNING = b'{"version"'
 """The beginning of each line of torch 2.13 (FileTimerRequest.to_json). It occurs nowhere else in a line, as a quote

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 
 from slurm_elastic.agent.watchdog._timer_protocol import Request
 
-__all__ = ["Timer", "Timers"]
-
 _MOST = 10_000
 """Timers of one node at a time. A script has a few; more are a mistake or an attack."""
 

@@ -26,8 +26,6 @@ from slurm_elastic.control import Agreement, WorkerProgress
 if TYPE_CHECKING:
     from torch.distributed.elastic.timer.file_based_local_timer import FileTimerRequest
 
-__all__ = ["Watchdog"]
-
 logger = logging.getLogger("slurm_elastic")
 
 _TICK = 5.0

@@ -10,22 +10,6 @@ from slurm_elastic.rendezvous.leader_events import CutOff, LeaderEvent
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 from slurm_elastic.rendezvous.transport.messages import AgentMessage
 
-__all__ = [
-    "Action",
-    "AnswerProbe",
-    "CancelConnect",
-    "CloseLink",
-    "Connect",
-    "Deliver",
-    "Lead",
-    "ReadCampaignRecords",
-    "ReadLeaderLocation",
-    "Send",
-    "StopLeading",
-    "StopWorkers",
-    "Warn",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Connect:

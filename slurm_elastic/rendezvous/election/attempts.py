@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 
-__all__ = ["Answer", "Attempts", "answered", "begin", "due"]
-
 _SOON, _LATER = 0.03, 0.5
 """Seconds from the start of an attempt to the start of the next one at that endpoint: the pause doubles from the first
 to the second where no agent answers, and stays the first where an agent lives that does not lead."""

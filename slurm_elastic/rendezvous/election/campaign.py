@@ -19,8 +19,6 @@ from slurm_elastic.rendezvous.membership import Reason, Settings
 from slurm_elastic.rendezvous.records.api import Record, Situation
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 
-__all__ = ["Campaign", "CampaignConfig", "CampaignRecords", "locate", "plan"]
-
 
 @dataclass(frozen=True, slots=True)
 class CampaignConfig:

@@ -9,8 +9,6 @@ from slurm_elastic.rendezvous.election.policy import RESTORE, Successor
 from slurm_elastic.rendezvous.election.state import Campaigning, Election, Leading
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 
-__all__ = ["agent_at", "of_rivals", "of_search", "succession"]
-
 FIRST_TRIED = 8
 """Agents that may follow the leader and are tried at once; one by an agent that searches among thousands."""
 

@@ -11,30 +11,6 @@ from slurm_elastic.rendezvous.membership import AgentInfo, LeaveReason, WorkerFa
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 from slurm_elastic.rendezvous.transport.messages import AgentMessage, LeaderMessage
 
-__all__ = [
-    "AnnounceLeave",
-    "CampaignBlocked",
-    "CampaignRecordsFailed",
-    "CampaignRecordsRead",
-    "CloseRun",
-    "Depart",
-    "Event",
-    "Join",
-    "LeaderEnded",
-    "LinkClosed",
-    "LinkFailed",
-    "LinkOpened",
-    "LeaderLocationRead",
-    "Received",
-    "ReportFailure",
-    "ReportFinished",
-    "SendToLeader",
-    "Stop",
-    "TermClaimed",
-    "Tick",
-    "WorkersStopped",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Tick:

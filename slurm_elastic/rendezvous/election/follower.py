@@ -21,8 +21,6 @@ from slurm_elastic.rendezvous.membership import (
     replace,
 )
 
-__all__ = ["Follower"]
-
 
 @dataclass(frozen=True)
 class Follower:

@@ -20,8 +20,6 @@ from slurm_elastic.rendezvous.leader.leader import FencedError, Leader
 from slurm_elastic.rendezvous.transport.listener import Listener
 from slurm_elastic.rendezvous.transport.session import Session
 
-__all__ = ["LeaderHost"]
-
 logger = logging.getLogger(__name__)
 
 

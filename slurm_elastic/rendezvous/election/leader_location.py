@@ -11,8 +11,6 @@ from slurm_elastic.rendezvous.records.api import Record
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 from slurm_elastic.rendezvous.transport.messages import Assignment
 
-__all__ = ["LeaderLocation", "Leadership"]
-
 
 @dataclass(frozen=True, slots=True)
 class LeaderLocation:

@@ -62,10 +62,6 @@ from slurm_elastic.rendezvous.transport.messages import (
     Stopping,
 )
 
-__all__ = [
-    "step",
-]
-
 READ_AGAIN = 0.5
 """Seconds between two readings of the records while the agent searches or campaigns."""
 CAMPAIGN_AGAIN = 1.0

@@ -14,20 +14,6 @@ from typing import TypeVar
 
 from slurm_elastic.rendezvous.membership import Reason
 
-__all__ = [
-    "BLOCKING_LIMIT",
-    "FENCE",
-    "RESTORE",
-    "LeaderLoss",
-    "Successor",
-    "campaign_delay",
-    "default_leader_limit",
-    "first_question_delay",
-    "newest_order",
-    "search_pause",
-    "seconds_of_questions",
-]
-
 _T = TypeVar("_T")
 
 RESTORE = 0.1

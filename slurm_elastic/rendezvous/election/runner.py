@@ -60,8 +60,6 @@ from slurm_elastic.rendezvous.transport.session import (
     VersionError,
 )
 
-__all__ = ["FollowerConfig", "Runner"]
-
 _LOOPBACK = "127.0.0.1"
 
 logger = logging.getLogger(__name__)

@@ -13,20 +13,6 @@ from slurm_elastic.rendezvous.election.leader_location import LeaderLocation, Le
 from slurm_elastic.rendezvous.election.policy import LeaderLoss, default_leader_limit, search_pause
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 
-__all__ = [
-    "Campaigning",
-    "Election",
-    "ElectionConfig",
-    "FOUNDER",
-    "Following",
-    "Leading",
-    "Lookup",
-    "Preparing",
-    "Role",
-    "Search",
-    "initial_election",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ElectionConfig:

@@ -34,35 +34,6 @@ from slurm_elastic.rendezvous.membership import (
     replace,
 )
 
-__all__ = [
-    "AgentsEnded",
-    "AgentsGone",
-    "AskSlurmAboutAgents",
-    "AskSlurmAboutNodes",
-    "CheckTerm",
-    "ClaimTerm",
-    "ConfirmLastRound",
-    "DisconnectedEnded",
-    "ProbeDisconnected",
-    "ProbeMembers",
-    "PublishEndpoint",
-    "RecordEnd",
-    "RecordsAction",
-    "RecordsAnswered",
-    "RecordsFailed",
-    "ReportBlocking",
-    "ReportClaimed",
-    "StepDown",
-    "CarryOut",
-    "Term",
-    "TermAction",
-    "TermEvent",
-    "Wake",
-    "WriteRound",
-    "initial_term",
-    "step",
-]
-
 PROBE_AGAIN = 0.2
 """Seconds between two probes of members that are missing; of thousands, as long as these take to come by themselves."""
 ASK_SLURM_FIRST, ASK_SLURM_AGAIN = 0.2, 5.2

@@ -9,8 +9,6 @@ from slurm_elastic.rendezvous.identity import AgentIdentity
 from slurm_elastic.rendezvous.transport.connect import Endpoint, reach
 from slurm_elastic.slurm import Controller, JobView, NodeState
 
-__all__ = ["agents_ended", "agents_gone", "known_endpoints"]
-
 _RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
 """States of a job that may have processes (squeue(1), "JOB STATE CODES")."""
 

@@ -15,8 +15,6 @@ from slurm_elastic.rendezvous.transport.drop_log import DropLog
 from slurm_elastic.rendezvous.transport.messages import Heartbeat, LeaderMessage, encode
 from slurm_elastic.rendezvous.transport.server_connection import AcceptedConnection
 
-__all__ = ["AgentConnections"]
-
 logger = logging.getLogger(__name__)
 
 _GREETINGS = 1 << 17

@@ -15,17 +15,6 @@ from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.membership import Base, Finish, Outcome, Table
 from slurm_elastic.rendezvous.records.api import Record, Records, Situation
 
-__all__ = [
-    "FencedRecords",
-    "LastRound",
-    "last_failure",
-    "last_round",
-    "worked_sizes",
-    "newer_endpoint",
-    "newest_endpoint",
-    "round_endpoint",
-]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LastRound:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import zlib
 
-__all__ = ["HeartbeatSchedule"]
-
 _GROUPS = 64
 _TOGETHER = 256
 """Agents whose answers may arrive together: 6 ms, in which the leader can do nothing else. With 64 it is awake four

@@ -65,8 +65,6 @@ from slurm_elastic.rendezvous.transport.messages import Heartbeat, MessageError,
 from slurm_elastic.rendezvous.transport.server_connection import AcceptedConnection
 from slurm_elastic.rendezvous.transport.session import Role, Session
 
-__all__ = ["FencedError", "Leader"]
-
 logger = logging.getLogger("slurm_elastic")
 
 _BACKLOG, _AT_ONCE = 4096, 16

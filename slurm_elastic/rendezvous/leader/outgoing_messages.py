@@ -12,8 +12,6 @@ from slurm_elastic.rendezvous.membership import Decision, Drop, Place, Publish, 
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.slurm import compress
 
-__all__ = ["send_decision"]
-
 _LOOPBACK = "127.0.0.1"
 _SUCCESSORS = 8
 """Candidates to succeed the leader that an assignment names."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["Releases", "own_releases"]
-
 
 def own_releases() -> str:
     """Return the releases that this process has loaded, such as ``Python 3.11, torch 2.15.0+cu130``."""

@@ -16,8 +16,6 @@ from slurm_elastic.rendezvous.leader.agent_connections import AgentConnections
 from slurm_elastic.rendezvous.status_requests import StatusAnswer, StatusPart, StatusReport, StatusRequested
 from slurm_elastic.slurm import compress
 
-__all__ = ["StatusCollector"]
-
 _CLIENTS = 16
 """Clients of one collection; further ones get the answer that the leader is busy."""
 _LIMIT = 1.5

@@ -14,8 +14,6 @@ from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar, cast
 
-__all__ = ["NameSet", "NamedMap"]
-
 _V = TypeVar("_V")
 _W = TypeVar("_W")
 

@@ -23,8 +23,6 @@ from slurm_elastic.rendezvous.membership.reasons import Reason
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State
 from slurm_elastic.rendezvous.membership.stragglers import Stragglers, find_stragglers
 
-__all__ = ["advance", "next_deadline"]
-
 _NODES_SHOWN = 8
 
 

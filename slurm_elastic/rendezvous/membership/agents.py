@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason
 
-__all__ = ["STEPPED", "Agent", "AgentInfo", "Status", "WorkerFailure", "root_of"]
-
 STEPPED = 1e9
 """The seconds that workers count as having run once they have taken a step for certain."""
 _DIGITS = re.compile(r"(\d+)")

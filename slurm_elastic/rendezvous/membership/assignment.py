@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from slurm_elastic.rendezvous.membership.agents import AgentInfo
 from slurm_elastic.rendezvous.membership.reasons import Reason
 
-__all__ = ["Place", "Table", "build_table"]
-
 
 @dataclass(frozen=True, slots=True)
 class Place:

@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from slurm_elastic.rendezvous.membership.quorum import Base, OnTie
 from slurm_elastic.rendezvous.membership.reasons import Reason
 
-__all__ = ["Settings", "adapted_limit"]
-
-
 _FULL_RATE = 512
 """Agents up to which the heartbeat limit is what the options say."""
 

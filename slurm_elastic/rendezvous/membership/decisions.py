@@ -9,20 +9,6 @@ from slurm_elastic.rendezvous.membership.assignment import Table
 from slurm_elastic.rendezvous.membership.messages import Ended, Interrupted, MembershipMessage, Resigned
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason
 
-__all__ = [
-    "Claim",
-    "Decision",
-    "Drop",
-    "Finish",
-    "Interrupt",
-    "Publish",
-    "Resend",
-    "Resign",
-    "Retire",
-    "Send",
-    "Spare",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Publish:

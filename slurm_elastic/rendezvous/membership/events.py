@@ -8,27 +8,6 @@ from slurm_elastic.rendezvous.membership.agents import AgentInfo, WorkerFailure
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason
 from slurm_elastic.rendezvous.membership.stragglers import WorkerPosition
 
-__all__ = [
-    "Claimed",
-    "Closed",
-    "Connected",
-    "Disconnected",
-    "Event",
-    "Finished",
-    "Gone",
-    "SignsOfLife",
-    "Held",
-    "Joined",
-    "Leaving",
-    "Left",
-    "MemberMessage",
-    "NodesDown",
-    "Ponged",
-    "Returning",
-    "Tick",
-    "WorkerFailed",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Joined:

@@ -17,8 +17,6 @@ from slurm_elastic.rendezvous.membership.messages import Interrupted, Probed, Wa
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State, alive, with_agent
 
-__all__ = ["connected", "disconnected", "joined", "leaving", "left", "returning"]
-
 
 def joined(state: State, event: Joined, now: float) -> Result:
     """An agent wants a place in the next round."""

@@ -17,23 +17,6 @@ from slurm_elastic.rendezvous.membership.messages import Resigned
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State, with_agent
 
-__all__ = [
-    "begins_anew",
-    "claim",
-    "absent_member_leaves",
-    "gone",
-    "has_quorum",
-    "blocks_election",
-    "leader_goes",
-    "stop_waiting",
-    "expect_join",
-    "misses_members",
-    "missing",
-    "nodes_down",
-    "waiting_ends",
-    "resign",
-]
-
 
 def has_quorum(state: State) -> bool:
     """Return whether those that wait may form the next round.

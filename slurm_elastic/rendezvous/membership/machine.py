@@ -33,9 +33,6 @@ from slurm_elastic.rendezvous.membership.events import (
 from slurm_elastic.rendezvous.membership.messages import Outcome, Probed
 from slurm_elastic.rendezvous.membership.state import FailureInquest, Result, State, alive, with_agent
 
-__all__ = ["step"]
-
-
 _FEW = 64
 """Agents that are asked for signs of life all together."""
 

@@ -12,18 +12,6 @@ from dataclasses import dataclass
 from slurm_elastic.rendezvous.membership.agents import WorkerFailure
 from slurm_elastic.rendezvous.membership.reasons import Reason
 
-__all__ = [
-    "Ended",
-    "Holding",
-    "Interrupted",
-    "MembershipMessage",
-    "Outcome",
-    "Probed",
-    "Resigned",
-    "Stopping",
-    "Waiting",
-]
-
 
 class Outcome(enum.Enum):
     """The outcome of a run."""

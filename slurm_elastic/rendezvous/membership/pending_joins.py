@@ -11,8 +11,6 @@ from slurm_elastic.rendezvous.membership._replace import replace
 from slurm_elastic.rendezvous.membership.agents import AgentInfo
 from slurm_elastic.rendezvous.membership.state import State
 
-__all__ = ["announce", "gathered_at", "note_cohort", "makes_larger", "missing_of_cohorts", "settle", "withdraw"]
-
 
 def announce(state: State, name: str) -> State:
     """Note that an agent which has no place yet will join soon."""

@@ -18,20 +18,6 @@ from slurm_elastic.rendezvous.membership.messages import Holding, Stopping
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
 from slurm_elastic.rendezvous.membership.state import PlannedStop, Result, State, without_agent
 
-__all__ = [
-    "advance",
-    "answer",
-    "due",
-    "end",
-    "member_left",
-    "newcomers",
-    "request_stop",
-    "revise",
-    "seconds_to_stop",
-    "request",
-]
-
-
 _MUCH_EARLIER = 1.0
 """Seconds by which a deadline has to come nearer before the stop step is sent again. The agents of one
 job leave one after the other with the same deadline, which changes nothing."""

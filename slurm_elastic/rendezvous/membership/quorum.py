@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-__all__ = ["Base", "OnTie", "has_quorum", "unaccounted"]
-
 
 class OnTie(enum.Enum):
     """Which side goes on when a cut leaves exactly half of the last round on either."""

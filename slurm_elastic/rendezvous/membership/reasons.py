@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["LeaveReason", "Reason"]
-
 
 class Reason(enum.Enum):
     """The reason of a round; workers see it as SLURM_ELASTIC_REASON."""

@@ -19,18 +19,6 @@ from slurm_elastic.rendezvous.membership.quorum import Base
 from slurm_elastic.rendezvous.membership.reasons import Reason
 from slurm_elastic.rendezvous.membership.stragglers import WorkerPosition
 
-__all__ = [
-    "FailureInquest",
-    "Phase",
-    "Result",
-    "State",
-    "PlannedStop",
-    "alive",
-    "initial_state",
-    "with_agent",
-    "without_agent",
-]
-
 
 class Phase(enum.Enum):
     """The activity of the run."""

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Collective", "Stragglers", "WorkerPosition", "find_stragglers"]
-
 _SHOWN = 8
 
 

@@ -23,8 +23,6 @@ from slurm_elastic.rendezvous.membership.quorum import Base
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State, with_agent, without_agent
 
-__all__ = ["end_cut_off", "finish", "give_up", "lose", "publish", "retire", "start_forming"]
-
 
 def give_up(state: State, name: str, why: str, now: float) -> Result:
     """Go on without an agent, whether it has announced its departure or not."""

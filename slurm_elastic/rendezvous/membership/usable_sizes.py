@@ -14,8 +14,6 @@ from slurm_elastic.rendezvous.membership.events import Joined
 from slurm_elastic.rendezvous.membership.reasons import Reason
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State
 
-__all__ = ["is_unusable", "learn", "may_be_unusable", "retreat"]
-
 _SHARE = 0.25
 """Of the time in which the workers of a round have failed: a round of another number that ran longer has worked. The
 start of workers takes longer in one round than in another: cold, or on a busy node. For the same reason a round of this

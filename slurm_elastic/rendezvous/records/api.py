@@ -15,16 +15,6 @@ from slurm_elastic import typed_json
 from slurm_elastic.errors import ExitCode, SlurmElasticError
 from slurm_elastic.rundir import RecordError, RunDir, RunDirError
 
-__all__ = [
-    "Record",
-    "Records",
-    "RecordsError",
-    "RecordsInterruptedError",
-    "RecordsUnreachableError",
-    "RunDirRecords",
-    "Situation",
-]
-
 Record = Mapping[str, Any]
 """A JSON object; all of its values can be written as JSON."""
 

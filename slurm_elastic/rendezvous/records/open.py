@@ -15,8 +15,6 @@ from slurm_elastic.rendezvous.records.etcd.config import (
 )
 from slurm_elastic.rundir import RunDir
 
-__all__ = ["etcd_wanted", "is_etcd", "open_records"]
-
 _SCHEMES = ("etcd://", "etcds://")
 _SELECTING = ("endpoint", "credentials")
 

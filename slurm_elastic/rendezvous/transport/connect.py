@@ -8,8 +8,6 @@ import socket
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["Endpoint", "reach"]
-
 Endpoint = tuple[str, int]
 """Address or name, and port."""
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from slurm_elastic.text import printable
 
-__all__ = ["OTHERS", "DropLog", "FaultLog"]
-
 _ADDRESSES = 256
 """Addresses with a count of their own."""
 OTHERS = "other addresses"

@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from slurm_elastic.descriptors import STRANGERS
 from slurm_elastic.rendezvous.transport.session import RefusedError, Session, SessionError
 
-__all__ = ["AdmittedConnection", "Listener"]
-
 _HANDSHAKE_TIMEOUT = 10.0
 """Seconds from the acceptance of a connection to the end of its greeting."""
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)

@@ -9,8 +9,6 @@ from typing import Any, Protocol
 from slurm_elastic.rendezvous.transport.listener import AdmittedConnection
 from slurm_elastic.rendezvous.transport.session import SessionError
 
-__all__ = ["AcceptedConnection", "Host"]
-
 _HANDSHAKE_TIMEOUT = 20.0
 """Seconds in which a member of the run has to prove its identity; it gives up earlier itself (client_connection.py)."""
 _MAX_UNSENT = 8 << 20

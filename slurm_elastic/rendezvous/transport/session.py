@@ -32,19 +32,6 @@ from typing import Any
 from slurm_elastic import typed_json
 from slurm_elastic._version import __version__
 
-__all__ = [
-    "PROTOCOL",
-    "BusyError",
-    "ClosedError",
-    "ForeignError",
-    "RefusedError",
-    "Role",
-    "Session",
-    "SessionError",
-    "TwinError",
-    "VersionError",
-]
-
 PROTOCOL = 7
 """Changed whenever a message changes; agents of one run must have the same."""
 

@@ -65,8 +65,6 @@ from tests.simulation.election.wire import Closed, Wire
 if TYPE_CHECKING:
     from tests.simulation.election.world import World
 
-__all__ = ["INCARNATION", "Agent"]
-
 INCARNATION = "run.0"
 GRACE = 30.0
 """Seconds in which a leader without workers hands over; then it is killed."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tests.simulation.election.leader import Leader
     from tests.simulation.election.world import World
 
-__all__ = ["Checks"]
-
 BOUND = 4.5
 """Seconds after which workers of a round that was followed must have ended: a leader that was paused has that long to
 find out that it has lost its majority, and its own workers half a second more."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-__all__ = ["LEADER", "STRIKES", "Fault", "Script", "draw", "failing", "script", "sizes", "strike"]
-
 LEADER = -1
 """Stands for the agent that leads when a fault happens."""
 

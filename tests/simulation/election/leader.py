@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from tests.simulation.election.agent import Agent
     from tests.simulation.election.world import World
 
-__all__ = ["Leader"]
-
 _BEAT = Heartbeat()
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from slurm_elastic.rendezvous.records.api import Record, Situation
 
-__all__ = ["Records"]
-
 
 class Records:
     """Epochs and rounds on record, and in which order they were written down.

@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     from tests.simulation.election.agent import Agent
     from tests.simulation.election.world import World
 
-__all__ = ["Closed", "Wire"]
-
 
 class Closed:
     """Comes last over a wire: the other end has closed it, or its process has ended."""

@@ -16,8 +16,6 @@ from tests.simulation.election.records import Records
 from tests.simulation.election.wire import Wire
 from tests.simulation.violation import Violation
 
-__all__ = ["World"]
-
 Tell = Callable[[Answer | None, Wire | None], None]
 
 CONNECT, HANDSHAKE = 1.0, 3.0

@@ -10,8 +10,6 @@ from typing import Any
 from slurm_elastic.observe.records import RunRecords, read_records
 from slurm_elastic.rundir import RunContents, RunDir
 
-__all__ = ["START", "WrittenRun"]
-
 START = 1_764_000_000.0
 """Seconds since 1970 at which the runs of tests begin."""
 

@@ -19,8 +19,6 @@ from typing import Any
 from slurm_elastic.environment import changed_environment
 from slurm_elastic.errors import UsageError
 
-__all__ = ["Rpc", "load_rpc"]
-
 _IMPLEMENTATION = "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
 _SETTINGS = {
     # gRPC's core writes to stderr by itself, for example at each failed TLS handshake. We report each failure, once.

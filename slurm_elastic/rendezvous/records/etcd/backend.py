@@ -30,8 +30,6 @@ from slurm_elastic.rendezvous.records.etcd.errors import EtcdError, EtcdLeaseLos
 from slurm_elastic.rendezvous.records.etcd.store import LEASE_SECONDS, EtcdStore
 from slurm_elastic.rendezvous.records.etcd.transactions import Compare, Get, KeyValue, Put
 
-__all__ = ["EtcdV3RendezvousBackend", "create_backend", "create_handler"]
-
 _NAME = "etcd-v3"
 _OPEN_VARIABLE = f"{ENVIRONMENT_PREFIX}OPEN"
 _DIGEST_BYTES = 32

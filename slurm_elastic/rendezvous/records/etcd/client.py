@@ -25,8 +25,6 @@ from slurm_elastic.rendezvous.records.etcd.transactions import (
     transaction_result,
 )
 
-__all__ = ["EtcdClient"]
-
 _DEFAULT_LIMITS = Limits(timeout=10.0)
 
 

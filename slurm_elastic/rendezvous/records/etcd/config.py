@@ -19,18 +19,6 @@ from urllib.parse import quote
 from slurm_elastic import typed_json
 from slurm_elastic.errors import UsageError
 
-__all__ = [
-    "DEFAULT_PORT",
-    "DEFAULT_PREFIX",
-    "ENVIRONMENT_PREFIX",
-    "OPTIONS",
-    "TORCH_NAMES",
-    "Endpoint",
-    "EtcdConfig",
-    "EtcdTimes",
-    "load_config",
-]
-
 DEFAULT_PORT = 2379
 """The client port that IANA lists for etcd."""
 

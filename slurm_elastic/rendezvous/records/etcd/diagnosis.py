@@ -22,8 +22,6 @@ from slurm_elastic.rendezvous.records.etcd.errors import (
     EtcdPermissionError,
 )
 
-__all__ = ["Retry", "diagnose_answer", "is_unknown_host", "probe_endpoints", "short_reason", "system_authorities"]
-
 _PROBE_SECONDS = 1.0
 _UNKNOWN_HOST = "there is no host of this name"
 

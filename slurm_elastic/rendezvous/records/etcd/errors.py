@@ -4,20 +4,6 @@ from __future__ import annotations
 
 from slurm_elastic.errors import SlurmElasticError, UsageError
 
-__all__ = [
-    "EtcdAuthenticationError",
-    "EtcdEndpointError",
-    "EtcdError",
-    "EtcdInterruptedError",
-    "EtcdLeaseExistsError",
-    "EtcdLeaseLostError",
-    "EtcdNoSpaceError",
-    "EtcdPermissionError",
-    "EtcdServerError",
-    "EtcdUnavailableError",
-    "EtcdUnknownHostError",
-]
-
 
 class EtcdError(SlurmElasticError):
     """Base of everything that this package raises about etcd.

@@ -35,8 +35,6 @@ from slurm_elastic.rendezvous.records.etcd.errors import (
     EtcdUnknownHostError,
 )
 
-__all__ = ["Connection", "Limits"]
-
 logger = logging.getLogger(__name__)
 
 _FIRST_SECONDS = 1.0

@@ -30,8 +30,6 @@ from slurm_elastic.rendezvous.records.etcd.transactions import Compare, Get, Key
 from slurm_elastic.rundir import is_signature, signature
 from slurm_elastic.text import printable
 
-__all__ = ["LEASE_SECONDS", "LeasedRecords", "signed_value"]
-
 logger = logging.getLogger(__name__)
 
 LEASE_SECONDS = 45

@@ -13,8 +13,6 @@ from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdError, EtcdLeaseExistsError, EtcdUnavailableError
 from slurm_elastic.rendezvous.records.etcd.failover_channel import Connection, Limits
 
-__all__ = ["Lease", "shared_lease_id"]
-
 logger = logging.getLogger(__name__)
 
 

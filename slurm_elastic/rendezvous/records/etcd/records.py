@@ -36,8 +36,6 @@ from slurm_elastic.rendezvous.records.etcd.errors import EtcdInterruptedError, E
 from slurm_elastic.rendezvous.records.etcd.leased_records import LeasedRecords
 from slurm_elastic.rundir import RunDir
 
-__all__ = ["EtcdRecords", "open_etcd_records"]
-
 logger = logging.getLogger(__name__)
 
 _DONE, _ROUND = "done", "round"

@@ -26,8 +26,6 @@ from slurm_elastic.rendezvous.records.etcd.errors import EtcdServerError
 if TYPE_CHECKING:
     from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
 
-__all__ = ["EtcdServer", "find_binary", "free_port"]
-
 _BINARY_VARIABLES = ("SLURM_ELASTIC_ETCD_BINARY", "TORCHELASTIC_ETCD_BINARY_PATH")
 """The second one is torch's."""
 _END_SECONDS = 10.0

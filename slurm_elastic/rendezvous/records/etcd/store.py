@@ -25,8 +25,6 @@ from slurm_elastic.rendezvous.records.etcd.transactions import (
     TransactionResult,
 )
 
-__all__ = ["LEASE_SECONDS", "EtcdStore"]
-
 LEASE_SECONDS = 45
 """How long a store's keys outlive the last process that has it open; with what etcd adds, less than a minute."""
 

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousParameters
 
-__all__ = ["handler_factory"]
-
 
 def handler_factory() -> Callable[[RendezvousParameters], RendezvousHandler]:
     """Return what makes a handler (torch 2.13, distributed/elastic/rendezvous/registry.py)."""

@@ -7,19 +7,6 @@ from typing import Any
 
 from slurm_elastic.rendezvous.records.etcd._stubs import Rpc
 
-__all__ = [
-    "MAX_OPERATIONS",
-    "Compare",
-    "Delete",
-    "Get",
-    "KeyValue",
-    "Operation",
-    "Put",
-    "TransactionResult",
-    "prefix_end",
-    "to_bytes",
-]
-
 MAX_OPERATIONS = 128
 """Operations that etcd takes in one transaction (its --max-txn-ops, by default)."""
 

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from slurm_elastic.control import RoundControl
 
-__all__ = ["HANG", "ROOT", "Hub", "Workers"]
-
 ROOT = Path(__file__).parents[4]
 SCRIPT = Path(__file__).parents[1] / "scripts" / "stepping.py"
 HANG = 60.0

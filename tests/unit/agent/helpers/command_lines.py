@@ -5,8 +5,6 @@ from __future__ import annotations
 from slurm_elastic.agent.settings import AgentSettings, resolve
 from slurm_elastic.cli.agent_parser import agent_parser
 
-__all__ = ["ELEMENT", "FIRST", "ONE", "STEP", "settle"]
-
 STEP = {
     "SLURM_JOB_ID": "7",
     "SLURM_JOB_NODELIST": "n[1-3]",

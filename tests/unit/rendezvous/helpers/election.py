@@ -46,8 +46,6 @@ from slurm_elastic.rendezvous.membership import Settings, replace
 from slurm_elastic.rendezvous.records.api import Situation
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 
-__all__ = ["OWN", "Play", "Result"]
-
 OWN: Endpoint = ("127.0.0.1", 9)
 
 Result = tuple[float, Answer | int]

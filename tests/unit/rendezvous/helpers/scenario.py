@@ -25,8 +25,6 @@ from slurm_elastic.rendezvous.membership import (
     step,
 )
 
-__all__ = ["Scenario", "candidate", "failed", "only", "sent"]
-
 Kind = TypeVar("Kind")
 
 

@@ -7,8 +7,6 @@ import selectors
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["run", "stop_process"]
-
 _T = TypeVar("_T")
 
 
