@@ -132,7 +132,10 @@ def left_by(directory: Path) -> list[str]:
 
 def under_torchrun(directory: Path, stranger: Stranger) -> tuple[int, list[str], list[str]]:
     """Exit code, lines on stdout and files."""
+    # Two workers that write to one pipe at once tear each other's lines.
+    logs = directory.with_name("logs")
     command = [stranger.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["--redirects=1", f"--log-dir={logs}"]
     environment = {**Allocation(directory, 1).environment(1), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
     for name in [name for name in environment if name.startswith("SLURM")]:
         del environment[name]
@@ -146,8 +149,8 @@ def under_torchrun(directory: Path, stranger: Stranger) -> tuple[int, list[str],
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    # torchrun itself writes an empty line.
-    return ended.returncode, sorted(filter(None, ended.stdout.splitlines())), left_by(directory)
+    lines = [line for log in logs.rglob("stdout.log") for line in log.read_text().splitlines()]
+    return ended.returncode, sorted(lines), left_by(directory)
 
 
 @pytest.mark.parametrize("name", all_but_by_night("tutorial"))
