@@ -252,6 +252,7 @@ class SnapshotFeature(Feature):
                 replicates=replicas > 0,
                 slots=slots,
                 fewest_nodes=rendezvous.min_nodes,
+                domain=rendezvous.domain,
                 fork=None if fork_server is None else fork_server.fork_child,
             )
         except OSError:

@@ -54,8 +54,21 @@ GENERAL = (
         "rounds have one of these numbers of nodes, such as 2,4,8; the other nodes are spares (default: any number)",
         "N,N,...",
     ),
+    Option(
+        "--segment",
+        "rounds have whole segments of K nodes of one failure domain, such as one NVLink domain; the other nodes are "
+        "spares (default: 1)",
+        "K",
+    ),
     Option("--interface", "network interface by which other nodes reach this node, such as ib0", "NAME"),
     Option("--node-pattern", "name of a node in the data network, such as {node}-ib", "PATTERN"),
+    Option(
+        "--failure-domain",
+        "what fails together, so that ranks of a domain are beside each other and copies of snapshots go to another "
+        "one: element (of an array), switch, block, nvlink, none, or a command for the shell that prints a label "
+        "(default: auto, the element and what Slurm's topology tells)",
+        "DOMAIN",
+    ),
     Option(
         "--leader-node",
         "the agent on this node leads the run at first (default: the first node of the job; in an array the first "

@@ -15,6 +15,7 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from slurm_elastic.agent.agent import Agent
 from slurm_elastic.agent.attribution import AttributionFeature
 from slurm_elastic.agent.event_log import EventLog, utc_now
+from slurm_elastic.agent.failure_domain import failure_domain
 from slurm_elastic.agent.features import (
     Feature,
     HealthFeature,
@@ -436,4 +437,5 @@ def _rendezvous(settings: AgentSettings, records: Records) -> RendezvousConfig:
         gloo_interface=for_gloo,
         cohort=settings.job.cohort if settings.job is not None else ("", 1),
         choose_origin=choose,
+        domain=failure_domain(settings.failure_domain, settings.job, record_signals().fd),
     )

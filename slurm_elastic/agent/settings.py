@@ -120,6 +120,8 @@ class AgentSettings:
     """True if agents of other jobs, also of later ones, may belong to the run."""
     stop_on_same_failure: bool = True
     """True if the run ends when a worker fails in the same way at the same step twice in a row."""
+    failure_domain: str = "auto"
+    """Who knows what fails together with this node; see :func:`.failure_domain.failure_domain`."""
     snapshot_replicas: int = 0
     """Copies on another node of what one rank alone has in snapshots."""
     shutdown_timeout: int = 30
@@ -196,6 +198,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str], own_run: st
         stacks_after=positive_seconds("--stacks-after", options.stacks_after or f"{STACKS_AFTER:g}"),
         stop_on_same_failure=_is_on("--stop-on-same-failure", options.stop_on_same_failure),
         shutdown_timeout=_shutdown_timeout(options),
+        failure_domain=options.failure_domain or "auto",
         snapshot_replicas=_either("--snapshot-replicas", options.snapshot_replicas, 0, 1),
         snapshot_slots=_either("--snapshot-slots", options.snapshot_slots, 3, 2),
         notify=notify_settings(options.notify, options.notify_after),
@@ -276,9 +279,10 @@ def _warn_of_components_without_agents(job: SlurmJob) -> None:
 
 
 def _restrict_nodes(config: LaunchConfig, options: argparse.Namespace, job: SlurmJob | None, shared: bool) -> None:
-    """Narrow the bounds of a round to the numbers of nodes that ``--node-unit`` and ``--valid-nodes`` allow."""
+    """Narrow the bounds of a round to the numbers of nodes that ``--node-unit``, ``--valid-nodes`` and ``--segment``
+    allow."""
     here = len(job.nodes) if job else 1
-    sizes = {"node_unit": options.node_unit, "valid_nodes": options.valid_nodes}
+    sizes = {"node_unit": options.node_unit, "valid_nodes": options.valid_nodes, "segment": options.segment}
     config.rdzv_configs.update({name: value for name, value in sizes.items() if value})
     rendezvous = RendezvousOptions.from_config(config.rdzv_configs)
     config.min_nodes, config.max_nodes = least, _ = rendezvous.node_range(config.min_nodes, config.max_nodes)

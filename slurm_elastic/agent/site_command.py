@@ -42,7 +42,12 @@ class SiteResult(NamedTuple):
 
 
 def run_site_command(
-    command: str, timeout: float, environ: Mapping[str, str] | None = None, content: bytes = b""
+    command: str,
+    timeout: float,
+    environ: Mapping[str, str] | None = None,
+    content: bytes = b"",
+    *,
+    interrupt: int | None = None,
 ) -> SiteResult:
     """Run a command by /bin/sh and return how it ended. No process of its session is left.
 
@@ -51,6 +56,7 @@ def run_site_command(
         timeout: Seconds after which it is killed.
         environ: Its environment; None for that of this process.
         content: Its standard input.
+        interrupt: A descriptor; when it becomes readable, the command is killed as if its time was over.
     """
     deadline = time.monotonic() + timeout
     # A file in memory and no pipe: a command that does not read it holds nothing up.
@@ -73,9 +79,13 @@ def run_site_command(
         poll = select.poll()
         poll.register(output, select.POLLIN)
         poll.register(exited, select.POLLIN)
+        if interrupt is not None:
+            poll.register(interrupt, select.POLLIN)
         while not ended and (left := deadline - time.monotonic()) > 0:
             ready = {descriptor for descriptor, _ in poll.poll(left * 1000)}
             ended = exited in ready
+            if interrupt in ready:
+                break
             if output in ready:
                 chunk = _read(output)
                 kept = (kept + chunk)[-_KEPT:]

@@ -45,6 +45,9 @@ def worker_environment(
         # The older name, which training scripts may read.
         "SLURM_ELASTIC_EPOCH": str(assignment.epoch),
         "SLURM_ELASTIC_SCOPE": config.incarnation,
+        "SLURM_ELASTIC_DOMAIN": place.domain,
+        "SLURM_ELASTIC_DOMAIN_RANK": str(place.domain_base_rank + worker.local_rank),
+        "SLURM_ELASTIC_DOMAIN_SIZE": str(place.domain_world_size),
     }
     if "OMP_NUM_THREADS" in environ:
         environment["OMP_NUM_THREADS"] = environ["OMP_NUM_THREADS"]

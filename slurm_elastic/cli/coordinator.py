@@ -43,6 +43,7 @@ class Coordinator(Command):
         parser.add_argument("--nnodes", required=True, metavar="MIN:MAX", help="bounds of a round, as for the agents")
         parser.add_argument("--node-unit", metavar="K", help="as for the agents")
         parser.add_argument("--valid-nodes", metavar="N,N,...", help="as for the agents")
+        parser.add_argument("--segment", metavar="K", help="as for the agents")
         parser.add_argument("--max-restarts", default="0", metavar="N", help="as for the agents (default: 0)")
         parser.add_argument("--rdzv-conf", default="", metavar="KEY=VALUE,...", help="as for the agents")
         parser.add_argument(
@@ -140,7 +141,7 @@ def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> Coordi
 
 
 def _sizes(options: argparse.Namespace) -> dict[str, str | None]:
-    return {"node_unit": options.node_unit, "valid_nodes": options.valid_nodes}
+    return {"node_unit": options.node_unit, "valid_nodes": options.valid_nodes, "segment": options.segment}
 
 
 def _config(text: str) -> dict[str, object]:

@@ -51,6 +51,7 @@ class RendezvousConfig:
         gloo_interface: The same, else where needed that of `address`; see :func:`~slurm_elastic.slurm.gloo_interface`.
         choose_origin: See :class:`~slurm_elastic.rendezvous.membership.Settings`; used while this agent leads.
         cohort: Name and size; see :class:`~slurm_elastic.rendezvous.membership.AgentInfo`.
+        domain: See :class:`~slurm_elastic.rendezvous.membership.AgentInfo`.
     """
 
     run_id: str
@@ -74,6 +75,7 @@ class RendezvousConfig:
     shared: bool = False
     has_workers: bool = True
     cohort: tuple[str, int] = ("", 1)
+    domain: str = ""
     interface: str = ""
     gloo_interface: str = ""
     choose_origin: Callable[[int | None, str, Sequence[str], bool], str] | None = None
@@ -104,6 +106,7 @@ class RendezvousConfig:
             inventory=inventory,
             ran=ran,
             proven=proven,
+            domain=self.domain,
         )
 
 
@@ -210,6 +213,7 @@ def _settings(config: RendezvousConfig) -> Settings:
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,
         valid_nodes=options.valid_nodes,
+        segment=options.segment,
         max_restarts=config.max_restarts,
         agent=config.agent,
         join_timeout=options.join_timeout,

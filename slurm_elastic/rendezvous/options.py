@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -15,7 +16,7 @@ from slurm_elastic.rendezvous.records.etcd.config import TORCH_NAMES as ETCD_TOR
 TORCHS_OWN = frozenset({"is_host", "store_type", "close_timeout", "heartbeat_timeout", "rank"})
 """Keys of torch's c10d and static rendezvous (elastic/rendezvous, 2.13) that mean nothing here, and are ignored."""
 _MAY_BE_ZERO = ("min_round_time", "leave_margin", "last_call_timeout")
-_NODES = ("node_unit", "valid_nodes")
+_NODES = ("node_unit", "valid_nodes", "segment")
 _MOST_NODES = 10**6
 _KEEP_ALIVE = ("keep_alive_interval", "keep_alive_max_attempt")
 _IGNORED = ("timeout", *TORCHS_OWN, *ETCD_OPTIONS, *ETCD_TORCH_NAMES)
@@ -48,6 +49,7 @@ class RendezvousOptions:
         etcd_limit: silence after which an etcd that keeps the records of the run is lost.
         valid_nodes: the sizes that a round may have, ascending; empty for every size. ``valid_nodes=2:4:8`` lists them,
             and ``node_unit=2`` stands for all multiples.
+        segment: rounds have whole segments of so many nodes of one failure domain; `valid_nodes` are multiples of it.
     """
 
     join_timeout: float = 600.0
@@ -59,6 +61,7 @@ class RendezvousOptions:
     etcd_limit: float = 600.0
     on_tie: OnTie = OnTie.LEADER
     valid_nodes: tuple[int, ...] | range = ()
+    segment: int = 1
 
     def node_range(self, least: int, most: int) -> tuple[int, int]:
         """Return the least and the most nodes that a round can have within these bounds.
@@ -74,8 +77,8 @@ class RendezvousOptions:
             said = f"multiples of {self.valid_nodes[0]}" if unit else ", ".join(map(str, self.valid_nodes))
             near = next((number for number in self.valid_nodes if number >= least), self.valid_nodes[-1])
             raise UsageError(
-                f"no round of {least} to {most} nodes is valid: --node-unit and --valid-nodes leave {said}; give the "
-                f"job and --nnodes other bounds, as in {near}"
+                f"no round of {least} to {most} nodes is valid: --node-unit, --valid-nodes and --segment leave {said}; "
+                f"give the job and --nnodes other bounds, as in {near}"
             )
         return valid[0], valid[-1]
 
@@ -106,7 +109,12 @@ class RendezvousOptions:
                 f"--rdzv-conf: leader_limit={values['leader_limit']:g} is too short: a leader that is cut off needs "
                 f"{least:g} s to notice and to stop its workers; give at least that, or a shorter heartbeat_limit"
             )
-        return cls(**values, on_tie=_on_tie(config.get("on_tie", OnTie.LEADER.value)), valid_nodes=_valid_nodes(config))
+        return cls(
+            **values,
+            on_tie=_on_tie(config.get("on_tie", OnTie.LEADER.value)),
+            valid_nodes=_valid_nodes(config),
+            segment=_segment(config),
+        )
 
 
 def _seconds(name: str, value: object) -> float:
@@ -128,17 +136,31 @@ def _on_tie(value: object) -> OnTie:
 
 def _valid_nodes(config: Mapping[str, object]) -> tuple[int, ...] | range:
     """The sizes that a round may have. An option that was not given is empty or None, as from the command line."""
-    unit, sizes = (str(config.get(name) or "") for name in _NODES)
+    unit, sizes = (str(config.get(name) or "") for name in ("node_unit", "valid_nodes"))
+    segment = _segment(config)
     if unit and sizes:
         raise UsageError(f"--node-unit {unit} and --valid-nodes {sizes} both say which rounds are valid; give one")
     if unit:
         if not _is_count(unit):
             raise UsageError(f"--node-unit {unit!r} is no number of nodes; give one from 1 on, as in --node-unit 2")
+        unit = str(math.lcm(int(unit), segment))
         return range(int(unit), _MOST_NODES, int(unit))
+    if segment > 1 and not sizes:
+        return range(segment, _MOST_NODES, segment)
     listed = [word.strip() for word in sizes.replace(":", ",").split(",")] if sizes else []
     if not all(_is_count(word) for word in listed):
         raise UsageError(f"--valid-nodes {sizes!r} is no list of numbers of nodes; write it as in --valid-nodes 2,4,8")
-    return tuple(sorted({int(word) for word in listed}))
+    valid = tuple(sorted({int(word) for word in listed if int(word) % segment == 0}))
+    if listed and not valid:
+        raise UsageError(f"--valid-nodes {sizes} has no multiple of --segment {segment}; give one")
+    return valid
+
+
+def _segment(config: Mapping[str, object]) -> int:
+    segment = str(config.get("segment") or 1)
+    if not _is_count(segment):
+        raise UsageError(f"--segment {segment!r} is no number of nodes; give one from 1 on, as in --segment 4")
+    return int(segment)
 
 
 def _is_count(word: str) -> bool:

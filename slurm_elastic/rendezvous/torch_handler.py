@@ -252,6 +252,7 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
         options=options,
         shared=shared,
         cohort=job.cohort if job is not None else ("", 1),
+        domain=job.failure_domain if job is not None else "",
     )
     return SlurmRendezvousHandler(config, connect(config, _log))
 

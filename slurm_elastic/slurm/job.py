@@ -99,7 +99,7 @@ class SlurmJob:
     reserved_ports: tuple[int, ...]
     """SLURM_STEP_RESV_PORTS, reserved for this step by ``srun --resv-ports``; mostly empty."""
     topology_address: str | None
-    """SLURM_TOPOLOGY_ADDR, such as ``s0.s4.node7``: the switches above this node. None without a topology."""
+    """SLURM_TOPOLOGY_ADDR, such as ``s0.s4.node7``: the switches or blocks above this node. None without a topology."""
 
     @property
     def position(self) -> int:
@@ -118,6 +118,19 @@ class SlurmJob:
         One element has the array's id as its job id, and scontrol takes that for all elements.
         """
         return self.job_id if self.array is None else f"{self.array.job_id}_{self.array.task_id}"
+
+    @property
+    def failure_domain(self) -> str:
+        """The label of what fails together with this node, as far as Slurm knows, such as ``12_3/s0/s4``; else empty.
+
+        An element of an array is preempted as one, so it is a domain if it has several nodes; so is any job. Below that
+        come the switches or blocks of the node.
+        """
+        own = [self.name] if len(self.job_nodes) > 1 else []
+        address = self.topology_address or ""
+        # "switch.switch.node" (topology/tree), "block.node" (topology/block, 23.11 and later).
+        above = address.removesuffix(self.node).strip(".")
+        return "/".join([*own, *above.split(".")] if above else own)
 
     @property
     def cohort(self) -> tuple[str, int]:
@@ -229,6 +242,6 @@ def _het(environ: Mapping[str, str]) -> tuple[HetComponent, ...]:
 
 def _topology_address(environ: Mapping[str, str]) -> str | None:
     # Without a topology Slurm puts the bare node name there, with the pattern "node" (topology/none, 22.05).
-    if "switch" not in (present(environ, "SLURM_TOPOLOGY_ADDR_PATTERN") or ""):
+    if (present(environ, "SLURM_TOPOLOGY_ADDR_PATTERN") or "node") == "node":
         return None
     return present(environ, "SLURM_TOPOLOGY_ADDR")

@@ -56,6 +56,7 @@ class AgentMemory:
         slots: Number of snapshots that it holds of the state of all ranks, and of each rank's parts.
         silence: See :class:`.replicator.Settings`.
         fewest_nodes: Number of nodes that a round has at least.
+        domain: Failure domain of the agent: copies go to another one.
         fork: See :class:`.WriterProcess`.
 
     Raises:
@@ -75,6 +76,7 @@ class AgentMemory:
         slots: int = SLOTS,
         silence: float = 1.0,
         fewest_nodes: int = 1,
+        domain: str = "",
         fork: Fork | None = None,
     ) -> None:
         self._fewest_nodes = fewest_nodes
@@ -85,7 +87,7 @@ class AgentMemory:
         self._replicas: dict[int, list[Slot]] = {}
         """Slots for copies of the parts of each local rank of another agent."""
         self._replicates = replicates
-        self._settings = Settings(secret, run, agent, node, address, silence)
+        self._settings = Settings(secret, run, agent, node, address, silence, domain)
         self._replicator: ReplicatorProcess | None = None
         """Copies parts to other nodes; without that it finds the steps that agents write to disk, if they do."""
         self._lock = threading.Lock()

@@ -12,6 +12,7 @@ Agents that write snapshots to disk agree on a step in the same way, also where 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -58,6 +59,7 @@ class Report:
             other nodes, the step that is kept.
         wanted: True if the next step that becomes safe has to be written to disk.
         pauses: True while it leaves the network to the training after a copy.
+        domain: Its failure domain, such as ``12_3/s0/s4``; empty if none is known.
     """
 
     node: str
@@ -69,6 +71,7 @@ class Report:
     copied: int | None = None
     wanted: bool = False
     pauses: bool = False
+    domain: str = ""
 
 
 def next_goal(goal: Goal, reports: Mapping[int, Report], nodes: int, *, replicates: bool = True) -> Goal:
@@ -116,11 +119,30 @@ def kept_step(protection: Protection, held: Iterable[Sequence[SnapshotId | None]
     return max(steps), len(set(steps)) > 1
 
 
-def partner(rank: int, reports: Mapping[int, Report]) -> Report | None:
-    """Return the agent that holds the copies of another one: the next one on another node; None if there is none."""
-    own = reports[rank].node
-    following = sorted(reports, key=lambda other: (other <= rank, other))
-    return next((reports[other] for other in following if reports[other].node != own), None)
+def partners(reports: Mapping[int, Report]) -> dict[int, int]:
+    """Return, by rank of each agent of a round, the rank of the one that holds its copies; empty if there is one node.
+
+    That one is in another failure domain, by the outermost part in which the domains differ, and on another node where
+    there is one domain. Each agent holds the copies of one other agent, so in a domain with more than half of the
+    agents some hold those of their own domain.
+    """
+    groups = _apart({rank: f"{report.domain}/".split("/") for rank, report in reports.items()})
+    groups = groups or {rank: report.node for rank, report in reports.items()}
+    largest = max(Counter(groups.values()).values())
+    if largest == len(reports):
+        return {}
+    ranks = sorted(reports, key=lambda rank: (groups[rank], rank))
+    # As far away as the largest domain reaches, no agent is in the same one, but for those that have to be.
+    return dict(zip(ranks, ranks[largest:] + ranks[:largest], strict=True))
+
+
+def _apart(paths: Mapping[int, Sequence[str]]) -> dict[int, str] | None:
+    """Return for each agent the first part of its domain in which these differ, with the parts before it; else None."""
+    for depth in range(1, max(map(len, paths.values())) + 1):
+        groups = {number: "/".join(path[:depth]) for number, path in paths.items()}
+        if len(set(groups.values())) > 1:
+            return groups
+    return None
 
 
 def link_problem(node: str, seconds: float, size: int, error: str = "") -> str:

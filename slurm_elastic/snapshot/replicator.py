@@ -31,7 +31,7 @@ from slurm_elastic.snapshot.replication import (
     link_problem,
     newest_of,
     next_goal,
-    partner,
+    partners,
     slot_for_replica,
 )
 from slurm_elastic.snapshot.slots import HEADER, Contents
@@ -61,6 +61,7 @@ class Settings(msgspec.Struct, frozen=True):
     node: str
     address: str
     silence: float = 1.0
+    domain: str = ""
 
 
 class Members(msgspec.Struct, frozen=True, tag=True):
@@ -260,6 +261,8 @@ class _Collector:
         self._round = -1
         self._goal = Goal()
         self._reports: dict[int, Report] = {}
+        self._partners: dict[int, int] | None = None
+        """Who holds whose copies, by rank; None before all agents of the round have reported."""
 
     def report(self, hello: _Hello) -> _Answer | None:
         """Take a report; returns the goal and the agent that takes copies. None if a newer round has started."""
@@ -267,11 +270,13 @@ class _Collector:
             if hello.round < self._round:
                 return None
             if hello.round > self._round:
-                self._round, self._goal, self._reports = hello.round, Goal(), {}
+                self._round, self._goal, self._reports, self._partners = hello.round, Goal(), {}, None
             self._reports[hello.rank] = hello.report
             self._goal = next_goal(self._goal, self._reports, hello.nodes, replicates=hello.replicates)
-            is_known = hello.replicates and len(self._reports) == hello.nodes
-            return _Answer(self._goal, partner(hello.rank, self._reports) if is_known else None)
+            if self._partners is None and hello.replicates and len(self._reports) == hello.nodes:
+                self._partners = partners(self._reports)
+            rank = (self._partners or {}).get(hello.rank)
+            return _Answer(self._goal, None if rank is None else self._reports[rank])
 
 
 class _Hello(msgspec.Struct, frozen=True):
@@ -570,6 +575,7 @@ class _Side:
             self._copied,
             self.wanted,
             self._pauses(),
+            self._owner._settings.domain,
         )
         members = self.members
         if self._collector is None:

@@ -4,6 +4,7 @@
 
     @pytest.mark.proctrack("linuxproc")     the other process tracking; "cgroup" without the mark
     @pytest.mark.proctrack("cgroup", "linuxproc")     runs the test on each; with nightly="linuxproc" on that by night
+    @pytest.mark.topology("tree")           n1 and n3 on one switch, n2 and n4 on another one; or "block"
     @pytest.mark.accounting                 with slurmdbd: sacct works, and preemption is by QOS, not by partition
 
 SLURM_ELASTIC_TEST_RELEASE=24.11 or 26.05 runs the whole layer on that Slurm release. Jobs run in an environment of
@@ -44,6 +45,7 @@ _failed = pytest.StashKey[bool]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "topology(kind): Slurm's topology plugin")
     config.addinivalue_line("markers", "proctrack(*names, nightly): process trackings to run the test on")
 
 
@@ -115,7 +117,9 @@ def cluster(
 ) -> Iterator[Cluster]:
     """Four idle nodes n1 to n4 without jobs; shared by the tests that want the same cluster."""
     accounting = request.node.get_closest_marker("accounting") is not None
-    settings = Settings(cluster_session.name, 4, proctrack, accounting, release)
+    topology = request.node.get_closest_marker("topology")
+    kind = topology.args[0] if topology else ""
+    settings = Settings(cluster_session.name, 4, proctrack, accounting, release, kind)
     cluster = cluster_session.cluster(settings)
     yield cluster
     cluster.restore()

@@ -54,7 +54,7 @@ class SimulatedAgent(Process):
         self.done: int | None = None
         self.leaving: LeaveReason | None = None
         self.answered = 0
-        self._candidate = candidate
+        self.candidate = candidate
         self._connection: Connection | None = None
         self._pending: Connection | None = None
         self.has_failed = self._stopping = self._lingering = False
@@ -165,8 +165,8 @@ class SimulatedAgent(Process):
     # The protocol.
 
     def _join(self) -> None:
-        self._candidate = replace(self._candidate, store_port=self._candidate.store_port + 1, ran=self._ran)
-        self.follower, joined = self.follower.join(self._candidate)
+        self.candidate = replace(self.candidate, store_port=self.candidate.store_port + 1, ran=self._ran)
+        self.follower, joined = self.follower.join(self.candidate)
         self._say(joined)
 
     def _join_first(self) -> None:
@@ -299,7 +299,7 @@ class SimulatedAgent(Process):
             self._ran = 0.0
         failure = WorkerFailure(
             self.name,
-            self._candidate.node,
+            self.candidate.node,
             0,
             1,
             cause,

@@ -36,7 +36,7 @@ from slurm_elastic.rendezvous.membership import (
     Tick,
     next_deadline,
 )
-from tests.simulation.tables import check_table, largest
+from tests.simulation.tables import check_table, largest, usable
 from tests.simulation.violation import Violation, require
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ class Checks:
         require(table.round == first, "rounds follow each other", table.round)
         require(latest is None or latest.round in self._over, "one table is current", table)
         self._check_one_group(table.round)
-        check_table(after, table, self._latest, self._size(after, len(after.agents)))
+        check_table(after, table, self._latest, self._size(after, _usable(after)))
         known = {len(each.places) for each in self.tables.values()} | {size for size, _ in settings.first_ran}
         require({size for size, _ in table.ran} <= known, "only rounds show what works", table.ran)
         require(table.unusable == tuple(sorted(self._unusable)), "what the script cannot use is on record", table)
@@ -370,22 +370,23 @@ class Checks:
         first, coming = before.newcomer_first, self._coming - self._leaving
         if first is None or table is None:
             return
-        here = largest(settings, len(before.agents), self._unusable)
+        here = largest(settings, _usable(before), self._unusable)
         require(here > len(table.places), "a round ends for new nodes only if the next one is larger", here)
         if self._world.now >= first + settings.last_call_timeout:
             return
         more = largest(settings, len(before.agents) + len(coming), self._unusable) > here
-        require(not more, "joins that are close together make one round", coming)
+        require(not coming or not more, "joins that are close together make one round", coming)
 
     def _check_no_needless_wait(self, state: State) -> None:
         waiting = [agent for agent in state.agents.values() if agent.status is Status.WAITING]
-        settings, size = state.settings, self._size(state, len(waiting))
+        settings = state.settings
+        size = self._size(state, usable(settings, [agent.candidate for agent in waiting]))
         if not size or len(waiting) < len(state.agents) or state.broken:
             return
         if not self._has_majority(waiting):
             return
         missing = len(set(settings.expected_nodes) - self._known_nodes) or self._missing_with(waiting)
-        larger = self._size(state, len(waiting) + missing) > size
+        larger = missing > 0 and self._size(state, len(waiting) + missing) > size
         require(larger, "no wait that is not needed", [agent.candidate.agent for agent in waiting])
 
     def _missing_with(self, waiting: list[Agent]) -> int:
@@ -429,3 +430,7 @@ class Checks:
             self._world.tell("leader", f"hears {event}")
         for decision in decisions:
             self._world.tell("leader", f"  decides {decision}")
+
+
+def _usable(state: State) -> int:
+    return usable(state.settings, [agent.candidate for agent in state.agents.values()])

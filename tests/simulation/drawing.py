@@ -55,6 +55,7 @@ def draw(seed: int) -> Schedule:
     )
     settings = _draw_valid_nodes(seed, settings)
     arrivals = _draw_preparations(seed, _draw_arrivals(rng, names, allocation), allocation=allocation)
+    settings, arrivals = _draw_domains(seed, settings, arrivals)
     actions: list[Action] = list(arrivals)
     at = rng.uniform(0.0, FAULTS_UNTIL)
     for _ in range(rng.choice((0, 1, 2, 3, 5, 8, 12))):
@@ -83,6 +84,24 @@ def _draw_valid_nodes(seed: int, settings: Settings) -> Settings:
     except UsageError:
         return settings
     return replace(settings, min_nodes=least, max_nodes=most, valid_nodes=options.valid_nodes)
+
+
+def _draw_domains(seed: int, settings: Settings, arrivals: list[Arrive]) -> tuple[Settings, list[Arrive]]:
+    """A third of the runs have nodes in several failure domains, half of those train in whole segments of them."""
+    rng = random.Random(f"domains {seed}")
+    if rng.random() > 0.33:
+        return settings, arrivals
+    domains = [f"s{number}" for number in range(rng.choice((2, 2, 3)))]
+    arrivals = [replace(arrival, domain=rng.choice(domains)) for arrival in arrivals]
+    options = RendezvousOptions.from_config({"segment": rng.choice((1, 2, 2, 3))})
+    if settings.valid_nodes or options.segment == 1:
+        return settings, arrivals
+    try:
+        least, most = options.node_range(settings.min_nodes, settings.max_nodes)
+    except UsageError:
+        return settings, arrivals
+    sizes = {"min_nodes": least, "max_nodes": most, "valid_nodes": options.valid_nodes}
+    return replace(settings, **sizes, segment=options.segment), arrivals
 
 
 def draw_planned(seed: int) -> Schedule:

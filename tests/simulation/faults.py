@@ -34,11 +34,11 @@ class Arrive(Action):
     role: str = "trainer"
     takes_part: bool = True
     cohort: tuple[str, int] = ("", 1)
+    domain: str = ""
 
     def candidate(self) -> AgentInfo:
-        return AgentInfo(
-            self.agent, self.node, self.position, self.workers, self.role, self.node, 20000, 0, *self.cohort
-        )
+        whose = (self.agent, self.node, self.position, self.workers, self.role, self.node)
+        return AgentInfo(*whose, 20000, 0, *self.cohort, domain=self.domain)
 
 
 @dataclass(frozen=True, slots=True)

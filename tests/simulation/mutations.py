@@ -25,6 +25,7 @@ from slurm_elastic.rendezvous.election.follower import Follower
 from slurm_elastic.rendezvous.election.term import CheckTerm, ConfirmLastRound, RecordsAction
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords, LastRound
 from slurm_elastic.rendezvous.membership import (
+    AgentInfo,
     Claim,
     Decision,
     Joined,
@@ -377,6 +378,27 @@ def takes_any_number(patch: pytest.MonkeyPatch) -> None:
         return min(agents, settings.max_nodes) if agents >= settings.min_nodes else 0
 
     patch.setattr(Settings, "round_size", round_size)
+
+
+@mutation("a round cuts segments", "segments are whole", among=one_leader)
+def cuts_segments(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(transitions, "members_by_segment", lambda agents, segment, size: agents[:size])
+
+
+@mutation(
+    "a leader counts nodes of which no segment comes",
+    "a round takes the largest valid number",
+    "a round ends for new nodes only if the next one is larger",
+    "no wait that is not needed",
+    among=one_leader,
+)
+def counts_all_nodes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(State, "usable", property(lambda state: len(state.agents)))
+
+
+@mutation("ranks follow Slurm's order alone", "ranks of a domain are beside each other", among=one_leader)
+def ignores_domains(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(AgentInfo, "order", property(lambda candidate: (candidate.position, candidate.node, candidate.agent)))
 
 
 @mutation(

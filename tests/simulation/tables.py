@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
+from itertools import pairwise
 
-from slurm_elastic.rendezvous.membership import Settings, State, Table
+from slurm_elastic.rendezvous.membership import AgentInfo, Settings, State, Table
 from tests.simulation.violation import require
 
 
@@ -14,6 +16,12 @@ def largest(settings: Settings, agents: int, without: AbstractSet[int] = frozens
     sizes = [size for size in range(settings.min_nodes, settings.max_nodes + 1) if size <= agents]
     valid = (size for size in sizes if not settings.valid_nodes or size in settings.valid_nodes)
     return max((size for size in valid if size not in without), default=0)
+
+
+def usable(settings: Settings, agents: Iterable[AgentInfo]) -> int:
+    """How many of these agents a round could take: those in whole segments of a domain."""
+    domains = Counter(agent.domain for agent in agents)
+    return sum(count // settings.segment * settings.segment for count in domains.values())
 
 
 def check_table(state: State, table: Table, before: Table | None, size: int) -> None:
@@ -25,6 +33,10 @@ def check_table(state: State, table: Table, before: Table | None, size: int) -> 
     require([place.rank for place in places] == list(range(len(places))), promise, places)
     candidates = [state.agents[place.agent].candidate for place in places]
     require(candidates == sorted(candidates, key=lambda candidate: candidate.order), "ranks follow Slurm's order")
+    domains = [candidate.domain for candidate in candidates]
+    borders = sum(domain != following for domain, following in pairwise(domains))
+    require(borders == len(set(domains)) - 1, "ranks of a domain are beside each other", domains)
+    require(all(domains.count(domain) % settings.segment == 0 for domain in domains), "segments are whole", domains)
     if before is not None:
         now = {place.agent: place.rank for place in places}
         ranks = [now[place.agent] for place in before.places if place.agent in now]

@@ -25,7 +25,7 @@ from tests.simulation.faults import (
     StallLeader,
 )
 from tests.simulation.leader import SimulatedLeader
-from tests.simulation.tables import largest
+from tests.simulation.tables import largest, usable
 from tests.simulation.violation import Violation
 from tests.simulation.workers import Group
 
@@ -120,9 +120,12 @@ class World:
     def _living(self) -> list[SimulatedAgent]:
         return [agent for agent in self.agents.values() if agent.alive and agent.leaving is None]
 
+    def _usable(self) -> int:
+        return usable(self.schedule.settings, [agent.candidate for agent in self._living()])
+
     def _timeout_of_too_few(self) -> float:
         settings = self.schedule.settings
-        too_few = largest(settings, len(self._living()), self.schedule.unusable) == 0
+        too_few = largest(settings, self._usable(), self.schedule.unusable) == 0
         return settings.join_timeout if too_few else 0.0
 
     def _unsettled(self) -> str:
@@ -145,7 +148,7 @@ class World:
             return "the leader does not know exactly those that live"
         if len(state.table.places) in self.schedule.unusable and state.phase is Phase.RUNNING:
             return "workers fail soon"
-        if not finished and len(state.table.places) < self.checks.smallest(len(living)):
+        if not finished and len(state.table.places) < self.checks.smallest(self._usable()):
             return "somebody who could train does not"
         for place in state.table.places:
             agent = self.agents[place.agent]

@@ -15,11 +15,12 @@ from slurm_elastic.rendezvous.membership import (
     usable_sizes,
 )
 from slurm_elastic.rendezvous.membership._replace import replace
-from slurm_elastic.rendezvous.membership.agents import WorkerFailure
+from slurm_elastic.rendezvous.membership.agents import Status, WorkerFailure
 from slurm_elastic.rendezvous.membership.assignment import Table
 from slurm_elastic.rendezvous.membership.decisions import Decision
 from slurm_elastic.rendezvous.membership.messages import Outcome
 from slurm_elastic.rendezvous.membership.reasons import Reason
+from slurm_elastic.rendezvous.membership.segments import nodes_in_segments
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State
 from slurm_elastic.rendezvous.membership.stragglers import Stragglers, find_stragglers
 
@@ -235,7 +236,8 @@ def _forming(state: State, now: float, ticked: bool) -> Result:
     if quorum and not state.claimed and not state.claiming:
         return leader_change.claim(state)
     waiting = len(state.agents) - state.blocking
-    if not state.round_size(waiting) or not quorum or not state.claimed:
+    usable = _usable(state, waiting, now)
+    if not state.round_size(usable) or not quorum or not state.claimed:
         if state.complete_since is not None:
             state = replace(state, complete_since=None)
         timeout_due = _timeout_due(state)
@@ -243,7 +245,11 @@ def _forming(state: State, now: float, ticked: bool) -> Result:
             detail = f"{waiting} of at least {settings.min_nodes} nodes came within {settings.join_timeout:g} s"
             if waiting >= settings.min_nodes:
                 detail = f"no majority of the last round came within {settings.join_timeout:g} s"
-            if settings.round_size(waiting) and quorum and state.claimed:
+            if settings.round_size(waiting) and not settings.round_size(usable):
+                detail = (
+                    f"{waiting} nodes came, and too few failure domains have {settings.segment} of them (--segment)"
+                )
+            if settings.round_size(usable) and quorum and state.claimed:
                 detail = f"{state.why_unusable}; no other nodes came within {settings.join_timeout:g} s"
                 return transitions.finish(state, Outcome.TIMED_OUT, state.unusable_failure, detail)
             return transitions.finish(state, Outcome.TIMED_OUT, detail=detail)
@@ -252,7 +258,7 @@ def _forming(state: State, now: float, ticked: bool) -> Result:
         state = replace(state, complete_since=now)
     if state.blocking or state.broken or state.awaited:
         return state, ()
-    if not _may_become_larger(state, waiting):
+    if not _may_become_larger(state, waiting, usable):
         return transitions.publish(state, now)
     last_call_due = _last_call_due(state)
     if ticked and last_call_due is not None and now >= last_call_due:
@@ -260,7 +266,25 @@ def _forming(state: State, now: float, ticked: bool) -> Result:
     return state, ()
 
 
-def _may_become_larger(state: State, waiting: int) -> bool:
+def _usable(state: State, waiting: int, now: float) -> int:
+    """Return how many of the waiting agents a round could take: those in whole segments."""
+    if state.settings.segment == 1:
+        return waiting
+    missing = _missing_by_count(state)
+    more_come = missing > 0 and state.round_size(waiting + missing) > state.round_size(waiting)
+    due = (_last_call_due(state), _timeout_due(state))
+    if (state.blocking or more_come) and all(time is None or now < time for time in due):
+        # Nothing is decided before the others are here, and thousands join one by one.
+        return waiting
+    here = (agent for agent in state.agents.values() if agent.status is Status.WAITING)
+    return nodes_in_segments(here, state.settings.segment)
+
+
+def _missing_by_count(state: State) -> int:
+    return len(state.settings.expected_nodes) - len(state.agents) - len(state.gone_nodes)
+
+
+def _may_become_larger(state: State, waiting: int, usable: int) -> bool:
     """Return whether nodes without a sign of an agent yet would make the round larger; a last call waits for no other.
 
     They are those of the allocation. A leader that belongs to none learns from those that come how many one srun has
@@ -269,10 +293,10 @@ def _may_become_larger(state: State, waiting: int) -> bool:
     expected, round_size = state.settings.expected_nodes, state.round_size
     if not expected and leader_change.begins_anew(state):
         missing = pending_joins.missing_of_cohorts(state)
-        return round_size(waiting + missing) > round_size(waiting)
-    missing = len(expected) - len(state.agents) - len(state.gone_nodes)
-    if missing > 0 and round_size(waiting + missing) > round_size(waiting):
+        return missing > 0 and round_size(waiting + missing) > round_size(usable)
+    missing = _missing_by_count(state)
+    if missing > 0 and round_size(waiting + missing) > round_size(usable):
         # Counting is enough to know that some are missing, and spares the walk while thousands join.
         return True
     missing = sum(node not in state.on_node and node not in state.gone_nodes for node in expected)
-    return round_size(waiting + missing) > round_size(waiting)
+    return missing > 0 and round_size(waiting + missing) > round_size(usable)

@@ -36,6 +36,8 @@ class AgentInfo:
             for nothing. Final: it has no workers that could change it.
         ran: seconds that its workers of the last round ran, see `STEPPED`; 0 if it is known that they took no step.
         proven: its workers of any round have taken a step for certain, whoever led then.
+        domain: its failure domain, the parts from the outermost on between slashes; empty if none is known. Agents of a
+            domain have ranks beside each other, and domains the natural order of their labels, so it never changes.
     """
 
     agent: str
@@ -52,17 +54,18 @@ class AgentInfo:
     inventory: str = ""
     ran: float = 0.0
     proven: bool = False
+    domain: str = ""
 
     @property
     def order(self) -> tuple[object, ...]:
-        """Sort key of ranks: Slurm's order, then node names with numbers by value (node2 before node10)."""
-        return (self.position, _natural(self.node), self.agent)
+        """Sort key of ranks: domain, Slurm's order, then node names with numbers by value (node2 before node10)."""
+        return (_natural(self.domain), self.position, _natural(self.node), self.agent)
 
 
 @functools.lru_cache(maxsize=1 << 15)
-def _natural(node: str) -> tuple[tuple[int, int, str], ...]:
-    """Return the sort key of a node's name. Kept: each round sorts all nodes of the run, mostly the same ones."""
-    return tuple((0, int(part), part) if part.isdigit() else (1, 0, part) for part in _DIGITS.split(node))
+def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Return the sort key of a name. Kept: each round sorts all nodes of the run, mostly the same ones."""
+    return tuple((0, int(part), part) if part.isdigit() else (1, 0, part) for part in _DIGITS.split(name))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ class Place:
         role_base_rank, role_world_size: the same within its role.
         address, standby_port: where the agent listens, and on which port it leads if it has to.
         local_world_size: number of its workers.
+        domain, domain_base_rank, domain_world_size: its failure domain; rank of its first worker among those of the
+            domain, and their number.
     """
 
     agent: str
@@ -33,6 +35,9 @@ class Place:
     role_world_size: int
     address: str = ""
     standby_port: int = 0
+    domain: str = ""
+    domain_base_rank: int = 0
+    domain_world_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +81,18 @@ def build_table(
     origin: str = "",
     last_failure: str = "",
 ) -> Table:
-    """Rank the candidates in Slurm's node order.
+    """Rank the candidates by failure domain, and within one in Slurm's node order.
 
     The order depends on the candidates alone, so agents that stay keep their relative order from round to round.
     """
     chosen = sorted(candidates, key=lambda candidate: candidate.order)
-    role_world = Counter[str]()
+    role_world, domain_world = Counter[str](), Counter[str]()
     for candidate in chosen:
         role_world[candidate.role] += candidate.local_world_size
+        domain_world[candidate.domain] += candidate.local_world_size
     places = []
     base_rank = 0
-    role_base = Counter[str]()
+    role_base, domain_base = Counter[str](), Counter[str]()
     for rank, candidate in enumerate(chosen):
         places.append(
             Place(
@@ -100,10 +106,14 @@ def build_table(
                 role_world_size=role_world[candidate.role],
                 address=candidate.address,
                 standby_port=candidate.standby_port,
+                domain=candidate.domain,
+                domain_base_rank=domain_base[candidate.domain],
+                domain_world_size=domain_world[candidate.domain],
             )
         )
         base_rank += candidate.local_world_size
         role_base[candidate.role] += candidate.local_world_size
+        domain_base[candidate.domain] += candidate.local_world_size
     return Table(
         round=round_,
         reason=reason,

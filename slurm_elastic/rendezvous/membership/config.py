@@ -38,6 +38,7 @@ class Settings:
     Attributes:
         min_nodes, max_nodes: Least and largest number of agents in a round.
         valid_nodes: The numbers between them that a round may have, ascending; empty for every number.
+        segment: Rounds have whole segments of so many nodes of one failure domain; `valid_nodes` are multiples of it.
         max_restarts: Number of worker failures that may restart the workers, over the whole run.
         expected_nodes: Names of the allocation's nodes; empty where no agent can know them (an array).
         first_round: Number of the first round of this term.
@@ -78,6 +79,7 @@ class Settings:
     min_nodes: int
     max_nodes: int
     valid_nodes: tuple[int, ...] | range = ()
+    segment: int = 1
     max_restarts: int = 0
     expected_nodes: tuple[str, ...] = ()
     first_round: int = 0

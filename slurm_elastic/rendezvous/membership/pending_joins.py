@@ -54,7 +54,7 @@ def missing_of_cohorts(state: State) -> int:
 def makes_larger(state: State) -> bool:
     """Return whether all agents that are here make a larger round than the one that runs."""
     places = len(state.table.places) if state.table is not None else 0
-    return state.round_size(len(state.agents)) > places
+    return state.round_size(state.usable) > places
 
 
 def gathered_at(state: State) -> float | None:
@@ -69,4 +69,4 @@ def gathered_at(state: State) -> float | None:
 def _more_to_come(state: State) -> bool:
     """Return whether agents are known to be on their way that make the next round larger."""
     here, more = len(state.agents), len(state.coming) + missing_of_cohorts(state)
-    return state.round_size(here + more) > state.round_size(here)
+    return more > 0 and state.round_size(here + more) > state.round_size(state.usable)

@@ -17,6 +17,7 @@ from slurm_elastic.rendezvous.membership.config import Settings
 from slurm_elastic.rendezvous.membership.decisions import Decision, Finish
 from slurm_elastic.rendezvous.membership.quorum import Base
 from slurm_elastic.rendezvous.membership.reasons import Reason
+from slurm_elastic.rendezvous.membership.segments import nodes_in_segments
 from slurm_elastic.rendezvous.membership.stragglers import WorkerPosition
 
 
@@ -212,6 +213,12 @@ class State:
         while size in self.unusable:
             size = settings.round_size(size - 1)
         return size
+
+    @property
+    def usable(self) -> int:
+        """The number of agents that the next round could take: those in whole segments."""
+        segment = self.settings.segment
+        return len(self.agents) if segment == 1 else nodes_in_segments(self.agents.values(), segment)
 
     @property
     def why_unusable(self) -> str:

@@ -21,6 +21,7 @@ from slurm_elastic.rendezvous.membership.decisions import (
 from slurm_elastic.rendezvous.membership.messages import Ended, Interrupted, Outcome, Waiting
 from slurm_elastic.rendezvous.membership.quorum import Base
 from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
+from slurm_elastic.rendezvous.membership.segments import members_by_segment, nodes_in_segments
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State, with_agent, without_agent
 
 
@@ -143,6 +144,7 @@ def publish(state: State, now: float) -> Result:
     agents = [agent for agent in state.agents.values() if agent.status is Status.WAITING]
     agents.sort(key=lambda agent: (agent.candidate.agent not in members, not agent.proven, agent.candidate.order))
     waiting = [agent.candidate for agent in agents]
+    size = state.round_size(nodes_in_segments(agents, settings.segment))
     limit = settings.limit_of(len(state.agents))
     base = state.base
     origin = settings.choose_origin(
@@ -153,7 +155,7 @@ def publish(state: State, now: float) -> Result:
         # A round without a step has not shown that its origin is bad.
         state.reason is Reason.WORKER_FAILED and len(members) not in state.unusable,
     )
-    members_next = waiting[: state.round_size(len(waiting))]
+    members_next = [agent.candidate for agent in members_by_segment(agents, settings.segment, size)]
     table = dataclasses.replace(
         build_table(state.round, state.reason, members_next, state.restarts, limit, origin, state.last_failure),
         ran=tuple(sorted(state.ran.items())),

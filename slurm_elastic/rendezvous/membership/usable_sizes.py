@@ -78,7 +78,7 @@ def retreat(state: State, failure: WorkerFailure, now: float) -> Result:
         raise ValueError("no round is running")
     size = len(table.places)
     state = replace(state, unusable=state.unusable | {size}, unusable_failure=failure)
-    next_size = replace(state, phase=Phase.FORMING).round_size(len(state.agents))
+    next_size = replace(state, phase=Phase.FORMING).round_size(state.usable)
     worked = ",".join(str(each) for each in sorted(state.ran) if each not in state.unusable)
     then = f"going on with {next_size}" if next_size else f"waiting {state.settings.join_timeout:g} s for other nodes"
     detail = f"{state.why_unusable}; {then}: --valid-nodes={worked}"

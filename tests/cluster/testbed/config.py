@@ -63,6 +63,14 @@ def accounts() -> tuple[str, ...]:
     )
 
 
+def topology_conf(settings: Settings) -> str:
+    """Two switches or blocks, whose nodes alternate in Slurm's order of nodes."""
+    odd, even = ",".join(settings.node_names[::2]), ",".join(settings.node_names[1::2])
+    if settings.topology == "block":
+        return f"BlockName=b1 Nodes={odd}\nBlockName=b2 Nodes={even}\nBlockSizes={len(settings.node_names[1::2])}\n"
+    return f"SwitchName=s1 Nodes={odd}\nSwitchName=s2 Nodes={even}\nSwitchName=s0 Switches=s[1-2]\n"
+
+
 def slurm_conf(settings: Settings) -> str:
     """The whole slurm.conf."""
     state = settings.state
@@ -75,6 +83,7 @@ def slurm_conf(settings: Settings) -> str:
         preempt_type = "preempt/partition_prio"
     # Since 25.11.
     expedite = "SlurmctldParameters=enable_expedited_requeue\n" if settings.release == "26.05" else ""
+    topology = f"TopologyPlugin=topology/{settings.topology}\n" if settings.topology else ""
     addresses = "\n".join(
         f"NodeName={node} NodeAddr={settings.address(node)} CPUs=4 RealMemory=4000 Gres=gpu:{GPUS_PER_NODE}"
         for node in settings.node_names
@@ -101,7 +110,7 @@ MailProg=/bin/true
 ProctrackType=proctrack/{settings.proctrack}
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
-{accounting}MpiDefault=none
+{accounting}{topology}MpiDefault=none
 MpiParams=ports=21000-21999
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core

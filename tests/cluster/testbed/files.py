@@ -44,6 +44,7 @@ def write(settings: Settings) -> None:
     files = {
         "slurm.conf": config.slurm_conf(settings),
         "gres.conf": config.gres_conf(settings),
+        **({"topology.conf": config.topology_conf(settings)} if settings.topology else {}),
         "cgroup.conf": config.cgroup_conf(),
         "hosts": config.hosts(settings),
     }

@@ -52,8 +52,8 @@ class Session:
     def cluster(self, settings: Settings) -> Cluster:
         """The session's cluster with these settings, brought up when first asked for."""
         if settings not in self._clusters:
-            parts = [self.name, settings.proctrack, *(["acct"] if settings.accounting else [])]
-            self._clusters[settings] = Cluster.up(replace(settings, name="-".join(parts)))
+            parts = [self.name, settings.proctrack, *(["acct"] if settings.accounting else []), settings.topology]
+            self._clusters[settings] = Cluster.up(replace(settings, name="-".join(filter(None, parts))))
         return self._clusters[settings]
 
 

@@ -40,6 +40,8 @@ class Settings:
     proctrack: str = "cgroup"
     accounting: bool = False
     release: str = "22.05"
+    topology: str = ""
+    """tree, or block (23.11 and later): nodes with odd and with even numbers are apart; empty for none."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,23}", self.name):

@@ -43,8 +43,8 @@ def test_accepted(arguments: str, environ: dict[str, str]) -> None:
         (
             "--node-unit 4",
             STEP,
-            "no round of 1 to 3 nodes is valid: --node-unit and --valid-nodes leave multiples of 4; give the job and "
-            "--nnodes other bounds, as in 4",
+            "no round of 1 to 3 nodes is valid: --node-unit, --valid-nodes and --segment leave multiples of 4; give "
+            "the job and --nnodes other bounds, as in 4",
         ),
         (
             "--nnodes 1:8 --valid-nodes 4,8",

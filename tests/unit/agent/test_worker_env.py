@@ -16,7 +16,7 @@ from slurm_elastic.rendezvous.transport.messages import Assignment
 def environment(interface: str = "", for_gloo: str = "", **environ: str) -> dict[str, str]:
     spec: Any = SimpleNamespace(role="trainer", max_restarts=3)
     worker: Any = SimpleNamespace(global_rank=5, role_rank=5, world_size=8, role_world_size=8, local_rank=1)
-    place = Place("n3/7.0/1", "n3", 2, 2, 4, "trainer", 4, 8)
+    place = Place("n3/7.0/1", "n3", 2, 2, 4, "trainer", 4, 8, domain="7/s1", domain_base_rank=2, domain_world_size=4)
     assignment = Assignment(1, place, 4, Reason.NODE_LOST, 4, 8, "n1", 20000, 0)
     rendezvous: Any = SimpleNamespace(
         run_id="7",
@@ -32,6 +32,8 @@ def environment(interface: str = "", for_gloo: str = "", **environ: str) -> dict
 def test_a_worker_knows_its_node_by_torchs_name_and_by_that_of_other_frameworks() -> None:
     env = environment()
     assert (env["GROUP_RANK"], env["NODE_RANK"], env["GROUP_WORLD_SIZE"]) == ("2", "2", "4")
+    domain = [env[f"SLURM_ELASTIC_DOMAIN{part}"] for part in ("", "_RANK", "_SIZE")]
+    assert domain == ["7/s1", "3", "4"]
     assert not [name for name in env if name.endswith("SOCKET_IFNAME")]
 
 

@@ -224,3 +224,17 @@ def test_a_step_on_some_nodes_keeps_the_place_in_the_job():
     job = parsed(environ)
     assert (job.nodes, job.job_nodes) == (("n3", "n4"), ("n1", "n2", "n3", "n4"))
     assert (job.node_rank, job.position) == (1, 3)
+
+
+def in_topology(address: str, pattern: str, **changes: str) -> str:
+    return parsed(
+        {**STEP, "SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern, **changes}
+    ).failure_domain
+
+
+def test_a_failure_domain_is_the_job_and_what_the_topology_has_above_the_node() -> None:
+    node = parsed(STEP).node
+    job = parsed(STEP).job_id
+    assert in_topology(node, "node") == job
+    assert in_topology(f"s0.s4.{node}", "switch.switch.node") == f"{job}/s0/s4"
+    assert in_topology(f"b1.{node}", "block.node") == f"{job}/b1"

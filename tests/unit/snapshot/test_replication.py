@@ -12,7 +12,7 @@ from slurm_elastic.snapshot.replication import (
     link_problem,
     newest_of,
     next_goal,
-    partner,
+    partners,
     slot_for_replica,
 )
 
@@ -125,8 +125,30 @@ def test_a_slow_link_is_said_in_one_line() -> None:
     )
 
 
+def holders(*domains: str) -> list[int]:
+    """Who holds the copies of each agent of a round; each is on a node of its own."""
+    found = partners({rank: report(f"n{rank}", domain=domain) for rank, domain in enumerate(domains)})
+    assert sorted(found) == sorted(found.values())
+    return [found[rank] for rank in range(len(domains))]
+
+
 def test_copies_go_to_another_node() -> None:
-    reports = {0: report("a"), 1: report("a"), 2: report("b"), 3: report("c")}
-    found = [partner(rank, reports) for rank in range(4)]
-    assert [each.node for each in found if each is not None] == ["b", "b", "c", "a"]
-    assert partner(0, {0: report("a"), 1: report("a")}) is None
+    found = partners({0: report("a"), 1: report("a"), 2: report("b"), 3: report("c")})
+    assert found == {0: 2, 1: 3, 2: 0, 3: 1}
+    assert partners({0: report("a"), 1: report("a")}) == {}
+    assert holders("", "", "") == [1, 2, 0]
+
+
+def test_copies_go_to_another_failure_domain() -> None:
+    assert holders("s1", "s1", "s2", "s2") == [2, 3, 0, 1]
+    # By the outermost part that differs: elements of an array, whatever their switches.
+    assert holders("7_0/s1", "7_0/s2", "7_1/s1", "7_1/s2") == [2, 3, 0, 1]
+    assert holders("s0/s1", "s0/s1", "s0/s2", "s0/s2") == [2, 3, 0, 1]
+    assert holders("", "s1", "s1", "s2") == [2, 3, 0, 1]
+    assert holders("s1", "s2", "s2", "s3", "s3") == [2, 3, 4, 0, 1]
+
+
+def test_in_a_domain_with_more_than_half_of_the_agents_as_few_as_possible_hold_those_of_their_own() -> None:
+    domains = ("s1", "s1", "s1", "s1", "s2", "s2")
+    inside = [rank for rank, holder in enumerate(holders(*domains)) if domains[rank] == domains[holder]]
+    assert inside == [2, 3]

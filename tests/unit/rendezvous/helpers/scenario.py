@@ -29,9 +29,14 @@ Kind = TypeVar("Kind")
 
 
 def candidate(
-    name: str, position: int = 0, workers: int = 1, role: str = "trainer", cohort: tuple[str, int] = ("", 1)
+    name: str,
+    position: int = 0,
+    workers: int = 1,
+    role: str = "trainer",
+    cohort: tuple[str, int] = ("", 1),
+    domain: str = "",
 ) -> AgentInfo:
-    return AgentInfo(name, name, position, workers, role, f"{name}.cluster", 20000, 0, *cohort)
+    return AgentInfo(name, name, position, workers, role, f"{name}.cluster", 20000, 0, *cohort, domain=domain)
 
 
 def failed(name: str, round_: int = 0) -> WorkerFailed:
@@ -48,7 +53,7 @@ def sent(kind: type, decisions: tuple[Decision, ...]) -> list[Any]:
 
 
 class Scenario:
-    """Nodes n0, n1, ... and their leader; agents are named as their nodes.
+    """Nodes n0, n1, ... and their leader; agents are named as their nodes, and s1-a is in the failure domain s1.
 
     Args:
         answers: whether the test itself answers when members are asked for a step to stop at; else they say at once
@@ -79,7 +84,8 @@ class Scenario:
         decisions: tuple[Decision, ...] = ()
         for name in names:
             self._attempts[name] = self._attempts.get(name, 0) + 1
-            joining = replace(candidate(name, cohort=cohort), ran=ran)
+            domain, dash, _ = name.partition("-")
+            joining = replace(candidate(name, cohort=cohort, domain=domain if dash else ""), ran=ran)
             decisions += self.on(Joined(joining, self._attempts[name], last_round))
         return decisions
 

@@ -32,3 +32,22 @@ def test_workers_are_counted_over_all_and_within_their_role() -> None:
     assert [place.role_world_size for place in table.places] == [6, 1, 6]
     assert (table.store_address, table.store_port) == ("n0.cluster", 20000)
     assert (table.round, table.restarts) == (3, 1)
+
+
+def test_ranks_of_a_failure_domain_are_beside_each_other_in_the_natural_order_of_labels() -> None:
+    elements = ["7_10", "7_2"]
+    joined = [candidate(f"{element}-n{node}", node, 2, domain=element) for node in range(3) for element in elements]
+    table = build_table(0, Reason.START, joined, 0)
+    assert [place.domain for place in table.places] == 3 * ["7_2"] + 3 * ["7_10"]
+    assert [place.domain_base_rank for place in table.places] == [0, 2, 4, 0, 2, 4]
+    assert {place.domain_world_size for place in table.places} == {6}
+
+
+def test_survivors_and_joiners_keep_the_order_of_their_domains() -> None:
+    everyone = [candidate(f"n{number}", number, domain=f"s{number % 2}") for number in range(6)]
+    names = [place.agent for place in build_table(0, Reason.START, everyone, 0).places]
+    assert names == ["n0", "n2", "n4", "n1", "n3", "n5"]
+    for lost in range(6):
+        survivors = everyone[:lost] + everyone[lost + 1 :]
+        table = build_table(1, Reason.NODE_LOST, survivors, 0)
+        assert [place.agent for place in table.places] == [name for name in names if name != f"n{lost}"]

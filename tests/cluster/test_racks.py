@@ -1,0 +1,41 @@
+"""Switches, and array elements with several nodes: what fails together has ranks in a row and copies elsewhere."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.cluster.jobs import CHECKOUT, on
+
+
+@pytest.mark.topology("tree")
+def test_a_switch_that_is_lost_takes_no_shard_with_it(jobs):
+    jobs.place(CHECKOUT / "docs/examples/fsdp.py")
+    words = ["--snapshot-replicas=1", "fsdp.py", "--epochs=3", "--step-time=0.05", "--snapshots"]
+    job = jobs.submit(*on("n1", "n2", "n3", "n4"), "elastic.sbatch", *words)
+    job.wait_until("no steps", lambda: "] epoch 0: " in job.output)
+
+    # The switch of the leader's node, in the middle of Slurm's order.
+    for node in ("n1", "n3"):
+        jobs.cluster.kill(node)
+
+    # Without its batch script, which was on n1, the agents end the job.
+    job.wait_for("CANCELLED")
+    assert job.tables() == [["n1", "n3", "n2", "n4"], ["n2", "n4"]]
+    # The job's own output ends with its first node, which ran the batch script.
+    (log,) = job.run_dir.glob("logs/round_0001/n2/rank_00/stdout.log")
+    (step,) = re.findall(r"step (\d+): begins with world size 2", log.read_text())
+    assert int(step) >= 17, "the switch was lost after step 22"
+    assert "epoch 2: step 66" in log.read_text()
+
+
+def test_elements_with_several_nodes_do_not_interleave(jobs):
+    jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
+    job = jobs.submit("--array=0-1", "--nodes=2", "array.sbatch", "--nnodes=4:4", "train.py", "--steps=5")
+    jobs.wait_until_all_ended()
+    (table,) = job.tables()
+    first, second = ([place["domain"] for place in job.rounds()[0]["places"]][index] for index in (0, 2))
+    assert [place["domain"] for place in job.rounds()[0]["places"]] == [first, first, second, second]
+    assert (first, second) == (f"{job.id}_0", f"{job.id}_1")
+    assert sorted(table) == ["n1", "n2", "n3", "n4"]
