@@ -3,7 +3,8 @@
     python3 -m tests.matrix                                        every cell of the plan
     TORCH=2.15.0 PYTHON=3.11 SLURM=26.05 python3 -m tests.matrix   one cell: all three layers
     PYTHON=3.13 python3 -m tests.matrix --layer unit               one layer of the newest torch with that Python
-    TORCH=any python3 -m tests.matrix                              jobs after `pip install torch slurm_elastic` alone
+    TORCH=any python3 -m tests.matrix                              jobs and tests with torch and slurm_elastic alone:
+                                                                   without numpy, which torch does not require
     python3 -m tests.matrix --table                                only the table in docs/versions.md
 
 Each cell has an environment of its own below /opt/slurm-elastic/matrix. Python 3.14 is that of
@@ -43,6 +44,7 @@ CHECKOUT = Path(__file__).parents[2]
 HOME = Path("/opt/slurm-elastic")
 RESULTS = CHECKOUT / "docs" / "versions.json"
 PAGE = CHECKOUT / "docs" / "versions.md"
+INSTALLER = HOME / "matrix" / "installer" / "bin/uv"
 NEWER_DEBIAN = HOME / "forky"
 NEWER_PYTHON = "3.14"
 """The Python of that Debian root."""
@@ -99,7 +101,8 @@ def run(cell: Cell, layers: Sequence[Layer], options: Sequence[str], *, keep: bo
     """Run these layers of a cell, and yield each one's result as it comes."""
     directory = HOME / "matrix" / f"torch-{cell.torch}-python-{cell.python}"
     try:
-        require_release(cell)
+        if any(layer in (Layer.CLUSTER, Layer.FRESH) for layer in layers):
+            require_release(cell)
         python, inside = interpreter(cell.python)
         make_environment(cell, directory, python, inside)
         if cell.torch == ANY_TORCH:
@@ -107,6 +110,8 @@ def run(cell: Cell, layers: Sequence[Layer], options: Sequence[str], *, keep: bo
             found = 'import importlib.metadata; print(importlib.metadata.version("torch"))'
             cell = replace(cell, torch=output(*inside, str(directory / "bin/python"), "-c", found))
         for layer in layers:
+            if layer in (Layer.FRESH_UNIT, Layer.FRESH_LOCAL):
+                install(directory, inside, "pytest")
             yield tested(cell, layer, directory, inside, options)
     except NotAvailableError as error:
         for layer in layers:
@@ -129,40 +134,41 @@ def require_release(cell: Cell) -> None:
 
 def make_environment(cell: Cell, directory: Path, python: str, inside: Sequence[str]) -> None:
     """Install torch, this checkout and what the tests need; `inside` starts every command that runs that Python."""
-    installer = HOME / "matrix" / "installer"
-    if not (installer / "bin/uv").exists():
+    if not INSTALLER.exists():
         # uv shares the gigabytes of one torch between environments.
-        call("/usr/bin/python3", "-m", "venv", str(installer))
-        call(str(installer / "bin/pip"), "install", "--quiet", "uv")
+        call("/usr/bin/python3", "-m", "venv", str(INSTALLER.parents[1]))
+        call(str(INSTALLER.with_name("pip")), "install", "--quiet", "uv")
     if not (directory / "bin/python").exists():
         call(*inside, python, "-m", "venv", str(directory))
-    uv = [
-        *inside,
-        str(installer / "bin/uv"),
-        "pip",
-        "install",
-        "--quiet",
-        "--compile-bytecode",
-        "--python",
-        str(directory / "bin/python"),
-    ]
     packages = [f"torch=={cell.torch}", "pip", "hatchling", "wheel", f"{CHECKOUT}[test]"]
     if cell.torch == ANY_TORCH:
         packages = ["torch", str(CHECKOUT)]
-    environ = {**os.environ, "UV_CACHE_DIR": str(HOME / "matrix" / "cache"), **as_pip(installer / "bin/pip")}
+    try:
+        install(directory, inside, *packages)
+    except NotAvailableError as error:
+        lacking = "no wheels for torch" if "torch" in str(error) else "not all packages"
+        raise NotAvailableError(f"{lacking} {cell.torch} and Python {cell.python}") from None
+    # uv takes the package of an earlier checkout for this one, as its version is the same.
+    install(directory, inside, "--reinstall", "--no-deps", str(CHECKOUT))
+
+
+def install(directory: Path, inside: Sequence[str], *packages: str) -> None:
+    """Install packages in an environment.
+
+    Raises:
+        NotAvailableError: They cannot be had.
+    """
+    uv = [*inside, str(INSTALLER), "pip", "install", "--quiet", "--compile-bytecode"]
     done = subprocess.run(
-        [*uv, *packages],
-        env=environ,
+        [*uv, "--python", str(directory / "bin/python"), *packages],
+        env={**os.environ, "UV_CACHE_DIR": str(HOME / "matrix" / "cache"), **as_pip(INSTALLER.with_name("pip"))},
         stderr=subprocess.PIPE,
         text=True,
         check=False,
     )
     if done.returncode != 0:
         print(done.stderr, file=sys.stderr)
-        lacking = "no wheels for torch" if "torch" in done.stderr else "not all packages"
-        raise NotAvailableError(f"{lacking} {cell.torch} and Python {cell.python}")
-    # uv takes the package of an earlier checkout for this one, as its version is the same.
-    call(*uv, "--reinstall", "--no-deps", str(CHECKOUT), environ=environ)
+        raise NotAvailableError(done.stderr)
 
 
 def as_pip(pip: Path) -> dict[str, str]:
@@ -209,14 +215,17 @@ def tested(cell: Cell, layer: Layer, directory: Path, inside: Sequence[str], opt
     """Run a layer of tests and count them."""
     with tempfile.TemporaryDirectory() as place:
         report = Path(place) / "report.xml"
-        python, tests = str(directory / "bin/python"), f"tests/{layer.value}"
+        python = str(directory / "bin/python")
         environ = {**os.environ, **({"SLURM_ELASTIC_TEST_RELEASE": cell.slurm} if cell.slurm else {})}
         if layer is Layer.FRESH:
             # The tests run in the environment that .ci/setup made, the jobs in the one without anything for tests.
-            python, tests = str(HOME / "venv/bin/python"), "tests/cluster/test_node_loss.py"
+            python = str(HOME / "venv/bin/python")
             environ["SLURM_ELASTIC_TEST_ENVIRONMENT"] = str(directory)
-        pytest = [python, "-m", "pytest", tests, "-q", f"--junitxml={report}"]
-        alone = OWN_NETWORK if layer is Layer.LOCAL else ()
+        if layer in (Layer.FRESH_UNIT, Layer.FRESH_LOCAL):
+            # torch's own warning without numpy.
+            environ["PYTHONWARNINGS"] = "ignore:Failed to initialize NumPy"
+        pytest = [python, "-m", "pytest", layer.tests, "-q", f"--junitxml={report}"]
+        alone = OWN_NETWORK if layer in (Layer.LOCAL, Layer.FRESH_LOCAL) else ()
         done = subprocess.run([*alone, *inside, *pytest, *options], cwd=CHECKOUT, env=environ, check=False)
         if not report.exists():
             return result(cell, layer, Outcome.FAILED, reason="pytest did not run")
@@ -235,7 +244,8 @@ def result(cell: Cell, layer: Layer, outcome: Outcome, *, reason: str = "", test
     commit = output("git", "rev-parse", "--short", "HEAD") + ("+" if changes else "")
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     torch = NEWEST_TORCH if cell.torch == ANY_TORCH else cell.torch
-    return Result(torch, cell.python, cell.slurm, layer.value, outcome.value, reason, tests, failed, date, commit)
+    slurm = "" if layer in (Layer.FRESH_UNIT, Layer.FRESH_LOCAL) else cell.slurm
+    return Result(torch, cell.python, slurm, layer.value, outcome.value, reason, tests, failed, date, commit)
 
 
 def output(*command: str) -> str:
@@ -243,9 +253,9 @@ def output(*command: str) -> str:
     return subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
-def call(*command: str, environ: dict[str, str] | None = None) -> None:
+def call(*command: str) -> None:
     """Run a command that has to succeed."""
-    subprocess.run(command, env=environ, check=True)
+    subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ COMMON_PYTHON = "3.11"
 COMMON_TORCH = "2.13.0"
 NEWEST_TORCH = TORCH[-1]
 ANY_TORCH = "any"
-"""In place of a release: whatever pip installs where it is asked for torch and slurm_elastic alone."""
+"""In place of a release: whatever pip installs where it is asked for torch and slurm_elastic alone, without numpy."""
 
 
 class Layer(Enum):
@@ -26,6 +26,16 @@ class Layer(Enum):
     CLUSTER = "cluster"
     FRESH = "fresh"
     """Jobs of the cluster layer, in an environment that holds torch, slurm_elastic and nothing else."""
+    FRESH_UNIT = "fresh-unit"
+    FRESH_LOCAL = "fresh-local"
+    """The layers without Slurm in that environment, with pytest: tests that need another package are skipped."""
+
+    @property
+    def tests(self) -> str:
+        """The directory or file of its tests."""
+        return (
+            "tests/cluster/test_node_loss.py" if self is Layer.FRESH else f"tests/{self.value.removeprefix('fresh-')}"
+        )
 
 
 class Outcome(Enum):
@@ -48,7 +58,7 @@ class Cell:
     def layers(self) -> tuple[Layer, ...]:
         """The layers that are run in it."""
         if self.torch == ANY_TORCH:
-            return (Layer.FRESH,)
+            return (Layer.FRESH, Layer.FRESH_UNIT, Layer.FRESH_LOCAL)
         return (Layer.CLUSTER,) if self.slurm else (Layer.UNIT, Layer.LOCAL)
 
 
@@ -119,8 +129,8 @@ def loaded(text: str) -> tuple[Result, ...]:
 def table(results: Iterable[Result]) -> str:
     """Return the table of all cells that the plan or the results name, and what came of fresh environments."""
     results = tuple(results)
-    fresh = {result.slurm: result for result in results if result.layer == Layer.FRESH.value}
-    results = tuple(result for result in results if result.layer != Layer.FRESH.value)
+    fresh = {(result.slurm, result.layer): result for result in results if result.layer.startswith(Layer.FRESH.value)}
+    results = tuple(result for result in results if result not in fresh.values())
     found = {(result.torch, result.python, result.slurm, result.layer): result for result in results}
     rows = {(cell.torch, cell.python) for cell in cells({}) if cell.torch != ANY_TORCH} | {key[:2] for key in found}
     columns = [("", Layer.UNIT), ("", Layer.LOCAL), *((slurm, Layer.CLUSTER) for slurm in SLURM)]
@@ -129,12 +139,15 @@ def table(results: Iterable[Result]) -> str:
     for torch, python in sorted(rows, key=lambda row: (_numbers(row[0]), _numbers(row[1]))):
         shown = [_shown(found.get((torch, python, slurm, layer.value))) for slurm, layer in columns]
         lines.append(_row([torch, python, *shown]))
-    for slurm in sorted({SLURM[-1], *fresh}):
-        which = f", with torch {fresh[slurm].torch} and Python {fresh[slurm].python}" if slurm in fresh else ""
-        lines += [
-            "",
-            f"Jobs on Slurm {slurm} after `pip install torch slurm_elastic` alone: {_shown(fresh.get(slurm))}{which}",
-        ]
+    releases = sorted({SLURM[-1], *(slurm for slurm, _ in fresh if slurm)})
+    names = {
+        **{(slurm, Layer.FRESH.value): f"Jobs on Slurm {slurm}" for slurm in releases},
+        ("", Layer.FRESH_UNIT.value): "Unit tests",
+        ("", Layer.FRESH_LOCAL.value): "Local tests",
+    }
+    for key, name in names.items():
+        which = f", with torch {fresh[key].torch} and Python {fresh[key].python}" if key in fresh else ""
+        lines += ["", f"{name} after `pip install torch slurm_elastic` alone: {_shown(fresh.get(key))}{which}"]
     return "\n".join(lines) + "\n"
 
 

@@ -42,7 +42,7 @@ def test_the_plan_has_every_release_and_a_variable_asks_for_one_cell() -> None:
     assert cells({"PYTHON": "3.13"}) == (Cell("2.15.0", "3.13"),)
     assert cells({"TORCH": "2.14.0", "SLURM": "26.05"}) == (Cell("2.14.0", "3.11"), Cell("2.14.0", "3.11", "26.05"))
     assert cells({"TORCH": "any"}) == (Cell("any", "3.11", "26.05"),)
-    assert Cell("any", "3.11", "26.05").layers == (Layer.FRESH,)
+    assert Cell("any", "3.11", "26.05").layers == (Layer.FRESH, Layer.FRESH_UNIT, Layer.FRESH_LOCAL)
     assert Cell("2.15.0", "3.11").layers == (Layer.UNIT, Layer.LOCAL)
     assert Cell("2.15.0", "3.11", "26.05").layers == (Layer.CLUSTER,)
 
@@ -76,13 +76,15 @@ def test_what_did_not_pass_is_never_shown_as_passed(result: Result, shown: str) 
 
 
 def test_jobs_in_a_fresh_environment_have_a_line_of_their_own() -> None:
-    lines = table([_result("fresh", slurm="26.05", tests=3)]).splitlines()
-    assert lines[-1] == (
-        "Jobs on Slurm 26.05 after `pip install torch slurm_elastic` alone: 3 passed, 2026-11-22, with torch 2.15.0 "
-        "and Python 3.11"
-    )
-    assert table([]).splitlines()[-1].endswith(": not run")
-    assert table([]).splitlines()[:-2] == lines[:-2]
+    after = "after `pip install torch slurm_elastic` alone:"
+    lines = table([_result("fresh", slurm="26.05", tests=3), _result("fresh-local", tests=9)]).splitlines()
+    assert lines[-5::2] == [
+        f"Jobs on Slurm 26.05 {after} 3 passed, 2026-11-22, with torch 2.15.0 and Python 3.11",
+        f"Unit tests {after} not run",
+        f"Local tests {after} 9 passed, 2026-11-22, with torch 2.15.0 and Python 3.11",
+    ]
+    assert [line.rpartition(": ")[2] for line in table([]).splitlines()[-5::2]] == ["not run"] * 3
+    assert table([]).splitlines()[:-6] == lines[:-6]
 
 
 def test_the_page_has_the_table_of_the_results() -> None:

@@ -12,12 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from textual.coordinate import Coordinate
-from textual.widgets import DataTable
 
 from slurm_elastic.cli import main
 from slurm_elastic.cli._run_view import Queue, present_status
-from slurm_elastic.cli._top_view import TopView
 from slurm_elastic.cli.top import RunSource
 from slurm_elastic.observe.records import read_records
 from slurm_elastic.rundir import RunContents, RunDir
@@ -31,6 +28,11 @@ RUNNING = 3
 
 async def watch_and_drain(nodes: Allocation, node: str) -> None:
     """Watch the run by slurm-elastic top until it shows step times, and drain its second node by a key."""
+    from textual.coordinate import Coordinate
+    from textual.widgets import DataTable
+
+    from slurm_elastic.cli._top_view import TopView
+
     app = TopView(RunSource(RunDir.for_run(nodes.directory, nodes.job_id)), 1.0)
     async with app.run_test(size=(80, 24)) as pilot:
         table, deadline = app.query_one(DataTable), time.monotonic() + HANG
@@ -48,6 +50,7 @@ async def watch_and_drain(nodes: Allocation, node: str) -> None:
 def test_agents_answer_through_the_leader_without_a_health_port(
     allocate: Allocate, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("textual")
     nodes = allocate(2)
     nodes.touch("pace", "0.02")
     notify = f"--notify=/bin/cat >> {nodes.directory}/notified"

@@ -338,6 +338,7 @@ def test_a_thread_is_found_after_others_have_ended(
     site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OpenBLAS's threads are still running after a product, and end when the replacement looks at them (a fork)."""
+    pytest.importorskip("numpy")
     caplog.set_level("INFO", "slurm_elastic")
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
     site.environment["OPENBLAS_NUM_THREADS"] = "2"
@@ -545,6 +546,7 @@ def test_nothing_is_learned_where_that_is_switched_off(site: Site) -> None:
 
 
 def test_a_thread_is_known_by_its_maker() -> None:
+    pytest.importorskip("numpy")
     code = (
         "import sys, threading, time, numpy\n"
         "from slurm_elastic.agent.forkserver._thread_origins import unknown_threads\n"

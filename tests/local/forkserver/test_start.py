@@ -86,7 +86,7 @@ def test_working_directory_of_a_cold_start(
 
 
 def test_broken_preload_is_named(workplace: Make) -> None:
-    place = workplace(preload=["numpy", "no_such_module"])
+    place = workplace(preload=["json", "no_such_module"])
     with pytest.raises(UsageError, match=r"no_such_module cannot be imported: ModuleNotFoundError: No module named"):
         place.context()
 
@@ -134,6 +134,7 @@ def test_preload_after_which_forked_processes_do_not_work_is_found(
 
 def test_thread_pool_that_knows_about_fork_is_no_obstacle(workplace: Make) -> None:
     """OpenBLAS starts one thread per further core when numpy is imported."""
+    pytest.importorskip("numpy")
     environment = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS",)}
     warm = ForkServer.start(FUNCTION, preload=["numpy"], environment=environment)
     try:

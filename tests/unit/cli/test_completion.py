@@ -34,6 +34,7 @@ def printed(shell: str, capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("shtab")
     text = subprocess.run(
         [sys.executable, "-m", "slurm_elastic", "--print-completion", "bash"],
         capture_output=True,
@@ -107,6 +108,7 @@ def test_bash_completes_values_and_files(
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh")
 def test_zsh_reads_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
     path = tmp_path / "_slurm-elastic"
     path.write_text(printed("zsh", capsys))
     assert path.read_text().startswith("#compdef slurm-elastic\n")

@@ -260,6 +260,7 @@ print(sorted({"slurm_elastic.cli.agent", "slurm_elastic.cli.submit"} & sys.modul
 
 @pytest.mark.parametrize("given", [None, "2"])
 def test_imports_of_the_agent_start_no_pool_of_threads_and_leave_the_environment_alone(given: str | None) -> None:
+    pytest.importorskip("numpy")
     program = """
 import os
 from slurm_elastic.cli.agent import _fast_imports

@@ -6,6 +6,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("textual")
+
 from textual.pilot import Pilot
 from textual.widgets import DataTable, RichLog, Static
 

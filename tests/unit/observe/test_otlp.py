@@ -33,6 +33,7 @@ def told(run: WrittenRun, monkeypatch: pytest.MonkeyPatch) -> WrittenRun:
 
 @contextlib.contextmanager
 def receiver(*words: str) -> Iterator[tuple[str, IO[str]]]:
+    pytest.importorskip("opentelemetry.proto")
     command = [sys.executable, str(Path(__file__).with_name("otlp_receiver.py")), *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -26,8 +26,8 @@ def through_bytes(state: dict[str, Any]) -> dict[str, Any]:
     memory = bytearray(table.size)
     for tensor, place in zip(tensors, table.places, strict=True):
         if place.size:
-            raw = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-            memory[place.offset : place.offset + place.size] = raw
+            raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
+            memory[place.offset : place.offset + place.size] = bytes(raw.tolist())
     return rebuild(*read_description(describe(tree, table), memoryview(memory)))
 
 
