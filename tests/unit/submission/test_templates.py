@@ -24,8 +24,8 @@ BESIDE = (TEMPLATES / "etcd.sbatch", STORE)
 STAND_IN = """\
 #!/bin/bash
 if [ "${{0##*/}} $1 $2" = "slurm-elastic job-end wait" ]; then {wait}; exit; fi
-printf '%s\\n' "${{0##*/}}" "$@" >>'{log}'
-echo . >>'{log}'
+printf -v call '%s\\x1f' "${{0##*/}}" "$@"
+echo "$call" >>'{log}'
 {action}
 """
 
@@ -118,7 +118,8 @@ class Job:
         return process.returncode, complaint
 
     def calls(self) -> list[list[str]]:
-        return [call.splitlines() for call in self.log.read_text().split("\n.\n") if call]
+        # bash writes a line at once, also beside another process.
+        return [call.split("\x1f")[:-1] for call in self.log.read_text().split("\n") if call]
 
 
 def kill(process: subprocess.Popen[str]) -> None:
@@ -232,7 +233,10 @@ def test_the_run_directory_decides_about_a_failure(job: Job, status: int) -> Non
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_run_that_is_over_ends_the_job_though_srun_waits(job: Job, code: int) -> None:
     job.stand_in("srun", "sleep 600")
-    job.stand_in("slurm-elastic", 'exit "$2"', wait=f'[ "$*" = "job-end wait train.py" ] && echo {code}')
+    srun_waits = f"until [ -s '{job.log}' ]; do sleep 0.05; done"
+    job.stand_in(
+        "slurm-elastic", 'exit "$2"', wait=f'[ "$*" = "job-end wait train.py" ] && {{ {srun_waits}; echo {code}; }}'
+    )
     with job.start("train.py") as process:
         try:
             assert process.wait(timeout=60) == code
