@@ -131,7 +131,8 @@ def partners(reports: Mapping[int, Report]) -> dict[int, int]:
     largest = max(Counter(groups.values()).values())
     if largest == len(reports):
         return {}
-    ranks = sorted(reports, key=lambda rank: (groups[rank], rank))
+    first = {groups[rank]: rank for rank in sorted(reports, reverse=True)}
+    ranks = sorted(reports, key=lambda rank: (first[groups[rank]], rank))
     # As far away as the largest domain reaches, no agent is in the same one, but for those that have to be.
     return dict(zip(ranks, ranks[largest:] + ranks[:largest], strict=True))
 

@@ -22,9 +22,12 @@ def test_a_switch_that_is_lost_takes_no_shard_with_it(jobs):
 
     # Without its batch script, which was on n1, the agents end the job.
     job.wait_for("CANCELLED")
-    assert job.tables() == [["n1", "n3", "n2", "n4"], ["n2", "n4"]]
+    # The loss of n3 may be known a moment after that of n1.
+    first, *between, last = job.tables()
+    assert (first, last) == (["n1", "n3", "n2", "n4"], ["n2", "n4"])
+    assert between in ([], [["n3", "n2", "n4"]])
     # The job's own output ends with its first node, which ran the batch script.
-    (log,) = job.run_dir.glob("logs/round_0001/n2/rank_00/stdout.log")
+    (log,) = job.run_dir.glob(f"logs/round_{len(between) + 1:04}/n2/rank_00/stdout.log")
     (step,) = re.findall(r"step (\d+): begins with world size 2", log.read_text())
     assert int(step) >= 17, "the switch was lost after step 22"
     assert "epoch 2: step 66" in log.read_text()

@@ -137,6 +137,8 @@ def test_copies_go_to_another_node() -> None:
     assert found == {0: 2, 1: 3, 2: 0, 3: 1}
     assert partners({0: report("a"), 1: report("a")}) == {}
     assert holders("", "", "") == [1, 2, 0]
+    # To that of the next rank, whatever the nodes' names.
+    assert partners({0: report("one"), 1: report("two"), 2: report("three")}) == {0: 1, 1: 2, 2: 0}
 
 
 def test_copies_go_to_another_failure_domain() -> None:
