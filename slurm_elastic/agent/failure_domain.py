@@ -38,16 +38,18 @@ def failure_domain(choice: str, job: SlurmJob | None, interrupt: int) -> str:
     if choice in ("auto", "element"):
         return "/".join(slurm if choice == "auto" else own)
     if choice in ("switch", "block"):
-        return "/".join(slurm[len(own) :])
-    if choice == "nvlink":
-        choice = "nvidia-smi -q | grep -E 'CliqueId|ClusterUUID' | sort -u"
-        return nvlink_domain(run_site_command(choice, _TIMEOUT, interrupt=interrupt).output)
-    result = run_site_command(choice, _TIMEOUT, interrupt=interrupt)
-    problem = result.problem or ("" if _LABEL.fullmatch(result.last_line) else "printed no label as its last line")
-    if problem:
-        logger.warning("--failure-domain: this node has no label, its command %s", problem)
-        return ""
-    return result.last_line
+        label, lacking = "/".join(slurm[len(own) :]), "Slurm tells no topology (SLURM_TOPOLOGY_ADDR)"
+    elif choice == "nvlink":
+        command = "nvidia-smi -q | grep -E 'CliqueId|ClusterUUID' | sort -u"
+        label = nvlink_domain(run_site_command(command, _TIMEOUT, interrupt=interrupt).output)
+        lacking = "nvidia-smi names no NVLink domain that all its GPUs are in"
+    else:
+        result = run_site_command(choice, _TIMEOUT, interrupt=interrupt)
+        label = result.last_line if not result.problem and _LABEL.fullmatch(result.last_line) else ""
+        lacking = f"its command {result.problem or 'printed no label as its last line'}"
+    if not label:
+        logger.warning("--failure-domain %s: this node has no label, %s", choice, lacking)
+    return label
 
 
 def nvlink_domain(output: str) -> str:

@@ -279,8 +279,7 @@ def _warn_of_components_without_agents(job: SlurmJob) -> None:
 
 
 def _restrict_nodes(config: LaunchConfig, options: argparse.Namespace, job: SlurmJob | None, shared: bool) -> None:
-    """Narrow the bounds of a round to the numbers of nodes that ``--node-unit``, ``--valid-nodes`` and ``--segment``
-    allow."""
+    """Narrow the bounds of a round to the numbers of nodes that its options allow."""
     here = len(job.nodes) if job else 1
     sizes = {"node_unit": options.node_unit, "valid_nodes": options.valid_nodes, "segment": options.segment}
     config.rdzv_configs.update({name: value for name, value in sizes.items() if value})

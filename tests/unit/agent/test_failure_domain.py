@@ -60,15 +60,27 @@ def test_a_node_has_the_label_of_whom_the_option_names(quiet: int, choice: str, 
     assert failure_domain(choice, SlurmJob.from_environment(ELEMENT), quiet) == label
 
 
-def test_outside_of_slurm_only_commands_know_a_label(quiet: int) -> None:
-    assert [failure_domain(choice, None, quiet) for choice in ("auto", "switch", "echo r1")] == ["", "", "r1"]
+def test_outside_of_slurm_only_commands_know_a_label(quiet: int, caplog: pytest.LogCaptureFixture) -> None:
+    assert [failure_domain(choice, None, quiet) for choice in ("auto", "element", "echo r1")] == ["", "", "r1"]
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("choice", ["switch", "block", "nvlink"])
+def test_a_label_that_was_asked_for_by_name_is_not_missed_in_silence(
+    quiet: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, choice: str
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    environ = {name: value for name, value in ELEMENT.items() if "TOPOLOGY" not in name}
+    assert failure_domain(choice, SlurmJob.from_environment(environ), quiet) == ""
+    (line,) = caplog.messages
+    assert line.startswith(f"--failure-domain {choice}: this node has no label, ")
 
 
 @pytest.mark.parametrize("command", ["true", "no-such-command", "exit 3", "echo two words", "printf %0200d 1"])
 def test_a_command_without_a_label_is_named(quiet: int, caplog: pytest.LogCaptureFixture, command: str) -> None:
     assert failure_domain(command, None, quiet) == ""
     (line,) = caplog.messages
-    assert line.startswith("--failure-domain: this node has no label, its command ")
+    assert line.startswith(f"--failure-domain {command}: this node has no label, its command ")
 
 
 def test_a_signal_ends_the_wait_for_a_command(caplog: pytest.LogCaptureFixture) -> None:
