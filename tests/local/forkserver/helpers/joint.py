@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[4]
@@ -47,7 +48,7 @@ if __name__ == "__main__":
     assert obstacle(program) is None
     execute_jointly(
         program,
-        ["numpy.random"],
+        ["numpy.random"] if find_spec("numpy") else [],
         os.environ,
         imports=None,
         agent_main="tests.local.forkserver.helpers.joint:agent_main",
