@@ -8,22 +8,27 @@ logging and its environment, and workers start as warm as from the command line.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from slurm_elastic import typed_json
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
-from slurm_elastic.rundir import publish_file
+from slurm_elastic.rundir import RunDir, publish_file
 from slurm_elastic.unpickling import unpickle
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 __all__ = ["LaunchConfig", "LaunchError", "launch"]
 
@@ -44,14 +49,43 @@ _MEANINGS = {
 class LaunchError(SlurmElasticError):
     """The agent of this node ended without having finished the run.
 
+    Where workers of this node failed, it is torch's ChildFailedError, too.
+
     Attributes:
         exit_code: Exit code of the agent, see the reference.
+        failures: torch's ProcessFailure of each worker of this node that failed, by rank.
     """
 
     def __init__(self, status: int) -> None:
+        self.failures: dict[int, ProcessFailure] = {}
         known = status in ExitCode.__members__.values()
         self.exit_code = ExitCode(status) if known else ExitCode.FAILED
         super().__init__(_MEANINGS[self.exit_code] if known else f"the agent ended with {status}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A worker that has started, for the program that called `launch` on its node."""
+
+    round: int
+    rank: int
+    local_rank: int
+    pid: int
+    error_file: str
+    run_dir: str
+    run_id: str
+
+    @classmethod
+    def of_this_worker(cls, environ: Mapping[str, str]) -> _Start:
+        return cls(
+            round=int(environ["SLURM_ELASTIC_ROUND"]),
+            rank=int(environ["RANK"]),
+            local_rank=int(environ["LOCAL_RANK"]),
+            pid=os.getpid(),
+            error_file=environ.get("TORCHELASTIC_ERROR_FILE", ""),
+            run_dir=environ["SLURM_ELASTIC_RUN_DIR"],
+            run_id=environ["SLURM_ELASTIC_RUN_ID"],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +162,7 @@ def launch(function: Callable[..., Any], *arguments: Any, config: LaunchConfig |
         with subprocess.Popen(command, env=environ, preexec_fn=first) as agent, _forwarding(agent):
             status = agent.wait()
         if status != ExitCode.FINISHED:
-            raise LaunchError(status)
+            raise _error(status, directory, getattr(function, "__qualname__", repr(function)))
         try:
             return _results(directory)
         except PermissionError as error:
@@ -187,10 +221,46 @@ def _results(directory: Path) -> dict[int, Any]:
     return {rank: unpickle(newest[rank]) for rank in sorted(newest)}
 
 
+def _error(status: int, directory: Path, name: str) -> LaunchError:
+    failures = _failures(directory) if status == ExitCode.FAILED else {}
+    if not failures:
+        return LaunchError(status)
+    # A program whose workers do not fail needs no torch.
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    class WorkersFailedError(LaunchError, ChildFailedError):
+        def __init__(self) -> None:
+            Exception.__init__(self, _MEANINGS[ExitCode.FAILED])
+            self.exit_code, self.name, self.failures = ExitCode.FAILED, name, failures
+
+    return WorkersFailedError()
+
+
+def _failures(directory: Path) -> dict[int, ProcessFailure]:
+    """Return the workers of this node that failed in the newest round: those with an error file, and the root cause."""
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+    from slurm_elastic.submission.run_status import read_status
+
+    starts = [typed_json.decode(path.read_bytes(), _Start) for path in directory.glob("*.start")]
+    newest = max((start.round for start in starts), default=0)
+    failures = {}
+    for start in sorted((start for start in starts if start.round == newest), key=lambda start: start.rank):
+        root = read_status(RunDir.for_run(Path(start.run_dir).parent.parent, start.run_id)).failure
+        is_root = root is not None and root.rank == start.rank
+        if is_root or Path(start.error_file).is_file():
+            exit_code = root.exit_code if root is not None and is_root else 1
+            failures[start.rank] = ProcessFailure(start.local_rank, start.pid, exit_code, start.error_file)
+    return failures
+
+
 def _work(directory: Path) -> None:
     """Call the function in a worker, and write its result where the program on this node finds it."""
     import cloudpickle
     from torch.distributed.elastic.multiprocessing.errors import record
+
+    start = _Start.of_this_worker(os.environ)
+    publish_file(directory / f"{start.round}.{start.rank}.start", json.dumps(asdict(start)).encode())
 
     try:
         function, arguments = unpickle(directory / _FUNCTION)
@@ -200,7 +270,7 @@ def _work(directory: Path) -> None:
             f"slurm-elastic: error: the function is not read: {error.filename}: {error.strerror}; call launch again"
         )
     result = cloudpickle.dumps(record(function)(*arguments))
-    publish_file(directory / f"{os.environ['SLURM_ELASTIC_ROUND']}.{os.environ['RANK']}.result", result)
+    publish_file(directory / f"{start.round}.{start.rank}.result", result)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 import slurm_elastic
 from slurm_elastic import ExitCode, LaunchConfig, LaunchError, UsageError, launch
@@ -64,6 +65,22 @@ def test_a_worker_that_fails_once_and_one_that_fails_for_good(tmp_path: Path) ->
     with pytest.raises(LaunchError, match="the workers failed for good") as caught:
         launch(train, config=LaunchConfig(start="cold", run_dir=tmp_path))
     assert caught.value.exit_code is ExitCode.FAILED
+    # torch's users look for this.
+    assert isinstance(caught.value, ChildFailedError)
+    rank, failure = caught.value.get_first_failure()
+    assert (rank, failure.local_rank, failure.exitcode) == (0, 0, 1)
+    assert "told to fail" in failure.message["message"]
+
+
+def test_a_worker_that_is_killed_is_a_failure_of_torch_without_an_error_file(tmp_path: Path) -> None:
+    def train() -> None:
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.pause()
+
+    with pytest.raises(LaunchError) as caught:
+        launch(train, config=LaunchConfig(workers_per_node=2, start="cold", run_dir=tmp_path))
+    assert {rank: failure.exitcode for rank, failure in caught.value.failures.items()} == {1: -signal.SIGKILL}
 
 
 def test_mistakes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from slurm_elastic._lazy import lazy
 
 if TYPE_CHECKING:
     from slurm_elastic.agent.health._config import HealthSettings, health_settings
-    from slurm_elastic.agent.health._server import HealthServer
+    from slurm_elastic.agent.health._server import HealthServer, create_healthcheck_server
     from slurm_elastic.agent.health._service import Health, health_port, withdraw_lost
     from slurm_elastic.agent.health._state import AgentState, RoundInfo, Stage, WorkerInfo
     from slurm_elastic.agent.health._status_reporter import Reporter
@@ -30,6 +30,7 @@ else:
             "RoundInfo": "_state",
             "Stage": "_state",
             "WorkerInfo": "_state",
+            "create_healthcheck_server": "_server",
             "health_port": "_service",
             "health_settings": "_config",
             "withdraw_lost": "_service",
@@ -45,6 +46,7 @@ __all__ = [
     "RoundInfo",
     "Stage",
     "WorkerInfo",
+    "create_healthcheck_server",
     "health_port",
     "health_settings",
     "withdraw_lost",

@@ -74,9 +74,9 @@ def find(
     if request.method not in _READ:
         return Response(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD\n", headers=("Allow: GET, HEAD",))
     if request.path == LIVENESS:
-        return _liveness(*alive())
+        return liveness(*alive())
     if request.path == "/readyz":
-        return _liveness(*pages.ready())
+        return liveness(*pages.ready())
     if protected or request.path == "/stacks":
         refusal = _refusal(request.authorization, token)
         if refusal is not None:
@@ -98,7 +98,8 @@ def _is_local(host: str) -> bool:
     return True
 
 
-def _liveness(positive: bool, text: str) -> Response:
+def liveness(positive: bool, text: str) -> Response:
+    """Return the answer to a probe."""
     return Response(HTTPStatus.OK if positive else HTTPStatus.SERVICE_UNAVAILABLE, f"{text}\n".encode())
 
 

@@ -15,8 +15,9 @@ from typing import cast
 
 from torch.distributed.elastic.agent.server.health_check_server import HealthCheckServer
 
+from slurm_elastic.agent.health._config import HealthSettings, listen
 from slurm_elastic.agent.health._http import MAX_HEAD, HTTPError, Request, Response, read_request
-from slurm_elastic.agent.health._routes import LIVENESS, Pages, Refused, Slow, find
+from slurm_elastic.agent.health._routes import LIVENESS, Pages, Refused, Slow, find, liveness
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -61,7 +62,7 @@ class HealthServer(HealthCheckServer):
             clock.
         listener: Listening socket; the server closes it at the end.
         timeout: Seconds without activity after which the agent is not alive.
-        pages: The pages.
+        pages: The pages; None for liveness alone, at any path.
         protected: True if all pages but liveness require the token.
         limits: Limits for clients.
     """
@@ -71,7 +72,7 @@ class HealthServer(HealthCheckServer):
         alive_callback: Callable[[], int],
         listener: socket.socket,
         timeout: int,
-        pages: Pages,
+        pages: Pages | None = None,
         *,
         protected: bool,
         limits: Limits | None = None,
@@ -156,6 +157,8 @@ class HealthServer(HealthCheckServer):
             await asyncio.sleep(0)
 
     async def _page(self, request: Request) -> Response:
+        if self._pages is None:
+            return liveness(*self._alive())
         try:
             answer = find(request, self._alive, self._pages, self.token, protected=self._protected)
             return await self._work(answer) if isinstance(answer, Slow) else answer
@@ -224,6 +227,17 @@ class HealthServer(HealthCheckServer):
         if not self._complained:
             self._complained = True
             logger.warning("health port: %s (logged once): %s", context.get("message"), context.get("exception"))
+
+
+def create_healthcheck_server(alive_callback: Callable[[], int], port: int, timeout: int) -> HealthCheckServer:
+    """Make a server that answers with 200 while the agent is alive, else with 503; torch's function opens no port.
+
+    Args:
+        alive_callback: Returns the time of the agent's last progress, in whole seconds since 1970.
+        port: A port of the loopback interface; 0, or one that is in use, for any free one.
+        timeout: Seconds without progress after which the agent is not alive.
+    """
+    return HealthServer(alive_callback, listen(HealthSettings(port=port)), timeout, protected=False)
 
 
 async def _end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,19 @@ def test_it_has_what_torch_asks_of_its_own() -> None:
         assert found is not None
     torchs = {name for name in vars(etcd_server.EtcdServer) if not name.startswith("_")}
     assert torchs <= set(dir(EtcdServer))
+
+
+def test_a_port_that_another_process_takes_first_costs_an_attempt(tmp_path: Path) -> None:
+    server = EtcdServer()
+    with socket.create_server((server.host, server.client_port)), (tmp_path / "printed").open("wb") as printed:
+        with pytest.raises(EtcdServerError):
+            server.start(timeout=30, num_retries=1, stderr=printed)
+        try:
+            server.start(timeout=30, num_retries=3, stderr=subprocess.DEVNULL)
+            assert server.is_ready()
+        finally:
+            server.stop()
+    assert b"address already in use" in (tmp_path / "printed").read_bytes()
 
 
 def test_data_survives_a_crash(tmp_path: Path) -> None:

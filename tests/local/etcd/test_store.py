@@ -69,6 +69,11 @@ STEPS: dict[str, list[Step]] = {
         ("set_timeout", (SHORT,), None),
         ("get", ("none",), DistStoreError),
     ],
+    "values of other types": [
+        ("set", ("key", 5), TypeError),
+        ("add", ("key", 1.5), TypeError),
+        ("check", (["key"],), False),
+    ],
     "add": [
         ("add", ("count", 3), 3),
         ("add", ("count", 4), 7),
@@ -132,6 +137,7 @@ STEPS: dict[str, list[Step]] = {
         ("queue_push", ("q", "c"), None),
         ("queue_len", ("q",), 3),
         ("check", (["q", "q/b"],), True),
+        ("wait", (["q", "q/b"],), None),
         ("num_keys", (), 0),
         ("queue_pop", ("q",), b"a"),
         ("queue_pop", ("q", False), b"\xff"),
@@ -228,6 +234,18 @@ def test_get_waits_for_a_key(store: Store, write: Callable[[Store], object]) -> 
     writer.join()
 
 
+def test_wait_ends_with_a_push(etcd_store: EtcdStore) -> None:
+    pusher = threading.Timer(0.05, etcd_store.clone().queue_push, ("queue", "value"))
+    pusher.start()
+    etcd_store.wait(["queue"])
+    pusher.join()
+
+
+def test_the_parameters_have_the_names_of_torchs_store(client: EtcdClient, prefix: str) -> None:
+    store = EtcdStore(etcd_client=client, etcd_store_prefix=prefix, timeout=None)
+    assert (store.client, store.prefix, store.timeout) == (client, f"{prefix.rstrip('/')}/", timedelta(seconds=300))
+
+
 def test_waits_send_nothing_while_they_wait(client: EtcdClient, etcd_store: EtcdStore) -> None:
     sent = []
     original = client.connection.call
@@ -237,7 +255,7 @@ def test_waits_send_nothing_while_they_wait(client: EtcdClient, etcd_store: Etcd
     waiter.start()
     assert watching.wait(GUARD.total_seconds())
     time.sleep(0.5)
-    assert sent == ["Txn"], "one read, then the watch"
+    assert sent == ["Txn", "Range", "Range"], "one read of the keys, one of each queue, then the watch"
     etcd_store.multi_set(["a", "b"], ["", ""])
     waiter.join()
 

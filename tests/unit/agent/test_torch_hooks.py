@@ -45,6 +45,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
 import slurm_elastic
+from slurm_elastic import torchelastic
 from slurm_elastic.agent.agent import Agent
 from slurm_elastic.agent.forkserver.torch_context import ForkServerContext
 from slurm_elastic.agent.forkserver.torch_processes import signal_handlers_kept
@@ -174,6 +175,7 @@ def _private(names: Iterable[str]) -> set[str]:
     ("ours", "torchs"),
     [
         (Agent, _agent()),
+        (torchelastic.LocalElasticAgent, _agent()),
         (HealthServer, HealthCheckServer(lambda: 0, 0, 1)),
         (RoundLogsSpecs, _Specs()),
     ],

@@ -107,9 +107,9 @@ class EtcdClient:
         """Return how many keys have a prefix."""
         return int(self._range(prefix, prefix=True, count_only=True).count)
 
-    def get_present(self, keys: Iterable[bytes | str]) -> dict[bytes, bytes]:
-        """Return what those of the keys hold that are there."""
-        return self._read_keys([to_bytes(key) for key in keys])[0]
+    def get_present(self, keys: Iterable[bytes | str]) -> tuple[dict[bytes, bytes], int]:
+        """Return what those of the keys hold that are there, and the revision of the store that this is."""
+        return self._read_keys([to_bytes(key) for key in keys])
 
     def put(self, key: bytes | str, value: bytes, lease: int = 0) -> int:
         """Write a key, under a lease unless that is 0; return the revision."""

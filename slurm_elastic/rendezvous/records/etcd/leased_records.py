@@ -282,7 +282,7 @@ class LeasedRecords:
         with self._lock:
             written = dict(self.written)
         try:
-            present = self._ask(lambda etcd: etcd.get_present([self.prefix + key for key in written]))
+            present, _ = self._ask(lambda etcd: etcd.get_present([self.prefix + key for key in written]))
             lost = [key for key in written if (self.prefix + key).encode() not in present]
             if lost and not self._leads():
                 with self._lock:

@@ -16,7 +16,7 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from slurm_elastic.errors import UsageError
 from slurm_elastic.ownership import require_own, write_own
@@ -67,7 +67,7 @@ class EtcdServer:
         arguments: Further arguments for etcd, such as ``--quota-backend-bytes=...``.
 
     Attributes:
-        client_port: The port for clients, the same at each start.
+        client_port: The port for clients, the same at each start that succeeds at once.
 
     Raises:
         UsageError: There is no etcd binary.
@@ -138,16 +138,31 @@ class EtcdServer:
 
         return EtcdClient(self.config)
 
-    def start(self, timeout: float = 30.0) -> None:
+    def start(self, timeout: float = 30.0, num_retries: int = 3, stderr: int | IO[bytes] | None = None) -> None:
         """Start it and wait until it has a leader and answers.
+
+        Args:
+            timeout: Seconds for each attempt.
+            num_retries: Number of attempts, as torch counts them. Each has ports of its own: another process may take
+                a free port before etcd does.
+            stderr: A file for what etcd prints, as subprocess takes it; None for :attr:`log`.
 
         Raises:
             EtcdServerError: It did not; the message has the end of its log.
         """
-        self.launch()
-        self.wait_ready(timeout)
+        for attempt in range(1, num_retries + 1):
+            self.launch(stderr)
+            try:
+                self.wait_ready(timeout)
+            except EtcdServerError:
+                if attempt == num_retries:
+                    raise
+                self.kill()
+                self.client_port, self.peer_port = free_port(self.host), free_port(self.host)
+            else:
+                return
 
-    def launch(self) -> None:
+    def launch(self, stderr: int | IO[bytes] | None = None) -> None:
         """Start it without waiting, as the members of a cluster, which wait for each other, need it."""
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         require_own(self.data_dir, mend="give a directory of your own")
@@ -158,7 +173,7 @@ class EtcdServer:
                 self.command(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=output,
+                stderr=output if stderr is None else stderr,
                 env=environment,
                 start_new_session=True,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 import time
 import uuid
@@ -41,33 +42,36 @@ class EtcdStore(Store):
     over, DistNetworkError when no etcd member answers. Waits are watches; nothing is polled. Keys and values may be
     any bytes. Unlike TCPStore, one store may be used by several threads at a time.
 
-    A value may be as large as etcd takes a request, 1.5 MiB by default.
+    A value may be as large as etcd takes a request, 1.5 MiB by default. The parameters have the names of torch's
+    EtcdStore (torch 2.13, distributed/elastic/rendezvous/etcd_store.py).
 
     Args:
-        client: The connection to etcd, which may be shared with others. The store lives until it is closed.
-        prefix: All keys of the store lie under it. Stores with the same prefix are the same store.
-        timeout: How long waits, and calls while no member answers, may take.
+        etcd_client: The connection to etcd, which may be shared with others. The store lives until it is closed.
+        etcd_store_prefix: All keys of the store lie under it. Stores with the same prefix are the same store.
+        timeout: How long waits, and calls while no member answers, may take; None for 300 s.
 
     Attributes:
+        client: The connection to etcd.
+        prefix: The prefix, with a slash at its end.
         lease: Of the keys, shared by all processes that have the store open.
 
     Raises:
         EtcdError: etcd could not be reached, or refused; the subclass says which.
     """
 
-    def __init__(self, client: EtcdClient, prefix: str, timeout: timedelta = _DEFAULT_TIMEOUT) -> None:
+    def __init__(self, etcd_client: EtcdClient, etcd_store_prefix: str, timeout: timedelta | None = None) -> None:
         super().__init__()
-        self.set_timeout(timeout)
-        self._client = client
-        self._prefix = prefix if prefix.endswith("/") else f"{prefix}/"
-        self._keys = f"{self._prefix}keys/".encode()
+        self.set_timeout(_DEFAULT_TIMEOUT if timeout is None else timeout)
+        self.client = etcd_client
+        self.prefix = etcd_store_prefix if etcd_store_prefix.endswith("/") else f"{etcd_store_prefix}/"
+        self._keys = f"{self.prefix}keys/".encode()
         # A transaction whose answer was lost with its member may or may not have been carried out. Where doing it
         # twice is not the same as once, it also leaves a receipt, by which the next attempt knows.
-        self._receipt = f"{self._prefix}receipts/{uuid.uuid4().hex}".encode()
-        self.lease: Lease = client.shared_lease(self._prefix, LEASE_SECONDS)
+        self._receipt = f"{self.prefix}receipts/{uuid.uuid4().hex}".encode()
+        self.lease: Lease = etcd_client.shared_lease(self.prefix, LEASE_SECONDS)
         # torch's C++ side keeps the C++ half of a store only (torch 2.13: neither PrefixStore nor a process group
         # keeps the Python object), and without its Python half a store can do nothing.
-        client.hold(self)
+        etcd_client.hold(self)
 
     def set(self, key: str | bytes, value: str | bytes) -> None:
         """Write a key."""
@@ -81,8 +85,10 @@ class EtcdStore(Store):
         """Add to the decimal number that a key holds, 0 if there is none, and return the sum.
 
         Raises:
+            TypeError: The amount is no integer; nothing is written.
             ValueError: The key holds something else.
         """
+        amount = operator.index(amount)
 
         def raised(found: KeyValue | None) -> bytes:
             return str((0 if found is None else int(found.value)) + amount).encode()
@@ -113,12 +119,22 @@ class EtcdStore(Store):
 
     def check(self, keys: Sequence[str | bytes]) -> bool:
         """Return whether all keys are there; a queue that holds something is."""
-        there = self._read(keys)
+        there, _ = self._read(keys)
         return all(self._key(key) in there or self.queue_len(key) for key in keys)
 
     def wait(self, keys: Sequence[str | bytes], timeout: timedelta | None = None) -> None:
-        """Wait until all keys are there."""
-        self._wait(keys, self._timeout if timeout is None else timeout)
+        """Wait until all keys are there; a queue that holds something is."""
+        timeout = self._timeout if timeout is None else timeout
+        deadline, missing = time.monotonic() + timeout.total_seconds(), list(dict.fromkeys(keys))
+        while True:
+            there, revision = self._read(missing)
+            missing = [key for key in missing if self._key(key) not in there and not self.queue_len(key)]
+            if not missing:
+                return
+            if time.monotonic() >= deadline:
+                raise self._wait_timeout(keys, timeout)
+            places = [place for key in missing for place in (self._key(key), self._queue(key))]
+            self._await_put(places, revision, deadline)
 
     def multi_get(self, keys: Sequence[str | bytes]) -> list[bytes]:
         """Return what several keys hold, after waiting for them if need be."""
@@ -174,7 +190,7 @@ class EtcdStore(Store):
                 raise QueueEmptyError("queue is empty")
             if time.monotonic() >= deadline:
                 raise self._wait_timeout([key], self._timeout)
-            self._await_push(queue, revision, deadline)
+            self._await_put([queue], revision, deadline)
 
     def queue_len(self, key: str | bytes) -> int:
         """Return how many values a queue holds."""
@@ -186,7 +202,7 @@ class EtcdStore(Store):
 
     def clone(self) -> EtcdStore:
         """Return another object for the same store."""
-        return EtcdStore(self._client, self._prefix, self._timeout)
+        return EtcdStore(self.client, self.prefix, self._timeout)
 
     # The C++ side calls these two by their C++ names (torch 2.13, PythonStore in csrc/distributed/c10d/init.cpp).
     deleteKey = delete_key  # noqa: N815
@@ -200,7 +216,7 @@ class EtcdStore(Store):
     def _key(self, key: str | bytes) -> bytes:
         return self._keys + _bytes(key)
 
-    def _read(self, keys: Sequence[str | bytes]) -> dict[bytes, bytes]:
+    def _read(self, keys: Sequence[str | bytes]) -> tuple[dict[bytes, bytes], int]:
         return self._call(lambda client: client.get_present(self._key(key) for key in keys))
 
     def _wait(self, keys: Sequence[str | bytes], timeout: timedelta) -> list[bytes]:
@@ -219,10 +235,10 @@ class EtcdStore(Store):
 
     def _queue(self, key: str | bytes) -> bytes:
         # In hexadecimal, so that the name of no queue is the beginning of another's.
-        return f"{self._prefix}queues/{_bytes(key).hex()}/".encode()
+        return f"{self.prefix}queues/{_bytes(key).hex()}/".encode()
 
-    def _await_push(self, queue: bytes, revision: int, deadline: float) -> None:
-        self._call(lambda client: client.await_puts([queue], revision, deadline, prefix=True))
+    def _await_put(self, prefixes: Sequence[bytes], revision: int, deadline: float) -> None:
+        self._call(lambda client: client.await_puts(prefixes, revision, deadline, prefix=True))
 
     def _take(self, value: KeyValue) -> bool:
         """Delete a value of a queue; return False if another process did."""
@@ -273,7 +289,7 @@ class EtcdStore(Store):
     def _call(self, call: Callable[[EtcdClient], _T], timeout: timedelta | None = None) -> _T:
         seconds = (self._timeout if timeout is None else timeout).total_seconds()
         try:
-            return call(self._client.limited(seconds))
+            return call(self.client.limited(seconds))
         except EtcdLeaseLostError:
             raise
         except EtcdUnavailableError as error:
@@ -283,4 +299,8 @@ class EtcdStore(Store):
 
 
 def _bytes(text: str | bytes) -> bytes:
-    return text.encode() if isinstance(text, str) else bytes(text)
+    if isinstance(text, str):
+        return text.encode()
+    if isinstance(text, bytes | bytearray | memoryview):
+        return bytes(text)
+    raise TypeError(f"keys and values of a store are str or bytes, not {type(text).__name__}")
