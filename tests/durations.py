@@ -76,7 +76,9 @@ class Meter:
 
     def _leave(self) -> None:
         group, self._group = self._group, None
-        # Of a process that is left behind, or where there are no such groups.
+        if group is None:
+            return
+        # A process may be left behind in it.
         with contextlib.suppress(OSError):
             (group.parent / "cgroup.procs").write_text(str(os.getpid()))
         with contextlib.suppress(OSError):

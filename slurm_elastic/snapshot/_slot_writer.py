@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,6 +14,10 @@ from slurm_elastic.snapshot.state import Table, TensorPlace
 
 if TYPE_CHECKING:
     import torch
+
+
+_PORTABLE = 1
+"""cudaHostRegisterPortable: every CUDA context of the process knows that the memory is locked (CUDA runtime API)."""
 
 
 class SlotWriter:
@@ -27,6 +32,8 @@ class SlotWriter:
         self._headers: dict[int, tuple[bytes, SnapshotId | None]] = {}
         """By slot: its header, and the snapshot that it names."""
         self._views: dict[int, tuple[int, Table, list[torch.Tensor]]] = {}
+        self._pinned: dict[int, int | None] = {}
+        """By slot: the address of the mapping whose pages CUDA has locked; None if it has refused."""
 
     def write(self, copy: Copy, description: bytes, table: Table, tensors: list[torch.Tensor], shards: int = 0) -> None:
         """Write a snapshot, or a part of one.
@@ -70,15 +77,43 @@ class SlotWriter:
         slot = self.slots[index]
         generation, of, views = self._views.get(index, (0, None, []))
         if generation != slot.generation or of is not table:
+            if generation != slot.generation:
+                self._unpin(index)
             views = [_view(memory, place) for place in table.places if place.size]
             self._views[index] = slot.generation, table, views
         if len(views) < len(tensors):
             tensors = [tensor for tensor, place in zip(tensors, table.places, strict=True) if place.size]
+        if index not in self._pinned and any(tensor.is_cuda for tensor in tensors):
+            self._pin(index, memory)
         if views:
             _copy_all(views, tensors)
 
+    def _pin(self, index: int, memory: memoryview) -> None:
+        """Have CUDA lock the pages of a slot: a GPU then writes them itself, and no copy waits for the one before it.
+
+        Where CUDA refuses, as beyond the system's limit, copies go through a buffer of the driver, as they did.
+        """
+        import torch
+
+        address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+        refused = int(torch.cuda.cudart().cudaHostRegister(address, len(memory), _PORTABLE))
+        self._pinned[index] = None if refused else address
+        if refused:
+            # CUDA keeps the error, and the next kernel would be blamed for it: so one is started that is.
+            with contextlib.suppress(RuntimeError):
+                torch.ones(1, device="cuda")
+
+    def _unpin(self, index: int) -> None:
+        """Have CUDA forget the mapping of a slot, which its views still hold."""
+        import torch
+
+        if (pinned := self._pinned.pop(index, None)) is not None:
+            torch.cuda.cudart().cudaHostUnregister(pinned)
+
     def close(self) -> None:
         """Let go of the memory."""
+        for index in tuple(self._pinned):
+            self._unpin(index)
         self._views.clear()
         for slot in self.slots:
             slot.close()
@@ -106,4 +141,6 @@ def _copy_all(views: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
     # A subclass may have copy_ alone, and tensors may be on several devices.
     with torch.no_grad():
         for view, tensor in zip(views, tensors, strict=True):
-            view.copy_(tensor)
+            view.copy_(tensor, non_blocking=tensor.is_cuda)
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-import statistics
 
 import pytest
 
+from tests.gpu.running import AGENT, TORCHRUN
+from tests.gpu.worker import RESTARTS
 from tests.local.agents import ROOT
 
 FRAMEWORKS = ("torch", "numpy", "accelerate", "datasets", "transformers", "lightning", "torchdata", "triton")
@@ -40,7 +41,8 @@ def test_a_module_that_asks_for_gpus_at_its_import_keeps_none_open(train, tmp_pa
     training = train("devices", 1, "--preload=asks", PYTHONPATH=f"{tmp_path}:{ROOT}")
     (seen,) = workers = training.seen()
     assert forked(training), training.agent.err
-    assert (seen["asked"], seen["initialized"], seen["product"]) == ([True, seen["count"]], False, 64.0**3)
+    asked = [True, seen["count"]], False, 64.0**3
+    assert (seen["asked"], seen["initialized"], seen["product"]) == asked, training.agent.err
     assert training.others_with_devices(workers) == {}
     training.finish()
 
@@ -127,15 +129,19 @@ def test_each_mig_instance_is_a_device(train, machine):
         training.forget()
 
 
-def test_the_time_of_a_restart_with_that_of_the_context(train, devices, report):
-    """Workers fail once; what follows is measured, and CUDA's context shown apart."""
-    training = train("restart", len(devices), "--max-restarts=1")
-    before, after = training.seen(), training.seen(1)
-    (failed,) = training.seen(0, "failed")
-    assert forked(training), training.agent.err
-    assert {record["pid"] for record in before}.isdisjoint(record["pid"] for record in after)
-    context = statistics.median(record["context"] - record["imported"] for record in after)
-    whole = max(record["stepped"] for record in after) - failed["failed"]
-    report["restart"] = {"seconds": round(whole, 3), "of that, CUDA context": round(context, 3)}
-    assert 0 < context < whole
+def test_the_times_of_starts_and_restarts_with_those_of_context_and_group(train, devices, report):
+    """Workers fail five times; what follows is measured, context and group apart, and the same under torchrun."""
+    for name, launcher in (("first start", AGENT), ("second start", AGENT), ("torchrun", TORCHRUN)):
+        training = train("restart", len(devices), f"--max-restarts={RESTARTS}", launcher=launcher)
+        report[f"start: {name}"], report[f"restart: {name}"] = training.start(), training.restarts()
+        assert launcher == TORCHRUN or forked(training), training.agent.err
+        training.finish()
+        training.forget()
+    assert 0 < report["restart: second start"]["CUDA context"] < report["restart: second start"]["whole"]
+
+
+def test_the_cost_of_a_snapshot(train, report):
+    training = train("cost", 1)
+    (seen,) = training.seen()
+    report["snapshot"] = seen["cost"]
     training.finish()

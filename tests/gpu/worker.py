@@ -2,12 +2,15 @@
 
     worker.py MODE [--device cuda|cpu]
 
+It runs under torchrun too, whose restarts it takes for rounds.
+
     devices    a product on the device of the local rank
     pinned     pinned memory, by hand and by a DataLoader with a process of its own
     snapshot   in round 0 rank 0 fails after three steps, each with a snapshot in memory; then it loads the last one
     group      an all-reduce of the whole group, by NCCL, or gloo without CUDA
     hang       in round 0 rank 0 hangs inside a kernel, under a timer of torch's
-    restart    in round 0 rank 0 fails after its first step; times of the start and of the first step
+    restart    in the first rounds rank 0 fails after its first step; times of what a start consists of
+    cost       times of snapshots of half a GiB, and of copies of as much into pinned memory
 
 It ends when there is a file ``finish``; until then its device stays open. The CPU is for the tests of this script.
 """
@@ -17,24 +20,28 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 BEGUN = time.time()
+RESTARTS = 5
+"""How often a worker of mode restart fails."""
 LONG = 1 << 62
 """Cycles of a kernel that does not end: a century."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("mode", choices=("devices", "pinned", "snapshot", "group", "hang", "restart"))
+    parser.add_argument("mode", choices=("devices", "pinned", "snapshot", "group", "hang", "restart", "cost"))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args()
     import torch
 
-    rank, first = int(os.environ["RANK"]), os.environ["SLURM_ELASTIC_ROUND"] == "0"
+    rank, round_number = int(os.environ["RANK"]), current_round()
+    first = round_number == 0
     device = torch.device(options.device, int(os.environ["LOCAL_RANK"]) if options.device == "cuda" else None)
     record: dict[str, Any] = {
         "pid": os.getpid(),
@@ -56,12 +63,19 @@ def main() -> int:
         record["pinned"] = pinned(device)
     if options.mode == "snapshot":
         record |= trained(device, 3 if first else 0)
-    if options.mode == "group":
+    if options.mode in ("group", "restart"):
         record["sum"] = group(device)
+        record["grouped"] = time.time()
+    if options.mode == "cost":
+        record["cost"] = cost(device)
+    begun = time.time()
     record["product"] = float((ones @ ones).sum().item())
     record["stepped"] = time.time()
+    record["step"] = record["stepped"] - begun
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
     write(record, rank)
-    if options.mode in ("restart", "snapshot") and first and rank == 0:
+    if rank == 0 and round_number < {"restart": RESTARTS, "snapshot": 1}.get(options.mode, 0):
         write({"failed": time.time()}, rank, "failed")
         return 1
     if options.mode == "hang" and first and rank == 0:
@@ -71,13 +85,18 @@ def main() -> int:
     return 0
 
 
+def current_round() -> int:
+    """The number of the round; under torchrun, of restarts."""
+    return int(os.environ.get("SLURM_ELASTIC_ROUND", os.environ["TORCHELASTIC_RESTART_COUNT"]))
+
+
 def write(record: dict[str, Any], rank: int, kind: str = "seen") -> None:
     """Write a file that is whole when it is there."""
     folder = Path(kind)
     folder.mkdir(exist_ok=True)
     part = folder / f".{rank}.{os.getpid()}"
     part.write_text(json.dumps(record))
-    part.rename(folder / f"{os.environ['SLURM_ELASTIC_ROUND']}.{rank}.json")
+    part.rename(folder / f"{current_round()}.{rank}.json")
 
 
 def pinned(device: Any) -> dict[str, Any]:
@@ -126,9 +145,35 @@ def group(device: Any) -> float:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     value = torch.tensor([float(dist.get_rank() + 1)], device=device)
     dist.all_reduce(value)
-    total = float(value.item())
-    dist.destroy_process_group()
-    return total
+    return float(value.item())
+
+
+def cost(device: Any, tensors: int = 32, mebibytes: int = 16, times: int = 12) -> dict[str, Any]:
+    """Return the seconds of each snapshot of that many tensors, and the median of a copy of each into pinned memory."""
+    import torch
+
+    from slurm_elastic import snapshot
+
+    weights = {str(index): torch.rand(mebibytes << 18, device=device) for index in range(tensors)}
+    buffers = [torch.empty(mebibytes << 18, pin_memory=device.type == "cuda") for _ in weights]
+    found: dict[str, list[float]] = {"snapshot": [], "pinned": []}
+    for step in range(times):
+        # The state grows once, as an optimizer's does.
+        state = weights if step else {"0": weights["0"]}
+        begun = time.perf_counter()
+        snapshot.save(step, weights=state)
+        saved = time.perf_counter()
+        for buffer, tensor in zip(buffers, weights.values(), strict=True):
+            buffer.copy_(tensor, non_blocking=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        found["snapshot"].append(saved - begun)
+        found["pinned"].append(time.perf_counter() - saved)
+    return {
+        "mebibytes": tensors * mebibytes,
+        "snapshots": [round(seconds, 3) for seconds in found["snapshot"]],
+        "pinned": round(statistics.median(found["pinned"]), 3),
+    }
 
 
 def hang(device: Any) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.gpu.running import Training
+from tests.gpu.running import AGENT, TORCHRUN, Training
+from tests.gpu.worker import RESTARTS
 from tests.local.agents import allocation
 
 
@@ -16,7 +17,7 @@ from tests.local.agents import allocation
 def train(tmp_path: Path) -> Iterator[Callable[..., Training]]:
     with ExitStack() as stack:
         made = stack.enter_context(allocation(tmp_path, 1))
-        yield lambda *words: Training(made, *words, device="cpu")
+        yield lambda *words, **options: Training(made, *words, device="cpu", **options)
 
 
 def test_a_group(train: Callable[..., Training]) -> None:
@@ -46,8 +47,18 @@ def test_a_snapshot(train: Callable[..., Training]) -> None:
     training.finish()
 
 
-def test_times_of_a_restart(train: Callable[..., Training]) -> None:
-    training = train("restart", 1, "--max-restarts=1")
-    (after,), (failed,) = training.seen(1), training.seen(0, "failed")
-    assert failed["failed"] < after["begun"] <= after["imported"] <= after["context"] <= after["stepped"]
+@pytest.mark.nightly
+@pytest.mark.parametrize("launcher", [AGENT, TORCHRUN])
+def test_times_of_restarts(train: Callable[..., Training], launcher: Sequence[str]) -> None:
+    training = train("restart", 1, f"--max-restarts={RESTARTS}", launcher=launcher)
+    restarts = training.restarts()
+    assert restarts["whole"] >= restarts["until the script has torch"] + restarts["process group"] > 0
+    training.finish()
+
+
+@pytest.mark.nightly
+def test_the_cost_of_a_snapshot(train: Callable[..., Training]) -> None:
+    training = train("cost", 1)
+    (seen,) = training.seen()
+    assert min(seen["cost"]["snapshots"]) > 0
     training.finish()
