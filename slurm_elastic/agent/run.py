@@ -327,7 +327,7 @@ def _import_before_join(settings: AgentSettings, fork_server: ForkServer | None,
     """Import before this node joins a run that trains: the workers of the other nodes wait for the new round."""
     if fork_server is not None and settings.shared and settings.run_dir.last_round() is not None:
         with contextlib.suppress(StartInterruptedError):
-            fork_server.import_all(
+            fork_server.wait_ready(
                 _IMPORT_TIMEOUT, lambda: record_signals().first() is not None or coordination.has_event
             )
 

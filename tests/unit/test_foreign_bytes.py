@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from slurm_elastic import typed_json
-from slurm_elastic.agent.forkserver._import_plan import from_json
+from slurm_elastic.agent.forkserver._import_list import parse_list
 from slurm_elastic.agent.health import _http
 from slurm_elastic.agent.root_cause import recorded_traceback
 from slurm_elastic.agent.run_history import read_history
@@ -367,7 +367,14 @@ def dumps(content: bytes) -> None:
 
 DUMP = {"entries": [{"is_p2p": False, "process_group": ["0", "d"], "collective_seq_id": 3, "profiling_name": "nccl:x"}]}
 TIMER = {"version": 1, "pid": 5, "scope_id": "s", "expiration_time": 1.0, "signal": 9}
-PLAN = {"steps": [["torch", "{}"]], "left_out": {"a": "b"}}
+IMPORTS = {
+    "modules": ["torch"],
+    "left_out": {"a": "b"},
+    "seeded": ["torch"],
+    "files": {},
+    "seconds": 1.0,
+    "verified": True,
+}
 REQUEST = {"round": 1, "step": 1, "slots": 1, "kind": "slots"}
 Nothing: tuple[type[Exception], ...] = ()
 
@@ -387,7 +394,7 @@ PARSERS: dict[str, tuple[Parser | Callable[[RunDir], Parser], tuple[type[Excepti
     "host list": (host_list, (UsageError,), [b"n[1-3,7],gpu01", b"rack[1-2]n[01-04]", b"n1,n2"]),
     "environment": (environment, (UsageError,), ENVIRONMENT),
     "control page": (page, Nothing, [js([["0", 3, "x"]])]),
-    "import list": (lambda content: from_json(text(content)), (ValueError, RecursionError), [js(PLAN)]),
+    "import list": (parse_list, (ValueError,), [js(IMPORTS)]),
     "times of logs": (lambda content: log_times(RunFile("t", content)), Nothing, [js({"time": 1, "sizes": {"a": 1}})]),
     "timers": (timers, Nothing, [js(TIMER) + b"\n"]),
     "dumps": (dumps, Nothing, [js(DUMP)]),

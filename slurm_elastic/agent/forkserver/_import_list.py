@@ -1,4 +1,4 @@
-"""Stores the list of a script's imports beside the run directories, for the next run.
+"""The list of a script's imports: what all workers of a node have imported, kept beside the run directories.
 
 A user's lists are used by that user only: the file has to belong to the user, without access for others, and has a
 keyed digest (BLAKE2b) under a key in the user's home directory. A list is valid for one script, interpreter, sys.path
@@ -11,31 +11,59 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
-from slurm_elastic.agent.forkserver._import_plan import ImportPlan, from_json, to_json
 from slurm_elastic.agent.forkserver._signed_file import UntrustedFileError, read_signed, write_signed
 
 _LARGEST = 4 << 20
 EVERYTHING = "*"
 """The name in `left_out` that stands for all modules: workers have died of learned imports."""
+_SETS = rb"environ|putenv|chdir|sys\.path|set_default|seed"
+_MATTERS = re.compile(rb".*(?:import|%b).*" % _SETS)
+"""Lines of a script that import, or may change what a later import finds."""
 
-Directories = Mapping[str, int]
-"""The time of the last change (st_mtime_ns), by directory."""
 
+@dataclass(frozen=True, slots=True)
+class ImportList:
+    """The modules that workers are forked with, in the order of first import."""
 
-class StoredList(NamedTuple):
-    """The content of a list."""
-
-    plan: ImportPlan
-    seconds: float
+    modules: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Modules that each worker imports for itself, with the reason for people."""
+    seeded: tuple[str, ...] = ()
+    """Modules that workers import after a seed was set: these must draw no random numbers."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The script's own files that were imported or executed, and their `fingerprint`."""
+    seconds: float = 0.0
     """Duration of the imports."""
-    effects: Mapping[str, str]
-    """Fingerprints of the script's own files, see `_source_effects.fingerprint`."""
-    verified: bool = True
-    """True if a process has imported the plan and workers could be forked from it."""
+    verified: bool = False
+    """True if a process has imported it, and workers could be forked from that process."""
+
+    def is_valid(self) -> bool:
+        """Return whether the script's files import the same as when the list was written."""
+        return all(fingerprint(file) == value for file, value in self.files.items())
+
+
+def common(records: Sequence[Iterable[str]]) -> tuple[str, ...]:
+    """Return what all workers have imported, in the order of the first one."""
+    first, *others = records or [()]
+    sets = [{*record} for record in others]
+    return tuple(name for name in dict.fromkeys(first) if all(name in record for record in sets))
+
+
+def fingerprint(file: str) -> str:
+    """Return a digest of those lines of a script that set what modules find at their import, and of imports before."""
+    try:
+        with open(file, "rb") as source:  # noqa: PTH123
+            lines = _MATTERS.findall(source.read())
+    except OSError:
+        return ""
+    while lines and not re.search(_SETS, lines[-1]):
+        lines.pop()
+    return hashlib.sha256(b"\n".join(lines)).hexdigest()[:16]
 
 
 def package_directories(path: Sequence[str]) -> list[str]:
@@ -66,7 +94,7 @@ def list_path(directory: str, options: Sequence[str], path: Sequence[str]) -> st
     return os.path.join(directory, f"{safe or 'script'}-{digest}.json")  # noqa: PTH118
 
 
-def read_list(path: str) -> StoredList | None:
+def read_list(path: str) -> ImportList | None:
     """Read a list; None if there is none.
 
     Raises:
@@ -77,29 +105,38 @@ def read_list(path: str) -> StoredList | None:
     if content is None:
         return None
     try:
-        document = json.loads(content)
-        effects = {str(name): str(value) for name, value in document["effects"].items()}
-        return StoredList(from_json(document["plan"]), float(document["seconds"]), effects, document["verified"])
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return parse_list(content)
+    except ValueError:
         raise UntrustedFileError(f"{path} was written by another version of slurm_elastic; remove it") from None
 
 
-def write_list(path: str, stored: StoredList) -> None:
+def parse_list(content: bytes) -> ImportList:
+    """Parse what `write_list` writes.
+
+    Raises:
+        ValueError: The content is no list.
+    """
+    try:
+        document = json.loads(content)
+        left_out, files = (
+            {str(name): str(value) for name, value in document[part].items()} for part in ("left_out", "files")
+        )
+        modules, seeded = (tuple(map(str, document[part])) for part in ("modules", "seeded"))
+        return ImportList(modules, left_out, seeded, files, float(document["seconds"]), bool(document["verified"]))
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"no list of imports: {error}") from None
+
+
+def write_list(path: str, imports: ImportList) -> None:
     """Write a list, and remove lists beside it that were not written for 90 days.
 
     Raises:
         UntrustedFileError, OSError: The list cannot be written.
     """
-    document: dict[str, object] = {
-        "plan": to_json(stored.plan),
-        "seconds": stored.seconds,
-        "effects": dict(stored.effects),
-    }
-    document["verified"] = stored.verified
-    write_signed(path, json.dumps(document).encode())
+    write_signed(path, json.dumps(asdict(imports)).encode())
 
 
 def forget_list(path: str, reason: str) -> None:
     """Replace a list by one that lets nothing be learned, as long as script and packages stay the same."""
     with contextlib.suppress(UntrustedFileError, OSError):
-        write_list(path, StoredList(ImportPlan((), {EVERYTHING: reason}), 0.0, {}))
+        write_list(path, ImportList(left_out={EVERYTHING: reason}))

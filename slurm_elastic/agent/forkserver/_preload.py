@@ -16,15 +16,6 @@ from slurm_elastic.agent.forkserver._linux import children
 REQUIRED = ("torch", "torch.distributed", "torch.distributed.elastic.multiprocessing.errors")
 """Imported before the first worker starts."""
 
-DEFERRED = (
-    "sympy",
-    "torch.fx.experimental.symbolic_shapes",
-    "torch._dynamo",
-    "torch.distributed.checkpoint",
-)
-"""Imported by a replacement of the fork server while that has nothing else to do. torch 2.13 imports them in a worker
-that makes an optimizer or a DistributedDataParallel: 800 modules, which take longer than `import torch` itself."""
-
 
 class BrokenPreloadError(Exception):
     """A module cannot be imported. The message is one line with its name and the error."""

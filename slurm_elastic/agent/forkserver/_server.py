@@ -23,10 +23,9 @@ from slurm_elastic.agent.forkserver._agent_child import run_agent_child
 from slurm_elastic.agent.forkserver._channel import Channel
 from slurm_elastic.agent.forkserver._child_reaper import ChildReaper
 from slurm_elastic.agent.forkserver._fast_exit import FastExit
-from slurm_elastic.agent.forkserver._import_learner import ImportLearner, Outcome
-from slurm_elastic.agent.forkserver._import_plan import ImportPlan
-from slurm_elastic.agent.forkserver._import_recorder import ImportRecord
-from slurm_elastic.agent.forkserver._import_replay import renew_ranks
+from slurm_elastic.agent.forkserver._import_learner import Attempt, ImportLearner, Outcome
+from slurm_elastic.agent.forkserver._import_record import ImportRecord
+from slurm_elastic.agent.forkserver._import_trial import renew_ranks
 from slurm_elastic.agent.forkserver._linux import (
     ancestors,
     become_subreaper,
@@ -42,8 +41,8 @@ from slurm_elastic.control import start_sampling
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that go on to the agent when a worker sends them to its parent: with torchrun the agent is the parent."""
-_IDLE_BEFORE_DEFERRED_IMPORTS = 2.0
-"""Seconds without an event before deferred imports begin, so that they take no CPU time from workers that start."""
+_IDLE_BEFORE_IMPORTS = 2.0
+"""Seconds without an event before imports begin, so that they take no CPU time from workers that start."""
 _TASK_NAME = b"slurm-elastic-w"
 _SHORTEST_WAIT, _WAIT_FACTOR = 15.0, 4.0
 """The first workers wait for learned imports this many seconds, or this many times as long as those took last, and as
@@ -56,10 +55,10 @@ _SWEEP_AFTER_AGENT = 5.0
 _PID = struct.Struct("=q")
 
 
-class _Attempt(NamedTuple):
-    """A forked process that imports a plan, to replace its parent as the fork server."""
+class _Replacement(NamedTuple):
+    """A forked process that imports modules, to replace its parent as the fork server."""
 
-    plan: ImportPlan
+    attempt: Attempt
     pid: int
     outcome_fd: int
     """Its end of the pipe that the outcome goes through: the parent reads it, the child writes it."""
@@ -102,19 +101,17 @@ class ServerProcess:
         self._fast_exit = fast_exit
         self._torch_seed: int | None = None
         self._started: list[tuple[int, int, int]] = []
-        self._deferred: list[str] = []
-        self._idle_limit = _IDLE_BEFORE_DEFERRED_IMPORTS
         self._environment_before: Mapping[str, str] = {}
         self._environment_by_imports: worker.Changes = {}
         self._learner = ImportLearner(None, (), (), ())
-        self._attempt: _Attempt | None = None
-        self._next_plan: ImportPlan | None = None
+        self._replacement: _Replacement | None = None
+        self._next_attempt: Attempt | None = None
         self._low_priority = True
         self._progress_reported = 0.0
         self._has_workers = True
         """True if this process, and not the one that it was forked from, starts the workers of the current round."""
         self._newest_pid = mmap.mmap(-1, mmap.PAGESIZE)
-        """Shared by all fork servers of a node: the pid of the newest replacement that has imported its plan, or 0."""
+        """Shared by all fork servers of a node: the pid of the newest replacement that has done its imports, or 0."""
         self._observed_at_fork: frozenset[int] = frozenset()
         """The workers whose import records the last replacement reads, too."""
         become_subreaper()
@@ -127,7 +124,7 @@ class ServerProcess:
             self._report(state="cold")
         set_task_name(_TASK_NAME)
         while not self._run_until_forked():
-            self._import_plan()
+            self._import_learned()
 
     def _run_until_forked(self) -> bool:
         """Handle events; return in forked processes only: True in a worker, False in a replacement."""
@@ -135,11 +132,11 @@ class ServerProcess:
         # From here on this process sees the agent's end at once, and kills the workers before it ends itself.
         set_parent_death_signal(0)
         idle_since = time.monotonic()
-        if self._next_plan is not None and self._fork_replacement():
+        if self._next_attempt is not None and self._fork_replacement():
             return False
         while True:
             waiting = select.poll()
-            outcome_fd = self._attempt.outcome_fd if self._attempt is not None else None
+            outcome_fd = self._replacement.outcome_fd if self._replacement is not None else None
             for descriptor in (self._channel.fileno(), self._agent, self._signals, self._children.fileno(), outcome_fd):
                 if descriptor is not None:
                     waiting.register(descriptor, select.POLLIN)
@@ -159,27 +156,17 @@ class ServerProcess:
                 self._report_starts()
             if ready:
                 idle_since = time.monotonic()
-            elif self._plan_is_due(time.monotonic() - idle_since) and self._fork_replacement():
+            elif self._imports_are_due(time.monotonic() - idle_since) and self._fork_replacement():
                 return False
 
-    def _plan_is_due(self, idle: float) -> bool:
-        """Return whether a replacement has to be forked now, to import what this process has not; sets its plan."""
-        if self._attempt is not None or not self._settings["warm"] or idle < self._idle_limit:
+    def _imports_are_due(self, idle: float) -> bool:
+        """Return whether a replacement has to be forked now, to import what this process has not."""
+        if self._replacement is not None or not self._settings["warm"] or idle < _IDLE_BEFORE_IMPORTS:
             return False
-        urgent, self._idle_limit = self._idle_limit == 0, _IDLE_BEFORE_DEFERRED_IMPORTS
-        if not urgent and (self._replacement_is_up_to_date() or not self._learner.is_quiet()):
+        if self._replacement_is_up_to_date() or not self._learner.is_quiet():
             return False
-        plan = None
-        if self._deferred or self._learner.has_new_imports():
-            self._learner.make_plan()
-            plan = self._learner.next_plan(self._deferred)
-        if plan is None or not self._learner.would_change(plan):
-            if urgent:
-                self._report(state="alone", **self._learner.message_fields())
-            return False
-        self._next_plan, self._low_priority = plan, not urgent
-        self._deferred = []
-        return True
+        self._next_attempt, self._low_priority = self._learner.next_attempt(), True
+        return self._next_attempt is not None
 
     def _replacement_is_up_to_date(self) -> bool:
         """Return whether a replacement lives that has imported more than this process and reads all import records.
@@ -198,16 +185,12 @@ class ServerProcess:
         """Return the milliseconds until there is something to do without an event; None if there is nothing."""
         if self._started:
             return 0
-        scan = self._children.seconds_to_scan()
-        idle = idle_since + self._idle_limit - time.monotonic()
-        imports = None
-        if self._attempt is None and self._idle_limit == 0:
-            imports = 0.0
-        elif self._attempt is None and not self._replacement_is_up_to_date():
-            look = self._learner.seconds_to_look()
-            imports = idle if self._deferred and look is None else max(idle, look) if look is not None else None
-        seconds = [wait for wait in (scan, imports) if wait is not None]
-        return max(0.0, min(seconds)) * 1000 if seconds else None
+        seconds = [self._children.seconds_to_scan()]
+        look = self._learner.seconds_to_look()
+        if look is not None and self._replacement is None and not self._replacement_is_up_to_date():
+            seconds.append(max(look, idle_since + _IDLE_BEFORE_IMPORTS - time.monotonic()))
+        waits = [wait for wait in seconds if wait is not None]
+        return max(0.0, min(waits)) * 1000 if waits else None
 
     # Imports
 
@@ -232,11 +215,9 @@ class ServerProcess:
         del sys.path[: len(directory)]
         if state["state"] == "warm":
             keep_owned_groups()
-            self._deferred = [*preload.DEFERRED]
-            self._learner.begin()
-            if self._learner.wanted.steps:
-                # An import may make a process unfit to fork workers: a replacement tries, and this process stays.
-                self._next_plan, self._low_priority = self._learner.wanted, False
+            # An import may make a process unfit to fork workers: a replacement tries, and this process stays.
+            self._next_attempt, self._low_priority = self._learner.begin(), False
+            if self._next_attempt is not None:
                 longest = max(_SHORTEST_WAIT, _WAIT_FACTOR * self._learner.seconds)
                 # Workers wait for the user's preloads without a limit.
                 state["awaited"] = None if self._settings["preload"] else longest
@@ -257,14 +238,14 @@ class ServerProcess:
     def _fork_replacement(self) -> bool:
         """Fork the process that starts the workers of later rounds; this one remains the parent of those that run.
 
-        The replacement imports the next plan, which takes longer than a round change may: until it is done, this
-        process starts the workers.
+        The replacement imports what workers have imported, which takes longer than a round change may: until it is
+        done, this process starts the workers.
 
         Returns:
             True in the replacement.
         """
-        plan, self._next_plan = self._next_plan, None
-        assert plan is not None
+        attempt, self._next_attempt = self._next_attempt, None
+        assert attempt is not None
         near_end, far_end = Channel.pair()
         outcome_reader, outcome_writer = os.pipe()
         me = os.getpid()
@@ -289,12 +270,12 @@ class ServerProcess:
             self._channel.close()
             near_end.close()
             os.close(outcome_reader)
-            self._channel, self._attempt = far_end, _Attempt(plan, os.getpid(), outcome_writer)
+            self._channel, self._replacement = far_end, _Replacement(attempt, os.getpid(), outcome_writer)
             self._has_workers = False
             return True
         self._observed_at_fork = self._learner.observed()
         self._children.kept.add(pid)
-        self._attempt = _Attempt(plan, pid, outcome_reader)
+        self._replacement = _Replacement(attempt, pid, outcome_reader)
         handle = os.pidfd_open(pid)
         with contextlib.suppress(OSError):
             self._channel.send({"state": "replacement", "pid": pid}, [near_end.fileno(), handle])
@@ -304,26 +285,24 @@ class ServerProcess:
         far_end.close()
         return False
 
-    def _import_plan(self) -> None:
-        """In the replacement: import the plan; end if no workers can be forked from this process after that."""
-        attempt, self._attempt = self._attempt, None
-        assert attempt is not None
+    def _import_learned(self) -> None:
+        """In the replacement: import; end if no workers can be forked from this process after that."""
+        replacement, self._replacement = self._replacement, None
+        assert replacement is not None
         set_task_name(self._task_name)
         with _output_dropped():
-            outcome = self._learner.attempt(attempt.plan, self._report_progress, low_priority=self._low_priority)
+            outcome = self._learner.carry_out(
+                replacement.attempt, self._report_progress, low_priority=self._low_priority
+            )
         set_task_name(_TASK_NAME)
-        unusable = not outcome.complete or self._learner.is_searching
-        if not unusable and not outcome.broken:
-            self._learner.keep_plan(attempt.plan)
         with contextlib.suppress(OSError):
-            os.write(attempt.outcome_fd, outcome.packed())
-        os.close(attempt.outcome_fd)
-        if unusable:
+            os.write(replacement.outcome_fd, outcome.packed())
+        os.close(replacement.outcome_fd)
+        if outcome.harm:
             os._exit(0)
         if outcome.broken:
             self._report(state="broken", reason=outcome.broken)
             return
-        self._deferred = [name for name in self._deferred if name not in sys.modules]
         self._freeze_imports()
         # From now on the replacement outlives the process that it was forked from.
         set_parent_death_signal(0)
@@ -338,20 +317,19 @@ class ServerProcess:
             self._report(state="progress")
 
     def _finish_attempt(self) -> bool:
-        """Read the outcome of the replacement's imports; return True if another replacement has to be tried."""
-        attempt, self._attempt = self._attempt, None
-        assert attempt is not None
-        with os.fdopen(attempt.outcome_fd, "rb") as file:
+        """Read the outcome of the replacement's imports; return True if another replacement has to try."""
+        replacement, self._replacement = self._replacement, None
+        assert replacement is not None
+        with os.fdopen(replacement.outcome_fd, "rb") as file:
             outcome = Outcome.unpacked(file.read())
-        if outcome is None or not outcome.complete or self._learner.is_searching:
-            self._children.kept.discard(attempt.pid)
-            code = -signal.SIGKILL
+        if outcome.harm:
+            self._children.kept.discard(replacement.pid)
             with contextlib.suppress(ChildProcessError):
-                code = os.waitstatus_to_exitcode(os.waitpid(attempt.pid, 0)[1])
-            self._next_plan = self._learner.next_attempt(attempt.plan, outcome, code)
-            if self._next_plan is None:
+                os.waitpid(replacement.pid, 0)
+            self._next_attempt = self._learner.attempt_after(replacement.attempt, outcome)
+            if self._next_attempt is None:
                 self._report(state="alone", **self._learner.message_fields())
-        return self._next_plan is not None
+        return self._next_attempt is not None
 
     # Orders
 
@@ -366,8 +344,6 @@ class ServerProcess:
             return self._start(order, descriptors)
         if order["order"] == "child":
             self._fork_agent_child(order["module"], descriptors[0])
-        if order["order"] == "import":
-            self._idle_limit = 0.0
         if order["order"] == "sweep":
             left = self._sweep(order["seconds"])
             self._report(state="swept", left=left)
@@ -424,8 +400,8 @@ class ServerProcess:
         started = (reader for _rank, _pid, reader in self._started)
         for descriptor in (self._agent, self._signals, *started, *not_inherited):
             os.close(descriptor)
-        if self._attempt is not None:
-            os.close(self._attempt.outcome_fd)
+        if self._replacement is not None:
+            os.close(self._replacement.outcome_fd)
         self._children.forget()
         self._channel.close()
 

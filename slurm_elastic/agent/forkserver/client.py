@@ -17,12 +17,11 @@ from typing import Any
 from slurm_elastic.agent.forkserver._channel import Channel
 from slurm_elastic.agent.forkserver._early_settings import early_setting, script_file
 from slurm_elastic.agent.forkserver._fork_eligibility import Launch, obstacle_to_any_warm_start, obstacle_to_warm_start
-from slurm_elastic.agent.forkserver._import_list import forget_list
+from slurm_elastic.agent.forkserver._import_list import fingerprint, forget_list
 from slurm_elastic.agent.forkserver._linux import become_subreaper
 from slurm_elastic.agent.forkserver._orphans import kill_orphans
 from slurm_elastic.agent.forkserver._protocol import Order, StartInterruptedError, State
 from slurm_elastic.agent.forkserver._replacement import ForkedProcess, FormerServers, Replacement
-from slurm_elastic.agent.forkserver._source_effects import fingerprint_of
 from slurm_elastic.agent.forkserver._spawn import spawn
 from slurm_elastic.agent.forkserver._waiting import wait_on
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program, worker_environment
@@ -34,6 +33,8 @@ _CHILD_TIMEOUT = 10.0
 """Seconds for the fork server to fork a child for the agent, while it may be busy with the workers of a round."""
 _END_TIMEOUT = 10.0
 """Seconds for the fork server to kill all workers and end, after the agent has closed the channel."""
+_MOST_NAMED = 8
+"""Modules that a line names."""
 
 
 class ForkServer:
@@ -57,7 +58,7 @@ class ForkServer:
         self.exit_codes: dict[int, int] = {}
         """Exit codes, or minus signal numbers, of workers by pid; the caller removes those that it has handled."""
         self.complete = False
-        """True if workers are forked with deferred and learned imports, too."""
+        """True if workers are forked with learned imports, too."""
         self.reason = ""
         """The reason of the states COLD, BROKEN and DEAD, for people; else empty."""
         self.state = State.IMPORTING
@@ -69,8 +70,6 @@ class ForkServer:
         """The replacement that has imported its plan; kept until the next one has, which is forked from it."""
         self._prepared_messages: list[dict[str, Any]] = []
         """The messages of `prepared`, to be handled when it becomes the fork server."""
-        self._no_replacement = False
-        """True if the fork server has reported that no replacement follows."""
         self._wait_until: float | None = None
         """The monotonic time until which the first workers wait for the replacement; None for not at all."""
         self._awaited = 0.0
@@ -208,21 +207,6 @@ class ForkServer:
         late = self._wait_until is None or time.monotonic() > self._wait_until
         return self.state is not State.IMPORTING and (late or self.prepared is not None)
 
-    def import_all(self, timeout: float, should_stop: Callable[[], bool] | None = None) -> None:
-        """Let a replacement do the deferred imports now, and wait for it at most `timeout` seconds.
-
-        Raises:
-            StartInterruptedError: `should_stop` has returned True.
-        """
-        if not self.wait_ready(timeout, should_stop):
-            return
-        # The next replacement is forked from the one that has learned imports, and adds the deferred ones.
-        self._switch_to_prepared()
-        if self.state is State.WARM:
-            self._no_replacement = False
-            self._send({"order": "import"})
-            self._wait(lambda: self.prepared is not None or self._no_replacement, timeout, should_stop)
-
     def check_preload(self) -> None:
         """Raise an error if workers cannot start before the user has changed something.
 
@@ -278,13 +262,8 @@ class ForkServer:
             self._switch_to(self._spawn)
 
     def _changed_script(self) -> str | None:
-        """Return a file of the script's own whose effects on later imports have changed; None if there is none."""
-        for path, (when, effects) in self._script_files.items():
-            now = _mtime_ns(path)
-            if now != when and fingerprint_of(path) != effects:
-                return path
-            self._script_files[path] = now or 0, effects
-        return None
+        """Return a file of the script's own that may import something else now; None if there is none."""
+        return next((path for path, lines in self._script_files.items() if fingerprint(path) != lines), None)
 
     @property
     def has_learned(self) -> bool:
@@ -412,7 +391,7 @@ class ForkServer:
         self._sessions: set[int] = set()
         self._module = "Python"
         self._import_times: dict[str, int] = {}
-        self._script_files: dict[str, tuple[int, str]] = {}
+        self._script_files: Mapping[str, str] = {}
         self._has_learned, self._list = False, ""
         self._wait_until = None
         self.state = State.IMPORTING
@@ -456,7 +435,7 @@ class ForkServer:
             case "complete":
                 self._note_imports(message)
             case "alone":
-                self._wait_until, self._no_replacement = None, True
+                self._wait_until = None
                 self._note_imports(message)
             case "replacement":
                 # The replacement before may have become ready since the last read.
@@ -476,7 +455,7 @@ class ForkServer:
     def _note_imports(self, message: Mapping[str, Any]) -> None:
         """Note which files were imported, and log which modules the fork server cannot import for the workers."""
         self._import_times = message.get("changed", {})
-        self._script_files = {path: (when, effects) for path, (when, effects) in message.get("own", {}).items()}
+        self._script_files = message.get("own", {})
         self._has_learned, self._list = message.get("learned", False), message.get("list", "")
         for note in message.get("notes", ()):
             logger.info("%s", note)
@@ -484,7 +463,7 @@ class ForkServer:
         for reason in dict.fromkeys(left_out.values()):
             names = [name for name in left_out if left_out[name] == reason]
             level = logging.WARNING if {*names} & {*self._preload} else logging.INFO
-            logger.log(level, "each worker imports %s anew: %s", ", ".join(names), reason)
+            logger.log(level, "each worker imports %s itself: %s", _named(names), reason)
 
     def _handle_death(self) -> None:
         """Handle the death of the fork server: the kernel has killed its workers, the agent kills what those leave."""
@@ -507,6 +486,11 @@ class ForkServer:
             self._former.add(server)
             self.replacement = None if server is self.replacement else self.replacement
             self.prepared = None if server is self.prepared else self.prepared
+
+
+def _named(modules: Sequence[str]) -> str:
+    more = len(modules) - _MOST_NAMED
+    return ", ".join(modules[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _mtime_ns(path: str) -> int | None:

@@ -91,5 +91,5 @@ def test_a_module_for_which_torch_asks_cuda_is_left_to_the_workers(tmp_path: Pat
         apart = ("/usr/bin/unshare", "--mount", "/bin/sh", "-ec", WITH_DEVICE, "sh", str(tmp_path / "mounts"))
         agent = nodes.command(1, *apart, *_agent("1"), **{**variables, "PATH": "/usr/bin:/bin"})
         assert agent.wait() == 0, agent.err
-    assert "each worker imports asks anew: importing asks initializes CUDA" in agent.err
+    assert "each worker imports asks itself: importing it initializes CUDA" in agent.err
     assert _said(agent.out) == [["False", "0", "False"]] * 2, agent.out

@@ -47,7 +47,7 @@ def forked_with(python: str | Path, directory: Path, script: str, *names: str) -
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[0] == str(list(names)), ended.stderr
-    assert "anew" not in ended.stderr
+    assert "itself" not in ended.stderr
 
 
 def test_libraries_are_forked_with_and_work(tmp_path: Path) -> None:

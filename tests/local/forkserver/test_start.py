@@ -95,7 +95,7 @@ def test_preload_that_kills_the_process_is_named(workplace: Make, caplog: pytest
     place = workplace(preload=["deadly"], modules={"deadly": "import os\nos.kill(os.getpid(), 9)\n"})
     place.script.write_text(FORKED)
     assert place.run_warm().stdout == "True\n"
-    assert caplog.messages == ["each worker imports deadly anew: importing deadly ends the process (SIGKILL)"]
+    assert caplog.messages == ["each worker imports deadly itself: importing it ends the process (SIGKILL)"]
 
 
 @pytest.mark.parametrize(
@@ -115,10 +115,10 @@ def test_preload_after_which_a_fork_is_no_fresh_start_is_left_out(
     workplace: Make, caplog: pytest.LogCaptureFixture, line: str, reason: str
 ) -> None:
     modules = {"lively": line + "\n", "outer": "import calm, lively\n", "calm": "", "last": ""}
-    place = workplace(preload=["outer", "last"], modules=modules)
+    place = workplace(preload=["calm", "outer", "last"], modules=modules)
     place.script.write_text(f"{FORKED}print([name for name in {[*modules]} if name in sys.modules])\n")
     assert place.run_warm().stdout == "True\n['calm', 'last']\n"
-    assert caplog.messages == [f"each worker imports lively, outer anew: importing lively {reason}"]
+    assert caplog.messages == [f"each worker imports outer itself: importing it {reason}"]
 
 
 def test_preload_after_which_forked_processes_do_not_work_is_found(
@@ -129,7 +129,7 @@ def test_preload_after_which_forked_processes_do_not_work_is_found(
     place = workplace(preload=[*modules], modules=modules)
     place.script.write_text(f"{FORKED}print([name for name in {[*modules]} if name in sys.modules])\n")
     assert place.run_warm().stdout == "True\n['first', 'second', 'last']\n"
-    assert caplog.messages == ["each worker imports bad anew: CUDA was used, and cannot be used after a fork"]
+    assert caplog.messages == ["each worker imports bad itself: CUDA was used, and cannot be used after a fork"]
 
 
 def test_thread_pool_that_knows_about_fork_is_no_obstacle(workplace: Make) -> None:

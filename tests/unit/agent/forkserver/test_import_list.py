@@ -1,13 +1,24 @@
-"""The name of a list says for what it is valid."""
+"""What is on a list, for what it is valid, and when it is trusted."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.forkserver._import_list import list_path
+from slurm_elastic.agent.forkserver._import_list import (
+    ImportList,
+    common,
+    fingerprint,
+    list_path,
+    read_list,
+    write_list,
+)
+from slurm_elastic.agent.forkserver._signed_file import UntrustedFileError
 
 
 def test_each_environment_of_packages_has_a_list_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,3 +48,76 @@ def test_each_environment_of_packages_has_a_list_of_its_own(tmp_path: Path, monk
 
 def test_function_has_none() -> None:
     assert list_path("lists", ["-u", "-c", "pass"], ()) == ""
+
+
+def test_list_has_what_all_workers_import_in_the_order_of_the_first() -> None:
+    assert common([["b", "a", "tracker", "b"], ["a", "b", "late"]]) == ("b", "a")
+    # One that has not come to its imports yet.
+    assert common([["b", "a"], []]) == ()
+    assert common([]) == ()
+
+
+@pytest.mark.parametrize(
+    ("script", "same"),
+    [
+        ("import os\n\nrate = 2\nos.environ['A'] = '1'\n", True),
+        ("import os, sys\nrate = 1\nos.environ['A'] = '1'\n", False),
+        ("import os\nrate = 1\n", False),
+    ],
+)
+def test_list_is_valid_while_the_script_imports_the_same(tmp_path: Path, script: str, same: bool) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("import os\nrate = 1\nos.environ['A'] = '1'\n")
+    imports = ImportList(("a",), files={str(file): fingerprint(str(file))})
+    assert imports.is_valid()
+    file.write_text(script)
+    assert imports.is_valid() is same
+
+
+def _tear(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-20])
+
+
+def _open_to_others(file: Path) -> None:
+    file.chmod(0o644)
+
+
+def _give_away(file: Path) -> None:
+    os.chown(file, 1, 1)
+
+
+def _another_key(file: Path) -> None:
+    shutil.rmtree(file.parent.parent / "state")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (_tear, "is damaged or was not written by this user; remove it"),
+        (_open_to_others, "is not a file of this user's own with mode 0600; remove it"),
+        pytest.param(
+            _give_away,
+            "is not a file of this user's own with mode 0600; remove it",
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away"),
+        ),
+        (_another_key, "is damaged or was not written by this user; remove it"),
+    ],
+)
+def test_list_that_cannot_be_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None], reason: str
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    file = tmp_path / "lists" / "train-0.json"
+    imports = ImportList(("plain",), {"bad": "why"}, ("plain",), {"/train.py": "0"}, 1.0, verified=True)
+    write_list(str(file), imports)
+    assert read_list(str(file)) == imports
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert read_list(str(tmp_path / "lists" / "none.json")) is None
+    other = file.with_name("other-0.json")
+    other.write_bytes(file.read_bytes())
+    other.chmod(0o600)
+    with pytest.raises(UntrustedFileError, match="damaged"):
+        read_list(str(other))
+    spoil(file)
+    with pytest.raises(UntrustedFileError, match=reason):
+        read_list(str(file))

@@ -1,0 +1,98 @@
+"""What a worker records of its imports, and what ends that."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKER = """\
+import sys
+from slurm_elastic.agent.forkserver._import_record import ImportRecord, observe
+
+record = ImportRecord()
+observe(record, [{directory!r}])
+sys.path.insert(0, {directory!r})
+exec(compile({script!r}, {file!r}, "exec"))
+import last
+print([line for line in record.lines() if line in {names!r}], record.end_reason(), sep="\\n")
+"""
+PACKAGES = {
+    "outer": "import inner",
+    "inner": "",
+    "later": "",
+    "last": "",
+    "lazy": "import importlib\ndef use():\n    importlib.import_module('inner')\n",
+    "sets": "import os\nos.environ['CHOICE'] = 'one'\ndef choose():\n    os.environ['CHOICE'] = 'another'\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("script", "modules", "changed"),
+    [
+        ("import outer, later", "outer inner later last", ""),
+        ("import lazy; lazy.use()", "lazy inner last", ""),
+        ("import own", "{directory}/own.py later last", ""),
+        ("import outer, os\nos.environ['CHOICE'] = 'one'\nimport later", "outer inner", "CHOICE"),
+        ("import os\nos.environ['CHOICE'] = 'one'\ndel os.environ['CHOICE']\nimport later", "later last", ""),
+        ("import os\nos.environ['HOME'] = os.environ['HOME']\nimport later", "later last", ""),
+        ("import sets\nsets.choose()\nimport later", "sets later last", ""),
+        ("import outer, sys\nsys.path.append('/more')\nimport later", "outer inner", "sys.path"),
+        ("import outer, os\nos.chdir('/')\nimport later", "outer inner", "the working directory"),
+        ("import outer, os\nif os.fork() == 0:\n    import later\n    os._exit(0)\nos.wait()", "outer inner last", ""),
+    ],
+)
+def test_record_has_imports_up_to_a_change_of_the_scripts(
+    tmp_path: Path, script: str, modules: str, changed: str
+) -> None:
+    packages, directory = tmp_path / "site-packages", tmp_path / "place"
+    for place in (packages, directory):
+        place.mkdir()
+    for name, source in PACKAGES.items():
+        (packages / f"{name}.py").write_text(source)
+    (directory / "own.py").write_text("import later")
+    names = [*PACKAGES, f"{directory}/own.py"]
+    file = str(directory / "train.py")
+    code = WORKER.format(directory=str(directory), script=script, file=file, names=names)
+    path = os.pathsep.join((str(Path(__file__).parents[4]), str(packages)))
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": path, "HOME": "/"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    lines, reason = ended.stdout.splitlines()
+    assert list(dict.fromkeys(eval(lines))) == modules.format(directory=directory).split()
+    line = script.count("\n") + 1
+    shown = f"imports are learned up to later: {file}, line {line}, imports it after {changed} was changed"
+    assert reason == (shown if changed else "")
+
+
+@pytest.mark.parametrize(
+    ("script", "seeded"),
+    [
+        ("import random; random.random(); import later", []),
+        ("import random\nfor _ in range(5000): random.random()\nimport later", []),
+        ("import random; random.seed(1); random.random(); import later, last", ["later", "last"]),
+        ("import later, random; random.seed(1); import last", ["last"]),
+    ],
+)
+def test_record_says_what_was_imported_after_a_seed(tmp_path: Path, script: str, seeded: list[str]) -> None:
+    for name, source in PACKAGES.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    code = (
+        "from slurm_elastic.agent.forkserver._import_record import ImportRecord, observe\n"
+        f"record = ImportRecord()\nobserve(record, [])\n{script}\nimport inner\n"
+        f"print([name for name in dict.fromkeys(record.seeded()) if name != 'inner'])\n"
+    )
+    path = os.pathsep.join((str(Path(__file__).parents[4]), str(tmp_path)))
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.stdout, ended.stderr) == (f"{seeded}\n", "")
