@@ -8,11 +8,12 @@ modules at their import.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from slurm_elastic.environment import changed_environment
 from slurm_elastic.unpickling import unpickle
@@ -22,10 +23,7 @@ _ASK_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With this variable torch asks NVML, a library of the driver, for devices, and not CUDA, which works in no process
 forked after its first use (torch/cuda/__init__.py, 2.13)."""
 _CUDA_DEVICE = "/dev/nvidia-uvm"
-"""The device of unified memory, which CUDA opens at its initialization and NVML never does (driver 580)."""
-_NVML = "libnvidia-ml.so.1"
-_UNINITIALIZED = 1
-"""NVML_ERROR_UNINITIALIZED (NVML API reference, nvmlReturn_t)."""
+"""The device of unified memory, which CUDA opens at its initialization."""
 
 
 def asked_apart(question: Callable[[], _T]) -> _T:
@@ -86,31 +84,25 @@ def no_devices() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def driver_asked() -> Iterator[None]:
-    """Have torch ask the driver for devices meanwhile, not CUDA, and close afterwards what the driver has opened."""
+def devices_counted() -> Iterator[None]:
+    """Have torch answer meanwhile from the number of devices that a process of its own has found, and ask nobody.
+
+    NVML, asked here, would leave a thread behind, without which no forked process is as a fresh one (driver 580).
+    """
+    cuda: Any = sys.modules["torch.cuda"]
     with changed_environment({_ASK_DRIVER: "1"}):
+        # Kept by torch where it has counted (torch/cuda/__init__.py, device_count, 2.11 to 2.15).
+        cuda._cached_device_count = _device_count()
         try:
             yield
         finally:
-            _close_driver()
+            # Workers may be given other devices than this process sees.
+            cuda._cached_device_count = None
 
 
-def _close_driver() -> None:
-    """End each use of NVML that torch has begun, and does not end (_raw_device_count_nvml in torch/cuda, 2.13).
+@functools.cache
+def _device_count() -> int:
+    import torch
 
-    NVML counts its uses; to end one too many is no error (NVML API reference, nvmlShutdown).
-    """
-    # What a library has begun by pynvml, it goes on to use.
-    if getattr(sys.modules.get("pynvml"), "_nvmlLib_refcount", 0):
-        return
-    # The process has it loaded, if torch has asked; imported late, as a fork server without torch needs none.
-    import ctypes
-
-    try:
-        library = ctypes.CDLL(_NVML, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError:
-        return
-    count = ctypes.c_int()
-    while library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != _UNINITIALIZED:
-        if library.nvmlShutdown() != 0:
-            return
+    # A CPU build has none, without asking.
+    return asked_apart(torch.cuda.device_count) if torch.version.cuda or torch.version.hip else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slurm_elastic.snapshot.lineage import Copy, SnapshotId, slot_to_write
 from slurm_elastic.snapshot.memory import Slot, require_memory
@@ -96,7 +96,7 @@ class SlotWriter:
         import torch
 
         address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-        refused = int(torch.cuda.cudart().cudaHostRegister(address, len(memory), _PORTABLE))
+        refused = int(_cudart().cudaHostRegister(address, len(memory), _PORTABLE))
         self._pinned[index] = None if refused else address
         if refused:
             # CUDA keeps the error, and the next kernel would be blamed for it: so one is started that is.
@@ -105,10 +105,8 @@ class SlotWriter:
 
     def _unpin(self, index: int) -> None:
         """Have CUDA forget the mapping of a slot, which its views still hold."""
-        import torch
-
         if (pinned := self._pinned.pop(index, None)) is not None:
-            torch.cuda.cudart().cudaHostUnregister(pinned)
+            _cudart().cudaHostUnregister(pinned)
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -117,6 +115,14 @@ class SlotWriter:
         self._views.clear()
         for slot in self.slots:
             slot.close()
+
+
+def _cudart() -> Any:
+    from torch import cuda
+
+    # Documented, without types (torch 2.15).
+    runtime: Any = cuda.cudart
+    return runtime()
 
 
 def _view(memory: memoryview, place: TensorPlace) -> torch.Tensor:

@@ -47,6 +47,17 @@ def test_a_module_that_asks_for_gpus_at_its_import_keeps_none_open(train, tmp_pa
     training.finish()
 
 
+def test_a_module_that_uses_a_gpu_at_its_import_is_left_to_the_workers(train, tmp_path):
+    (tmp_path / "uses.py").write_text("import torch\nONE = torch.ones(1, device='cuda')\n")
+    training = train("devices", 1, "--preload=uses", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    (seen,) = workers = training.seen()
+    assert forked(training), training.agent.err
+    assert (seen["initialized"], seen["product"]) == (False, 64.0**3), training.agent.err
+    assert "each worker imports uses itself: importing it" in training.agent.err
+    assert training.others_with_devices(workers) == {}
+    training.finish()
+
+
 def test_each_worker_has_the_device_of_its_local_rank(train, devices):
     training = train("devices", len(devices))
     workers = training.seen()

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
-from slurm_elastic.agent.devices import cuda_is_open, driver_asked
+from slurm_elastic.agent.devices import cuda_is_open, devices_counted
 from slurm_elastic.agent.forkserver._audit import listen
 from slurm_elastic.agent.forkserver._fork_probe import probe_forks
 from slurm_elastic.agent.forkserver._import_record import is_own_file, random_states
@@ -182,7 +182,7 @@ class ImportTrial:
         sys.path[:0] = self._directories
         listen(self._heard)
         try:
-            with uncollected(), limited_memory(), driver_asked(), self._reads_noted():
+            with uncollected(), limited_memory(), devices_counted(), self._reads_noted():
                 yield
         finally:
             listen(None)
@@ -191,10 +191,6 @@ class ImportTrial:
                 main.pop("__file__", None)
             for name, value in given_to_all.items():
                 os.environ.setdefault(name, value)
-            # Workers may be given other devices than this process sees (torch/cuda/__init__.py, device_count, 2.13).
-            cuda = sys.modules.get("torch.cuda")
-            if cuda is not None and getattr(cuda, "_cached_device_count", None) is not None:
-                vars(cuda)["_cached_device_count"] = None
 
     def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "import" and self._answer >= 0 and arguments[0] in self.left_out:
@@ -249,7 +245,7 @@ class ImportTrial:
             return f"starts a thread ({', '.join(names)})"
         if opened := sorted(_descriptors() - before["descriptors"]):
             return f"leaves open {', '.join(opened)}"
-        # The driver does not tell of instances of a GPU (MIG) and may not be there; then torch asks CUDA.
+        # It has used a device, or asked more than their number.
         if cuda_is_open() or torch_says("is_initialized") or torch_says("_is_in_bad_fork"):
             return "initializes CUDA"
         with contextlib.suppress(ChildProcessError):

@@ -25,6 +25,8 @@ while True:
     dist.broadcast(stop, 0)
     if stop:
         break
+# Without this torch 2.13 aborts most of such ends, also under torchrun.
+dist.destroy_process_group()
 """
 """As public examples: the global batch has to be divisible by the number of workers; nothing of ours is called."""
 

@@ -85,7 +85,7 @@ def test_a_node_that_joins_a_living_run_has_imported_before_what_its_workers_nee
     nodes, others = allocate(1), allocate(1, job_id="8")
     nodes.touch("pace", "0.01")
     run = f"runpy.run_path({STEPPING!r})['main']()"
-    script = f"import runpy, sys\nprint('imported:', 'torch._dynamo' in sys.modules)\n{run}\n"
+    script = f"import runpy, sys\nprint('imported:', 'waiting' in sys.modules)\n{run}\n"
     (nodes.directory / "importing.py").write_text(script)
     living = ("--run-id=living", "--nnodes=1:2", "importing.py")
     first = nodes.start(1, *living)
