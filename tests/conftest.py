@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import late
 from tests.durations import Meter, Recorder
 
 _NO_SLURM = """\
@@ -24,7 +25,13 @@ _COMMANDS = ("sacct", "sacctmgr", "sbatch", "scancel", "scontrol", "sinfo", "squ
 _directory = pytest.StashKey[Path]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--late", metavar="SEED", help="files of runs and looks of tests come late, see tests/late")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if (seed := config.getoption("--late")) is not None:
+        os.environ[late.VARIABLE] = seed
     config.pluginmanager.register(Meter())
     # A worker of pytest-xdist passes its reports on.
     if not hasattr(config, "workerinput"):

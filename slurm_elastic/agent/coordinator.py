@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import selectors
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from slurm_elastic import typed_json
 from slurm_elastic.agent.event_log import EventLog
 from slurm_elastic.agent.queue_watch import QueueWatch
 from slurm_elastic.agent.root_cause import root_cause
@@ -18,7 +20,7 @@ from slurm_elastic.agent.signals import Notices
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
-from slurm_elastic.rendezvous.membership import Decision, Finish, LeaveReason, Outcome
+from slurm_elastic.rendezvous.membership import Claim, Decision, Finish, LeaveReason, Outcome, WorkerFailure
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import Records, RecordsError
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
@@ -92,9 +94,14 @@ def coordinate(settings: CoordinatorSettings, notices: Notices, submit: Callable
             logger.info("run %s is finished already: nothing to do", run_id)
             return ExitCode.FINISHED
         events = EventLog(settings.run_dir, settings.node)
-        coordination = connect(
-            _rendezvous(settings, records), lambda decision: _record_decision(decision, records, events)
-        )
+        takes_over = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+        def record(decision: Decision) -> None:
+            _record_decision(decision, records, events)
+            if isinstance(decision, Claim):
+                os.eventfd_write(takes_over, 1)
+
+        coordination = connect(_rendezvous(settings, records), record)
         try:
             if coordination.leads:
                 logger.info("leads run %s without workers, and waits for its agents", run_id)
@@ -104,10 +111,11 @@ def coordinate(settings: CoordinatorSettings, notices: Notices, submit: Callable
                 )
             job = submit() if submit is not None else settings.job
             with QueueWatch(job, Controller(), _QUEUE_INTERVAL) as watch:
-                return _wait_for_end(coordination, records, notices, watch, settings.grace)
+                return _wait_for_end(coordination, records, notices, watch, takes_over, settings.grace)
         finally:
             coordination.stop()
             events.close()
+            os.close(takes_over)
 
 
 def _rendezvous(settings: CoordinatorSettings, records: Records) -> RendezvousConfig:
@@ -150,12 +158,20 @@ def _record_decision(decision: Decision, records: Records, events: EventLog) -> 
 
 
 def _wait_for_end(
-    coordination: Coordination, records: Records, notices: Notices, watch: QueueWatch, grace: float
+    coordination: Coordination,
+    records: Records,
+    notices: Notices,
+    watch: QueueWatch,
+    takes_over: int,
+    grace: float,
 ) -> ExitCode:
-    """Wait for the leader's messages, for the end of the job, and for signals."""
+    """Wait for the leader's messages, for the end of the job, for signals, and for the term of a leader that is gone.
+
+    That leader may have ended with the run, before this coordinator was in touch with it.
+    """
     leave_by: float | None = None
     with selectors.DefaultSelector() as selector:
-        for fd in (coordination.fd, notices.fd, watch.fd):
+        for fd in (coordination.fd, notices.fd, watch.fd, takes_over):
             selector.register(fd, selectors.EVENT_READ)
         while True:
             while (event := coordination.next_event(timeout=0)) is not None:
@@ -173,8 +189,30 @@ def _wait_for_end(
                 coordination.leaving(LeaveReason.NODE_LEFT, grace)
             if leave_by is not None and (not coordination.leads or time.monotonic() >= leave_by):
                 return ExitCode.LEFT
-            selector.select(None if leave_by is None else _LEAVE_INTERVAL)
+            ready = {key.fd for key, _ in selector.select(None if leave_by is None else _LEAVE_INTERVAL)}
             notices.drain()
+            if takes_over in ready:
+                os.eventfd_read(takes_over)
+                if (code := end_on_record(records)) is not None:
+                    return code
+
+
+def end_on_record(records: Records) -> ExitCode | None:
+    """Return the exit code for how the run has ended; None if it goes on.
+
+    A failure counts if it is one of the newest round: no agent identity is used twice, and a run that failed may have
+    begun again since.
+    """
+    if records.is_done():
+        return ExitCode.FINISHED
+    content, newest = records.failure(), records.situation().round
+    if content is None or newest is None:
+        return None
+    failure = typed_json.convert(content, WorkerFailure)
+    if failure.agent not in {place["agent"] for place in newest["places"]}:
+        return None
+    logger.error("%s", root_cause(failure))
+    return ExitCode.FAILED
 
 
 def _end(event: LeaderEvent | RecordsLost, records: Records) -> ExitCode | None:

@@ -28,6 +28,7 @@ from typing import Any
 
 import pytest
 
+from tests import late
 from tests.cluster.aftermath import describe
 from tests.cluster.jobs import PATIENT, Jobs
 from tests.cluster.testbed import Cluster, Settings, TestbedError
@@ -165,6 +166,9 @@ def jobs(request: pytest.FixtureRequest, cluster: Cluster, workdir: Path, enviro
     """Submits trainings; a test that uses it has to end its jobs, and nothing of them may be left on any node."""
     submitter = Jobs(cluster, workdir, environment)
     submitter.environ.update(PATIENT)
+    if late.environment():
+        # The user of the jobs may not read the checkout, so `own_environment` has the hook.
+        submitter.environ[late.VARIABLE] = os.environ[late.VARIABLE]
     yield submitter
     if not request.node.stash.get(_failed, False):
         assert submitter.going_on() == ""
@@ -200,6 +204,8 @@ def own_environment(upon: Path = VENV) -> Iterator[Path]:
         (below,) = upon.glob("lib/python3*/site-packages")
         (packages,) = own.glob("lib/python3*/site-packages")
         (packages / "below.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
+        if late.environment():
+            shutil.copy(late.HOOK / "sitecustomize.py", packages)
         pip = [str(VENV / "bin/pip"), "--disable-pip-version-check"]
         # As it is published: the wheel comes from the sdist, and the sdist from the checkout.
         dist = own / "dist"

@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 
+from tests import late
 from tests.local.waiting import HANG, eventually
 from tests.planted_faults import Action, action
 
@@ -101,6 +102,7 @@ class Allocation:
             "PATH": "/nonexistent",
             "TMPDIR": self._temporary,
             "PYTHONPATH": str(ROOT),
+            **late.environment(str(ROOT)),
             "OMP_NUM_THREADS": "1",
             # Who is silent for long is lost; tests that are not about that hold on a machine that stands still, too.
             "PET_RDZV_CONF": "heartbeat_limit=20",

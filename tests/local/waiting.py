@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import pytest
 
+from tests import late
+
 HANG = 90.0
 """Seconds after which something that should have happened at once is taken to hang. An agent that is a fresh process
 imports torch first, which takes ten times as long where ten processes want a processor."""
@@ -19,6 +21,7 @@ imports torch first, which takes ten times as long where ten processes want a pr
 
 def eventually(happened: Callable[[], Any], explain: Callable[[], str] = str) -> Any:
     """Wait until this is true, and return it; else fail with an explanation."""
+    late.look()
     deadline = time.monotonic() + HANG
     while not (result := happened()):
         if time.monotonic() > deadline:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from tests import late
+
 from . import machine, slurm
 from .errors import TestbedError
 from .settings import CONTROLLER, NEIGHBOUR, USER, Settings
@@ -130,6 +132,7 @@ class Login:
 
     def wait_until(self, complaint: str, condition: Callable[[], bool], timeout: float = 60.0) -> None:
         """Wait until `condition` holds; `complaint` begins the error if it does not in time."""
+        late.look()
         deadline = time.monotonic() + timeout
         while not condition():
             if time.monotonic() > deadline:
