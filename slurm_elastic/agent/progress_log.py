@@ -37,6 +37,7 @@ class ProgressLog(Feature):
         agent: The identity of the agent.
         workers: The number of workers on this node.
         max_restarts: The maximum of restarts of the run.
+        domain: Its failure domain; empty if none is known.
         pauses: Shortest and longest time in seconds between two records of the steps of a round; each pause is twice
             the one before.
     """
@@ -48,6 +49,7 @@ class ProgressLog(Feature):
         agent: str,
         workers: int,
         max_restarts: int,
+        domain: str = "",
         pauses: tuple[float, float] = (1.0, 30.0),
     ) -> None:
         self._run_dir, self._node, self._agent = run_dir, node, agent
@@ -64,7 +66,8 @@ class ProgressLog(Feature):
         self._warned_of_start = False
         self._thread = Thread(target=self._write, name="slurm-elastic-progress", daemon=True)
         self._thread.start()
-        self._add("agent_started", local_world_size=workers, max_restarts=max_restarts, seconds=_seconds_since_start())
+        sizes = {"local_world_size": workers, "max_restarts": max_restarts}
+        self._add("agent_started", **sizes, domain=domain, seconds=_seconds_since_start())
 
     def workers_started(self, running: RunningRound) -> None:
         """See base class."""

@@ -171,7 +171,7 @@ def _supervise(settings: AgentSettings, records: Records, fork_server: ForkServe
     )
     health.pages.rejected = coordination.rejected
     notify = _notify(settings, rendezvous, coordination)
-    progress = _progress(settings)
+    progress = _progress(settings, rendezvous.domain)
     # The leader knows of this agent from now on, and collects agents that join at about the same time.
     _import_before_join(settings, fork_server, coordination)
     features: list[Feature] = [HealthFeature(health.reporter), progress]
@@ -262,9 +262,10 @@ def _supervise(settings: AgentSettings, records: Records, fork_server: ForkServe
     return exit_code
 
 
-def _progress(settings: AgentSettings) -> ProgressLog:
+def _progress(settings: AgentSettings, domain: str = "") -> ProgressLog:
     config = settings.launch_config
-    return ProgressLog(settings.run_dir, settings.node, settings.agent, config.nproc_per_node, config.max_restarts)
+    whose = (settings.run_dir, settings.node, settings.agent)
+    return ProgressLog(*whose, config.nproc_per_node, config.max_restarts, domain)
 
 
 def _worker_spec(settings: AgentSettings, handler: SlurmRendezvousHandler) -> WorkerSpec:

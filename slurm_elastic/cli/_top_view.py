@@ -65,6 +65,7 @@ class TopView(App[None]):
         self._trends = Trends()
         self._shown, self._rank = "events", 0
         self._rows: dict[str, tuple[str, ...]] = {}
+        self._columns: tuple[str, ...] = ()
         self._table: DataTable[str] = DataTable(id="nodes", cursor_type="row", zebra_stripes=True)
         self._facts, self._title = Static(id="facts"), Static(id="title")
         self._lower = RichLog(id="lower", wrap=False, auto_scroll=True, max_lines=5000)
@@ -79,8 +80,6 @@ class TopView(App[None]):
 
     def on_mount(self) -> None:
         """Begin to look."""
-        for name in _COLUMNS:
-            self._table.add_column(name, key=name)
         self._facts.update(f"run {escape(self._source.run_id)}")
         self._look()
         self.set_interval(self._interval, self._look)
@@ -154,11 +153,13 @@ class TopView(App[None]):
         self._status, self._trends = status, advance(self._trends, status, now)
         self._facts.update("\n".join(_facts(status, now)))
         rows = {agent.agent: _row(agent, self._trends.agents.get(agent.agent), status, now) for agent in status.agents}
-        if list(rows) != list(self._rows):
+        columns = ("NODE", "DOMAIN", *_COLUMNS[1:]) if status.has_domains else _COLUMNS
+        if list(rows) != list(self._rows) or columns != self._columns:
+            self._columns = columns
             self._fill_table(rows)
         else:
             for name, row in rows.items():
-                for column, cell, before in zip(_COLUMNS, row, self._rows[name], strict=True):
+                for column, cell, before in zip(columns, row, self._rows[name], strict=True):
                     if cell != before:
                         self._table.update_cell(name, column, cell)
         self._rows = rows
@@ -168,7 +169,9 @@ class TopView(App[None]):
     def _fill_table(self, rows: dict[str, tuple[str, ...]]) -> None:
         """Fill the table anew, with the cursor on the node on which it was."""
         selected = self._selected_name()
-        self._table.clear()
+        self._table.clear(columns=True)
+        for name in self._columns:
+            self._table.add_column(name, key=name)
         for name, row in rows.items():
             self._table.add_row(*row, key=name)
         if selected in rows:
@@ -266,6 +269,7 @@ def _row(agent: AgentView, times: StepTimes | None, status: RunStatus, now: floa
     relative = [each.relative_score for each in status.scores if each.rank in ranks and each.relative_score is not None]
     return (
         escape(agent.node),
+        *((escape(printable(agent.domain)),) if status.has_domains else ()),
         agent.state,
         "" if agent.round is None else str(agent.round),
         rank_list(ranks) if agent.state in ("training", "done") else "",

@@ -91,7 +91,8 @@ def _show(status: RunStatus, terminal: Terminal, now: float, each_worker: bool) 
         write()
         steps = ("STEP", "STEPS/S", "SAVED") if status.live is not None else ()
         snapshots = ("SNAPSHOTS",) if _has_snapshots(status) else ()
-        titles = ("NODES", "STATE", "ROUND", "RANKS", *steps, *snapshots, "JOB", "SINCE")
+        domain = ("DOMAIN",) if status.has_domains else ()
+        titles = ("NODES", *domain, "STATE", "ROUND", "RANKS", *steps, *snapshots, "JOB", "SINCE")
         for line in table([titles, *_nodes(status, now)]):
             write(f"  {line}")
     if each_worker:
@@ -160,11 +161,12 @@ def _facts(status: RunStatus, now: float) -> Iterable[tuple[str, str]]:
 
 def _nodes(status: RunStatus, now: float) -> Iterable[tuple[str, ...]]:
     """Yield a row for all nodes that do the same."""
-    groups: dict[tuple[str, int | None, str], list[AgentView]] = {}
+    groups: dict[tuple[str, str, int | None, str], list[AgentView]] = {}
     for agent in status.agents:
         ended = "" if agent.exit_code is None else f" ({agent.exit_code})"
-        groups.setdefault((f"{agent.state}{ended}", agent.round, agent.job), []).append(agent)
-    for (state, round_, job), members in groups.items():
+        domain = agent.domain if status.has_domains else ""
+        groups.setdefault((domain, f"{agent.state}{ended}", agent.round, agent.job), []).append(agent)
+    for (domain, state, round_, job), members in groups.items():
         ranks = sorted(
             rank
             for agent in members
@@ -175,6 +177,7 @@ def _nodes(status: RunStatus, now: float) -> Iterable[tuple[str, ...]]:
         workers = [worker for agent in members if agent.live is not None for worker in agent.live.workers]
         yield (
             compress(dict.fromkeys(agent.node for agent in members)),
+            *((printable(domain),) if status.has_domains else ()),
             state,
             "" if round_ is None else str(round_),
             rank_list(ranks) if state in ("training", "done") else "",

@@ -186,7 +186,11 @@ def _bar(given: Goodput) -> Iterator[str]:
 
 
 def _timeline(given: Report) -> Iterator[str]:
-    nodes = sorted({segment.node for segment in given.segments}, key=natural_key)
+    domains = {agent.node: agent.domain for agent in given.status.agents}
+    nodes = sorted(
+        {segment.node for segment in given.segments},
+        key=lambda node: (natural_key(domains.get(node, "")), natural_key(node)),
+    )
     if not nodes:
         return
     row = _ROW if len(nodes) <= _MANY else _SMALL_ROW
@@ -195,8 +199,12 @@ def _timeline(given: Report) -> Iterator[str]:
     every = 1 if row == _ROW else max(1, -(-14 // row))
     top = {node: index * row for index, node in enumerate(nodes)}
     for index, node in enumerate(nodes):
+        domain = domains.get(node, "")
         if index % every == 0:
-            yield f'<text x="0" y="{top[node] + min(row, 14) - 1}">{escape(printable(node, 14))}</text>'
+            title = f"<title>{escape(printable(domain))}</title>" if domain else ""
+            yield f'<text x="0" y="{top[node] + min(row, 14) - 1}">{escape(printable(node, 14))}{title}</text>'
+        if index and domain != domains.get(nodes[index - 1], ""):
+            yield f'<line class="domain" x1="0" x2="{_WIDTH}" y1="{top[node]}" y2="{top[node]}"/>'
     for segment in given.segments:
         left, right = _x(segment.start, given), _x(segment.end, given)
         if right - left >= _SHORTEST:

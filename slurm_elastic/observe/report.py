@@ -133,6 +133,7 @@ def report_json(given: Report) -> dict[str, Any]:
         "end": given.end,
         "goodput": _goodput_json(given.total),
         "starts": {str(number): _goodput_json(each) for number, each in given.starts.items()},
+        "domains": {agent.node: agent.domain for agent in given.status.agents},
         "rounds": [
             {
                 "round": each.number,

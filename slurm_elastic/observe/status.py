@@ -76,6 +76,7 @@ class AgentView:
         rank: Its first rank in that round.
         workers: Number of its workers in that round.
         exit_code: How it ended; None before, or if it was killed.
+        domain: Its failure domain; empty if none is known.
         live: What it has answered just now; None if it was not asked, or did not answer.
     """
 
@@ -88,6 +89,7 @@ class AgentView:
     rank: int | None = None
     workers: int = 0
     exit_code: int | None = None
+    domain: str = ""
     live: LiveAgent | None = None
 
     @property
@@ -188,6 +190,11 @@ class RunStatus:
     holds: str = ""
     problems: tuple[str, ...] = ()
 
+    @property
+    def has_domains(self) -> bool:
+        """True if the agents that live, and those of the newest round, are in more than one failure domain."""
+        return len({agent.domain for agent in self.agents if agent.alive or agent.round == self.round}) > 1
+
 
 def run_status(
     records: RunRecords,
@@ -284,7 +291,7 @@ def _identities(records: RunRecords) -> set[str]:
 
 
 def _agents(records: RunRecords) -> tuple[AgentView, ...]:
-    """Return the newest agent of every node and job, in the order of nodes."""
+    """Return the newest agent of every node and job, in the order of domains and nodes."""
     found: dict[str, AgentView] = {}
     for round_ in records.rounds:
         # An agent of an earlier release writes no progress.
@@ -303,7 +310,12 @@ def _agents(records: RunRecords) -> tuple[AgentView, ...]:
     for view in views:
         starts[view.job] = max(starts.get(view.job, 0), _restarts(view.agent))
     views = [view if _restarts(view.agent) == starts[view.job] else _over(view) for view in views]
-    return tuple(sorted(views, key=lambda view: (natural_key(view.node), view.job)))
+    return tuple(sorted(views, key=_place))
+
+
+def _place(view: AgentView) -> tuple[Any, ...]:
+    """Sort key of agents: nodes of a failure domain are beside each other."""
+    return natural_key(view.domain), natural_key(view.node), view.job
 
 
 def _with_answers(agents: Sequence[AgentView], live: LiveRun, now: float) -> tuple[AgentView, ...]:
@@ -312,7 +324,7 @@ def _with_answers(agents: Sequence[AgentView], live: LiveRun, now: float) -> tup
     found = [_answering(view, answers.pop(view.agent, None), now) for view in agents]
     for name, answer in answers.items():
         found.append(_answering(AgentView(name.partition("/")[0], _job(name), name, "joining", now), answer, now))
-    return tuple(sorted(found, key=lambda view: (natural_key(view.node), view.job)))
+    return tuple(sorted(found, key=_place))
 
 
 def _answering(view: AgentView, answer: LiveAgent | None, now: float) -> AgentView:
@@ -341,7 +353,7 @@ def _next(view: AgentView | None, event: Event) -> AgentView:
         view = AgentView(event.node, _job(event.agent), event.agent, "training", event.time, event.round)
     match event.kind:
         case "agent_started":
-            return replace(view, state="joining", since=event.time)
+            return replace(view, state="joining", since=event.time, domain=event.word("domain"))
         case "workers_started":
             rank, workers = event.whole("rank"), event.whole("local_world_size") or 0
             return replace(view, state="training", since=event.time, round=event.round, rank=rank, workers=workers)

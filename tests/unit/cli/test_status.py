@@ -122,6 +122,26 @@ def test_a_failed_run_is_1(base: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "root cause: rank 1 on n1\n  ValueError: ?[31mno\n" in out
 
 
+def test_nodes_of_a_failure_domain_are_beside_each_other(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = WrittenRun(base)
+    names = {"n1": "s2", "n2": "s10", "n3": "s2", "n4": "s10"}
+    agents = [f"{node}/7.0/100" for node in names]
+    for agent, switch in zip(agents, names.values(), strict=True):
+        run.started(0, agent, domain=f"7/s0/{switch}")
+    run.round(1, 0, [agents[number] for number in (0, 2, 1, 3)])
+    main(["status", "7"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  n[")]
+    assert [line[:2] + line[4:5] for line in lines] == [["n[1,3]", "7/s0/s2", "0-3"], ["n[2,4]", "7/s0/s10", "4-7"]]
+    main(["status", "7", "--json"])
+    told = [(each["node"], each["domain"]) for each in json.loads(capsys.readouterr().out)["agents"]]
+    assert told == [("n1", "7/s0/s2"), ("n3", "7/s0/s2"), ("n2", "7/s0/s10"), ("n4", "7/s0/s10")]
+    # Where there is one domain nobody has to know it.
+    for agent in agents:
+        run.started(2, agent, domain="7")
+    main(["status", "7"])
+    assert "DOMAIN" not in capsys.readouterr().out
+
+
 def test_json(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "7", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "finished"

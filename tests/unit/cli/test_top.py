@@ -74,6 +74,20 @@ def test_nodes_and_events(run: WrittenRun) -> None:
     view(run, steps)
 
 
+def test_nodes_of_a_failure_domain_are_beside_each_other(run: WrittenRun) -> None:
+    async def steps(pilot: Pilot[None], app: TopView) -> None:
+        table = app.query_one(DataTable)
+        assert len(table.columns) == 11
+        run.started(2, A, domain="s10")
+        run.started(2, B, domain="s2")
+        app._source._records = None
+        app._look()
+        await settled(pilot, app)
+        assert [table.get_row_at(index)[:2] for index in range(2)] == [["n2", "s2"], ["n1", "s10"]]
+
+    view(run, steps)
+
+
 def test_the_log_of_the_selected_rank(run: WrittenRun) -> None:
     async def steps(pilot: Pilot[None], app: TopView) -> None:
         await pilot.press("down", "l")

@@ -31,8 +31,9 @@ class WrittenRun:
         record = {"time": iso(at), "event": event, "node": node, "schema": 1, "agent": agent, **fields}
         self.run_dir.append_progress(node, job, json.dumps(record))
 
-    def started(self, at: float, agent: str, *, workers: int = 2, seconds: float = 2.0) -> None:
-        self.progress(at, agent, "agent_started", local_world_size=workers, max_restarts=3, seconds=seconds)
+    def started(self, at: float, agent: str, *, workers: int = 2, seconds: float = 2.0, domain: str = "") -> None:
+        sizes = {"local_world_size": workers, "max_restarts": 3}
+        self.progress(at, agent, "agent_started", **sizes, domain=domain, seconds=seconds)
 
     def round(self, at: float, number: int, agents: list[str], reason: str = "start", restarts: int = 0) -> None:
         """Two workers on each node."""

@@ -54,6 +54,22 @@ def test_rounds_have_their_causes_and_their_steps(told: WrittenRun) -> None:
     assert list(found["starts"]) == ["0"]
 
 
+def test_nodes_of_a_failure_domain_are_beside_each_other(run: WrittenRun) -> None:
+    names = {"n1": "s2", "n2": "<s10>", "n3": "s2"}
+    agents = [f"{node}/7.0/100" for node in names]
+    for agent, switch in zip(agents, names.values(), strict=True):
+        run.started(0, agent, domain=switch)
+    run.round(1, 0, agents)
+    assert report_json(made(run))["domains"] == names
+    text = html_page(made(run))
+    assert re.findall(r'<text x="0"[^>]*>(n.*?)</text>', text) == [
+        "n2<title>&lt;s10&gt;</title>",
+        "n1<title>s2</title>",
+        "n3<title>s2</title>",
+    ]
+    assert text.count('<line class="domain"') == 1
+
+
 def test_the_samples_are_between_records(told: WrittenRun) -> None:
     assert [(round(at - START, 2), round(speed, 2)) for at, speed in made(told).samples] == [
         (3.5, 9.8),
