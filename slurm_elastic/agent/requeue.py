@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from slurm_elastic.agent.job_end import RequeueFacts, plan_requeue
 from slurm_elastic.agent.option_values import RequeuePolicy
-from slurm_elastic.agent.run_history import read_events
-from slurm_elastic.failures import exclusion, nodes_to_exclude, strikes
+from slurm_elastic.agent.run_history import read_events, read_history
+from slurm_elastic.failures import bad_domains, bad_nodes, exclusion, node_domains, nodes_to_exclude, strikes
 from slurm_elastic.rundir import JobRecords, RunDir
 from slurm_elastic.slurm import Cause, Controller, JobView, Requeue, SlurmJob, classify
 
@@ -78,7 +78,7 @@ def requeue_job(
     decision = plan.decision
     if decision.requeue is Requeue.REQUEST:
         ours = _excluded_before(records)
-        bad = _room(_bad_nodes(run_dir, policy.max_excluded), controller, job, view, ours)
+        bad = _room(_bad_nodes(run_dir, job, policy.max_excluded, say), controller, job, view, ours)
         if not records.claim_requeue(restart_count, {**plan.record, "excluded": list(bad)}):
             return True
         # Printed before the requeue, which ends this process, too.
@@ -94,18 +94,18 @@ def requeue_job(
     return decision.requeue is Requeue.SLURM
 
 
-def _bad_nodes(run_dir: RunDir, most: int) -> tuple[str, ...]:
-    """Return the nodes that have strikes, by the events of all starts of the run."""
+def _bad_nodes(run_dir: RunDir, job: SlurmJob, most: int, say: Callable[[str], None]) -> tuple[str, ...]:
+    """Return the nodes that have strikes, by the events of all starts of the run; say which domains have several."""
     if not most:
         return ()
-    events = read_events(run_dir)
-    nodes = {
-        node
-        for _, event in events
-        if event.get("event") == "round_formed" and isinstance(event.get("nodes"), list)
-        for node in event["nodes"]
-    }
-    return nodes_to_exclude(strikes(events), nodes, time.time(), most)
+    bad = bad_nodes(strikes(read_events(run_dir)), time.time())
+    if not bad:
+        return ()
+    domains = node_domains(read_history(run_dir))
+    for domain, number in bad_domains(bad, domains).items():
+        told = f"{number} nodes of failure domain {domain} are bad: look at what they share, such as a switch"
+        say(f"job {job.name}: {told}")
+    return nodes_to_exclude(bad, domains, most)
 
 
 def _room(

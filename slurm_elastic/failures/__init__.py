@@ -5,7 +5,16 @@ from slurm_elastic.failures.endings import ending, error_line, without_prefixes
 from slurm_elastic.failures.loops import Loop, find_loops
 from slurm_elastic.failures.registry import BY_KERNEL, BY_WATCHDOG, Cause, Domain, Outlook, registry
 from slurm_elastic.failures.repetition import BEFORE_FIRST_STEP, fingerprint, position
-from slurm_elastic.failures.strikes import EXPIRY, Strike, exclusion, nodes_to_exclude, strikes
+from slurm_elastic.failures.strikes import (
+    EXPIRY,
+    Strike,
+    bad_domains,
+    bad_nodes,
+    exclusion,
+    node_domains,
+    nodes_to_exclude,
+    strikes,
+)
 
 __all__ = [
     "BEFORE_FIRST_STEP",
@@ -19,6 +28,8 @@ __all__ = [
     "Outlook",
     "Strike",
     "attribute",
+    "bad_domains",
+    "bad_nodes",
     "ending",
     "error_line",
     "exclusion",
@@ -26,6 +37,7 @@ __all__ = [
     "find_loops",
     "fingerprint",
     "named",
+    "node_domains",
     "nodes_to_exclude",
     "position",
     "registry",

@@ -5,7 +5,9 @@ A lost node is no strike: Slurm sets a node that has died DOWN by itself, and an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,9 @@ from slurm_elastic.failures.registry import Domain, Outlook
 EXPIRY = 24 * 3600.0
 """Seconds after which a strike counts no more. They are by the clocks of nodes, which differ by less."""
 _ENOUGH = 2
+_MANY = 3
+"""Bad nodes of one failure domain, such as a switch: then it is the domain."""
+_ELEMENT = re.compile(r"[0-9]+_[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +88,31 @@ def _straggler_nodes(straggler: object) -> Iterator[str]:
             yield node
 
 
-def nodes_to_exclude(
-    found: Iterable[Strike], nodes: Collection[str], now: float, most: int, expiry: float = EXPIRY
-) -> tuple[str, ...]:
-    """Return the bad nodes, the worst first; none if all nodes are bad, as it is not the nodes then.
+def node_domains(events: Iterable[tuple[float, Mapping[str, Any]]]) -> dict[str, str]:
+    """Return the failure domain of each node of a run; empty if none is known.
+
+    A job or an element of an array is no place, and is left out: its next start has other nodes.
+
+    Args:
+        events: Events and progress, each with its time in seconds since 1970.
+    """
+    domains: dict[str, str] = {}
+    for _, event in sorted(events, key=lambda each: each[0]):
+        match event:
+            case {"event": "round_formed", "nodes": [*nodes]}:
+                domains = {**{node: "" for node in nodes if isinstance(node, str)}, **domains}
+            case {"event": "agent_started", "node": str(node), "agent": str(agent), "domain": str(label)}:
+                first, _, rest = label.partition("/")
+                domains[node] = rest if f"/{first}." in agent or _ELEMENT.fullmatch(first) else label
+    return domains
+
+
+def bad_nodes(found: Iterable[Strike], now: float, expiry: float = EXPIRY) -> tuple[str, ...]:
+    """Return the bad nodes, the worst first.
 
     Args:
         found: All strikes.
-        nodes: All nodes of the run.
         now: Seconds since 1970.
-        most: Maximum of nodes.
         expiry: Seconds after which a strike counts no more.
     """
     weights: dict[str, int] = {}
@@ -102,9 +122,39 @@ def nodes_to_exclude(
             weights[strike.node] = weights.get(strike.node, 0) + strike.weight
             newest[strike.node] = max(newest.get(strike.node, 0.0), strike.time)
     bad = [node for node, weight in weights.items() if weight >= _ENOUGH]
-    if set(nodes) <= set(bad):
+    return tuple(sorted(bad, key=lambda node: (-weights[node], -newest[node], node)))
+
+
+def bad_domains(bad: Iterable[str], domains: Mapping[str, str]) -> dict[str, int]:
+    """Return the failure domains that are bad themselves, and not their nodes, each with the number of these.
+
+    Args:
+        bad: The bad nodes.
+        domains: Of all nodes of the run.
+    """
+    numbers = Counter(domains.get(node, "") for node in bad)
+    return {domain: number for domain, number in numbers.items() if domain and number >= _MANY}
+
+
+def nodes_to_exclude(bad: Sequence[str], domains: Mapping[str, str], most: int) -> tuple[str, ...]:
+    """Return the nodes without which a run goes on; none if all nodes are bad, as it is not the nodes then.
+
+    Args:
+        bad: The bad nodes, the worst first.
+        domains: Of all nodes of the run.
+        most: Maximum of nodes; a bad domain with all its nodes counts as one.
+    """
+    if set(domains) <= set(bad):
         return ()
-    return tuple(sorted(bad, key=lambda node: (-weights[node], -newest[node], node))[:most])
+    whole = bad_domains(bad, domains)
+
+    def part(node: str) -> tuple[str, str]:
+        domain = domains.get(node, "")
+        return ("", domain) if domain in whole else (node, "")
+
+    worst = [*dict.fromkeys(part(node) for node in bad)][:most]
+    nodes = [node for node in dict.fromkeys([*bad, *domains]) if part(node) in worst]
+    return tuple(bad[:most] if set(domains) <= set(nodes) else nodes)
 
 
 def exclusion(present: Iterable[str], ours: Collection[str], bad: Iterable[str]) -> tuple[str, ...]:

@@ -340,6 +340,19 @@ def test_no_node_is_excluded(
     assert slurm.updates() == []
 
 
+def test_three_bad_nodes_of_a_switch_are_the_switch(slurm: Slurm, script: Script) -> None:
+    struck(script.run_dir, "f3", "f4", "f5")
+    when = datetime.datetime.now(datetime.timezone.utc).isoformat()
+    for node in ("f3", "f4", "f5", "f6"):
+        whose = {"node": node, "agent": f"{node}/1.0/100", "domain": "1/s0/s2"}
+        script.run_dir.append_progress(node, "1", json.dumps({"time": when, "event": "agent_started", **whose}))
+    slurm.shows("job_preempted_in_grace.txt")
+    assert script.ends()
+    assert slurm.updates() == ["update JobId=1 ExcNodeList=f[3-6]"]
+    told = "job 1: 3 nodes of failure domain s0/s2 are bad: look at what they share, such as a switch"
+    assert script.said.count(told) == 1
+
+
 def test_at_most_so_many_nodes_are_excluded(slurm: Slurm, script: Script) -> None:
     struck(script.run_dir, "f3", "f4", "f5")
     slurm.shows("job_preempted_in_grace.txt")

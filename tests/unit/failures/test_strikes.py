@@ -6,9 +6,18 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.failures import EXPIRY, Strike, exclusion, nodes_to_exclude, strikes
+from slurm_elastic.failures import (
+    EXPIRY,
+    Strike,
+    bad_domains,
+    bad_nodes,
+    exclusion,
+    node_domains,
+    nodes_to_exclude,
+    strikes,
+)
 
-NODES = ("n1", "n2", "n3", "n4")
+NODES = dict.fromkeys(("n1", "n2", "n3", "n4"), "")
 
 
 @pytest.mark.parametrize(
@@ -92,14 +101,51 @@ def test_the_end_of_a_run_explains_its_newest_round() -> None:
 )
 def test_the_worst_nodes(given: list[tuple[str, int]], bad: tuple[str, ...]) -> None:
     found = [Strike(node, float(time), weight) for time, (node, weight) in enumerate(given)]
-    assert nodes_to_exclude(found, NODES, 100.0, 2) == bad
+    assert nodes_to_exclude(bad_nodes(found, 100.0), NODES, 2) == bad
 
 
 def test_strikes_expire() -> None:
     found = [Strike("n1", 0.0, 2), Strike("n2", EXPIRY / 2, 2)]
-    assert nodes_to_exclude(found, NODES, EXPIRY - 1, 2) == ("n2", "n1")
-    assert nodes_to_exclude(found, NODES, EXPIRY + 1, 2) == ("n2",)
-    assert nodes_to_exclude(found, NODES, 2 * EXPIRY, 2) == ()
+    assert bad_nodes(found, EXPIRY - 1) == ("n2", "n1")
+    assert bad_nodes(found, EXPIRY + 1) == ("n2",)
+    assert bad_nodes(found, 2 * EXPIRY) == ()
+
+
+@pytest.mark.parametrize(
+    ("bad", "most", "excluded"),
+    [
+        (["n5", "n3", "n1"], 1, ("n5", "n3", "n1", "n7")),
+        (["n2", "n5", "n3", "n1"], 2, ("n2", "n5", "n3", "n1", "n7")),
+        (["n2", "n5", "n3", "n1"], 1, ("n2",)),
+        # Two bad nodes are two bad nodes, and so are those of no domain.
+        (["n3", "n1", "n2"], 3, ("n3", "n1", "n2")),
+        (["n8", "n9", "n10"], 2, ("n8", "n9")),
+        # It is not the nodes if all are bad, and not one domain if all are.
+        (
+            ["n1", "n3", "n5", "n2", "n4", "n6", "n8", "n9", "n10"],
+            9,
+            ("n1", "n3", "n5", "n2", "n4", "n6", "n8", "n9", "n10"),
+        ),
+    ],
+)
+def test_three_bad_nodes_of_a_switch_are_the_switch(bad: list[str], most: int, excluded: tuple[str, ...]) -> None:
+    domains = {f"n{number}": ("s2", "s1")[number % 2] if number < 8 else "" for number in range(1, 11)}
+    assert nodes_to_exclude(bad, domains, most) == excluded
+
+
+def test_a_job_is_no_place() -> None:
+    labels = {"n1": "7", "n2": "7/s0/s1", "n3": "3_12/s0/s1", "n4": "3_12", "n5": "rack7", "n6": "8"}
+    started = [
+        (float(number), {"event": "agent_started", "node": node, "agent": f"{node}/7.0/100", "domain": label})
+        for number, (node, label) in enumerate(labels.items())
+    ]
+    formed = (-1.0, {"event": "round_formed", "nodes": ["n1", "n9", 4]})
+    places = {"n1": "", "n9": "", "n2": "s0/s1", "n3": "s0/s1", "n4": "", "n5": "rack7", "n6": "8"}
+    assert node_domains([*reversed(started), formed]) == places
+    moved = (9.0, {**started[1][1], "domain": "7/s0/s4"})
+    assert node_domains([moved, *started])["n2"] == "s0/s4"
+    assert bad_domains(["n2", "n3", "n4"], places) == {}
+    assert bad_domains(places, {**places, "n5": "s0/s1"}) == {"s0/s1": 3}
 
 
 def test_the_nodes_of_the_user_stay() -> None:
