@@ -1,6 +1,7 @@
 """Elastic PyTorch training on Slurm.
 
-- `trainer`: what a training script calls after every step and around its checkpoints.
+- `ElasticState`: the state and the loop of a training script, in one object.
+- `trainer`: the calls below it, after every step and around checkpoints.
 - `launch`, `LaunchConfig`: an elastic agent from a Python program that srun starts on every node.
 - `ElasticExecutor`, `LocalElasticExecutor`, `DebugElasticExecutor`, `ElasticJob`: submission with submitit.
 - `ExitCode`, and the errors `SlurmElasticError`, `UsageError`, `LaunchError`, `WorkerFailedError`.
@@ -15,6 +16,7 @@ from slurm_elastic._lazy import lazy
 if TYPE_CHECKING:
     from slurm_elastic import trainer
     from slurm_elastic._version import __version__
+    from slurm_elastic.elastic_state import ElasticState
     from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
     from slurm_elastic.launcher import LaunchConfig, LaunchError, launch
     from slurm_elastic.submission import (
@@ -32,6 +34,7 @@ else:
             "DebugElasticExecutor": "submission",
             "ElasticExecutor": "submission",
             "ElasticJob": "submission",
+            "ElasticState": "elastic_state",
             "ExitCode": "errors",
             "LaunchConfig": "launcher",
             "LaunchError": "launcher",
@@ -49,6 +52,7 @@ __all__ = [
     "DebugElasticExecutor",
     "ElasticExecutor",
     "ElasticJob",
+    "ElasticState",
     "ExitCode",
     "LaunchConfig",
     "LaunchError",

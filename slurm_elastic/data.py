@@ -2,7 +2,7 @@
 
 ::
 
-    sampler = ElasticSampler(len(data_set), batch_size=256)
+    sampler = ElasticSampler(data_set, global_batch_size=256)
     sampler.load_state_dict(checkpoint["sampler"])
     for _ in sampler.epochs(10):
         for images, labels in DataLoader(data_set, batch_sampler=sampler):
@@ -17,9 +17,10 @@ The batch size is that of the whole group, so a step trains on the same samples 
 from __future__ import annotations
 
 import math
+import operator
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,13 +48,15 @@ class ElasticSampler(Sampler[list[int]]):
         epoch: the present one, from 0.
         consumed: samples of it that the group has trained on.
         rank, world_size: of this process.
+        weighted: True if something has read `weight`.
     """
 
     def __init__(
         self,
-        size: int,
-        batch_size: int,
+        size: int | Sized,
+        batch_size: int | None = None,
         *,
+        global_batch_size: int | None = None,
         seed: int | None = 0,
         rank: int | None = None,
         world_size: int | None = None,
@@ -61,14 +64,29 @@ class ElasticSampler(Sampler[list[int]]):
         """Deal from the beginning of the first epoch; `load_state_dict` goes on elsewhere.
 
         Args:
-            size: number of samples, at least 1.
-            batch_size: samples per step of the whole group, at least 1.
+            size: the data set, or its number of samples, at least 1.
+            batch_size: an older name of `global_batch_size`.
+            global_batch_size: samples per step of the whole group, at least 1.
             seed: of the shuffle; None for the data set's own order.
             rank: this one's; that of the process group, else of the environment, unless given.
             world_size: the number of ranks, likewise.
+
+        Raises:
+            TypeError: the data set has no length, or there is not one batch size.
+            ValueError: a number is too small.
         """
-        own_rank, own_world_size = _world()
-        self.size, self.batch_size, self.seed = size, batch_size, seed
+        own_rank, own_world_size = own_place()
+        if isinstance(size, Sized):
+            size = len(size)
+        elif not hasattr(size, "__index__"):
+            raise TypeError(
+                f"{type(size).__name__} has no length: ElasticSampler(data_set_or_number, global_batch_size=...) deals"
+                " samples by number; give a data stream to ElasticState.batches without a sampler"
+            )
+        if (batch_size is None) == (global_batch_size is None):
+            raise TypeError("ElasticSampler needs global_batch_size=: the samples of a step, all ranks together")
+        size, batch_size = operator.index(size), operator.index(global_batch_size or batch_size or 0)
+        self.size, self.batch_size, self.seed, self.weighted = size, batch_size, seed, False
         self.rank = own_rank if rank is None else rank
         self.world_size = own_world_size if world_size is None else world_size
         self.epoch = self.consumed = 0
@@ -111,6 +129,7 @@ class ElasticSampler(Sampler[list[int]]):
         DistributedDataParallel and FSDP divide the sum of all gradients by the world size; with this factor the result
         is the gradient of the mean over the samples of the whole group, also where ranks have different numbers.
         """
+        self.weighted = True
         return self.world_size / self.step_size if self.share else 0.0
 
     def step(self) -> None:
@@ -190,7 +209,7 @@ def batch_plan(global_batch: int, micro_batch: int, *, world_size: int | None = 
     Raises:
         ValueError: it does not divide; the message says which world sizes and which batches do.
     """
-    ranks = _world()[1] if world_size is None else world_size
+    ranks = own_place()[1] if world_size is None else world_size
     if min(global_batch, micro_batch, ranks) < 1:
         raise ValueError(
             f"global_batch {global_batch}, micro_batch {micro_batch}, {ranks} ranks: give at least 1 of each"
@@ -209,7 +228,7 @@ def batch_plan(global_batch: int, micro_batch: int, *, world_size: int | None = 
     return BatchPlan(global_batch, micro_batch, accumulation, ranks)
 
 
-def _world() -> tuple[int, int]:
+def own_place() -> tuple[int, int]:
     """Rank and world size of this process."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()

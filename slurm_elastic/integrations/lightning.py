@@ -19,8 +19,8 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from slurm_elastic import trainer as elastic
+from slurm_elastic._ending import claim, end_worker
 from slurm_elastic.data import ElasticSampler
-from slurm_elastic.integrations._ending import end_worker
 from slurm_elastic.integrations._lightning_world import elastic_world, require_world
 
 __all__ = ["ElasticCallback", "elastic_world"]
@@ -48,6 +48,7 @@ class ElasticCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that Lightning knows the world."""
+        claim("ElasticCallback")
         require_world(trainer.num_devices, trainer.num_nodes)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

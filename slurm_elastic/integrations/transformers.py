@@ -23,8 +23,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer import TRAINER_STATE_NAME
 
 from slurm_elastic import trainer
+from slurm_elastic._ending import claim, end_worker
 from slurm_elastic.data import batch_plan
-from slurm_elastic.integrations._ending import end_worker
 
 __all__ = ["ElasticCallback", "batch_arguments", "last_checkpoint"]
 
@@ -76,6 +76,7 @@ class ElasticCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Say so if Trainer goes on at another place of its data than the checkpoint was at."""
+        claim("ElasticCallback")
         self._logged = state.global_step
         loader = kwargs.get("train_dataloader")
         if not state.global_step or not state.epoch or not isinstance(loader, Sized):

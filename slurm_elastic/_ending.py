@@ -1,4 +1,4 @@
-"""The end of a worker that was told to stop, when the framework has saved."""
+"""Where all ranks of a round meet: at the end of a worker that was told to stop, when its state is saved."""
 
 from __future__ import annotations
 
@@ -11,11 +11,28 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["end_worker"]
+__all__ = ["claim", "end_worker", "wait_for_all"]
 
 _TIMEOUT = timedelta(minutes=30)
 """For ranks that still save; the time after which torch gives up a collective."""
 _KEY = "slurm_elastic/end"
+
+
+_claimed = ""
+
+
+def claim(owner: str) -> None:
+    """Note what saves and stops in this process: a second one would count the steps twice.
+
+    Raises:
+        RuntimeError: There is another one.
+    """
+    global _claimed
+    if "ElasticState" in (owner, _claimed) and _claimed:
+        raise RuntimeError(
+            f"this process has an {_claimed} and gets an {owner}: one object counts, saves and stops; give it all state"
+        )
+    _claimed = owner
 
 
 def end_worker() -> None:
@@ -28,28 +45,36 @@ def end_worker() -> None:
     """
     if dist.is_available() and dist.is_initialized():
         if dist.get_world_size() > 1:
-            _wait_for_all()
+            wait_for_all(_KEY, dist.get_world_size(), _TIMEOUT)
         # Not now: on its way out a framework still uses its models (lightning 2.6, DDPStrategy.teardown).
         atexit.register(_end_process_group)
     sys.exit(0)
 
 
-def _wait_for_all() -> None:
+def wait_for_all(key: str, world_size: int, timeout: timedelta) -> None:
     """Wait at the store of the round until all ranks are here.
 
     `dist.barrier` would do, but it holds on to the tensors of the collective before, see `_end_process_group`.
+
+    Args:
+        key: Of the place where they meet, once in a round.
+        world_size: Number of ranks.
+        timeout: To wait.
+
+    Raises:
+        DistError: The time is over, or there is no store.
     """
     store = dist.TCPStore(  # type: ignore[attr-defined]
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         is_master=False,
-        timeout=_TIMEOUT,
+        timeout=timeout,
         wait_for_workers=False,
     )
     # A round has a store of its own.
-    if store.add(_KEY, 1) == dist.get_world_size():
-        store.set(f"{_KEY}/all", "")
-    store.wait([f"{_KEY}/all"], _TIMEOUT)
+    if store.add(key, 1) == world_size:
+        store.set(f"{key}/all", "")
+    store.wait([f"{key}/all"], timeout)
 
 
 def _end_process_group() -> None:
