@@ -1,6 +1,6 @@
 """Elastic PyTorch training on Slurm.
 
-- `ElasticState`: the state and the loop of a training script, in one object.
+- `ElasticState`, `ElasticSampler`: state, loop and samples of a training script.
 - `trainer`: the calls below it, after every step and around checkpoints.
 - `launch`, `LaunchConfig`: an elastic agent from a Python program that srun starts on every node.
 - `ElasticExecutor`, `LocalElasticExecutor`, `DebugElasticExecutor`, `ElasticJob`: submission with submitit.
@@ -16,6 +16,7 @@ from slurm_elastic._lazy import lazy
 if TYPE_CHECKING:
     from slurm_elastic import trainer
     from slurm_elastic._version import __version__
+    from slurm_elastic.data import ElasticSampler
     from slurm_elastic.elastic_state import ElasticState
     from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
     from slurm_elastic.launcher import LaunchConfig, LaunchError, launch
@@ -34,6 +35,7 @@ else:
             "DebugElasticExecutor": "submission",
             "ElasticExecutor": "submission",
             "ElasticJob": "submission",
+            "ElasticSampler": "data",
             "ElasticState": "elastic_state",
             "ExitCode": "errors",
             "LaunchConfig": "launcher",
@@ -52,6 +54,7 @@ __all__ = [
     "DebugElasticExecutor",
     "ElasticExecutor",
     "ElasticJob",
+    "ElasticSampler",
     "ElasticState",
     "ExitCode",
     "LaunchConfig",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import random
@@ -22,6 +23,7 @@ from slurm_elastic import ElasticState, _ending, elastic_state, snapshot, traine
 from slurm_elastic.data import ElasticSampler
 from slurm_elastic.snapshot import _worker_side
 
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 DATA = TensorDataset(torch.arange(10.0).unsqueeze(1))
 
 
@@ -347,3 +349,16 @@ def test_help_has_the_example() -> None:
         timeout=60,
     )
     assert "for images, labels in state.batches(loader):" in done.stdout
+
+
+def test_the_elastic_example_has_two_lines_more_than_the_one_for_torchrun() -> None:
+    plain, elastic = (
+        [line for line in (EXAMPLES / name).read_text().rpartition('"""\n\nimport')[2].splitlines() if line]
+        for name in ("ddp.py", "elastic_ddp.py")
+    )
+    added = changed = 0
+    for _, first, last, begin, end in difflib.SequenceMatcher(None, plain, elastic, autojunk=False).get_opcodes():
+        if plain[first:last] != elastic[begin:end]:
+            changed += min(last - first, end - begin)
+            added += max(0, end - begin - (last - first))
+    assert (added, changed) == (2, 7)

@@ -1,0 +1,104 @@
+"""One script under plain python, torchrun and agents: ddp.py of the examples, made elastic by a few lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.local.agents import ROOT, Allocation
+from tests.local.waiting import eventually
+
+HOLDING = str(Path(__file__).with_name("holding.py"))
+SCRIPT = str(ROOT / "docs" / "examples" / "elastic_ddp.py")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+STEPS = 24
+"""In three epochs, of which each has a smaller last step."""
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+
+
+def metrics(directory: Path) -> list[dict[str, Any]]:
+    """What rank 0 has reported."""
+    return [json.loads(line) for line in (directory / "out" / "metrics.jsonl").read_text().splitlines()]
+
+
+def epochs(output: str) -> list[float]:
+    """The losses at the ends of epochs."""
+    return [float(loss) for loss in re.findall(r"epoch \d+: loss (\S+)", output)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], list[float]]:
+    """Two ranks under torchrun."""
+    directory = tmp_path_factory.mktemp("torchrun")
+    command = [sys.executable, *TORCHRUN, SCRIPT]
+    done = subprocess.run(command, cwd=directory, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    lines = metrics(directory)
+    assert [line["step"] for line in lines] == [*range(1, STEPS + 1)]
+    return lines, epochs(done.stdout)
+
+
+def test_a_killed_worker_and_a_killed_node_cost_a_step_each(
+    allocate: Callable[..., Allocation], undisturbed: tuple[list[dict[str, Any]], list[float]]
+) -> None:
+    nodes = allocate(2)
+    nodes.touch("hold")
+    agents = nodes.start_all("--nnodes=1:2", "--max-restarts=1", script=(HOLDING, SCRIPT))
+    for round_ in (0, 1):
+        holding = [nodes.directory / f"holds.{round_}.{rank}" for rank in range(2)]
+        eventually(lambda paths=holding: all(path.exists() for path in paths), nodes.log)
+        if round_ == 0:
+            os.kill(int(holding[1].read_text()), signal.SIGKILL)
+        else:
+            agents[1].kill()
+    (nodes.directory / "hold").unlink()
+    assert agents[0].wait() == 0, nodes.log()
+    lines, (reference, losses) = metrics(nodes.directory), undisturbed
+    assert [line["step"] for line in lines] == [*range(1, 7), *range(6, 12), *range(11, STEPS + 1)]
+    assert [line["loss"] for line in lines[:12]] == [reference[line["step"] - 1]["loss"] for line in lines[:12]]
+    assert epochs(agents[0].out) == pytest.approx(losses, rel=1e-3)
+
+
+def test_plain_python_goes_on_from_the_checkpoint_of_an_interrupted_run(
+    tmp_path: Path, undisturbed: tuple[list[dict[str, Any]], list[float]]
+) -> None:
+    command = [sys.executable, HOLDING, SCRIPT]
+    (tmp_path / "hold").touch()
+    with subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
+        eventually((tmp_path / "holds.0.0").exists)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    (tmp_path / "hold").unlink()
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert [line["step"] for line in metrics(tmp_path)] == [*range(1, 7), *range(6, STEPS + 1)]
+    assert epochs(done.stdout) == pytest.approx(undisturbed[1], rel=1e-3)
+
+
+@pytest.mark.nightly
+def test_a_sharded_model_with_dropout_and_a_second_one_go_on_as_if_nothing_had_been(
+    allocate: Callable[..., Allocation], tmp_path: Path
+) -> None:
+    script = str(Path(__file__).with_name("sharded_state.py"))
+    command = [sys.executable, *TORCHRUN, script]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    undisturbed = re.findall(r"step (\d+): (.*)", done.stdout)
+    assert [int(step) for step, _ in undisturbed] == [*range(1, 13)]
+    nodes = allocate(2)
+    nodes.touch("hold")
+    agents = nodes.start_all("--nnodes=2", "--max-restarts=1", script=(HOLDING, script))
+    holding = [nodes.directory / f"holds.0.{rank}" for rank in range(2)]
+    eventually(lambda: all(path.exists() for path in holding), nodes.log)
+    os.kill(int(holding[1].read_text()), signal.SIGKILL)
+    (nodes.directory / "hold").unlink()
+    assert [agent.wait() for agent in agents] == [0, 0], nodes.log()
+    steps = re.findall(r"step (\d+): (.*)", agents[0].out)
+    assert steps == [*undisturbed[:6], *undisturbed[5:]]
