@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from slurm_elastic import typed_json
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
@@ -111,14 +111,18 @@ class LaunchConfig:
     max_restarts: int = 0
     run_id: str | None = None
     run_dir: str | Path | None = None
-    start: str = "warm"
+    start: Literal["warm", "cold"] = "warm"
     preload: tuple[str, ...] = ()
-    hang_timeout: float | str | None = None
+    hang_timeout: float | Literal["auto"] | None = None
     agent_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.min_nodes is not None and self.max_nodes is None:
             raise UsageError(f"min_nodes={self.min_nodes} without a maximum; give max_nodes, too")
+        if self.start not in ("warm", "cold"):
+            raise UsageError(f"start={self.start!r}: give 'warm' or 'cold'")
+        if isinstance(self.hang_timeout, str) and self.hang_timeout != "auto":
+            raise UsageError(f"hang_timeout={self.hang_timeout!r}: give seconds, 'auto' or None")
 
     def arguments(self) -> tuple[str, ...]:
         """Return these settings as options of ``slurm-elastic agent``."""

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from submitit.core import core, utils
 from submitit.slurm import slurm
@@ -106,7 +106,7 @@ class ElasticExecutor(slurm.SlurmExecutor):
         max_nodes: int | None = None,
         workers_per_node: int | None = None,
         *,
-        shape: str = "allocation",
+        shape: Literal["allocation", "array"] = "allocation",
         max_restarts: int = 0,
         agent_arguments: Sequence[str] = (),
         template: str | Path | None = None,

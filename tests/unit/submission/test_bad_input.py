@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from slurm_elastic.errors import UsageError
+from slurm_elastic.launcher import LaunchConfig
 from slurm_elastic.submission.executor import ElasticExecutor
 
 
@@ -69,7 +70,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "no node": (lambda: ElasticExecutor("runs", 0, 2), "no number of nodes"),
     "half a node": (lambda: ElasticExecutor("runs", 1, 2.5), "no number of nodes"),  # type: ignore[arg-type]
     "nodes twice": (lambda: _executor(slurm_nodes=3), "given twice"),
-    "shape": (lambda: ElasticExecutor("runs", shape="ring"), "neither allocation .* nor array"),
+    "shape": (lambda: ElasticExecutor("runs", shape="ring"), "neither allocation .* nor array"),  # type: ignore[arg-type]
+    "start": (lambda: LaunchConfig(start="hot"), "start='hot': give 'warm' or 'cold'"),  # type: ignore[arg-type]
+    "hang": (lambda: LaunchConfig(hang_timeout="10m"), "hang_timeout='10m': give seconds"),  # type: ignore[arg-type]
     "workers": (lambda: ElasticExecutor("runs", workers_per_node=0), "workers_per_node=0"),
     "restarts": (lambda: ElasticExecutor("runs", max_restarts=-1), "negative"),
     "tasks": (lambda: _executor(tasks_per_node=8), "8 agents on each node.*workers_per_node=8"),
