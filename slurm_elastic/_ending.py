@@ -1,4 +1,4 @@
-"""Where all ranks of a round meet: at the end of a worker that was told to stop, when its state is saved."""
+"""Ends a worker that was told to stop, when all ranks have saved; who saves and stops in a process is noted here."""
 
 from __future__ import annotations
 

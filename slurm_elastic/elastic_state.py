@@ -90,8 +90,8 @@ class ElasticState:
                 of a run, the script ends.
             keep: Number of checkpoints that stay.
             snapshot_every: Steps between copies into memory; a lost node costs as many.
-            reseed: True to seed torch, random and numpy before each batch by torch's seed of now, rank and step, so
-                that a restart changes no random number; False to leave them alone.
+            reseed: True to seed torch, random and numpy before each batch by torch's seed at the first start, rank and
+                step, so that a restart changes no random number; False to leave them alone.
             **state: By name, what has to come back: objects with `state_dict` and `load_state_dict`, such as models,
                 also in DistributedDataParallel or sharded by FSDP2, optimizers and schedulers; or plain values:
                 numbers, strings, bytes, tensors, and dicts, lists and tuples of them.
@@ -118,7 +118,7 @@ class ElasticState:
         self._given, self._sampler = objects, sampler
         self._objects = {name: _unwrapped(value) for name, value in objects.items()}
         self._values = {name: value for name, value in state.items() if name not in objects}
-        self._seed = torch.initial_seed() if reseed else None
+        self._reseeds, self._seed = reseed, torch.initial_seed() % 2**63
         self._snapshot_every = snapshot_every
         self._steps = self._epoch = self._taken = 0
         self._stopped = self._in_epoch = self._warned = False
@@ -298,7 +298,14 @@ class ElasticState:
         self._snapshot_step = self._steps
 
     def _saved(self) -> dict[str, Any]:
-        own = {"steps": self._steps, "epoch": self._epoch, "taken": self._taken, "stopped": self._stopped}
+        own = {
+            "steps": self._steps,
+            "epoch": self._epoch,
+            "taken": self._taken,
+            "stopped": self._stopped,
+            # A tensor may differ between ranks, as the seeds of some scripts do.
+            "seed": torch.tensor(self._seed),
+        }
         return {**self._objects, **self._values, _OWN: own}
 
     def _restore(self) -> None:
@@ -311,6 +318,7 @@ class ElasticState:
         self._steps, self._epoch, self._taken, self._stopped = (
             own[name] for name in ("steps", "epoch", "taken", "stopped")
         )
+        self._seed = int(own["seed"])
 
     def _meet(self) -> None:
         try:
@@ -322,7 +330,7 @@ class ElasticState:
             ) from None
 
     def _reseed(self, place: object, rank: int) -> None:
-        if self._seed is None:
+        if not self._reseeds:
             return
         text = f"{self._seed}/{rank}/{place}".encode()
         seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")

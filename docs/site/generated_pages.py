@@ -27,6 +27,7 @@ _ASSETS = {"file_search.js": "assets/javascripts/file_search.js", "site.css": "a
 """Files beside this one, and their places in the site."""
 
 _API = {
+    "slurm_elastic.elastic_state": "State and loop of a training script: [how](../tutorial/elastic-script.md).",
     "slurm_elastic.trainer": "For training scripts: [how](../howto/trainer.md).",
     "slurm_elastic.data": "Samples and batches for a number of ranks that changes: [how](../howto/data.md).",
     "slurm_elastic.snapshot": "Training state in memory: [how](../snapshots.md).",

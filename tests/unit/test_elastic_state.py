@@ -35,7 +35,7 @@ class Memory:
     """The memory of agents: what is saved in one start is there in the next; `stops` are steps that agents agree on."""
 
     def __init__(self) -> None:
-        self.state: dict[str, object] = {}
+        self.state: dict[str, Any] = {}
         self.saved: list[int] = []
         self.asked: list[int] = []
         self.stops: set[int] = set()
@@ -83,9 +83,9 @@ def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     _worker_side._forget()
 
 
-def run(loader_of: str) -> tuple[list[tuple[int, list[float], float]], list[int]]:
+def run(loader_of: str, seed: int = 5) -> tuple[list[tuple[int, list[float], float]], list[int]]:
     """Train; return epoch, samples and a random number of each step, and the epochs that have been finished."""
-    torch.manual_seed(5)
+    torch.manual_seed(seed)
     steps, finished = [], []
     sampler = ElasticSampler(DATA, global_batch_size=4) if loader_of == "sampler" else None
     loader: DataLoader[Any]
@@ -120,7 +120,7 @@ def test_a_stop_after_any_step_repeats_and_leaves_out_none(loader_of: str, stop:
     first, begun = run(loader_of)
     assert len(first) == stop
     memory.stops = set()
-    then, rest = run(loader_of)
+    then, rest = run(loader_of, seed=6)
     # With random numbers, and each epoch is finished once; of a stream no one knows which batch is its last.
     assert first + then == undisturbed
     assert begun + rest == finished or loader_of == "stream"
@@ -138,6 +138,7 @@ def test_a_script_of_its_own_loop_counts_and_finishes_its_epochs(memory: Memory)
         assert sampler.consumed == len(DATA)
     assert seen == [(0, 4), (0, 4), (0, 2), (1, 4), (1, 4), (1, 2)]
     assert memory.saved == memory.asked == [1, 2, 3, 4, 5, 6]
+    memory.state["elastic"].pop("seed")
     assert memory.state["elastic"] == {"steps": 6, "epoch": 2, "taken": 0, "stopped": False}
 
 
@@ -185,7 +186,7 @@ def test_batches_of_the_group_are_skipped_in_another_world(
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
     for skip in (True, False):
         # Two ranks have taken two batches each.
-        memory.state = {"elastic": {"steps": 2, "epoch": 1, "taken": 4, "stopped": False}}
+        memory.state = {"elastic": {"steps": 2, "epoch": 1, "taken": 4, "stopped": False, "seed": 5}}
         left = [*ElasticState().batches(range(12), skip=skip)]
         assert left == [*range(skipped if skip else 0, 12)]
 
@@ -356,6 +357,10 @@ def test_the_elastic_example_has_two_lines_more_than_the_one_for_torchrun() -> N
         [line for line in (EXAMPLES / name).read_text().rpartition('"""\n\nimport')[2].splitlines() if line]
         for name in ("ddp.py", "elastic_ddp.py")
     )
+    page = (EXAMPLES.parent / "tutorial" / "elastic-script.md").read_text()
+    shown = page.partition("```diff\n")[2].partition("```")[0].splitlines()
+    assert {line[1:] for line in shown if line[0] == "-"} == set(plain) - set(elastic)
+    assert {line[1:] for line in shown if line[0] == "+"} == set(elastic) - set(plain)
     added = changed = 0
     for _, first, last, begin, end in difflib.SequenceMatcher(None, plain, elastic, autojunk=False).get_opcodes():
         if plain[first:last] != elastic[begin:end]:
