@@ -125,6 +125,7 @@ def _rendezvous(settings: CoordinatorSettings, records: Records) -> RendezvousCo
         run_dir=settings.run_dir,
         records=records,
         restart_count=0,
+        incarnation=incarnation(run_id, 0),
         agent=settings.agent,
         node=settings.node,
         position=0,
@@ -139,7 +140,6 @@ def _rendezvous(settings: CoordinatorSettings, records: Records) -> RendezvousCo
         leader_host=settings.address,
         ports=port_sequence(run_id, 0, ephemeral_low()),
         options=settings.options,
-        shared=True,
         has_workers=False,
         choose_origin=choose,
     )

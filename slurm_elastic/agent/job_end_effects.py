@@ -33,7 +33,7 @@ from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.leader.fenced_records import last_round
 from slurm_elastic.rendezvous.records.api import Records, RecordsError
-from slurm_elastic.rundir import RecordError, RunDir, RunDirError, incarnation, run_start, runs_of_job
+from slurm_elastic.rundir import RecordError, RunDir, RunDirError, incarnation_of, run_start, runs_of_job
 from slurm_elastic.slurm import Controller, NodeState, SlurmJob
 
 logger = logging.getLogger("slurm_elastic")
@@ -131,7 +131,7 @@ class JobAtEnd:
                 for each in runs_of_job(self.run_dir.path.parent.parent, self.job.name):
                     if each.run_id == self.run_dir.run_id or run_start(each, restarts) is None:
                         continue
-                    if not each.is_done() and each.failure(incarnation(each.run_id, restarts)) is None:
+                    if not each.is_done() and each.failure(incarnation_of(each, restarts)) is None:
                         return True
             return False
 

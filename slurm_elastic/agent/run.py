@@ -58,7 +58,7 @@ from slurm_elastic.rundir import (
     RunContents,
     RunDir,
     RunDirError,
-    incarnation,
+    incarnation_of,
     join_named,
     join_own,
     remember_directory,
@@ -114,8 +114,9 @@ def launch(settings: AgentSettings, fork_server: ForkServer | None) -> ExitCode:
     prepare_stores()
     if fork_server is not None:
         require_numa_binding(settings.launch_config.nproc_per_node, settings.launch_config.numa_options)
-    # A requeued element of an array joins the run that goes on; a requeued allocation begins with records of its own.
-    own = incarnation(settings.run_id, 0 if settings.shared else settings.restart_count)
+    # A requeued element of an array joins the run that goes on; a requeued allocation begins with records of its own,
+    # unless agents of other jobs have joined it before.
+    own = incarnation_of(settings.run_dir, None if settings.shared else settings.restart_count)
     limit = RendezvousOptions.from_config(settings.launch_config.rdzv_configs).etcd_limit
     first_signal = record_signals().first
     try:
@@ -123,13 +124,13 @@ def launch(settings: AgentSettings, fork_server: ForkServer | None) -> ExitCode:
             settings.run_dir, own, settings.etcd, limit=limit, interrupted=lambda: first_signal() is not None
         )
         with contextlib.closing(records):
-            return _join_run(settings, fork_server, records)
+            return _join_run(settings, fork_server, records, own)
     except RecordsInterruptedError:
         logger.info("%s got %s while it waited for etcd", settings.node, first_signal())
         return ExitCode.LEFT
 
 
-def _join_run(settings: AgentSettings, fork_server: ForkServer | None, records: Records) -> ExitCode:
+def _join_run(settings: AgentSettings, fork_server: ForkServer | None, records: Records, own: str) -> ExitCode:
     if records.is_done():
         job = settings.job
         took_part = job is not None and RunContents(settings.run_dir).has_job(job.job_id)
@@ -145,12 +146,13 @@ def _join_run(settings: AgentSettings, fork_server: ForkServer | None, records: 
             _progress(settings).ended(ExitCode.FINISHED)
         return ExitCode.FINISHED
     with health_port(settings.health, settings.run_dir, _first_state(settings)) as health:
-        return _supervise(settings, records, fork_server, health)
+        return _supervise(settings, _rendezvous(settings, records, own), fork_server, health)
 
 
-def _supervise(settings: AgentSettings, records: Records, fork_server: ForkServer | None, health: Health) -> ExitCode:
+def _supervise(
+    settings: AgentSettings, rendezvous: RendezvousConfig, fork_server: ForkServer | None, health: Health
+) -> ExitCode:
     config = settings.launch_config
-    rendezvous = _rendezvous(settings, records)
     events = EventLog(settings.run_dir, settings.node, config.event_log_handler)
 
     notify: NotifyFeature | None = None
@@ -231,7 +233,7 @@ def _supervise(settings: AgentSettings, records: Records, fork_server: ForkServe
         health.reporter.over()
         diagnosis.close()
         coordination.stop()
-    if outcome.exit_code is ExitCode.LEFT and is_known_done(records):
+    if outcome.exit_code is ExitCode.LEFT and is_known_done(rendezvous.records):
         # The leader recorded the end, and went before it could tell this agent.
         outcome = AgentOutcome(ExitCode.FINISHED)
     while outcome.exit_code is ExitCode.LEFT and (finding := diagnosis.next_finding()) is not None:
@@ -402,7 +404,7 @@ def _first_state(settings: AgentSettings) -> AgentState:
     )
 
 
-def _rendezvous(settings: AgentSettings, records: Records) -> RendezvousConfig:
+def _rendezvous(settings: AgentSettings, records: Records, own: str) -> RendezvousConfig:
     config = settings.launch_config
     options = RendezvousOptions.from_config(config.rdzv_configs)
     may_lead = settings.job is None or settings.node == settings.leader_node
@@ -419,7 +421,7 @@ def _rendezvous(settings: AgentSettings, records: Records) -> RendezvousConfig:
         run_dir=settings.run_dir,
         records=records,
         restart_count=settings.restart_count,
-        shared=settings.shared,
+        incarnation=own,
         agent=settings.agent,
         node=settings.node,
         position=settings.position,

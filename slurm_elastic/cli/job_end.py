@@ -19,7 +19,7 @@ from slurm_elastic.agent.run_history import read_history
 from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
 from slurm_elastic.failures import find_loops
-from slurm_elastic.rundir import JobRecords, RunContents, RunDir, incarnation, run_start, runs_of_job
+from slurm_elastic.rundir import JobRecords, RunContents, RunDir, incarnation_of, run_start, runs_of_job
 from slurm_elastic.slurm import Controller, Reader, SlurmJob, drop_foreign
 from slurm_elastic.text import printable
 
@@ -112,7 +112,7 @@ def code_when_over(arguments: Sequence[str]) -> ExitCode | None:
     code = ExitCode.FINISHED
     for run_dir in runs:
         if not run_dir.is_done():
-            if run_dir.failure(incarnation(run_dir.run_id, restarts)) is None:
+            if run_dir.failure(incarnation_of(run_dir, restarts)) is None:
                 return None
             code = ExitCode.FAILED
         agents = agents_of(read_records(RunContents(run_dir), run_dir.run_id), job.job_id, job.restart_count)
@@ -121,12 +121,12 @@ def code_when_over(arguments: Sequence[str]) -> ExitCode | None:
     return code
 
 
-def _runs_of_this_start(found: Scan) -> tuple[SlurmJob | None, list[RunDir], int]:
-    """Return the job, its runs, and the restart count by which their incarnations are named."""
+def _runs_of_this_start(found: Scan) -> tuple[SlurmJob | None, list[RunDir], int | None]:
+    """Return the job, its runs, and the restart count as for `incarnation_of`."""
     job = SlurmJob.from_environment(os.environ)
     named = named_run(found.value("rdzv_id"), job, os.environ)
     runs = _runs(base_directory(found.value("run_dir"), job), job, named)
-    return job, runs, job.restart_count if job is not None and named is None else 0
+    return job, runs, job.restart_count if job is not None and named is None else None
 
 
 def _job_end(status: int, arguments: Sequence[str]) -> int:
@@ -152,7 +152,7 @@ def _job_end(status: int, arguments: Sequence[str]) -> int:
         return status
     policy = requeue_policy(*(found.value(name) for name in ("max_requeues", "grace", "warning", "max_excluded")))
     for run_dir in going_on:
-        failure = run_dir.failure(incarnation(run_dir.run_id, restarts))
+        failure = run_dir.failure(incarnation_of(run_dir, restarts))
         own = status if len(runs) == 1 or job is None else _status_of(run_dir, job, status, failed=failure is not None)
         if _end_run(run_dir, job, own, failure, policy):
             return own

@@ -20,7 +20,7 @@ from slurm_elastic.rendezvous.membership import AgentInfo, Decision, Reason, Set
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import Record, Records, RecordsError
 from slurm_elastic.rendezvous.thread import Coordination
-from slurm_elastic.rundir import RunDir, incarnation
+from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import Controller, NodeState, ports_exhausted
 
 _LOOPBACK = "127.0.0.1"
@@ -34,7 +34,8 @@ class RendezvousConfig:
         run_id: Id of the run.
         run_dir: The run directory, opened.
         records: The records of this incarnation.
-        restart_count: How often Slurm has requeued the job; it distinguishes incarnations of an allocation.
+        restart_count: How often Slurm has requeued the job.
+        incarnation: The name of this incarnation of the run; agents of another one are strangers.
         agent, node, position: See :class:`~slurm_elastic.rendezvous.membership.AgentInfo`.
         address: The address at which other nodes reach this agent.
         local_world_size, role: Number of its workers, and their role in torch elastic.
@@ -44,8 +45,6 @@ class RendezvousConfig:
         leader_host: The host where agents expect the leader until the records have its endpoint.
         ports: Ports of the leader, in the order to try.
         options: Time limits, and sizes of rounds.
-        shared: True if jobs that start at different times belong to the run, such as elements of an array: then a
-            requeued one joins the living run.
         has_workers: True if this agent wants places in rounds; False for a coordinator, which only leads.
         interface: The network interface of the data network; empty if the user has named none.
         gloo_interface: The same, else where needed that of `address`; see :func:`~slurm_elastic.slurm.gloo_interface`.
@@ -58,6 +57,7 @@ class RendezvousConfig:
     run_dir: RunDir
     records: Records
     restart_count: int
+    incarnation: str
     agent: str
     node: str
     position: int
@@ -72,18 +72,12 @@ class RendezvousConfig:
     leader_host: str
     ports: tuple[int, ...]
     options: RendezvousOptions
-    shared: bool = False
     has_workers: bool = True
     cohort: tuple[str, int] = ("", 1)
     domain: str = ""
     interface: str = ""
     gloo_interface: str = ""
     choose_origin: Callable[[int | None, str, Sequence[str], bool], str] | None = None
-
-    @property
-    def incarnation(self) -> str:
-        """The name of this incarnation of the run; agents of another one are strangers."""
-        return incarnation(self.run_id, 0 if self.shared else self.restart_count)
 
     def agent_info(self, store_port: int, inventory: str = "", ran: float = 0.0, *, proven: bool = False) -> AgentInfo:
         """Return the description of this agent with which it joins.

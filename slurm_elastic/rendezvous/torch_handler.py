@@ -235,6 +235,7 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
         run_dir=run_dir,
         records=records,
         restart_count=restart_count,
+        incarnation=own,
         agent=str(AgentIdentity(node, job.job_id if job is not None else "0", restart_count, os.getpid())),
         node=node,
         position=job.position if job is not None else 0,
@@ -250,7 +251,6 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
         leader_host=leader if job is not None else "127.0.0.1",
         ports=ports,
         options=options,
-        shared=shared,
         cohort=job.cohort if job is not None else ("", 1),
         domain=job.failure_domain if job is not None else "",
     )

@@ -11,7 +11,7 @@ import json
 import re
 import shlex
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_elastic import typed_json
@@ -29,10 +29,13 @@ class RunStart:
     Attributes:
         step: Id of the step; empty outside of one, and where agents of several jobs are one run.
         command: Script and arguments.
+        joined: The start, a number, that goes on in this one and in all later ones, because an agent of another job
+            has joined it; None for a start of its own.
     """
 
     step: str
     command: tuple[str, ...]
+    joined: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +106,15 @@ def join_own(base: Path, job: SlurmJob, command: Sequence[str]) -> RunDir:
         if any(run.run_id == run_dir.run_id and run.now is not None for run in known):
             _require_same(run_dir.open(), run_start(run_dir, job.restart_count), start)
             return run_dir
-        if _claim(run_dir.open(), job.restart_count, start):
+        if _claim(run_dir.open(), job.restart_count, start) or _joined(run_dir, job.restart_count) is not None:
             return run_dir
 
 
 def join_named(run_dir: RunDir, command: Sequence[str], *, again: bool) -> None:
     """Join a run that agents of several jobs are.
+
+    If a step of one job has begun it, later starts of that job join it, too, instead of beginning an incarnation of
+    their own beside this agent. Which start that is, is decided where starts are claimed.
 
     Args:
         run_dir: The run directory, opened.
@@ -119,8 +125,26 @@ def join_named(run_dir: RunDir, command: Sequence[str], *, again: bool) -> None:
         UsageError: The run has another script or other arguments.
     """
     start = RunStart("", tuple(command))
-    if not _claim(run_dir, 0, start) and not again:
-        _require_same(run_dir, run_start(run_dir, 0), start)
+    if _claim(run_dir, 0, start):
+        return
+    begun = run_start(run_dir)
+    if not again:
+        _require_same(run_dir, begun, start)
+    while begun is not None and begun.step and _joined(run_dir, None) is None:
+        newest = max(run_dir.start_numbers())
+        _claim(run_dir, newest + 1, replace(begun, joined=newest))
+
+
+def incarnation_of(run_dir: RunDir, restart_count: int | None) -> str:
+    """Return the name of the incarnation that agents belong to which have joined the run.
+
+    Args:
+        run_dir: The run directory.
+        restart_count: Restart count of the job that has begun the run; None for a run of several jobs.
+    """
+    # The first start of a job joins no earlier one.
+    joined = _joined(run_dir, restart_count) if restart_count != 0 else None
+    return incarnation(run_dir.run_id, (restart_count or 0) if joined is None else joined)
 
 
 def runs_of_job(base: Path, name: str) -> list[RunDir]:
@@ -154,17 +178,23 @@ def run_start(run_dir: RunDir, restart_count: int | None = None, *, before: int 
     try:
         content = run_dir.start(restart_count)
         record = typed_json.loads(content or b"{}")
-        return RunStart(str(record["step"]), tuple(map(str, record["command"])))
+        joined = record.get("joined")
+        return RunStart(
+            str(record["step"]), tuple(map(str, record["command"])), joined if isinstance(joined, int) else None
+        )
     except (RecordError, typed_json.JSONError, KeyError, TypeError):
         return None
 
 
 def _known(run_dir: RunDir, job: SlurmJob) -> KnownRun:
     restarts = job.restart_count
+    now, before = run_start(run_dir, restarts), run_start(run_dir, before=restarts) if restarts else None
+    if now is not None and now.joined is not None:
+        now, before = None, now
     return KnownRun(
         run_dir.run_id,
-        run_start(run_dir, restarts),
-        run_start(run_dir, before=restarts) if restarts else None,
+        now,
+        before,
         over_here=_is_over_here(run_dir, job),
         finished=run_dir.is_done(),
     )
@@ -177,13 +207,26 @@ def _is_over_here(run_dir: RunDir, job: SlurmJob) -> bool:
         last = typed_json.loads(text.splitlines()[-1])
         if str(last.get("agent")).startswith(f"{job.node}/{job.job_id}.{job.restart_count}/"):
             code = last.get("exit_code") if last.get("event") == "agent_ended" else None
-            failed = code == 1 and run_dir.failure(incarnation(run_dir.run_id, job.restart_count)) is not None
+            failed = code == 1 and run_dir.failure(incarnation_of(run_dir, job.restart_count)) is not None
             return code == 0 or failed
     return False
 
 
+def _joined(run_dir: RunDir, restart_count: int | None) -> int | None:
+    """Return the start that goes on in this start of the job, with None in its newest one; None if none does."""
+    for number in run_dir.start_numbers():
+        if restart_count is None or number <= restart_count:
+            start = run_start(run_dir, number)
+            if start is not None and start.joined is not None:
+                return start.joined
+    return None
+
+
 def _claim(run_dir: RunDir, restart_count: int, start: RunStart) -> bool:
-    return run_dir.claim_start(restart_count, json.dumps({"step": start.step, "command": start.command}).encode())
+    record = {"step": start.step, "command": start.command}
+    return run_dir.claim_start(
+        restart_count, json.dumps(record if start.joined is None else {**record, "joined": start.joined}).encode()
+    )
 
 
 def _require_same(run_dir: RunDir, begun: RunStart | None, start: RunStart) -> None:

@@ -13,6 +13,7 @@ from slurm_elastic.rundir import (
     RunStart,
     choose_run,
     incarnation,
+    incarnation_of,
     join_named,
     join_own,
     run_start,
@@ -144,3 +145,42 @@ def test_a_start_of_another_user_does_not_count(tmp_path: Path) -> None:
     run_dir.secret()
     assert join_own(tmp_path, job(0), A).run_id == "7"
     assert run_start(run_dir) == RunStart("0", A)
+
+
+def test_a_requeued_job_joins_the_start_of_its_run_that_agents_of_another_job_have_joined(tmp_path: Path) -> None:
+    run_dir = join_own(tmp_path, job(0), A)
+    assert join_own(tmp_path, job(0, 1), A) == run_dir
+    assert incarnation_of(run_dir, 1) == "7.1"
+    for _ in range(2):
+        join_named(run_dir, A, again=False)
+        assert incarnation_of(run_dir, None) == "7.1"
+    # Also with other arguments, and where another step begins it.
+    for restarts, step, command in ((2, 1, A), (3, 0, ("t.py", "--resume"))):
+        assert join_own(tmp_path, job(step, restarts), command) == run_dir
+        assert incarnation_of(run_dir, restarts) == "7.1"
+    join_named(run_dir, A, again=True)
+    assert (incarnation_of(run_dir, None), incarnation_of(run_dir, 0)) == ("7.1", "7.0")
+
+
+def test_a_start_that_an_agent_has_begun_is_not_taken_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = join_own(tmp_path, job(0), A)
+    numbers = RunDir.start_numbers
+
+    def begins_meanwhile(self: RunDir) -> list[int]:
+        found = numbers(self)
+        if found == [0]:
+            monkeypatch.setattr(RunDir, "start_numbers", numbers)
+            join_own(tmp_path, job(0, 1), A)
+        return found
+
+    assert run_start(run_dir) is not None
+    monkeypatch.setattr(RunDir, "start_numbers", begins_meanwhile)
+    join_named(run_dir, A, again=True)
+    assert (incarnation_of(run_dir, 1), incarnation_of(run_dir, None)) == ("7.1", "7.1")
+
+
+def test_a_run_of_several_jobs_has_one_incarnation(tmp_path: Path) -> None:
+    run_dir = RunDir.for_run(tmp_path, "mine").open()
+    join_named(run_dir, A, again=False)
+    join_named(run_dir, A, again=True)
+    assert (run_dir.start_numbers(), incarnation_of(run_dir, None)) == ([0], "mine.0")

@@ -94,6 +94,7 @@ class Run:
             run_dir=self.run_dir,
             records=RunDirRecords(self.run_dir, f"{run_id}.0"),
             restart_count=0,
+            incarnation=f"{run_id}.0",
             agent="",
             node="",
             position=0,
@@ -118,6 +119,7 @@ class Run:
             self.config, node=node, agent=f"{node}/7.0/{len(self.parties)}", position=position, may_lead=position == 0
         )
         config = dataclasses.replace(config, **{**self.settings, **changes})
+        config = dataclasses.replace(config, incarnation=f"{config.run_id}.{config.restart_count}")
         party = Party(dataclasses.replace(config, records=RunDirRecords(self.run_dir, config.incarnation)))
         self.parties.append(party)
         return party
