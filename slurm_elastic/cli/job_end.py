@@ -21,6 +21,7 @@ from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
 from slurm_elastic.failures import find_loops
 from slurm_elastic.rundir import JobRecords, RunContents, RunDir, incarnation_of, run_start, runs_of_job
 from slurm_elastic.slurm import Controller, Reader, SlurmJob, drop_foreign
+from slurm_elastic.submission.started import keep_start
 from slurm_elastic.text import printable
 
 _WAIT = "wait"
@@ -83,12 +84,13 @@ def _wait(arguments: Sequence[str]) -> int:
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    parent, since = os.getppid(), None
+    parent, since, kept = os.getppid(), None, False
     while os.getppid() == parent:
         time.sleep(_LOOK)
         code = None
         # Records that cannot be read now may be later; meanwhile srun tells the end.
         with contextlib.suppress(SlurmElasticError):
+            kept = kept or _keep_start(arguments)
             code = code_when_over(arguments)
         if code is None:
             since = None
@@ -99,6 +101,18 @@ def _wait(arguments: Sequence[str]) -> int:
             print(int(code), flush=True)
             break
     return ExitCode.FINISHED
+
+
+def _keep_start(arguments: Sequence[str]) -> bool:
+    """Keep how the run was started, for further jobs of it. Returns False if that has to be tried again."""
+    found = scan(arguments, os.environ)
+    job, runs, _ = _runs_of_this_start(found)
+    # Of several runs of a job the batch script does not say which one it starts.
+    if job is None or len(runs) > 1:
+        return True
+    return run_start(runs[0]) is not None and keep_start(
+        runs[0], job.name, tuple(arguments), found.script or "", Controller()
+    )
 
 
 def code_when_over(arguments: Sequence[str]) -> ExitCode | None:

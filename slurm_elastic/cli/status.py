@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -119,6 +120,8 @@ def _show(status: RunStatus, terminal: Terminal, now: float, each_worker: bool) 
 
 
 def _facts(status: RunStatus, now: float) -> Iterable[tuple[str, str]]:
+    if status.command:
+        yield "command", printable(shlex.join(status.command), 200)
     if status.round is not None:
         now_ = f": {status.nodes} nodes, {status.world_size} workers" if status.nodes else ""
         yield "round", f"{status.round} after {status.reason.replace('_', ' ')}{now_}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -143,7 +144,8 @@ def _findings(findings: Sequence[Finding]) -> Iterator[str]:
 def _head(given: Report, title: str) -> Iterator[str]:
     yield f"<h1>{title}: {given.status.state.value}</h1>"
     span = f"{_date(given.start)} to {_date(given.end)}"
-    yield f'<p class="dim">{span}, {_duration(given.end - given.start)}</p><div class="cards">'
+    command = f"<br>{escape(printable(shlex.join(given.status.command), 1000))}" if given.status.command else ""
+    yield f'<p class="dim">{span}, {_duration(given.end - given.start)}{command}</p><div class="cards">'
     for name, value in ((name, value) for name, value in _facts(given) if name in _CARDS):
         yield f'<div class="card"><span class="dim">{name}</span><b>{value}</b></div>'
     yield "</div>"

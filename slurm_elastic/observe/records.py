@@ -136,6 +136,7 @@ class RunRecords:
         notices: Notices by ``<job>.<restart count>``.
         requeues: Requeues by ``<job>.<restart count>``.
         endpoints: Endpoints of leaders by incarnation.
+        starts: Starts by their numbers.
         problems: One line for each thing that could not be read.
     """
 
@@ -149,7 +150,14 @@ class RunRecords:
     notices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     requeues: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     endpoints: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    starts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Script and arguments of the newest start; empty if it is not known."""
+        words = _list(self.starts[max(self.starts)].get("command")) if self.starts else []
+        return tuple(map(str, words))
 
     @property
     def newest_round(self) -> int:
@@ -170,7 +178,10 @@ def read_records(contents: RunContents, run_id: str) -> RunRecords:
         events=contents.events(),
         progress=contents.progress(),
         done=contents.done(),
-        **{kind: contents.records(kind) for kind in ("rounds", "failures", "notices", "requeues", "endpoints")},
+        **{
+            kind: contents.records(kind)
+            for kind in ("rounds", "failures", "notices", "requeues", "endpoints", "starts")
+        },
         problems=contents.problems,
     )
 
@@ -187,6 +198,7 @@ def run_records(
     notices: Sequence[RunFile] = (),
     requeues: Sequence[RunFile] = (),
     endpoints: Sequence[RunFile] = (),
+    starts: Sequence[RunFile] = (),
     problems: Sequence[str] = (),
 ) -> RunRecords:
     """Return what the files of a run directory say. Pure."""
@@ -211,6 +223,7 @@ def run_records(
         notices=objects(notices),
         requeues=objects(requeues),
         endpoints=objects(endpoints),
+        starts=objects(starts),
         problems=(*problems, *found, *missing),
     )
 

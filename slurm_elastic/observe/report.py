@@ -129,6 +129,7 @@ def report_json(given: Report) -> dict[str, Any]:
         "schema": REPORT_SCHEMA,
         "run": given.status.run,
         "state": given.status.state.value,
+        "command": list(given.status.command),
         "start": given.start,
         "end": given.end,
         "goodput": _goodput_json(given.total),

@@ -164,6 +164,7 @@ class RunStatus:
     run: str
     directory: str
     state: RunState
+    command: tuple[str, ...] = ()
     round: int | None = None
     reason: str = ""
     nodes: int = 0
@@ -236,6 +237,7 @@ def run_status(
         run=records.run_id,
         directory=records.directory,
         state=state,
+        command=records.command,
         round=newest.number if newest else None,
         reason=newest.reason if newest else "",
         nodes=len({agent.node for agent in training}) if training else 0,

@@ -31,6 +31,7 @@ class RunDir:
         <base>/elastic-runs/<run id>/
             secret                        hex, mode 0600
             done.json                           the run is finished
+            command.json                        how the run was started, mode 0600, created exclusively
             rounds/000003.json                  one per round, created exclusively
             epochs/<incarnation>/000001.json    one per term, created exclusively
             failures/<incarnation>.json         why that incarnation failed
@@ -130,6 +131,20 @@ class RunDir:
         with self._accessed(path):
             _atomic_files.make_directory(path.parent)
         return self.claim_record(path, json.dumps(record).encode())
+
+    def claim_command(self, content: bytes) -> bool:
+        """Record how the run was started, for its user alone. Returns False if another process has recorded it."""
+        path = self.path / "command.json"
+        with self._accessed(path):
+            return self._signed.claim(self.secret(), path, content, mode=0o600)
+
+    def command(self) -> bytes | None:
+        """Return the record of `claim_command`; None if there is none.
+
+        Raises:
+            RecordError: The record is not one JSON object.
+        """
+        return self.read_record(self.path / "command.json")
 
     def claim_start(self, number: int, content: bytes) -> bool:
         """Record who has begun a start of the run. Returns False if another agent has recorded it before."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slurm_elastic import typed_json
 from slurm_elastic.errors import UsageError
-from slurm_elastic.ownership import is_writable_by_others
+from slurm_elastic.ownership import NEW_FILE, is_writable_by_others
 from slurm_elastic.rundir import _atomic_files, _secret
 from slurm_elastic.rundir._errors import RecordError
 from slurm_elastic.rundir._signatures import sign, signature, verified
@@ -66,10 +66,10 @@ class SignedFiles:
         except RecordError:
             return True
 
-    def claim(self, secret: bytes, path: Path, content: bytes) -> bool:
+    def claim(self, secret: bytes, path: Path, content: bytes, mode: int = NEW_FILE) -> bool:
         """Create a record exclusively. Returns False if another process of this run was first."""
         signed = self.sign(secret, path, content)
-        if _atomic_files.claim(path, signed):
+        if _atomic_files.claim(path, signed, mode):
             return True
         if self.counts(path):
             return False
@@ -83,7 +83,7 @@ class SignedFiles:
             if not self.counts(path):
                 with contextlib.suppress(FileNotFoundError):
                     path.rename(path.with_name(f".{path.name}.foreign.{secrets.token_hex(4)}"))
-            return _atomic_files.claim(path, signed)
+            return _atomic_files.claim(path, signed, mode)
         finally:
             removal.unlink(missing_ok=True)
 

@@ -31,6 +31,7 @@ from slurm_elastic.slurm.scontrol_output import (
     parse_qos_grace,
     parse_queue,
     parse_release,
+    parse_requested,
 )
 from slurm_elastic.slurm.site_output import (
     QOS_FORMAT,
@@ -119,6 +120,11 @@ class Controller:
         """Return the batch script of a job or array of this user; None if it has none, or Slurm does not answer."""
         answer = self._ask("scontrol", "write", "batch_script", job_id, "-")
         return answer.output if answer is not None and answer.status == 0 else None
+
+    def requested(self, job_id: str) -> dict[str, str] | None:
+        """Return what a job has asked for, as options of sbatch; None if Slurm does not answer."""
+        answer = self._ask("scontrol", "show", "job", job_id)
+        return parse_requested(answer.output) if answer is not None and answer.status == 0 else None
 
     def is_queued(self, job_id: str) -> bool | None:
         """Return True if a job, or any element of an array, waits or runs; None if Slurm does not answer.

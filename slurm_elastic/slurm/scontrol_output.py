@@ -20,6 +20,23 @@ _FREE_TEXT = frozenset({"JobName", "Comment", "AdminComment", "SystemComment", "
 Slurm 26.05 prints, is a whole command line."""
 
 
+_REQUESTED = {
+    "Partition": "partition",
+    "Account": "account",
+    "QOS": "qos",
+    "Reservation": "reservation",
+    "TimeLimit": "time",
+    "Features": "constraint",
+    "Licenses": "licenses",
+    "ExcNodeList": "exclude",
+    "CPUs/Task": "cpus-per-task",
+    "MinMemoryNode": "mem",
+    "MinMemoryCPU": "mem-per-cpu",
+}
+_UNASKED = frozenset({"", "(null)", "N/A", "0", "UNLIMITED", "Partition_Limit"})
+"""Values of `_REQUESTED` that say nothing."""
+
+
 class NodeState(enum.Enum):
     """The state of a node in Slurm."""
 
@@ -146,6 +163,16 @@ def parse_jobs(text: str) -> tuple[JobView, ...]:
     """Parse ``scontrol show job``, printed with SLURM_TIME_FORMAT=%s; for an array it prints several jobs."""
     records = re.split(r"^(?=JobId=)", text, flags=re.MULTILINE)
     return tuple(_job_view(_job_fields(record)) for record in records if record.startswith("JobId="))
+
+
+def parse_requested(text: str) -> dict[str, str] | None:
+    """Return options of sbatch, by their long names, that ``scontrol show job`` tells; None for no job."""
+    record = next(iter(re.split(r"^(?=JobId=)", text, flags=re.MULTILINE)[1:]), "")
+    fields = {name: value for name, value in _job_fields(record).items() if value not in _UNASKED}
+    # 22.05 prints gres:gpu:4, later releases gres/gpu:4.
+    words = [word[5:].replace("=", ":") for word in fields.get("TresPerNode", "").split(",") if word.startswith("gres")]
+    options = {option: fields[name] for name, option in _REQUESTED.items() if name in fields}
+    return ({**options, "gres": ",".join(words)} if words else options) if record else None
 
 
 def parse_queue(text: str) -> tuple[QueuedJob, ...]:

@@ -21,6 +21,7 @@ from slurm_elastic.cli import main
 from slurm_elastic.cli.status import _facts, _nodes
 from slurm_elastic.observe.live import LiveAgent
 from slurm_elastic.observe.status import AgentView, LiveAnswer, RunState, RunStatus
+from slurm_elastic.rundir import join_named
 from tests.unit.observe.runs import WrittenRun
 
 A, B = "n1/7.0/100", "n2/7.0/200"
@@ -81,10 +82,12 @@ def squeue(base: Path, monkeypatch: pytest.MonkeyPatch, *lines: str, script: str
 
 
 def test_a_finished_run_is_0(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
+    join_named(run.run_dir, ["train.py", "--name", "a b"], again=False)
     assert main(["status", "7"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("run 7: finished, last change")
     assert "n[1-2]" in out
+    assert "  command   train.py --name 'a b'\n" in out
     assert "\x1b" not in out
     assert err == ""
 

@@ -16,6 +16,7 @@ from slurm_elastic.slurm.scontrol_output import (
     parse_qos_grace,
     parse_queue,
     parse_release,
+    parse_requested,
 )
 
 OUTPUTS = Path(__file__).parent / "outputs"
@@ -200,3 +201,13 @@ def test_the_queue_is_parsed_with_any_directory() -> None:
     assert running.start_time == 1764000000
     assert (waiting.name, waiting.job_id, waiting.array_job_id, waiting.start_time) == ("7_[3-7]", "9", "7", None)
     assert waiting.reason == "Priority"
+
+
+def test_what_a_job_has_asked_for() -> None:
+    text = (OUTPUTS / "job_running.txt").read_text()
+    plain = {"partition": "low", "time": "01:00:00", "cpus-per-task": "1"}
+    assert parse_requested(text) == plain
+    asked = text.replace("   Features=(null)", "   TresPerNode=gres{}gpu:a100:4\n   Features=big&new")
+    for sign in (":", "/"):
+        assert parse_requested(asked.format(sign)) == {**plain, "gres": "gpu:a100:4", "constraint": "big&new"}
+    assert parse_requested("slurm_load_jobs error: Invalid job id specified") is None

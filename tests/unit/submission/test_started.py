@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.cli import job_end
+from slurm_elastic.rundir import RunDir, join_own
+from slurm_elastic.slurm import SlurmJob
+from slurm_elastic.submission.started import Started, read_start
+
+JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NODEID": "0", "SLURMD_NODENAME": "n1"}
+STEP = {**JOB, "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[1-2]"}
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What scontrol is asked; it writes a batch script and shows a job."""
+    program = tmp_path / "bin/scontrol"
+    program.parent.mkdir()
+    program.write_text(
+        f"#!/bin/sh\necho $* >>{tmp_path}/calls\n"
+        "[ $1 = write ] && exec echo '#!/bin/bash'\necho 'JobId=7 JobName=x'\necho '   Partition=low CPUs/Task=1'\n"
+    )
+    program.chmod(0o755)
+    for name, value in {**JOB, "SLURM_SUBMIT_DIR": str(tmp_path), "PATH": f"{program.parent}:/bin"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "calls"
+
+
+def test_the_batch_script_keeps_how_its_run_was_started_once(tmp_path: Path, slurm: Path) -> None:
+    (tmp_path / "train.py").write_text("pass")
+    arguments = ["--max-restarts=3", "train.py", "--lr", "1e-3"]
+    assert not job_end._keep_start(arguments), "no agent has begun the run"
+    job = SlurmJob.from_environment(STEP)
+    assert job is not None
+    run_dir = join_own(tmp_path, job, arguments[1:])
+    assert read_start(run_dir) is None
+    assert job_end._keep_start(arguments)
+    assert job_end._keep_start(["other.py"])
+    kept = read_start(run_dir)
+    assert kept == Started(
+        "#!/bin/bash\n",
+        {"partition": "low", "cpus-per-task": "1"},
+        tuple(arguments),
+        str(tmp_path),
+        "train.py",
+        "d74ff0ee8da3b9806b18c877dbf29bbde50b5bd8e4dad7a3a725000feb82e8f1",
+    )
+    assert (run_dir.path / "command.json").stat().st_mode & 0o777 == 0o600
+    assert len(slurm.read_text().splitlines()) == 2
+    assert not kept.has_changed()
+    (tmp_path / "train.py").write_text("...")
+    assert kept.has_changed()
+
+
+def test_a_record_that_this_run_has_not_written_does_not_count(tmp_path: Path) -> None:
+    run_dir = RunDir.for_run(tmp_path, "7").open()
+    run_dir.secret()
+    (run_dir.path / "command.json").write_text(
+        json.dumps({"script": "", "options": {}, "arguments": [], "directory": ""})
+    )
+    assert read_start(run_dir) is None
