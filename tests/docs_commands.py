@@ -38,6 +38,8 @@ _HEALTH = "tests/local/agent/test_health.py::test_it_answers_before_the_first_ro
 _SHELL = "tests/unit/submission/test_submit_options.py::test_submitted_script_is_the_one_of_the_dry_run"
 _DIGITS = f"{_SUBMIT}test_four_nodes_learn_the_digits"
 
+_RESIZE = "tests/cluster/test_grow.py::test_a_run_grows_and_shrinks_without_losing_a_step"
+_RESIZE_WORDS = "tests/unit/submission/test_resize.py::test_grow_shrink_and_resize"
 _RESUME = "tests/local/agent/test_resume.py::test_the_wrapper_resumes_what_there_is"
 
 ELSEWHERE = {
@@ -57,6 +59,10 @@ ELSEWHERE = {
     "test_planted_faults_are_found_and_nothing_else",
     "slurm-elastic drain 1234 node7": f"{_LEAVE}test_drained_nodes_leave_and_the_others_go_on",
     "slurm-elastic drain 1234 --all": f"{_LEAVE}test_all_nodes_can_be_drained",
+    "slurm-elastic grow 1234 --nodes 2": _RESIZE,
+    "slurm-elastic grow 1234 --nodes 8 --partition=low --time=4:00:00": _RESIZE_WORDS,
+    "slurm-elastic shrink 1234 --nodes 2": _RESIZE_WORDS,
+    "slurm-elastic resize 1234 6": _RESIZE,
     "slurm-elastic requeue 1234": "tests/cluster/test_preemption.py::"
     "test_a_job_without_batch_script_that_may_not_be_requeued_ends_with_its_last_agent",
     "slurm-elastic rehearse train.py --epochs 1": f"{_REHEARSE}test_the_examples_of_the_documentation_are_right",

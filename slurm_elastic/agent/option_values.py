@@ -12,6 +12,8 @@ from pathlib import Path
 from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm import Controller, SignalDefaults, SlurmJob
 
+GROWS_VARIABLE = "SLURM_ELASTIC_GROWS"
+"""Set in a job that was submitted to make this run larger, to the id of the run."""
 JOB_END_VARIABLE = "SLURM_ELASTIC_VERDICT"
 """Set by batch scripts that end with ``slurm-elastic job-end``; `WHOLE_ARRAY` in the template of an array."""
 WHOLE_ARRAY = "array"
@@ -83,6 +85,10 @@ def named_run(given: str | None, job: SlurmJob | None, environ: Mapping[str, str
             "array.sbatch, or leave --run-id out, and each element is a run of its own"
         )
     return given
+
+
+NO_MAXIMUM = 65_536
+"""More nodes than a cluster of Slurm has."""
 
 
 def node_range(text: str | None, max_nodes: int) -> tuple[int, int]:

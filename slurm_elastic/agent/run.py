@@ -31,7 +31,7 @@ from slurm_elastic.agent.job_end_effects import JobAtEnd, is_known_done
 from slurm_elastic.agent.lifecycle import AgentOutcome
 from slurm_elastic.agent.live_report import live_report, process_letters
 from slurm_elastic.agent.notification import Delivery, NotifyFeature
-from slurm_elastic.agent.option_values import require_known
+from slurm_elastic.agent.option_values import GROWS_VARIABLE, require_known
 from slurm_elastic.agent.preemption import SignalDiagnosis, asks_slurm
 from slurm_elastic.agent.process_end import at_process_end
 from slurm_elastic.agent.progress_log import ProgressLog
@@ -131,6 +131,11 @@ def launch(settings: AgentSettings, fork_server: ForkServer | None) -> ExitCode:
 
 
 def _join_run(settings: AgentSettings, fork_server: ForkServer | None, records: Records, own: str) -> ExitCode:
+    if os.environ.get(GROWS_VARIABLE) == settings.run_id and (
+        records.is_done() or settings.run_dir.failure(own) is not None
+    ):
+        logger.info("run %s is over: it needs no more nodes", settings.run_id)
+        return ExitCode.FINISHED
     if records.is_done():
         job = settings.job
         took_part = job is not None and RunContents(settings.run_dir).has_job(job.job_id)

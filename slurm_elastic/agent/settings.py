@@ -18,6 +18,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from slurm_elastic.agent.health import HealthSettings, health_settings
 from slurm_elastic.agent.option_values import (
     LOCAL_RESTARTS,
+    NO_MAXIMUM,
     NotifySettings,
     RequeuePolicy,
     base_directory,
@@ -135,8 +136,9 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str], own_run: st
 
     Options that were not given are None, see `slurm_elastic.cli.agent_parser`. Slurm gives their values:
 
-    - ``--nnodes``: 1 to the nodes of the step, 1 to the nodes of all elements of an array that is one run. So a run
-      goes on with the nodes that are left, and a requeued job with those that it gets; with a larger minimum it waits.
+    - ``--nnodes``: 1 to any number; with ``--run-id`` 1 to the nodes of the step, or of all elements of an array. So a
+      run goes on with the nodes that are left, and a requeued job with those that it gets; with a larger minimum it
+      waits.
     - ``--nproc-per-node``: the GPUs that the job has on this node, else 1.
     - ``--run-dir``: the directory that sbatch was called in, else the current one.
 
@@ -247,7 +249,9 @@ def _launch(
 ) -> tuple[LaunchConfig, Callable[..., Any] | str, tuple[str, ...]]:
     here = len(job.nodes) if job else 1
     elements = (job.array.task_count or 1) if several and job and job.array else 1
-    least, most = node_range(options.nnodes, here * elements)
+    # A run that its job has begun alone may be made larger, see slurm_elastic.submission.resize.
+    alone = job is not None and options.rdzv_id is None
+    least, most = node_range(options.nnodes, NO_MAXIMUM if alone else here * elements)
     workers = local_world_size(options.nproc_per_node, (job.gpus_on_node if job else 0) or 1)
     first = job is None or job.node_rank == 0
     if limit_threads(workers) and first:

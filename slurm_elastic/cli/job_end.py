@@ -105,13 +105,13 @@ def _wait(arguments: Sequence[str]) -> int:
 
 def _keep_start(arguments: Sequence[str]) -> bool:
     """Keep how the run was started, for further jobs of it. Returns False if that has to be tried again."""
-    found = scan(arguments, os.environ)
-    job, runs, _ = _runs_of_this_start(found)
+    words = scan(arguments, os.environ)
+    job, runs, _ = _runs_of_this_start(words)
     # Of several runs of a job the batch script does not say which one it starts.
     if job is None or len(runs) > 1:
         return True
     return run_start(runs[0]) is not None and keep_start(
-        runs[0], job.name, tuple(arguments), found.script or "", Controller()
+        runs[0], job.name, tuple(arguments), words.script or "", Controller()
     )
 
 

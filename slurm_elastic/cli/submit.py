@@ -29,7 +29,7 @@ _EXAMPLES = """\
 """
 
 _DECIDED = {
-    "nnodes": "give --nodes",
+    "nnodes": "give --nodes, and --nnodes beside it only for a run that may get more nodes later",
     "standalone": "the nodes of a job find each other",
     "rdzv-backend": "slurm-elastic agent has one rendezvous",
     "node-rank": "Slurm gives it to the agents",
@@ -146,7 +146,7 @@ def _require_agent_options(parser: argparse.ArgumentParser, line: CommandLine) -
     options = parser.parse_args([*line.agent, line.script, *line.arguments])
     for name in line.agent:
         dashed = name.partition("=")[0].lstrip("-").replace("_", "-")
-        if name.startswith("--") and dashed in _DECIDED:
+        if name.startswith("--") and dashed in _DECIDED and not (dashed == "nnodes" and "nodes" in line.own):
             raise UsageError(f"{name} cannot be given here: {_DECIDED[dashed]}")
     from slurm_elastic.agent.script_check import require_entry_point
 

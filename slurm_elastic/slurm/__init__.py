@@ -13,10 +13,10 @@ from slurm_elastic.slurm.cause import Cause, Diagnosis, SignalDefaults, classify
 from slurm_elastic.slurm.controller import NEWEST_RELEASE, OLDEST_RELEASE, Controller
 from slurm_elastic.slurm.hostlist import compress, expand, natural_key
 from slurm_elastic.slurm.job import ArrayElement, Context, HetComponent, SlurmJob
-from slurm_elastic.slurm.own_variables import Reader, drop_foreign, foreign_variables
+from slurm_elastic.slurm.own_variables import Reader, agent_settings, drop_foreign, foreign_variables
 from slurm_elastic.slurm.ports import ephemeral_low, port_sequence, ports_exhausted
 from slurm_elastic.slurm.requeue_policy import History, Requeue, RequeueDecision, requeue_decision
-from slurm_elastic.slurm.scontrol_output import ControllerClock, JobView, NodeState, NodeView, QueuedJob
+from slurm_elastic.slurm.scontrol_output import ControllerClock, JobView, NodesInQueue, NodeState, NodeView, QueuedJob
 from slurm_elastic.slurm.site_output import ClusterConfig, PartitionView, QosView
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "JobView",
     "SignalDefaults",
     "NodeState",
+    "NodesInQueue",
     "NodeView",
     "PartitionView",
     "QosView",
@@ -44,6 +45,7 @@ __all__ = [
     "Requeue",
     "RequeueDecision",
     "SlurmJob",
+    "agent_settings",
     "choose_address",
     "classify",
     "least_grace",

@@ -18,15 +18,18 @@ from dataclasses import dataclass, replace
 
 from slurm_elastic.slurm.hostlist import compress
 from slurm_elastic.slurm.scontrol_output import (
+    NODES_FORMAT,
     QUEUE_FORMAT,
     ControllerClock,
     JobView,
+    NodesInQueue,
     NodeState,
     NodeView,
     QueuedJob,
     parse_clock,
     parse_jobs,
     parse_nodes,
+    parse_nodes_in_queue,
     parse_partition_grace,
     parse_qos_grace,
     parse_queue,
@@ -120,6 +123,11 @@ class Controller:
         """Return the batch script of a job or array of this user; None if it has none, or Slurm does not answer."""
         answer = self._ask("scontrol", "write", "batch_script", job_id, "-")
         return answer.output if answer is not None and answer.status == 0 else None
+
+    def jobs_with_comment(self, comment: str) -> tuple[NodesInQueue, ...] | None:
+        """Return this user's jobs with a comment that wait or run, with their nodes; None if Slurm does not answer."""
+        answer = self._ask("squeue", "--noheader", "--me", "--array", f"--format={NODES_FORMAT}")
+        return parse_nodes_in_queue(answer.output, comment) if answer is not None and answer.status == 0 else None
 
     def requested(self, job_id: str) -> dict[str, str] | None:
         """Return what a job has asked for, as options of sbatch; None if Slurm does not answer."""

@@ -28,7 +28,8 @@ WORKER_VARIABLES = frozenset(
 _IN_WORKER = "TORCHELASTIC_RUN_ID"
 """Every torch elastic agent sets it for its workers (torch 2.13, local_elastic_agent.py)."""
 _RUN = frozenset(
-    f"SLURM_ELASTIC_{name}" for name in ("BATCH_VERSION", "LAUNCH_DIR", "LOCAL_RESTARTS", "REHEARSAL", "VERDICT")
+    f"SLURM_ELASTIC_{name}"
+    for name in ("BATCH_VERSION", "GROWS", "LAUNCH_DIR", "LOCAL_RESTARTS", "REHEARSAL", "VERDICT")
 )
 """What batch script, launcher, submitit and rehearsal have for the agents of one run; workers inherit some."""
 _STEP = ("SLURM_STEP_", "SLURM_STEPID", "SLURM_SRUN_COMM_", "SLURM_LAUNCH_NODE_IPADDR", "SLURM_LABELIO", "SRUN_")
@@ -71,6 +72,15 @@ def drop_foreign(environ: MutableMapping[str, str], reader: Reader) -> None:
     """Take out of an environment what is not of the reader's job and step."""
     for name in foreign_variables(environ, reader):
         del environ[name]
+
+
+def agent_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that are settings of the agents, as their users give them."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith("PET_") or (_is_setting(name) and name != "SLURM_CONF")
+    }
 
 
 def _is_setting(name: str) -> bool:

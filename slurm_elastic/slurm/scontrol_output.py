@@ -130,6 +130,18 @@ class QueuedJob:
     """The directory in which the job was submitted."""
 
 
+@dataclass(frozen=True, slots=True)
+class NodesInQueue:
+    """A job in the queue, each element of an array by itself; `name`, `job_id` and `state` as in QueuedJob."""
+
+    name: str
+    job_id: str
+    state: str
+    nodes: int
+
+
+NODES_FORMAT = "%i|%A|%T|%D|%k"
+"""squeue(1); a comment, which may contain any character, is the last."""
 QUEUE_FORMAT = "%i|%A|%F|%T|%S|%r|%Z"
 """squeue(1); a directory, which may contain any character, is the last."""
 
@@ -186,6 +198,16 @@ def parse_queue(text: str) -> tuple[QueuedJob, ...]:
                 QueuedJob(name, job, array, state, None if reason == "None" else reason, _seconds(start), work_dir)
             )
     return tuple(found)
+
+
+def parse_nodes_in_queue(text: str, comment: str) -> tuple[NodesInQueue, ...]:
+    """Parse squeue with `NODES_FORMAT`: the jobs with this comment."""
+    lines = [line.split("|", 4) for line in text.splitlines()]
+    return tuple(
+        NodesInQueue(words[0], words[1], words[2], int(words[3]))
+        for words in lines
+        if len(words) == 5 and words[3].isdecimal() and words[4].strip() == comment
+    )
 
 
 def parse_clock(text: str) -> ControllerClock | None:

@@ -20,7 +20,7 @@ from slurm_elastic.submission.batch_script import BatchScript
 TEMPLATE_VARIABLE = "SLURM_ELASTIC_TEMPLATE"
 """Names the template for submissions that give none: of a site, or of a user."""
 
-_WHOLE_ARRAY = "SLURM_ELASTIC_VERDICT=array"
+WHOLE_ARRAY = "SLURM_ELASTIC_VERDICT=array"
 
 _RANGE = re.compile(r"([0-9]{1,6})(?:[:-]([0-9]{1,6}))?")
 
@@ -182,10 +182,10 @@ def read_template(given: str | Path | None, shape: Shape) -> str:
         raise UsageError(f"template {path}: {why}; slurm-elastic template prints one to adapt") from None
     if shape is Shape.ARRAY:
         # A site may have one template for both shapes, or one of an earlier release.
-        text = re.sub(r"\bSLURM_ELASTIC_VERDICT=1\b", _WHOLE_ARRAY, text)
-        if _WHOLE_ARRAY not in text:
+        text = re.sub(r"\bSLURM_ELASTIC_VERDICT=1\b", WHOLE_ARRAY, text)
+        if WHOLE_ARRAY not in text:
             raise UsageError(
-                f'template {path} lacks the line "export {_WHOLE_ARRAY}", so that each element of the array would be a '
+                f'template {path} lacks the line "export {WHOLE_ARRAY}", so that each element of the array would be a '
                 "run of its own; compare it with slurm-elastic template array"
             )
     return text

@@ -1,19 +1,21 @@
-"""How a run was started, kept in its run directory: what a further job of the run is made from.
+"""The start of a run, kept in its run directory: what a further job of the run is made from.
 
-The batch script keeps it, where Slurm's commands are, also if the agents run in an image. The environment is not kept:
-it may hold secrets of other programs, and sbatch gives a job that of the shell in which it is called.
+The batch script keeps it, where Slurm's commands are, also if the agents run in an image. Of the environment only the
+settings of the agents are kept: the rest may hold secrets of other programs, and sbatch gives a job that of the shell
+in which it is called.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from slurm_elastic import typed_json
 from slurm_elastic.rundir import RunDir
-from slurm_elastic.slurm import Controller
+from slurm_elastic.slurm import Controller, agent_settings
 
 _MOST_BYTES = 16 << 20
 """A program of more bytes is not compared."""
@@ -28,6 +30,7 @@ class Started:
         options: Options of sbatch that Slurm has applied to it, by their long names, also those of the command line.
         arguments: Arguments of the batch script.
         directory: Its working directory.
+        variables: Settings of the agents in its environment, PET_* among them.
         program: What the workers run; empty for a module.
         digest: SHA-256 of the program's file; empty if there is none that could be read.
     """
@@ -36,6 +39,7 @@ class Started:
     options: dict[str, str]
     arguments: tuple[str, ...]
     directory: str
+    variables: dict[str, str]
     program: str = ""
     digest: str = ""
 
@@ -60,7 +64,9 @@ def keep_start(run_dir: RunDir, job: str, arguments: tuple[str, ...], program: s
     script, options = controller.batch_script(job), controller.requested(job)
     if script is None or options is None:
         return not controller.is_silent
-    started = Started(script, options, arguments, str(Path.cwd()), program, _digest(Path(program)))
+    started = Started(
+        script, options, arguments, str(Path.cwd()), agent_settings(os.environ), program, _digest(Path(program))
+    )
     run_dir.claim_command(json.dumps(asdict(started)).encode())
     return True
 

@@ -46,7 +46,7 @@ def test_commands_of_tutorials_are_taken_by_their_parsers(words: list[str]) -> N
     name, *arguments = words
     if name == "agent":
         agent_parser().parse_args(arguments)
-    elif name in ("doctor", "submit"):
+    elif name in ("doctor", "grow", "resize", "submit"):
         # They take the options of sbatch, too.
         next(command for command in commands() if command.name == name).parser().parse_known_args(arguments)
     else:

@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.launcher.api import LaunchConfig
 
 from slurm_elastic.agent.health import HealthSettings
-from slurm_elastic.agent.option_values import RequeuePolicy
+from slurm_elastic.agent.option_values import NO_MAXIMUM, RequeuePolicy
 from slurm_elastic.agent.settings import AgentSettings, Start
 from slurm_elastic.agent.worker_logs import RoundLogsSpecs
 from slurm_elastic.errors import UsageError
@@ -66,7 +66,7 @@ def launch_config(**changes: Any) -> LaunchConfig:
     logs = RunDir(Path("/shared/elastic-runs/7"), "7")
     values = {
         "min_nodes": 1,
-        "max_nodes": 3,
+        "max_nodes": NO_MAXIMUM,
         "nproc_per_node": 1,
         "logs_specs": RoundLogsSpecs(logs, tee=Std.ALL),
         "run_id": "7",
@@ -169,7 +169,6 @@ def test_an_array_element_expects_nobody_and_has_the_ports_of_all() -> None:
         leader_node="n5",
         ports=ports("10"),
         launch_config=launch_config(
-            max_nodes=8,
             run_id="10",
             rdzv_endpoint=f"n5:{ports('10')[0]}",
             logs_specs=RoundLogsSpecs(run_dir, tee=Std.ALL),
@@ -184,7 +183,7 @@ def test_steps_and_elements_of_an_array_are_runs_of_their_own() -> None:
     for mark in ("", "1"):
         own = settle("train.py", {**ELEMENT, "SLURM_ELASTIC_VERDICT": mark})
         assert (own.run_id, own.shared, own.expected_nodes) == ("10_2", False, ("n5",))
-        assert own.launch_config.max_nodes == 1
+        assert own.launch_config.max_nodes == NO_MAXIMUM
     named = {name: value for name, value in ELEMENT.items() if name != "SLURM_ELASTIC_VERDICT"}
     for environ in (named, ELEMENT):
         several = settle("--run-id mine train.py", environ)

@@ -81,8 +81,8 @@ def test_module_is_the_command() -> None:
         ("verdit", "no command 'verdit'; did you mean verdict?"),
         (
             "x",
-            "no command 'x'; the commands are agent, checkpoints, coordinator, doctor, drain, job-end, list, logs, "
-            "rehearse, report, requeue, status, submit, template, top",
+            "no command 'x'; the commands are agent, checkpoints, coordinator, doctor, drain, grow, job-end, list, "
+            "logs, rehearse, report, requeue, resize, shrink, status, submit, template, top",
         ),
         ("--versoin", "no option --versoin; did you mean --version?"),
         ("--versoin agent train.py", "no option --versoin; did you mean --version?"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,14 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "[ $1 = write ] && exec echo '#!/bin/bash'\necho 'JobId=7 JobName=x'\necho '   Partition=low CPUs/Task=1'\n"
     )
     program.chmod(0o755)
-    for name, value in {**JOB, "SLURM_SUBMIT_DIR": str(tmp_path), "PATH": f"{program.parent}:/bin"}.items():
+    for name in [name for name in os.environ if name.startswith(("PET_", "SLURM"))]:
+        monkeypatch.delenv(name)
+    settings = {
+        "PET_RDZV_CONF": "heartbeat_limit=5",
+        "SLURM_ELASTIC_ETCD_CREDENTIALS": "/c",
+        "SLURM_ELASTIC_VERDICT": "1",
+    }
+    for name, value in {**settings, **JOB, "SLURM_SUBMIT_DIR": str(tmp_path), "PATH": f"{program.parent}:/bin"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "calls"
@@ -46,6 +54,7 @@ def test_the_batch_script_keeps_how_its_run_was_started_once(tmp_path: Path, slu
         {"partition": "low", "cpus-per-task": "1"},
         tuple(arguments),
         str(tmp_path),
+        {"PET_RDZV_CONF": "heartbeat_limit=5", "SLURM_ELASTIC_ETCD_CREDENTIALS": "/c"},
         "train.py",
         "d74ff0ee8da3b9806b18c877dbf29bbde50b5bd8e4dad7a3a725000feb82e8f1",
     )

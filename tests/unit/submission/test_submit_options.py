@@ -52,7 +52,7 @@ MISTAKES = {
     "--nodes 2": "no script",
     "--shape ring train.py": "neither allocation",
     "--nodes 2 tain.py": "did you mean train.py?",
-    "--nnodes 2 train.py": "--nnodes cannot be given here: give --nodes",
+    "--nnodes 2 train.py": "--nnodes cannot be given here: give --nodes, and --nnodes beside it only for",
     "--ntasks-per-node=8 train.py": "--nproc-per-node",
     "--array 0-3 train.py": "--shape array",
     "--max-restarts many train.py": "invalid int value",
@@ -102,6 +102,9 @@ def test_submitted_script_is_the_one_of_the_dry_run(
         "slurm-elastic: warning: --nodes, --dry-run after train.py goes to the script; options of submit stand before "
         "it\n"
     )
+
+    assert main(["submit", "--dry-run", "--nodes=2", "--nnodes=1:16", "train.py"]) == 0
+    assert "\nset -- --nnodes=2:2 --nnodes=1:16 train.py\n" in capsys.readouterr().out
 
     assert main(["submit", *words]) == 0
     printed = capsys.readouterr()

@@ -1,0 +1,81 @@
+"""A run that gets more nodes than its first job has, gives them back, and outlives that job."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+from tests.cluster.jobs import Job, Jobs, on
+
+OLD, NEW = ["n1", "n2"], ["n3", "n4"]
+
+
+def ask(jobs: Jobs, *words: str) -> str:
+    """What ``slurm-elastic WORDS`` has printed."""
+    return jobs.cluster.command(["slurm-elastic", *words], cwd=jobs.directory, env=jobs.environ).stdout
+
+
+def start(jobs: Jobs) -> Job:
+    job = jobs.submit("--time=10", *on(*OLD), "elastic.sbatch", "train.py", "--asks")
+    job.wait_for_steps(0, OLD)
+    job.wait_until("how it was started is not kept", (job.run_dir / "command.json").exists)
+    return job
+
+
+def grow(jobs: Jobs, job: Job, *options: str) -> Job:
+    said = ask(jobs, "grow", str(job.id), "--nodes=2", *options)
+    match = re.fullmatch(rf"submitted job (\d+) for 2 more nodes; they join run {job.id}\n", said)
+    assert match, said
+    return Job(jobs.cluster, jobs.directory, int(match[1]))
+
+
+def wait_for_round(jobs: Jobs, job: Job, number: int, nodes: list[str]) -> None:
+    jobs.cluster.wait_until(f"no round {number} of {nodes}", lambda: job.trained_on(number) == nodes)
+
+
+def require_each_step_once(job: Job, rounds: int) -> None:
+    steps = [{entry["step"] for entry in job.steps(number)} for number in range(rounds)]
+    assert [min(after) - max(before) for before, after in itertools.pairwise(steps)] == [1] * (rounds - 1)
+    assert {(round_["restarts"], round_["scope"]) for round_ in job.rounds()} == {(0, f"{job.id}.0")}
+
+
+def test_a_run_grows_and_shrinks_without_losing_a_step(jobs):
+    job = start(jobs)
+    more = grow(jobs, job)
+    wait_for_round(jobs, job, 1, [*OLD, *NEW])
+    queue = jobs.cluster.command(["squeue", "--noheader", "--format=%j %T %D %k", f"--jobs={more.id}"]).stdout
+    assert queue == f"elastic-grow RUNNING 2 slurm-elastic grows {job.run_dir}\n"
+
+    # What has not started yet is cancelled before a node leaves.
+    waiting = grow(jobs, job)
+    assert ask(jobs, "resize", str(job.id), "2") == (
+        f"cancelled before their start: {waiting.id}\nasked to leave: n4, n3 (job {more.id})\n"
+    )
+    waiting.wait_for("CANCELLED")
+    wait_for_round(jobs, job, 2, OLD)
+    more.wait_for("FAILED", "COMPLETED")
+
+    # One that starts after the end of the run has nothing to do.
+    late = grow(jobs, job, "--hold")
+    job.say_enough()
+    job.wait_for("COMPLETED")
+    jobs.cluster.command(["scontrol", "release", str(late.id)])
+    late.wait_for("COMPLETED")
+    assert f"run {job.id} is over: it needs no more nodes" in late.output
+    require_each_step_once(job, 3)
+
+
+def test_a_run_outlives_its_first_job_which_may_come_back(jobs):
+    job = start(jobs)
+    more = grow(jobs, job)
+    wait_for_round(jobs, job, 1, [*OLD, *NEW])
+
+    jobs.cluster.command(["scontrol", "requeue", str(job.id)])
+    wait_for_round(jobs, job, 2, NEW)
+    wait_for_round(jobs, job, 3, [*OLD, *NEW])
+    job.cancel()
+    wait_for_round(jobs, job, 4, NEW)
+
+    job.say_enough()
+    more.wait_for("COMPLETED")
+    require_each_step_once(job, 5)

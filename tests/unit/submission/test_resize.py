@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.cli import main
+from slurm_elastic.errors import UsageError
+from slurm_elastic.observe.live import LiveAgent, LiveLeave, LiveRun
+from slurm_elastic.rendezvous.leader_client import LeaderEndpoint
+from slurm_elastic.rendezvous.leave_requests import LeaveAnswer, LeaveRequest
+from slurm_elastic.rundir import RunDir
+from slurm_elastic.slurm import NodesInQueue
+from slurm_elastic.submission import resize as resizing
+from slurm_elastic.submission import templates
+from slurm_elastic.submission.resize import ResizePlan, further_job, plan_resize
+from slurm_elastic.submission.started import Started
+
+FIRST = ["n1/7.0/11", "n2/7.0/12"]
+SECOND = ["n3/9.1/13", "n10/9.1/14"]
+PENDING = NodesInQueue("11", "11", "PENDING", 3)
+ELEMENTS = [NodesInQueue(f"12_{index}", "12", "PENDING", 1) for index in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("change", "coming", "expected"),
+    [
+        (+2, [], ResizePlan(submit=2)),
+        (-1, [], ResizePlan(leave=(("9.1", ("n10",)),))),
+        (-2, [], ResizePlan(leave=(("9.1", ("n10", "n3")),))),
+        (-3, [], ResizePlan(leave=(("9.1", ("n10", "n3")), ("7.0", ("n2",))))),
+        (0, [PENDING], ResizePlan()),
+        (+1, [PENDING], ResizePlan(submit=1)),
+        # What waits goes first, each job as a whole.
+        (-3, [PENDING], ResizePlan(cancel=("11",))),
+        (-4, [PENDING], ResizePlan(cancel=("11",), leave=(("9.1", ("n10",)),))),
+        (-1, [PENDING], ResizePlan(submit=2, cancel=("11",))),
+        (-1, [PENDING, *ELEMENTS], ResizePlan(cancel=("12_1",))),
+        (-2, [PENDING, *ELEMENTS], ResizePlan(cancel=("12_1", "12_0"))),
+    ],
+)
+def test_which_nodes_come_and_go(change: int, coming: list[NodesInQueue], expected: ResizePlan) -> None:
+    agents = [*SECOND, *FIRST]
+    size = len(agents) + sum(job.nodes for job in coming) + change
+    assert plan_resize(change, 0, agents, coming, 1, 16) == expected
+    assert plan_resize(None, size, agents, coming, 1, 16) == expected
+
+
+def test_a_size_beyond_the_bounds_is_refused_but_steps_towards_them_are_not() -> None:
+    with pytest.raises(UsageError, match=r"has 4 nodes, and 3 asked for, and at most 7 train, .* as in --nnodes=2:8$"):
+        plan_resize(+1, 0, [*FIRST, *SECOND], [PENDING], 2, 7)
+    with pytest.raises(UsageError, match=r"has 4 nodes, and needs 2, .* drain RUN --all$"):
+        plan_resize(None, 1, [*FIRST, *SECOND], [], 2, 7)
+    assert plan_resize(-1, 0, [*FIRST, *SECOND], [], 1, 2).leave
+    assert plan_resize(None, 4, FIRST[:1], [], 8, 16).submit == 3
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    return RunDir.for_run(tmp_path, "7").open()
+
+
+def started(template: str = "allocation", **options: str) -> Started:
+    arguments = ("--max-restarts=3", "train.py", "--name", "a b")
+    return Started(templates.read(template), options, arguments, "/home/me", {"PET_RDZV_CONF": "heartbeat_limit=5"})
+
+
+def test_a_further_job_has_the_options_and_the_arguments_of_the_first(run_dir: RunDir) -> None:
+    first = started(partition="high", time="1:00:00", gres="gpu:4")
+    text = further_job(run_dir, first, 2, "1:8", {"partition": "low", "gpus-per-node": "2"}).text()
+    head, _, rest = text.partition("\nset -- ")
+    assert [line.removeprefix("#SBATCH --") for line in head.splitlines() if line.startswith("#SBATCH")] == [
+        *("job-name=elastic-grow", "exclusive", "no-kill", "requeue", "signal=USR2@120", "output=%x-%j.out"),
+        *("open-mode=append", "partition=low", "time=1:00:00", "gpus-per-node=2"),
+        *(f"comment='slurm-elastic grows {run_dir.path}'", "nodes=2"),
+    ]
+    lines = rest.splitlines()
+    assert lines[:6] == [
+        "--max-restarts=3 train.py --name 'a b'",
+        "export PET_RDZV_CONF=heartbeat_limit=5",
+        "export PET_RDZV_ID=7",
+        f"export PET_RUN_DIR={run_dir.path.parent.parent}",
+        "export PET_NNODES=1:8",
+        "export SLURM_ELASTIC_GROWS=7",
+    ]
+    assert text.endswith(templates.read("allocation")[-200:])
+
+
+def test_a_run_on_an_array_grows_by_elements(run_dir: RunDir) -> None:
+    options = dict(further_job(run_dir, started("array"), 3, "1:8", {}).options)
+    assert (options["array"], options["nodes"]) == ("0-2", "1")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A run of four nodes with a job that waits; what is asked of Slurm and of its leader."""
+    asked: list[str] = []
+    for name, text in {
+        "sbatch": f"cat >{tmp_path}/script; echo 31",
+        "scancel": f"echo scancel $* >>{tmp_path}/calls",
+        "squeue": f"echo '11|11|PENDING|2|slurm-elastic grows {run_dir.path}'; echo '12|12|PENDING|2|mine'",
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    agents = {agent: LiveAgent("training") for agent in (*FIRST, *SECOND)}
+    agents["n5/9.1/15"] = LiveAgent("leaving", leave=LiveLeave("drained"))
+    live = LiveRun("n1/7.0/11", "running", min_nodes=1, max_nodes=8, agents=agents)
+    leader = LeaderEndpoint("127.0.0.1", 1, "7.0", b"")
+
+    def leave(_: LeaderEndpoint, request: LeaveRequest) -> LeaveAnswer:
+        asked.append(f"{request.job}: {','.join(request.nodes)}")
+        return LeaveAnswer(request.nodes, ())
+
+    monkeypatch.setattr(resizing, "_ask", lambda _: (leader, live))
+    monkeypatch.setattr(resizing, "ask_to_leave", leave)
+    monkeypatch.setattr(resizing, "read_start", lambda _: started())
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    yield asked
+    asked.clear()
+
+
+def test_grow_shrink_and_resize(tmp_path: Path, cluster: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["grow", "--partition=low", "7", "--nodes", "2"]) == 0
+    assert capsys.readouterr().out == "submitted job 31 for 2 more nodes; they join run 7\n"
+    assert "\n#SBATCH --partition=low\n" in (tmp_path / "script").read_text()
+    assert main(["resize", "7", "6"]) == 0
+    assert capsys.readouterr().out == "run 7 has this size\n"
+    assert main(["shrink", "7", "--nodes=3"]) == 0
+    assert capsys.readouterr().out == "cancelled before their start: 11\nasked to leave: n10 (job 9)\n"
+    assert (tmp_path / "calls").read_text() == "scancel 11\n"
+    assert cluster == ["9.1: n10"]
+
+
+MISTAKES = {
+    "grow 7 --nodes 3": "at most 8 train, by the --nnodes of its start",
+    "grow 7 --nodes 2:4": "--nodes '2:4' is no number of nodes",
+    "grow 7": "required: --nodes",
+    "grow 7 8 --nodes 1": "unrecognized arguments: 8",
+    "grow 7 --nodes 1 --nodelist=n3": "--nodelist is not possible: slurm-elastic sets it",
+    "grow 7 --nodes 1 --ntasks=3": "--ntasks is not possible: one agent per node",
+    "resize 7 0": "N '0' is no number of nodes",
+    "shrink 7 --nodes 6": "needs 1, by the --nnodes of its start",
+    "grow 8 --nodes 1": "no run 8",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_mistake_is_one_line(
+    words: str, tmp_path: Path, cluster: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert MISTAKES[words] in printed.err
+    assert not (tmp_path / "script").exists()
+    assert cluster == []
+
+
+def test_a_refusal_of_sbatch_is_one_line_and_nothing_is_cancelled_then(
+    tmp_path: Path, cluster: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: no' >&2; exit 1\n")
+    assert main(["shrink", "7", "--nodes=1"]) == 2
+    assert capsys.readouterr().err == (
+        "slurm-elastic: error: sbatch refused the job: invalid partition specified: no\n"
+    )
+    assert not (tmp_path / "calls").exists()
+    assert cluster == []
+
+
+def test_a_run_that_has_ended_or_whose_start_is_not_on_record(
+    tmp_path: Path,
+    run_dir: RunDir,
+    cluster: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resizing, "read_start", lambda _: None)
+    assert main(["grow", "7", "--nodes=1"]) == 2
+    assert "how run 7 was started is not on record" in capsys.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert main(["grow", "7", "--nodes=1"]) == 2
+    assert "run 7 does not train: no leader has published an endpoint" in capsys.readouterr().err
+    run_dir.mark_done({})
+    assert main(["resize", "7", "3"]) == 2
+    assert capsys.readouterr().err == "slurm-elastic: error: run 7 is finished\n"
