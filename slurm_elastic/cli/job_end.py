@@ -89,8 +89,9 @@ def _wait(arguments: Sequence[str]) -> int:
         time.sleep(_LOOK)
         code = None
         # Records that cannot be read now may be later; meanwhile srun tells the end.
-        with contextlib.suppress(SlurmElasticError):
+        with contextlib.suppress(SlurmElasticError, OSError):
             kept = kept or _keep_start(arguments)
+        with contextlib.suppress(SlurmElasticError):
             code = code_when_over(arguments)
         if code is None:
             since = None

@@ -15,6 +15,7 @@ from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rundir import RunDir, list_names, runs_of_job
 from slurm_elastic.submission.job_states import is_final, state_of_array
 from slurm_elastic.submission.payload import Script, read_ranks, script_file
+from slurm_elastic.submission.resize import further_jobs, resize
 from slurm_elastic.submission.run_status import RunStatus, latest_log, read_status
 from slurm_elastic.unpickling import unpickle
 
@@ -201,8 +202,26 @@ class ElasticJob(_Run, slurm.SlurmJob[Any]):
 
     watcher = ElasticInfoWatcher(delay_s=60)
 
+    def resize(self, nodes: int, **options: str) -> str | None:
+        """Give the run, which trains, another number of nodes, as ``slurm-elastic resize`` does.
+
+        Args:
+            nodes: Nodes that the run shall have, with those that were asked for before.
+            options: Options of sbatch for a further job, such as ``partition="low"``.
+
+        Returns:
+            Id of the job that was submitted; None if none was.
+
+        Raises:
+            UsageError: The run does not train, or that is beyond its bounds, or sbatch refuses the job.
+        """
+        named: dict[str, str | None] = {name.replace("_", "-"): value for name, value in options.items()}
+        return resize(self.run_dir, size=nodes, options=named).job or None
+
     def _has_ended(self, force_check: bool) -> bool:
-        return self.watcher.is_done(self.job_id, mode="force" if force_check else "standard")
+        ended = self.watcher.is_done(self.job_id, mode="force" if force_check else "standard")
+        # The run may go on in further jobs.
+        return ended and not further_jobs(self.run_dir)
 
     def _is_completed(self) -> bool:
         return self.state == "COMPLETED"

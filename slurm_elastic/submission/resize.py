@@ -44,7 +44,7 @@ _ALIKE = (
 
 @dataclass(frozen=True, slots=True)
 class ResizePlan:
-    """What is done for another size.
+    """The actions for another size.
 
     Attributes:
         submit: Nodes to ask Slurm for.
@@ -106,10 +106,10 @@ def _newest_first(agent: str) -> tuple[int, object]:
 
 @dataclass(frozen=True, slots=True)
 class Resized:
-    """What was done for another size.
+    """A plan that was carried out.
 
     Attributes:
-        plan: The plan that was carried out.
+        plan: The plan.
         job: The job that was submitted; empty for none.
         warning: A line for people; empty for none.
     """
@@ -176,6 +176,11 @@ def _ask(run_dir: RunDir) -> tuple[LeaderEndpoint, LiveRun]:
         why = f"no answer from {live.silent}; try again" if live.silent else "it is ending"
         raise UsageError(f"run {run_dir.run_id} keeps its size: {why}")
     return leader, live
+
+
+def further_jobs(run_dir: RunDir) -> tuple[NodesInQueue, ...]:
+    """Return the jobs in the queue that were submitted to make the run larger; empty if Slurm does not answer."""
+    return Controller().jobs_with_comment(_comment(run_dir)) or ()
 
 
 def _comment(run_dir: RunDir) -> str:

@@ -15,6 +15,7 @@ from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import NodesInQueue
 from slurm_elastic.submission import resize as resizing
 from slurm_elastic.submission import templates
+from slurm_elastic.submission.job import ElasticInfoWatcher, ElasticJob
 from slurm_elastic.submission.resize import ResizePlan, further_job, plan_resize
 from slurm_elastic.submission.started import Started
 
@@ -132,6 +133,19 @@ def test_grow_shrink_and_resize(tmp_path: Path, cluster: list[str], capsys: pyte
     assert capsys.readouterr().out == "cancelled before their start: 11\nasked to leave: n10 (job 9)\n"
     assert (tmp_path / "calls").read_text() == "scancel 11\n"
     assert cluster == ["9.1: n10"]
+
+
+def test_a_job_from_python_is_resized_and_outlives_its_first_job(
+    tmp_path: Path, cluster: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ElasticInfoWatcher, "is_done", lambda *_, **__: True)
+    job = ElasticJob(folder=tmp_path, job_id="7")
+    assert job.resize(8, partition="low") == "31"
+    assert "\n#SBATCH --partition=low\n" in (tmp_path / "script").read_text()
+    assert job.resize(6) is None
+    assert not job.done()
+    (tmp_path / "squeue").write_text("#!/bin/sh\n")
+    assert job.done()
 
 
 MISTAKES = {
