@@ -18,11 +18,13 @@ class SlurmFacts:
         config: The configuration; None if slurmctld does not answer.
         partitions: All partitions that the user may see.
         qos: All QOS, empty without slurmdbd.
+        submit_limits: Limits on the number of this user's jobs.
     """
 
     config: ClusterConfig | None = None
     partitions: tuple[PartitionView, ...] = ()
     qos: tuple[QosView, ...] = ()
+    submit_limits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class NodeFacts:
         has_py_spy: True if py-spy is in PATH.
         controller_offset: Seconds by which the clock here is ahead of the controller's; None if it does not answer.
         has_scontrol, has_squeue: True if the command gets an answer here.
+        submit_refusal: Why sbatch takes no job of this user here; empty if it does.
         address: Address by which other nodes would reach this one; empty if none can be chosen.
         address_error: Why none can be chosen.
         collective_interface: Interface that collectives are told to use; empty if they choose by the host name.
@@ -111,6 +114,7 @@ class NodeFacts:
     controller_offset: float | None = None
     has_scontrol: bool = True
     has_squeue: bool = True
+    submit_refusal: str = ""
     address: str = ""
     address_error: str = ""
     collective_interface: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import platform
 import resource
@@ -63,7 +64,9 @@ def slurm_facts(controller: Controller) -> SlurmFacts:
         return SlurmFacts()
     # Without slurmdbd sacctmgr fails after a while.
     qos = controller.qos() if config.text("PreemptType") == "preempt/qos" else ()
-    return SlurmFacts(config, controller.partitions() or (), qos or ())
+    accounting = config.text("AccountingStorageType") == "accounting_storage/slurmdbd"
+    limits = controller.submit_limits(getpass.getuser()) if accounting else ()
+    return SlurmFacts(config, controller.partitions() or (), qos or (), limits)
 
 
 def require_possible(facts: SlurmFacts, partition: str, nodes: int | None) -> None:
@@ -131,6 +134,7 @@ def node_facts(
         controller_offset=now - clock.now if clock else None,
         has_scontrol=clock is not None,
         has_squeue=answers,
+        submit_refusal=controller.submit_refusal(),
         address=address.chosen,
         address_error=address.error,
         collective_interface=address.collective_interface or os.environ.get("GLOO_SOCKET_IFNAME", ""),

@@ -25,7 +25,13 @@ _SLOW_WRITE = 50e6
 
 def node_findings(site: SiteFacts) -> list[Finding]:
     """Judge each machine, and make one finding of those that are alike."""
-    everywhere: tuple[Callable[[NodeFacts], Finding], ...] = (_torch, _descriptors, _clock, _slurm_commands)
+    everywhere: tuple[Callable[[NodeFacts], Finding], ...] = (
+        _torch,
+        _descriptors,
+        _clock,
+        _slurm_commands,
+        _submission,
+    )
     # A login node has other devices and mounts than those on which runs train.
     on_nodes = (_gpus, _shared_memory, _locked_memory, _membarrier, _ptrace, _address)
     checks = (*everywhere, *on_nodes) if site.results else everywhere if not site.job else ()
@@ -279,6 +285,12 @@ def _slurm_commands(node: NodeFacts) -> Finding:
         "make Slurm's commands, slurm.conf and munge's socket available here, in a container by bind mounts "
         "(docs/howto/containers.md); the batch script requeues from outside of it",
     )
+
+
+def _submission(node: NodeFacts) -> Finding:
+    why = "slurm-elastic grow and resize ask for further jobs by sbatch; runs themselves do without"
+    refusal = node.submit_refusal and f"sbatch takes no job here: {node.submit_refusal}"
+    return Finding("node.submission", Level.OK, refusal or "sbatch takes jobs", why)
 
 
 def _address(node: NodeFacts) -> Finding:

@@ -55,6 +55,7 @@ def slurm_findings(site: SiteFacts) -> Iterator[Finding]:
     yield _user_signal(config)
     yield _bad_exit(config)
     yield _memory_accounting(config)
+    yield _submit_limits(site)
 
 
 def save_seconds(grace: float) -> float:
@@ -79,6 +80,11 @@ def _release(config: ClusterConfig) -> Finding:
             check, Level.UNKNOWN, text, f"the tested releases are {tested}", "look for a newer release of slurm_elastic"
         )
     return Finding(check, Level.OK, text, f"the tested releases are {tested}")
+
+
+def _submit_limits(site: SiteFacts) -> Finding:
+    limits = "; ".join(site.slurm.submit_limits) or "none is known"
+    return Finding("slurm.submit_limits", Level.OK, limits, "jobs of slurm-elastic grow count, also while they wait")
 
 
 def _partition(site: SiteFacts) -> PartitionView | None:

@@ -42,6 +42,7 @@ from slurm_elastic.slurm.site_output import (
     PartitionView,
     QosView,
     parse_config,
+    parse_limits,
     parse_partitions,
     parse_qos,
 )
@@ -172,6 +173,24 @@ class Controller:
         """Return every QOS; None without slurmdbd, or if it does not answer."""
         answer = self._ask("sacctmgr", "--noheader", "--parsable2", "show", "qos", f"format={QOS_FORMAT}")
         return parse_qos(answer.output) if answer is not None and answer.status == 0 else None
+
+    def submit_refusal(self) -> str:
+        """Return why sbatch takes no job from this user here; empty if it does. No job is submitted."""
+        answer = self._ask("sbatch", "--test-only", "--wrap=true")
+        if answer is None:
+            return "there is no sbatch, or it gets no answer"
+        lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in answer.complaint.splitlines()]
+        return "; ".join(filter(None, lines)) or "sbatch fails" if answer.status else ""
+
+    def submit_limits(self, user: str) -> tuple[str, ...]:
+        """Return the limits on the number of this user's jobs; empty for none, or if slurmdbd does not answer."""
+        show = ("sacctmgr", "--noheader", "--parsable2", "show")
+        accounts = self._ask(*show, "assoc", f"user={user}", "format=Account,MaxJobs,MaxSubmit")
+        qos = self._ask(*show, "qos", "format=Name,MaxJobsPU,MaxSubmitPU")
+        named = (("account", accounts), ("QOS", qos))
+        return tuple(
+            line for name, answer in named if answer and not answer.status for line in parse_limits(name, answer.output)
+        )
 
     def grace(self, view: JobView, preempt_type: str) -> int | None:
         """Return GraceTime in seconds of the QOS or partition of a job; None if Slurm does not answer.

@@ -114,5 +114,18 @@ def parse_qos(text: str) -> tuple[QosView, ...]:
     return tuple(found)
 
 
+def parse_limits(kind: str, text: str) -> tuple[str, ...]:
+    """Parse the lines of sacctmgr with a name and its limits on running and on submitted jobs."""
+    lines = [line.split("|") for line in text.splitlines()]
+    return tuple(
+        f"{kind} {words[0]}: "
+        + ", ".join(
+            f"{limit}={value}" for limit, value in zip(("MaxJobs", "MaxSubmitJobs"), words[1:], strict=True) if value
+        )
+        for words in lines
+        if len(words) == 3 and any(words[1:])
+    )
+
+
 def _number(text: str | None) -> int:
     return int(text) if text and re.fullmatch(r"[0-9]{1,9}", text) else 0

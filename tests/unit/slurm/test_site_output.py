@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.slurm.scontrol_output import parse_duration
-from slurm_elastic.slurm.site_output import QosView, parse_config, parse_partitions, parse_qos
+from slurm_elastic.slurm.site_output import QosView, parse_config, parse_limits, parse_partitions, parse_qos
 
 OUTPUTS = Path(__file__).parent / "outputs"
 
@@ -52,3 +52,10 @@ def test_what_is_no_answer() -> None:
 )
 def test_durations(text: str, seconds: int | None) -> None:
     assert parse_duration(text) == seconds
+
+
+def test_limits_on_the_number_of_jobs() -> None:
+    text = "normal||\nlow|4|\nhigh||10\nbad|1\nboth|1|2\n"
+    assert parse_limits("QOS", text) == (
+        *("QOS low: MaxJobs=4", "QOS high: MaxSubmitJobs=10", "QOS both: MaxJobs=1, MaxSubmitJobs=2"),
+    )
