@@ -288,6 +288,8 @@ def _restrict_nodes(config: LaunchConfig, options: argparse.Namespace, job: Slur
     sizes = {"node_unit": options.node_unit, "valid_nodes": options.valid_nodes, "segment": options.segment}
     config.rdzv_configs.update({name: value for name, value in sizes.items() if value})
     rendezvous = RendezvousOptions.from_config(config.rdzv_configs)
+    if options.nnodes is None and not shared:
+        rendezvous.node_range(config.min_nodes, here)
     config.min_nodes, config.max_nodes = least, _ = rendezvous.node_range(config.min_nodes, config.max_nodes)
     if least > here and not shared:
         there, mend = (f"the job has {here}", f" or submit with --nodes={least}") if job else ("there is one here", "")

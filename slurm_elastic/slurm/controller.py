@@ -128,7 +128,9 @@ class Controller:
     def jobs_with_comment(self, comment: str) -> tuple[NodesInQueue, ...] | None:
         """Return this user's jobs with a comment that wait or run, with their nodes; None if Slurm does not answer."""
         answer = self._ask("squeue", "--noheader", "--me", "--array", f"--format={NODES_FORMAT}")
-        return parse_nodes_in_queue(answer.output, comment) if answer is not None and answer.status == 0 else None
+        if answer is None or answer.status:
+            return None
+        return tuple(job for job in parse_nodes_in_queue(answer.output) if job.comment == comment)
 
     def requested(self, job_id: str) -> dict[str, str] | None:
         """Return what a job has asked for, as options of sbatch; None if Slurm does not answer."""
@@ -189,7 +191,10 @@ class Controller:
         qos = self._ask(*show, "qos", "format=Name,MaxJobsPU,MaxSubmitPU")
         named = (("account", accounts), ("QOS", qos))
         return tuple(
-            line for name, answer in named if answer and not answer.status for line in parse_limits(name, answer.output)
+            f"{name} {limits}"
+            for name, answer in named
+            if answer and not answer.status
+            for limits in parse_limits(answer.output)
         )
 
     def grace(self, view: JobView, preempt_type: str) -> int | None:

@@ -132,12 +132,13 @@ class QueuedJob:
 
 @dataclass(frozen=True, slots=True)
 class NodesInQueue:
-    """A job in the queue, each element of an array by itself; `name`, `job_id` and `state` as in QueuedJob."""
+    """A job in the queue with its comment, each element of an array by itself; other fields as in QueuedJob."""
 
     name: str
     job_id: str
     state: str
     nodes: int
+    comment: str = ""
 
 
 NODES_FORMAT = "%i|%A|%T|%D|%k"
@@ -200,13 +201,13 @@ def parse_queue(text: str) -> tuple[QueuedJob, ...]:
     return tuple(found)
 
 
-def parse_nodes_in_queue(text: str, comment: str) -> tuple[NodesInQueue, ...]:
-    """Parse squeue with `NODES_FORMAT`: the jobs with this comment."""
+def parse_nodes_in_queue(text: str) -> tuple[NodesInQueue, ...]:
+    """Parse squeue with `NODES_FORMAT`."""
     lines = [line.split("|", 4) for line in text.splitlines()]
     return tuple(
-        NodesInQueue(words[0], words[1], words[2], int(words[3]))
+        NodesInQueue(words[0], words[1], words[2], nodes, words[4].strip())
         for words in lines
-        if len(words) == 5 and words[3].isdecimal() and words[4].strip() == comment
+        if len(words) == 5 and (nodes := _seconds(words[3])) is not None
     )
 
 

@@ -114,11 +114,11 @@ def parse_qos(text: str) -> tuple[QosView, ...]:
     return tuple(found)
 
 
-def parse_limits(kind: str, text: str) -> tuple[str, ...]:
+def parse_limits(text: str) -> tuple[str, ...]:
     """Parse the lines of sacctmgr with a name and its limits on running and on submitted jobs."""
     lines = [line.split("|") for line in text.splitlines()]
     return tuple(
-        f"{kind} {words[0]}: "
+        f"{words[0]}: "
         + ", ".join(
             f"{limit}={value}" for limit, value in zip(("MaxJobs", "MaxSubmitJobs"), words[1:], strict=True) if value
         )

@@ -74,7 +74,11 @@ def keep_start(run_dir: RunDir, job: str, arguments: tuple[str, ...], program: s
 def read_start(run_dir: RunDir) -> Started | None:
     """Return how the run was started; None if that is not on record."""
     content = run_dir.command()
-    return None if content is None else typed_json.decode(content, Started)
+    try:
+        return None if content is None else typed_json.decode(content, Started)
+    except typed_json.JSONError:
+        # Of another release.
+        return None
 
 
 def _digest(path: Path) -> str:

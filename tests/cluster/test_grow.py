@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 
+import pytest
+
 from tests.cluster.jobs import Job, Jobs, on
 
 OLD, NEW = ["n1", "n2"], ["n3", "n4"]
@@ -79,3 +81,20 @@ def test_a_run_outlives_its_first_job_which_may_come_back(jobs):
     job.say_enough()
     more.wait_for("COMPLETED")
     require_each_step_once(job, 5)
+
+
+@pytest.mark.nightly
+def test_the_time_limit_of_the_first_job_is_its_own(jobs):
+    job = start(jobs)
+    more = grow(jobs, job)
+    wait_for_round(jobs, job, 1, [*OLD, *NEW])
+
+    jobs.cluster.command(["scontrol", "update", f"JobId={job.id}", "TimeLimit=1"])
+    jobs.cluster.wait_until("it does not end", lambda: job.trained_on(2) == NEW, timeout=120)
+    wait_for_round(jobs, job, 3, [*OLD, *NEW])
+    assert f"job {job.id}: requeued: time limit near" in job.output
+
+    job.say_enough()
+    job.wait_for("COMPLETED")
+    more.wait_for("COMPLETED")
+    require_each_step_once(job, 4)

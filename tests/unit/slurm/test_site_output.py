@@ -56,6 +56,4 @@ def test_durations(text: str, seconds: int | None) -> None:
 
 def test_limits_on_the_number_of_jobs() -> None:
     text = "normal||\nlow|4|\nhigh||10\nbad|1\nboth|1|2\n"
-    assert parse_limits("QOS", text) == (
-        *("QOS low: MaxJobs=4", "QOS high: MaxSubmitJobs=10", "QOS both: MaxJobs=1, MaxSubmitJobs=2"),
-    )
+    assert parse_limits(text) == (*("low: MaxJobs=4", "high: MaxSubmitJobs=10", "both: MaxJobs=1, MaxSubmitJobs=2"),)
