@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.cluster.jobs import Job, Jobs, on
+from tests.cluster.jobs import CHECKOUT, Job, Jobs, on
 
 OLD, NEW = ["n1", "n2"], ["n3", "n4"]
 
@@ -98,3 +98,26 @@ def test_the_time_limit_of_the_first_job_is_its_own(jobs):
     job.wait_for("COMPLETED")
     more.wait_for("COMPLETED")
     require_each_step_once(job, 4)
+
+
+@pytest.mark.nightly
+def test_a_run_on_an_array_grows_by_elements(jobs):
+    jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
+    job = jobs.submit("--array=0-1", "--time=10", "array.sbatch", "train.py", "--asks")
+    wait_until = jobs.cluster.wait_until
+    wait_until("no training", lambda: len(job.rounds()) > 0 and len(job.trained_on(len(job.rounds()) - 1)) == 2)
+    wait_until("how it was started is not kept", (job.run_dir / "command.json").exists)
+    first = len(job.rounds()) - 1
+
+    more = grow(jobs, job)
+    wait_until("it does not grow", lambda: len(job.trained_on(len(job.rounds()) - 1)) == 4)
+    assert re.fullmatch(r"asked to leave: n\d \(job \d+\)\n", ask(jobs, "shrink", str(job.id), "--nodes=1"))
+    wait_until("it does not shrink", lambda: len(job.trained_on(len(job.rounds()) - 1)) == 3)
+
+    job.say_enough()
+    jobs.wait_until_all_ended()
+    # One that left is a success as well if its batch script finds the run finished.
+    assert {state for state, _ in jobs.elements(more)} <= {"COMPLETED", "FAILED"}
+    assert {state for state, _ in jobs.elements(job)} == {"COMPLETED"}
+    steps = [{entry["step"] for entry in job.steps(number)} for number in range(first, len(job.rounds()))]
+    assert {min(after) - max(before) for before, after in itertools.pairwise(steps)} == {1}
