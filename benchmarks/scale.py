@@ -242,6 +242,7 @@ def _lead(pipe: Connection, place: Path, nodes: int, position: int) -> None:
         run_dir=run_dir,
         records=open_records(run_dir, incarnation(RUN, 0), None, limit=60.0),
         restart_count=0,
+        incarnation=incarnation(RUN, 0),
         agent=f"n{position}/0.0/0",
         node=f"n{position}",
         position=position,
