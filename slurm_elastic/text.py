@@ -20,3 +20,16 @@ def size_text(count: int) -> str:
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return f"{count / 1024:.3g} KiB"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as "1 node" and "1,000 steps"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a time in the unit that a person would say it in."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"

@@ -42,7 +42,7 @@ from slurm_elastic.agent.signals import record_signals
 from slurm_elastic.agent.step_timing import StepTimingFeature, leader_reports
 from slurm_elastic.agent.watchdog import Hang, Watchdog, make_pipe
 from slurm_elastic.agent.worker_processes import require_numa_binding, worker_starter
-from slurm_elastic.errors import ExitCode, UsageError
+from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
 from slurm_elastic.failures import Loop, find_loops
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.membership import Decision, Drop
@@ -100,12 +100,13 @@ def join(settings: AgentSettings, command: Sequence[str]) -> RunDir:
     return run_dir
 
 
-def launch(settings: AgentSettings, fork_server: ForkServer | None) -> ExitCode:
+def launch(settings: AgentSettings, fork_server: ForkServer | None, summarize: Callable[[RunDir], str]) -> ExitCode:
     """Take part in the run until it ends or this agent has to leave.
 
     Args:
         settings: The settings; the run directory is open.
         fork_server: The process that starts the workers; None where torch itself has to start them.
+        summarize: Returns the line with which the leader of a run that has succeeded ends.
 
     Raises:
         UsageError: The user has to change something; no worker was started.
@@ -124,13 +125,19 @@ def launch(settings: AgentSettings, fork_server: ForkServer | None) -> ExitCode:
             settings.run_dir, own, settings.etcd, limit=limit, interrupted=lambda: first_signal() is not None
         )
         with contextlib.closing(records):
-            return _join_run(settings, fork_server, records, own)
+            return _join_run(settings, fork_server, records, own, summarize)
     except RecordsInterruptedError:
         logger.info("%s got %s while it waited for etcd", settings.node, first_signal())
         return ExitCode.LEFT
 
 
-def _join_run(settings: AgentSettings, fork_server: ForkServer | None, records: Records, own: str) -> ExitCode:
+def _join_run(
+    settings: AgentSettings,
+    fork_server: ForkServer | None,
+    records: Records,
+    own: str,
+    summarize: Callable[[RunDir], str],
+) -> ExitCode:
     if os.environ.get(GROWS_VARIABLE) == settings.run_id and (
         records.is_done() or settings.run_dir.failure(own) is not None
     ):
@@ -151,11 +158,15 @@ def _join_run(settings: AgentSettings, fork_server: ForkServer | None, records: 
             _progress(settings).ended(ExitCode.FINISHED)
         return ExitCode.FINISHED
     with health_port(settings.health, settings.run_dir, _first_state(settings)) as health:
-        return _supervise(settings, _rendezvous(settings, records, own), fork_server, health)
+        return _supervise(settings, _rendezvous(settings, records, own), fork_server, health, summarize)
 
 
 def _supervise(
-    settings: AgentSettings, rendezvous: RendezvousConfig, fork_server: ForkServer | None, health: Health
+    settings: AgentSettings,
+    rendezvous: RendezvousConfig,
+    fork_server: ForkServer | None,
+    health: Health,
+    summarize: Callable[[RunDir], str],
 ) -> ExitCode:
     config = settings.launch_config
     events = EventLog(settings.run_dir, settings.node, config.event_log_handler)
@@ -252,6 +263,9 @@ def _supervise(
     exit_code = ExitCode.FAILED if missing else outcome.exit_code
     progress.ended(exit_code)
     at_process_end(progress.close)
+    if outcome.exit_code is ExitCode.FINISHED and coordination.leads:
+        with contextlib.suppress(SlurmElasticError):
+            logger.info("finished: %s", summarize(settings.run_dir))
     if settings.job is not None:
         _job_at_end(settings, settings.job, rendezvous, coordination).carry_out(
             AgentEnd(

@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from slurm_elastic.agent.forkserver import ForkServer
     from slurm_elastic.agent.node_check import NodeCheck
     from slurm_elastic.agent.settings import AgentSettings
+    from slurm_elastic.rundir import RunDir
     from slurm_elastic.slurm import SlurmJob
 
 
@@ -141,9 +143,17 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
             settings = resolve(options, environ, run_dir.run_id)
         with claim(settings.run_dir.secret(), settings.node, settings.job):
             _require_checked_node(check, settings, on_bad_node)
-            return int(launch(settings, fork_server if can_fork else None))
+            return int(launch(settings, fork_server if can_fork else None, _summary))
     finally:
         fork_server.close()
+
+
+def _summary(run_dir: RunDir) -> str:
+    from slurm_elastic.observe.records import read_records
+    from slurm_elastic.observe.summary import summary
+    from slurm_elastic.rundir import RunContents
+
+    return summary(read_records(RunContents(run_dir), run_dir.run_id), time.time())
 
 
 def _node_check(arguments: Sequence[str]) -> tuple[NodeCheck, str]:
