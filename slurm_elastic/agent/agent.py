@@ -22,6 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from slurm_elastic.agent import lifecycle
+from slurm_elastic.agent.fact_lines import Reached
 from slurm_elastic.agent.features import Feature, RunningRound
 from slurm_elastic.agent.forkserver import StartInterruptedError
 from slurm_elastic.agent.preemption import SignalDiagnosis, leave_reason, requested_cause
@@ -135,6 +136,12 @@ class Agent:
         """Return the step of the newest checkpoint that a worker here has reported, or None; from any thread."""
         steps = [worker.checkpoint for worker in self.progress() if worker.checkpoint is not None]
         return max(steps, default=self._last_checkpoint)
+
+    def reached(self) -> Reached:
+        """Return how far the workers of this node are, or were in the last round; from any thread."""
+        steps = [worker.step for worker in self.progress() if worker.step is not None]
+        nodes = None if self._assignment is None else self._assignment.nodes
+        return Reached(max(steps, default=None), self.last_checkpoint(), nodes)
 
     def newest_save(self) -> float | None:
         """Return the seconds that the newest save of a worker here took; None if unknown; from any thread."""

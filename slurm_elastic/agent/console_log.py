@@ -1,4 +1,4 @@
-"""The log of an agent on stderr: one line per event, for people to read."""
+"""The log of an agent: one line per fact on stderr, for people to read, and every line in a file of the run."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import contextlib
 import io
 import logging
 import os
+import queue
 import sys
+import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
 from slurm_elastic.agent.log_tail import finish_line
-from slurm_elastic.errors import UsageError
+from slurm_elastic.agent.process_end import at_process_end
+from slurm_elastic.errors import SlurmElasticError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+NOTICE = logging.INFO + 5
+"""The level of lines that people see also with ``--console brief``; those of lower levels are details."""
 _PREFIXES = {logging.WARNING: "warning: ", logging.ERROR: "error: ", logging.CRITICAL: "error: "}
 _STYLES = {logging.WARNING: "yellow", logging.ERROR: "bold red", logging.CRITICAL: "bold red"}
 
@@ -22,7 +28,7 @@ _STOP_LOGGER = "torch.distributed.elastic.multiprocessing.api"
 """torch's logger that warns of every worker that is stopped, at every round change, and repeats the root cause."""
 
 
-def configure_logging(node: str, stream: TextIO | None = None) -> None:
+def configure_logging(node: str, stream: TextIO | None = None, *, brief: bool = False) -> None:
     """Set up logging: ``12:34:56 [slurm-elastic node2] message`` on stderr, in colour on a terminal.
 
     torch's loggers keep their level (warnings), except for the one that reports each stopped worker. LOGLEVEL, which
@@ -31,6 +37,7 @@ def configure_logging(node: str, stream: TextIO | None = None) -> None:
     Args:
         node: Slurm's name of this node.
         stream: The stream to write to; None for stderr.
+        brief: True to leave out details, unless LOGLEVEL is set.
 
     Raises:
         UsageError: LOGLEVEL is no level; torch would end with a traceback.
@@ -39,9 +46,12 @@ def configure_logging(node: str, stream: TextIO | None = None) -> None:
     logger = logging.getLogger("slurm_elastic")
     for handler in logger.handlers[:]:
         logger.removeHandler(handler)
-    logger.addHandler(_Handler(node, stream))
+    handler = _Handler(node, stream)
+    logger.addHandler(handler)
     logger.propagate = False
     level = os.environ.get("LOGLEVEL")
+    if brief and level is None:
+        handler.setLevel(NOTICE)
     if level is not None and not isinstance(logging.getLevelName(level), int):
         raise UsageError(f"LOGLEVEL={level!r} is no level; set it to DEBUG, INFO, WARNING or ERROR, or unset it")
     logger.setLevel(level or logging.INFO)
@@ -50,6 +60,44 @@ def configure_logging(node: str, stream: TextIO | None = None) -> None:
     # torch copies the workers' lines to sys.stdout without flushing, and in a job that is no terminal.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
+
+
+def notice(text: str) -> None:
+    """Write a line that people see also with ``--console brief``."""
+    logging.getLogger("slurm_elastic").log(NOTICE, "%s", text)
+
+
+class LogFile(logging.Handler):
+    """Keeps the lines of this agent's log until there is a file, and then lets a thread write them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See base class."""
+        self._lines.put(f"{logging.Formatter().formatTime(record)} {_text(record)}\n")
+
+    def open(self, append: Callable[[str], None]) -> None:
+        """Start to write.
+
+        Args:
+            append: Appends text to the file.
+        """
+        thread = threading.Thread(target=self._write, args=(append,), name="slurm-elastic-log", daemon=True)
+        thread.start()
+
+        def finish() -> None:
+            self._lines.put(None)
+            thread.join(1.0)
+
+        at_process_end(finish)
+
+    def _write(self, append: Callable[[str], None]) -> None:
+        # On a full disk the console alone has the lines.
+        with contextlib.suppress(SlurmElasticError):
+            while (line := self._lines.get()) is not None:
+                append(line)
 
 
 class _Handler(logging.Handler):
@@ -66,11 +114,8 @@ class _Handler(logging.Handler):
             self.handleError(record)
 
     def _write(self, record: logging.LogRecord) -> None:
-        formatter = logging.Formatter()
-        head = f"{formatter.formatTime(record, '%H:%M:%S')} [slurm-elastic {self._node}] "
-        text = _PREFIXES.get(record.levelno, "") + record.getMessage()
-        if record.exc_info:
-            text += "\n" + formatter.formatException(record.exc_info)
+        head = f"{logging.Formatter().formatTime(record, '%H:%M:%S')} [slurm-elastic {self._node}] "
+        text = _text(record)
         finish_line(self._stream)
         if self._console:
             from rich.text import Text
@@ -81,6 +126,11 @@ class _Handler(logging.Handler):
             # One write for the whole line, so that other processes cannot write into it.
             self._stream.write(f"{head}{text}\n")
             self._stream.flush()
+
+
+def _text(record: logging.LogRecord) -> str:
+    text = _PREFIXES.get(record.levelno, "") + record.getMessage()
+    return f"{text}\n{logging.Formatter().formatException(record.exc_info)}" if record.exc_info else text
 
 
 def _console(stream: TextIO) -> Console | None:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from slurm_elastic.agent.console_log import notice
 from slurm_elastic.agent.job_end import (
     AgentEnd,
     CancelHeldElements,
@@ -82,7 +83,7 @@ class JobAtEnd:
     signal_fd: int
     environ: Mapping[str, str] = dataclasses.field(default_factory=lambda: os.environ)
     controller: Controller = dataclasses.field(default_factory=Controller)
-    say: Say = logger.info
+    say: Say = notice
 
     def carry_out(self, end: AgentEnd) -> None:
         """Execute what an agent still does for its job when it has ended."""

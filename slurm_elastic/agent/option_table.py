@@ -60,6 +60,13 @@ GENERAL = (
         "spares (default: 1)",
         "K",
     ),
+    Option(
+        "--console",
+        "brief: one line per fact on stderr, and without the last words of workers that another one has made fail; "
+        "full: every line of agents and workers (default: brief). agents/ and logs/ in the run directory have all",
+        choices=("brief", "full"),
+        default="brief",
+    ),
     Option("--interface", "network interface by which other nodes reach this node, such as ib0", "NAME"),
     Option("--node-pattern", "name of a node in the data network, such as {node}-ib", "PATTERN"),
     Option(

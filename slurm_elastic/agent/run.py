@@ -14,7 +14,9 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from slurm_elastic.agent.agent import Agent
 from slurm_elastic.agent.attribution import AttributionFeature
+from slurm_elastic.agent.console_log import NOTICE, notice
 from slurm_elastic.agent.event_log import EventLog, utc_now
+from slurm_elastic.agent.fact_lines import FactLines
 from slurm_elastic.agent.failure_domain import failure_domain
 from slurm_elastic.agent.features import (
     Feature,
@@ -45,7 +47,7 @@ from slurm_elastic.agent.worker_processes import require_numa_binding, worker_st
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
 from slurm_elastic.failures import Loop, find_loops
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
-from slurm_elastic.rendezvous.membership import Decision, Drop
+from slurm_elastic.rendezvous.membership import Decision, Drop, Publish
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import Records, RecordsInterruptedError
 from slurm_elastic.rendezvous.records.open import open_records
@@ -73,7 +75,7 @@ from slurm_elastic.slurm import (
     gather_facts,
     gloo_interface,
 )
-from slurm_elastic.snapshot.lineage import choose
+from slurm_elastic.snapshot.lineage import choose, read_origin
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -152,7 +154,7 @@ def _join_run(
                 f"run {settings.run_id} is finished, and this agent has no part in it: nothing is trained; give "
                 "another --run-id for a new run"
             )
-        logger.info("run %s is finished already: nothing to do", settings.run_id)
+        notice(f"run {settings.run_id} is finished already: nothing to do")
         if not settings.shared:
             # The next agent of this step on this node is another run.
             _progress(settings).ended(ExitCode.FINISHED)
@@ -169,14 +171,15 @@ def _supervise(
     summarize: Callable[[RunDir], str],
 ) -> ExitCode:
     config = settings.launch_config
-    events = EventLog(settings.run_dir, settings.node, config.event_log_handler)
+    facts = FactLines(settings.run_id, config.max_restarts) if settings.brief else None
+    events = EventLog(settings.run_dir, settings.node, config.event_log_handler, facts)
 
     notify: NotifyFeature | None = None
 
     def journal(decision: Decision) -> None:
         entry = describe(decision)
         if entry is not None:
-            events.add(entry)
+            events.add(entry, origin=_origin(decision))
             if notify is not None:
                 notify.happened(entry)
         if isinstance(decision, Drop):
@@ -233,6 +236,8 @@ def _supervise(
         worker_signal=settings.worker_signal,
     )
     health.pages.progress = agent.progress
+    if facts is not None:
+        facts.reached = agent.reached
 
     def report() -> str:
         state = health.reporter.state
@@ -265,7 +270,7 @@ def _supervise(
     at_process_end(progress.close)
     if outcome.exit_code is ExitCode.FINISHED and coordination.leads:
         with contextlib.suppress(SlurmElasticError):
-            logger.info("finished: %s", summarize(settings.run_dir))
+            notice(f"finished: {summarize(settings.run_dir)}")
     if settings.job is not None:
         _job_at_end(settings, settings.job, rendezvous, coordination).carry_out(
             AgentEnd(
@@ -281,6 +286,12 @@ def _supervise(
         # The last line: who reads no more has to know it.
         logger.error("the run is finished, and its last checkpoint is not on disk: %s", missing)
     return exit_code
+
+
+def _origin(decision: Decision) -> int | None:
+    """Return the step of the snapshot that the workers of a new round start from."""
+    copy = read_origin(decision.table.origin).copy if isinstance(decision, Publish) and decision.table.origin else None
+    return None if copy is None else copy.id.step
 
 
 def _progress(settings: AgentSettings, domain: str = "") -> ProgressLog:
@@ -397,7 +408,9 @@ def _signal_diagnosis(
 
 
 def _record_end(outcome: AgentOutcome, rendezvous: RendezvousConfig, leads: bool, events: EventLog) -> None:
-    level = logging.ERROR if outcome.exit_code in (ExitCode.FAILED, ExitCode.FENCED) else logging.INFO
+    # Of an agent that leaves with notice the leader tells.
+    level = NOTICE if outcome.gave_up else logging.INFO
+    level = logging.ERROR if outcome.exit_code in (ExitCode.FAILED, ExitCode.FENCED) else level
     if outcome.failure is None:
         if outcome.detail:
             fields: dict[str, object] = {"exit_code": int(outcome.exit_code)}

@@ -120,6 +120,8 @@ class AgentSettings:
     shared: bool = False
     """True if agents of other jobs, also of later ones, may belong to the run."""
     stop_on_same_failure: bool = True
+    brief: bool = True
+    """True if people get one line per fact on the console, and not every line of the agents."""
     """True if the run ends when a worker fails in the same way at the same step twice in a row."""
     failure_domain: str = "auto"
     """Who knows what fails together with this node; see :func:`.failure_domain.failure_domain`."""
@@ -198,6 +200,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str], own_run: st
         watchdog=not options.no_watchdog and is_enabled(environ),
         hang_timeout=_hang_timeout(options),
         stacks_after=positive_seconds("--stacks-after", options.stacks_after or f"{STACKS_AFTER:g}"),
+        brief=_is_brief(options.console),
         stop_on_same_failure=_is_on("--stop-on-same-failure", options.stop_on_same_failure),
         shutdown_timeout=_shutdown_timeout(options),
         failure_domain=options.failure_domain or "auto",
@@ -333,6 +336,12 @@ def _start(options: argparse.Namespace) -> Start:
     except ValueError:
         # A value from PET_START does not pass through argparse's choices.
         raise UsageError(f"--start {options.start!r} is neither warm nor cold") from None
+
+
+def _is_brief(value: str | None) -> bool:
+    if value not in (None, "", "brief", "full"):
+        raise UsageError(f"--console {value!r} is neither brief nor full")
+    return value != "full"
 
 
 def _is_on(option: str, value: str | None) -> bool:

@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from slurm_elastic._version import __version__
@@ -100,11 +101,15 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
 
     # Before all imports: until then a signal of Slurm has its default action and ends the process.
     record_signals()
-    from slurm_elastic.agent.console_log import configure_logging
+    from slurm_elastic.agent.console_log import LogFile, configure_logging
     from slurm_elastic.agent.nonblocking_output import make_output_nonblocking
+    from slurm_elastic.agent.option_table import scan
 
     make_output_nonblocking()
-    configure_logging(os.environ.get("SLURMD_NODENAME", "localhost"))
+    brief = scan(arguments, os.environ).value("console") != "full"
+    configure_logging(os.environ.get("SLURMD_NODENAME", "localhost"), brief=brief)
+    log_file = LogFile()
+    logging.getLogger("slurm_elastic").addHandler(log_file)
     if obstacle and os.environ.get("SLURM_NODEID", "0") == "0":
         logging.getLogger("slurm_elastic").info(
             "every node imports torch twice, for its agent and for its workers, and starts seconds later: %s", obstacle
@@ -141,6 +146,8 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
         run_dir = join(settings, (options.training_script, *options.training_script_args))
         if run_dir.run_id != settings.run_id:
             settings = resolve(options, environ, run_dir.run_id)
+        job = settings.job.job_id if settings.job is not None else "0"
+        log_file.open(partial(settings.run_dir.append_agent_log, settings.node, job))
         with claim(settings.run_dir.secret(), settings.node, settings.job):
             _require_checked_node(check, settings, on_bad_node)
             return int(launch(settings, fork_server if can_fork else None, _summary))

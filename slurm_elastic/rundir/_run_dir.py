@@ -306,6 +306,13 @@ class RunDir:
             _atomic_files.make_directory(path.parent)
             _atomic_files.append(path, line.encode() + b"\n")
 
+    def append_agent_log(self, node: str, job: str, text: str) -> None:
+        """Append lines to the log of an agent. Only the agents of that node and job may call this."""
+        path = self.path / "agents" / f"{safe('node name', node)}.{safe('job id', job)}.log"
+        with self._accessed(path):
+            _atomic_files.make_directory(path.parent)
+            _atomic_files.append(path, text.encode(errors="backslashreplace"))
+
     def log_dir(self, round_number: int, node: str) -> Path:
         """Return the directory for the logs of a node in a round, without making it."""
         return self.path / "logs" / f"round_{round_number:04d}" / safe("node name", node)

@@ -41,8 +41,9 @@ exec sleep "$1"
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"})
 
 
-PATIENT = {"PET_RDZV_CONF": "heartbeat_limit=20"}
-"""For all agents of tests: as in the local layer, one that stands still for seconds on a busy machine is not lost."""
+PATIENT = {"PET_RDZV_CONF": "heartbeat_limit=20", "PET_CONSOLE": "full"}
+"""For all agents of tests: as in the local layer, one that stands still for seconds on a busy machine is not lost, and
+tests look at every line."""
 SILENCE = "--rdzv-conf=heartbeat_limit=3"
 """For agents whose silence matters: the default."""
 

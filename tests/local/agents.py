@@ -106,6 +106,8 @@ class Allocation:
             "OMP_NUM_THREADS": "1",
             # Who is silent for long is lost; tests that are not about that hold on a machine that stands still, too.
             "PET_RDZV_CONF": "heartbeat_limit=20",
+            # Tests look at every line.
+            "PET_CONSOLE": "full",
             "SLURM_ELASTIC_TEST": self._mark,
             "SLURM_JOB_ID": self.job_id,
             "SLURM_JOB_NODELIST": self._node_list,

@@ -99,7 +99,10 @@ def test_signals_reach_the_agent(tmp_path: Path, number: signal.Signals) -> None
     program, there = tmp_path / "program.py", tmp_path / "there"
     program.write_text(PROGRAM)
     with subprocess.Popen(
-        [sys.executable, str(program), str(tmp_path), str(there)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, str(program), str(tmp_path), str(there)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PET_CONSOLE": "full"},
     ) as process:
         eventually(there.exists)
         process.send_signal(number)

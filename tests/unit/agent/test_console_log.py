@@ -3,11 +3,11 @@ from __future__ import annotations
 import io
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from slurm_elastic.agent.console_log import configure_logging
+from slurm_elastic.agent.console_log import LogFile, configure_logging, notice
 from slurm_elastic.errors import UsageError
 
 CHATTER = "torch.distributed.elastic.multiprocessing.api"
@@ -46,6 +46,24 @@ def test_a_line_for_each_event() -> None:
         "<time> [slurm-elastic n2] warning: slow",
         "<time> [slurm-elastic n2] error: broken",
     ]
+
+
+def test_a_brief_console_has_no_details_and_the_file_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slurm_elastic.agent.console_log.at_process_end", ends.append)
+    stream, file, log = io.StringIO(), LogFile(), logging.getLogger("slurm_elastic")
+    configure_logging("n2", stream, brief=True)
+    log.addHandler(file)
+    log.info("a detail")
+    notice("a fact")
+    log.warning("slow")
+    written: list[str] = []
+    file.open(written.append)
+    ends.pop()()
+    assert lines(stream.getvalue()) == ["<time> [slurm-elastic n2] a fact", "<time> [slurm-elastic n2] warning: slow"]
+    assert [line.split(" ", 2)[2] for line in written] == ["a detail\n", "a fact\n", "warning: slow\n"]
+
+
+ends: list[Callable[[], object]] = []
 
 
 def test_told_twice_it_is_told_once() -> None:
