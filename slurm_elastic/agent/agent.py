@@ -26,7 +26,7 @@ from slurm_elastic.agent.fact_lines import Reached
 from slurm_elastic.agent.features import Feature, RunningRound
 from slurm_elastic.agent.forkserver import StartInterruptedError
 from slurm_elastic.agent.preemption import SignalDiagnosis, leave_reason, requested_cause
-from slurm_elastic.agent.root_cause import last_output
+from slurm_elastic.agent.root_cause import elsewhere, last_output
 from slurm_elastic.agent.scratch_dir import NodeDirectory
 from slurm_elastic.agent.signals import Notices
 from slurm_elastic.agent.torch_agent import TorchAgent
@@ -36,7 +36,15 @@ from slurm_elastic.control import Agreement, RoundControl, WorkerProgress
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.identity import job_of
-from slurm_elastic.rendezvous.membership import STEPPED, Collective, WorkerFailure, WorkerPosition, root_of
+from slurm_elastic.rendezvous.membership import (
+    STEPPED,
+    Collective,
+    Ended,
+    Interrupted,
+    WorkerFailure,
+    WorkerPosition,
+    root_of,
+)
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, open_worker_store
@@ -105,6 +113,7 @@ class Agent:
         self._reserved: ReservedPort | None = None
         self._result = RunResult(state=WorkerState.HEALTHY)
         self._end: lifecycle.End | None = None
+        self._round_end: Interrupted | Ended | None = None
         self._last_checkpoint: int | None = None
         self._newest_save: float | None = None
         self._started_at: float | None = None
@@ -184,6 +193,8 @@ class Agent:
         self._check_signals()
         leader_event = self._coordination.next_event(timeout=0)
         if leader_event is not None:
+            if isinstance(leader_event, Interrupted | Ended):
+                self._round_end = leader_event
             self._handle(leader_event)
         self._check_workers()
         due = lifecycle.deadline(self._state)
@@ -318,7 +329,7 @@ class Agent:
 
     def _start(self, assignment: Assignment) -> lifecycle.Event:
         assert self._reserved is not None
-        self._assignment, self._worked = assignment, False
+        self._assignment, self._worked, self._round_end = assignment, False, None
         self._diagnosis.learn_grace()
         self.torch.serve_store(open_worker_store(assignment, self._reserved))
         self.torch.describe_round(assignment)
@@ -394,6 +405,7 @@ class Agent:
         self._last_checkpoint, self._newest_save = self.last_checkpoint(), self.newest_save()
         unended: tuple[int, ...] = ()
         if self._processes is not None:
+            self._processes.leave_out(self._is_consequence)
             self._processes.close(signal.SIGKILL)
             unended = self._processes.left()
             self._processes = None
@@ -404,6 +416,18 @@ class Agent:
         return lifecycle.RoundClosed(
             self._coordination.leads, survivors(self._rendezvous_config.node, unended) if unended else ""
         )
+
+    def _is_consequence(self, local_rank: int, text: str) -> bool:
+        """Return True if the last words of a worker tell no cause: the leader's line, or the root cause, tells it."""
+        assignment = self._assignment
+        rank = assignment.place.base_rank + local_rank if assignment is not None else local_rank
+        told = elsewhere(self._round_end, rank, text)
+        if told:
+            lines = text.count("\n")
+            logger.info(
+                "the last %d lines of rank %d are not shown, as %s; they are in its stderr.log", lines, rank, told
+            )
+        return bool(told)
 
     # The end.
 

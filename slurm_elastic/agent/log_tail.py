@@ -30,6 +30,46 @@ _TIMES_PAUSE = 0.25
 """Seconds between two lines of the file of times, while the logs grow."""
 
 
+_FIRST_WORDS = ("Traceback (most recent call last):", "terminate called after throwing", "ProcessGroupNCCL.cpp")
+"""The beginnings of what workers write when they fail."""
+_DECISION_TIMEOUT = 2.0
+"""Seconds after which a worker that lives on after a traceback has survived what it tells of."""
+
+
+class LastWords:
+    """Holds back the last words of a worker, until it is known whether another one has made it fail.
+
+    Args:
+        ended: Returns True if the worker has ended.
+        now: Returns the monotonic time in seconds.
+    """
+
+    def __init__(self, ended: Callable[[], bool], now: Callable[[], float] = time.monotonic) -> None:
+        self._ended, self._now = ended, now
+        self._text, self._since = "", 0.0
+        self.is_consequence: Callable[[str], bool] = lambda _: False
+        """Returns True if these last words are not shown; set before the end."""
+
+    def filter(self, text: str, *, end: bool) -> str:
+        """Take in what the worker has written, and return what is shown now."""
+        shown = text
+        if not self._text:
+            places = [place for word in _FIRST_WORDS if (place := text.find(word)) >= 0]
+            if not places:
+                return text
+            begin = text.rfind("\n", 0, min(places)) + 1
+            shown, text, self._since = text[:begin], text[begin:], self._now()
+        else:
+            shown = ""
+        self._text += text
+        survived = not self._ended() and self._now() - self._since >= _DECISION_TIMEOUT
+        if end or survived or len(self._text) > _CHUNK:
+            last, self._text = self._text, ""
+            if not end or not self.is_consequence(last):
+                shown += last
+        return shown
+
+
 @dataclass(slots=True)
 class FollowedFile:
     """One file to show.
@@ -39,12 +79,14 @@ class FollowedFile:
         prefix: The text before every line.
         destination: The stream that the lines are written to.
         wanted: Returns True for a line to show.
+        last_words: What holds back the last words of the worker; None if they are shown as they come.
     """
 
     path: str
     prefix: str
     destination: TextIO
     wanted: Callable[[str], bool]
+    last_words: LastWords | None = None
     descriptor: int | None = field(default=None, init=False)
     _rest: str = field(default="", init=False)
     _last: str = field(default="\n", init=False)
@@ -66,6 +108,8 @@ class FollowedFile:
             while data := os.read(self.descriptor, _CHUNK):
                 found = True
                 self._write(self._decoder.decode(data))
+        if self.last_words is not None and not found:
+            self._write("")
         if to_the_end:
             self._write(self._decoder.decode(b"", final=True), end=True)
             if self.descriptor is not None:
@@ -74,6 +118,8 @@ class FollowedFile:
         return found
 
     def _write(self, text: str, *, end: bool = False) -> None:
+        if self.last_words is not None:
+            text = self.last_words.filter(text, end=end)
         if self._filters:
             *lines, self._rest = (self._rest + text).split("\n")
             if self._rest and (end or len(self._rest) > _CHUNK):

@@ -9,8 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from slurm_elastic import typed_json
-from slurm_elastic.failures import BY_KERNEL, BY_WATCHDOG, ending, error_line, explanation, named, without_prefixes
-from slurm_elastic.rendezvous.membership import WorkerFailure
+from slurm_elastic.failures import (
+    BY_KERNEL,
+    BY_WATCHDOG,
+    attribute,
+    ending,
+    error_line,
+    explanation,
+    named,
+    without_prefixes,
+)
+from slurm_elastic.rendezvous.membership import Ended, Interrupted, Reason, WorkerFailure
 from slurm_elastic.rundir import read_file
 
 _LINES = 20
@@ -55,6 +64,30 @@ def words(error_file: str, log: str) -> str:
         log: The file of its stderr; it need not exist.
     """
     return without_prefixes(recorded_traceback(error_file)) or ending(_tail(log))
+
+
+def elsewhere(round_end: Interrupted | Ended | None, rank: int, text: str) -> str:
+    """Return why the last words of a worker need not be shown; empty if they have to be.
+
+    Args:
+        round_end: What the leader has said of the end of the round; None if the round ended here.
+        rank: Of the worker.
+        text: What it has written last.
+    """
+    match round_end:
+        case Ended(failure=WorkerFailure(rank=root)) if root == rank:
+            return "the root cause is told at the end"
+        case Ended(failure=WorkerFailure(rank=root)):
+            cause = f"rank {root} has failed"
+        case Interrupted(reason=Reason.NODE_LOST, node=node):
+            cause = f"{node} was lost"
+        case Interrupted(reason=Reason.WORKER_FAILED, node=node, detail=detail) if not detail.startswith(
+            f"rank {rank}:"
+        ):
+            cause = f"a worker on {node} has failed"
+        case _:
+            return ""
+    return cause if attribute(text).cause.consequence else ""
 
 
 def aborted_at_exit(text: str, exit_code: int, error_file: str) -> bool:

@@ -230,7 +230,7 @@ def _supervise(
         coordination,
         record_signals(),
         diagnosis,
-        worker_starter(fork_server, config.logs_specs, config.log_line_prefix_template),
+        worker_starter(fork_server, config.logs_specs, config.log_line_prefix_template, brief=settings.brief),
         features,
         shutdown_timeout=settings.shutdown_timeout,
         worker_signal=settings.worker_signal,

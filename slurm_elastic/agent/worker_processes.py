@@ -39,6 +39,9 @@ class WorkerProcesses(Protocol):
     def stderr_of(self, local_rank: int) -> str:
         """Return the file that a worker's stderr goes to, empty if there is none."""
 
+    def leave_out(self, is_consequence: Callable[[int, str], bool]) -> None:
+        """Do not show the last words of workers for which this returns True, by local rank; call it before `close`."""
+
     def signal(self, number: signals.Signals) -> None:
         """Send a signal to the process groups of the workers that still run."""
 
@@ -74,13 +77,16 @@ def require_numa_binding(workers: int, options: NumaOptions | None) -> None:
         ) from None
 
 
-def worker_starter(fork_server: ForkServer | None, logs_specs: LogsSpecs, prefix_template: str | None) -> Starter:
+def worker_starter(
+    fork_server: ForkServer | None, logs_specs: LogsSpecs, prefix_template: str | None, *, brief: bool = False
+) -> Starter:
     """Return what starts workers: the fork server of this node, or torch itself.
 
     Args:
         fork_server: The fork server; None if it lacks something of this torch, see `slurm_elastic.agent.torch_hooks`.
         logs_specs: The destinations of the workers' output.
         prefix_template: torch's template for the prefix of each line on the console.
+        brief: True to leave out the last words of workers that others have made fail; only the fork server's can.
     """
 
     started_by: Callable[..., WorkerProcesses]
@@ -92,7 +98,7 @@ def worker_starter(fork_server: ForkServer | None, logs_specs: LogsSpecs, prefix
         # This module needs more hooks of torch than the agent.
         from slurm_elastic.agent.forkserver.torch_context import start_workers
 
-        started_by = functools.partial(start_workers, fork_server=fork_server)
+        started_by = functools.partial(start_workers, fork_server=fork_server, brief=brief)
 
     def start(spec: WorkerSpec, envs: Mapping[int, dict[str, str]], should_stop: Callable[[], bool]) -> WorkerProcesses:
         assert spec.entrypoint is not None

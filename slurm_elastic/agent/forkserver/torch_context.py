@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import signal as signals
+import sys
 import time
 from collections.abc import Callable
 from inspect import signature
@@ -31,7 +32,7 @@ from slurm_elastic.agent.forkserver._protocol import Order, State
 from slurm_elastic.agent.forkserver._waiting import wait_on
 from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION
-from slurm_elastic.agent.log_tail import FollowedFile, LogTimes, Tail
+from slurm_elastic.agent.log_tail import FollowedFile, LastWords, LogTimes, Tail
 from slurm_elastic.ownership import write_own
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ def start_workers(
     *,
     fork_server: ForkServer,
     should_stop: Callable[[], bool] | None = None,
+    brief: bool = False,
 ) -> ForkServerContext:
     """Start one worker per local rank, warm if possible; otherwise cold, with one line in the log that says why.
 
@@ -75,6 +77,7 @@ def start_workers(
         duplicate_stderr_filters: See torch.
         fork_server: The process that starts them.
         should_stop: Called every 0.1 s while the fork server still imports; the start ends when it returns True.
+        brief: True to hold back the last words of workers from the console until they have ended.
 
     Raises:
         UsageError: A preload cannot be imported.
@@ -93,6 +96,7 @@ def start_workers(
         duplicate_stderr_filters,
         fork_server=fork_server,
         should_stop=should_stop,
+        brief=brief,
     )
     try:
         context.start()
@@ -119,17 +123,24 @@ class ForkServerContext(PContext):
         *,
         fork_server: ForkServer,
         should_stop: Callable[[], bool] | None,
+        brief: bool = False,
     ) -> None:
         filters = (duplicate_stdout_filters, duplicate_stderr_filters)
         super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters)
         followed = [each for tail in self._tail_logs for each in _files_of(tail)]
+        self._last_words = dict[int, LastWords]()
+        self._exits: dict[int, int] = {}
+        for rank, path in self.stderrs.items() if brief else ():
+            words = self._last_words[rank] = LastWords(functools.partial(self._exits.__contains__, rank))
+            for each in followed:
+                if each.path == path and each.destination is sys.stderr:
+                    each.last_words = words
         self._tail_logs: list[Any] = [Tail(followed, self._log_times())]
         self._fork_server = fork_server
         self._numa_options = numa_options
         self._should_stop = should_stop
         self._pids: dict[int, int] = {}
         self._pidfds: dict[int, int] = {}
-        self._exits: dict[int, int] = {}
         self._failures: dict[int, ProcessFailure] = {}
         self._results: dict[int, int] = {}
         self._return_values: dict[int, Any] = {}
@@ -193,6 +204,11 @@ class ForkServerContext(PContext):
     def stderr_of(self, local_rank: int) -> str:
         """Return the path of the file that a worker's stderr goes to; empty if it goes to no file."""
         return self.stderrs[local_rank]
+
+    def leave_out(self, is_consequence: Callable[[int, str], bool]) -> None:
+        """See `WorkerProcesses`."""
+        for rank, words in self._last_words.items():
+            words.is_consequence = functools.partial(is_consequence, rank)
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
         """Wait as torch's does, but without polling, and without closing.

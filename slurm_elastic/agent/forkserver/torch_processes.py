@@ -69,6 +69,9 @@ class TorchProcesses:
             os.read(self._tick_reader, 4096)
         return not self.running_fds()
 
+    def leave_out(self, is_consequence: Callable[[int, str], bool]) -> None:
+        """Do nothing: torch shows the output."""
+
     def stderr_of(self, local_rank: int) -> str:
         """Return the path of the file that a worker's stderr goes to; empty if it goes to no file."""
         return str(self._context.stderrs[local_rank])

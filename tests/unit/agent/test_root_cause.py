@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.root_cause import last_output, root_cause
-from slurm_elastic.rendezvous.membership import WorkerFailure
+from slurm_elastic.agent.root_cause import elsewhere, last_output, root_cause
+from slurm_elastic.rendezvous.membership import Ended, Interrupted, Outcome, Reason, WorkerFailure
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    step()\nValueError: nan\n'
 
@@ -95,3 +95,28 @@ def test_without_a_record_the_log_speaks(tmp_path: Path) -> None:
 def test_nothing_is_known(tmp_path: Path) -> None:
     assert last_output(str(tmp_path / "none.json"), str(tmp_path / "none.log")) == ""
     assert last_output("", "") == ""
+
+
+PEER = "[rank1]: Traceback (most recent call last):\n[rank1]: RuntimeError: Read error: Connection reset by peer\n"
+FAILED = Ended(Outcome.FAILED, failure(1), "")
+
+
+@pytest.mark.parametrize(
+    ("round_end", "rank", "text", "why"),
+    [
+        (Interrupted(0, Reason.NODE_LOST, "n3", "silent"), 1, PEER, "n3 was lost"),
+        (Interrupted(0, Reason.WORKER_FAILED, "n2", "rank 5: x"), 1, PEER, "a worker on n2 has failed"),
+        (FAILED, 1, PEER, "rank 5 has failed"),
+        (FAILED, 5, TRACEBACK, "the root cause is told at the end"),
+        # The cause, or perhaps another one.
+        (Interrupted(0, Reason.WORKER_FAILED, "n2", "rank 1: x"), 1, PEER, ""),
+        (Interrupted(0, Reason.NODE_LOST, "n3", "silent"), 1, TRACEBACK, ""),
+        (FAILED, 1, TRACEBACK, ""),
+        (Interrupted(0, Reason.NODE_LEFT, "n3", "drained"), 1, PEER, ""),
+        (None, 1, PEER, ""),
+    ],
+)
+def test_last_words_that_another_worker_or_node_explains(
+    round_end: Interrupted | Ended | None, rank: int, text: str, why: str
+) -> None:
+    assert elsewhere(round_end, rank, text) == why

@@ -8,7 +8,7 @@ import tracemalloc
 from pathlib import Path
 
 from slurm_elastic.agent.console_log import configure_logging
-from slurm_elastic.agent.log_tail import FollowedFile, LogTimes, Tail
+from slurm_elastic.agent.log_tail import FollowedFile, LastWords, LogTimes, Tail
 
 
 def everything(text: str) -> bool:
@@ -160,3 +160,54 @@ def test_a_tail_without_files_to_show_notes_their_times(tmp_path: Path) -> None:
     log.write_text("one\n")
     tail.stop()
     assert json.loads(index.read_text())["sizes"] == {f"{tmp_path.name}/stdout.log": 4}
+
+
+TRACEBACK = "[rank0]: Traceback (most recent call last):\n[rank0]: RuntimeError: Connection reset by peer\n"
+
+
+class Worker:
+    """A worker whose stderr is followed on a brief console."""
+
+    def __init__(self, directory: Path) -> None:
+        self.shown, self.log, self.now, self.ended = io.StringIO(), directory / "stderr.log", 0.0, False
+        self.words = LastWords(lambda: self.ended, lambda: self.now)
+        self.followed = FollowedFile(str(self.log), "> ", self.shown, everything, self.words)
+
+    def write(self, text: str) -> str:
+        """Return what is shown of it now."""
+        before = self.shown.tell()
+        with self.log.open("a") as file:
+            file.write(text)
+        self.followed.show()
+        return self.shown.getvalue()[before:]
+
+
+def test_last_words_are_held_back_until_their_cause_is_known(tmp_path: Path) -> None:
+    for is_consequence in (True, False):
+        worker = Worker(tmp_path / str(is_consequence))
+        worker.log.parent.mkdir()
+        assert worker.write("a word\n" + TRACEBACK) == "> a word\n"
+        worker.now, worker.ended = 100.0, True
+        assert worker.write("more\n") == ""
+        worker.words.is_consequence = lambda text, answer=is_consequence: text == TRACEBACK + "more\n" and answer  # type: ignore[misc]
+        worker.followed.show(to_the_end=True)
+        assert ("Traceback" in worker.shown.getvalue(), "more" in worker.shown.getvalue()) == 2 * (not is_consequence,)
+        # The file has all.
+        assert "Traceback" in worker.log.read_text()
+
+
+def test_a_traceback_that_the_worker_survives_is_shown_soon(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    assert worker.write(TRACEBACK) == ""
+    worker.now = 1.9
+    assert worker.write("still here\n") == ""
+    worker.now = 2.0
+    assert worker.write("").count("\n") == 3
+    assert worker.write("and on\n") == "> and on\n"
+
+
+def test_what_is_held_back_is_bounded(tmp_path: Path) -> None:
+    worker, line = Worker(tmp_path), "x" * 99 + "\n"
+    worker.ended = True
+    assert worker.write(TRACEBACK) == ""
+    assert worker.write(line * 1000).count(line) == 1000
