@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.run_events import Entry
+from slurm_elastic.slurm import natural_key
 from slurm_elastic.text import counted
 
 _DETAILS = frozenset({"round_ending", "leader_changed", "leader_resigned", "node_spare", "agent_ended", "worker_hung"})
@@ -178,12 +179,14 @@ class FactLines:
         return f"all {'saved' if at.step in (at.checkpoint, origin) else 'stopped at'} step {at.step}"
 
     def _heads(self) -> str:
-        # What is there twice is a node that was lost while it left.
-        told = [_head(kind, why, tuple(nodes)) for (kind, why), nodes in self._gone.items()]
+        size = self._size(self._at or Reached())
+        told = [_head(kind, why, sorted(nodes, key=natural_key), size) for (kind, why), nodes in self._gone.items()]
         return "; ".join([*([self._failure] if self._failure else []), *told])
 
 
-def _head(kind: str, why: str, nodes: Sequence[str]) -> str:
+def _head(kind: str, why: str, nodes: Sequence[str], size: int) -> str:
+    if kind == "left" and len(nodes) == size > 1:
+        return f"all {size} nodes {_LEFT.get(why, why)}"
     many = len(nodes) > _SHOWN
     who = counted(len(nodes), "node") if many else ", ".join(nodes)
     names = [_shown(nodes)] if many else []

@@ -112,7 +112,7 @@ PREEMPTED = LeaveReason.PREEMPTED
         pytest.param(
             SAVED,
             [over(Reason.NODE_LEFT, "n1, n2, n3, n4", "preempted", 250), *(left(number, PREEMPTED) for number in FOUR)],
-            "n1, n2, n3, n4 preempted: all saved step 400",
+            "all 4 nodes preempted: all saved step 400",
             id="preemption",
         ),
         pytest.param(
@@ -121,13 +121,13 @@ PREEMPTED = LeaveReason.PREEMPTED
                 *(left(number, LeaveReason.CANCELLED) for number in FOUR),
                 over(Reason.NODE_LEFT, "n1, n2, n3, n4", "cancelled"),
             ],
-            "n1, n2, n3, n4 cancelled: after step 152",
+            "all 4 nodes cancelled: after step 152",
             id="scancel",
         ),
         pytest.param(
             SAVED,
             [over(Reason.NODE_LEFT, "n1, n2, n3, n4", "time_limit", 9)],
-            "n1, n2, n3, n4 at the time limit: all saved step 400",
+            "all 4 nodes at the time limit: all saved step 400",
             id="time limit",
         ),
         pytest.param(
