@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.clock_times import local_time
-from slurm_elastic.observe.find import find_run
+from slurm_elastic.observe.find import find_run, newest_run
 from slurm_elastic.observe.records import RunRecords, read_records
 from slurm_elastic.observe.status import JobInQueue, RunState, RunStatus, jobs_of, run_status
 from slurm_elastic.rundir import RunContents, RunDir, RunDirError, known_directories
@@ -88,12 +88,19 @@ class Queue:
         return next((base or Path(job.work_dir) for job in found), None)
 
 
-def add_run(parser: Parser) -> None:
-    """Add the arguments that name the run."""
+def add_run(parser: Parser, *, or_newest: bool = False) -> None:
+    """Add the arguments that name the run.
+
+    Args:
+        parser: The parser of the command.
+        or_newest: True if the newest run counts where none is named.
+    """
+    newest = " (default: the newest run)" if or_newest else ""
     parser.add_argument(
         "run_id",
         metavar="RUN",
-        help="id of the run or the beginning of it, the id of one of its jobs, or the path of its directory",
+        nargs="?" if or_newest else None,
+        help=f"id of the run or the beginning of it, the id of one of its jobs, or the path of its directory{newest}",
     )
     parser.add_argument("--run-dir", metavar="DIR", help="as for the agent (default: the current directory)")
 
@@ -102,7 +109,7 @@ def open_run(options: argparse.Namespace, queue: Queue, *, exact: bool = False) 
     """Return the directory of the run that the command line names.
 
     Args:
-        options: The parsed command line, with the arguments of `add_run`.
+        options: The parsed command line, with the arguments of `add_run`; gets the id of the newest run if it has none.
         queue: Knows where jobs were submitted.
         exact: True if the beginning of an id is not enough.
 
@@ -111,6 +118,10 @@ def open_run(options: argparse.Namespace, queue: Queue, *, exact: bool = False) 
     """
 
     base = Path(options.run_dir or Path.cwd())
+    if options.run_id is None:
+        run_dir = newest_run(base)
+        options.run_id = run_dir.run_id
+        return run_dir
     if options.run_dir is not None:
         return find_run(base, options.run_id, queued=lambda job: queue.directory(job, base), exact=exact)
     return find_run(

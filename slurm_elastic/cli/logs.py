@@ -53,7 +53,7 @@ class Logs(ViewCommand):
 
     def add_options(self, parser: Parser) -> None:
         """See base class."""
-        add_run(parser)
+        add_run(parser, or_newest=True)
         parser.add_argument("--rank", metavar="RANKS", help="of these ranks only, such as 0,4-7")
         parser.add_argument("--node", metavar="NODES", help="of these nodes only, such as node[1-3]")
         parser.add_argument("--round", metavar="ROUNDS", help="of these rounds only, such as 0,2-4, or last")

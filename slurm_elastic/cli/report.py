@@ -45,7 +45,7 @@ class Report(ViewCommand):
 
     def add_options(self, parser: Parser) -> None:
         """See base class."""
-        add_run(parser)
+        add_run(parser, or_newest=True)
         parser.add_argument("more", metavar="RUN", nargs="*", help="further runs, side by side with the first one")
         parser.add_argument("--output", metavar="FILE", help="the page (default: report-<runs>.html)")
         parser.add_argument("--json", action="store_true", help="JSON on stdout, with the schema in docs/events.md")

@@ -57,7 +57,7 @@ class Status(ViewCommand):
 
     def add_options(self, parser: Parser) -> None:
         """See base class."""
-        add_run(parser)
+        add_run(parser, or_newest=True)
         parser.add_argument("--workers", action="store_true", help="a line for each worker, with what it does now")
         parser.add_argument("--json", action="store_true", help="JSON, with the schema in docs/events.md")
 
@@ -137,8 +137,9 @@ def _facts(status: RunStatus, now: float) -> Iterable[tuple[str, str]]:
     safe = [agent.live.safe_step for agent in status.agents if agent.live is not None]
     if (newest := max((step for step in safe if step is not None), default=None)) is not None:
         yield "snapshots", f"step {newest} is safe on other nodes"
-    left = "" if status.restarts_left is None else f", {status.restarts_left} left"
-    yield "restarts", f"{status.restarts} charged{left}"
+    used, remaining = f"{status.restarts} used", status.restarts_left
+    words: dict[int | None, str] = {None: used, 0: "the next failure of a worker ends the run"}
+    yield "restarts", words.get(remaining, f"{used}, {remaining} left")
     if status.leader:
         answer = {None: "", True: "", False: " (does not answer)"}[status.leader_answers]
         yield "leader", f"{status.leader}{answer}"

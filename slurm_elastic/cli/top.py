@@ -43,7 +43,7 @@ class Top(ViewCommand):
 
     def add_options(self, parser: Parser) -> None:
         """See base class."""
-        add_run(parser)
+        add_run(parser, or_newest=True)
         parser.add_argument(
             "--interval", metavar="SECONDS", type=float, default=2.0, help="between two looks, 1 to 3600 (default: 2)"
         )

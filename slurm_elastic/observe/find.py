@@ -107,6 +107,27 @@ def own_run_dirs(base: Path) -> list[RunDir]:
     return [run_dir for run_dir in found if _owner(run_dir.path) in (os.geteuid(), None) or os.geteuid() == 0]
 
 
+def newest_run(base: Path) -> RunDir:
+    """Return the directory of that run of this user below a directory which has begun or ended last.
+
+    Raises:
+        UsageError: There is none.
+    """
+    times = {run_dir: changed for run_dir in own_run_dirs(base) if (changed := _changed(run_dir.path)) is not None}
+    if not times:
+        raise UsageError(
+            f"no runs in {base.absolute() / RUNS}; change to the directory in which sbatch was called, or name a run"
+        )
+    return max(times, key=lambda run_dir: times[run_dir])
+
+
+def _changed(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
 def _own(run_dir: RunDir) -> RunDir:
     owner = _owner(run_dir.path)
     if owner not in (os.geteuid(), None) and os.geteuid() != 0:

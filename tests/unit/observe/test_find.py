@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.observe.find import find_run
+from slurm_elastic.observe.find import find_run, newest_run
 from slurm_elastic.rundir import RunDir, join_own, known_directories, remember_directory
 from slurm_elastic.slurm import SlurmJob
 
@@ -26,6 +26,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     return tmp_path / "home"
+
+
+def test_the_newest_run_is_the_one_that_began_or_ended_last(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^no runs in .*elastic-runs; change to the directory in which sbatch"):
+        newest_run(tmp_path)
+    # By their numbers the other one is newer, and the beginning of an id would be that of two.
+    for name, changed in (("12", 200), ("12.1", 100), ("13", 100)):
+        os.utime(RunDir.for_run(tmp_path, name).open().path, (changed, changed))
+    assert newest_run(tmp_path).run_id == "12"
 
 
 @pytest.mark.parametrize(
