@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from slurm_elastic.cli._command import Parser
 from slurm_elastic.cli._run_view import Terminal, ViewCommand
 from slurm_elastic.errors import UsageError
+from slurm_elastic.text import counted
 
 if TYPE_CHECKING:
     from slurm_elastic.doctor.facts import SiteFacts
@@ -27,7 +28,7 @@ _EXAMPLES = """\
 exit codes: 0 runs work, 1 they work with limits, 2 they do not work, or wrong usage
 """
 
-_SWITCHES = ("--json",)
+_SWITCHES = ("--json", "--all")
 
 
 class Doctor(ViewCommand):
@@ -50,6 +51,7 @@ class Doctor(ViewCommand):
         parser.add_argument("--node-pattern", metavar="PATTERN", help="as for the agent")
         parser.add_argument("--rdzv-endpoint", metavar="URL", help="etcd://HOST:PORT: check this etcd, too")
         parser.add_argument("--json", action="store_true", help="JSON, with the schema in docs/doctor.md")
+        parser.add_argument("--all", action="store_true", help="also show the checks that are ok")
         parser.add_argument(
             "--probe", metavar="RUN", help="for the nodes of the doctor's job: write what is found for this run"
         )
@@ -77,7 +79,7 @@ class Doctor(ViewCommand):
         if options.json:
             print(json.dumps(_json(site, found), indent=1))
         else:
-            _show(found, Terminal())
+            _show(found, Terminal(), everything=options.all)
         return exit_code(found)
 
     def _parse(self, arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str | None]]:
@@ -191,17 +193,21 @@ def _json(site: SiteFacts, found: Sequence[Finding]) -> dict[str, object]:
     }
 
 
-def _show(found: Sequence[Finding], terminal: Terminal) -> None:
+def _show(found: Sequence[Finding], terminal: Terminal, *, everything: bool = False) -> None:
     from slurm_elastic.cli._findings import show_findings
     from slurm_elastic.finding import exit_code
 
-    show_findings(found, terminal)
+    shown = [each for each in found if everything or each.level.value != "ok"]
+    if shown:
+        show_findings(shown, terminal)
+    if len(shown) < len(found):
+        terminal.write(f"{counted(len(found) - len(shown), 'check')} ok (--all)")
     limits = sum(each.level.value == "limit" for each in found)
     broken = sum(each.level.value == "broken" for each in found)
     terminal.write(
         (
             "runs work here",
-            f"runs work here, with {limits} limit{'s' if limits > 1 else ''}",
-            f"runs do not work here: {broken} check{'s' if broken > 1 else ''} failed",
+            f"runs work here, with {counted(limits, 'limit')}",
+            f"runs do not work here: {counted(broken, 'check')} failed",
         )[exit_code(found)]
     )

@@ -17,14 +17,17 @@ BROKEN = Finding("node.gpus", Level.BROKEN, "GPU 0: \x1b[31mwrong", "it is", "me
 
 def test_plain_lines_for_programs_and_files(capsys: pytest.CaptureFixture[str]) -> None:
     _show([FINE, LIMIT, BROKEN], Terminal())
-    assert capsys.readouterr().out.splitlines() == [
-        "ok      slurm.release: 26.05.5",
+    told = capsys.readouterr().out.splitlines()
+    _show([FINE, LIMIT, BROKEN], Terminal(), everything=True)
+    assert capsys.readouterr().out.splitlines() == ["ok      slurm.release: 26.05.5", *told[:-2], told[-1]]
+    assert told == [
         "limit   slurm.grace: 0 s",
         "        why: too short",
         "        mend: ask for more",
         "broken  node.gpus [n[1-2]]: GPU 0: ?[31mwrong",
         "        why: it is",
         "        mend: mend it",
+        "1 check ok (--all)",
         "runs do not work here: 1 check failed",
     ]
 
