@@ -1,40 +1,15 @@
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from slurm_elastic.agent import devices
-from slurm_elastic.agent.devices import asked_apart, cuda_is_open, driver_asked, no_devices
+from slurm_elastic.agent.devices import asked_apart, cuda_is_open, devices_counted, no_devices
 from tests.unit.agent.helpers.command_lines import STEP, settle
-
-UNINITIALIZED = 1
-
-
-class Nvml:
-    """The driver's library, with the uses that were begun."""
-
-    def __init__(self, uses: int) -> None:
-        self.uses = uses
-
-    def nvmlDeviceGetCount_v2(self, _count: object) -> int:  # noqa: N802
-        return 0 if self.uses else UNINITIALIZED
-
-    def nvmlShutdown(self) -> int:  # noqa: N802
-        # NVML calls one too many no error.
-        self.uses -= 1
-        return 0
-
-
-def _loaded(monkeypatch: pytest.MonkeyPatch, library: object) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_words, **_options: library)
 
 
 def _cuda_build(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -87,31 +62,15 @@ def test_an_agent_has_its_settings_without_a_question_for_gpus(monkeypatch: pyte
     assert asked == []
 
 
-def test_torch_asks_the_driver_which_is_closed_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, nvml = _cuda_build(monkeypatch), Nvml(2)
-    _loaded(monkeypatch, nvml)
-    with driver_asked():
-        assert torch.cuda.is_available()
-        assert nvml.uses == 2
-    assert (asked, nvml.uses) == (["driver"], 0)
-
-
-def test_a_use_of_pynvml_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = Nvml(1)
-    _loaded(monkeypatch, nvml)
-    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(_nvmlLib_refcount=1))
-    with driver_asked():
-        pass
-    assert nvml.uses == 1
-
-
-def test_without_a_driver_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_words: object, **_options: object) -> Any:
-        raise OSError
-
-    monkeypatch.setattr(ctypes, "CDLL", missing)
-    with driver_asked():
-        pass
+def test_torch_answers_with_a_number_and_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _cuda_build(monkeypatch)
+    monkeypatch.setattr(devices, "_device_count", lambda: 3)
+    with devices_counted():
+        assert (torch.cuda.is_available(), torch.cuda.device_count()) == (True, 3)
+    assert asked == []
+    # A worker counts again.
+    assert torch.cuda.device_count() == 1
+    assert asked == ["driver"]
 
 
 def test_the_device_of_cuda_tells_that_it_is_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
