@@ -39,8 +39,9 @@ test-containers: setup ## agents in Apptainer images on the test cluster; Apptai
 test-strangers: setup ## scripts in the shape of public ones: as under torchrun, a second start, a kill, a join, a preemption
 	@$(PYTHON) -m pytest tests/local/strangers -m "nightly or not nightly" $(PYTEST)
 
-test-nightly: setup ## the tests that take long: frameworks, libraries, growth, fuzzed parsers, no numpy, a million schedules, half an hour of mishaps
+test-nightly: setup ## the tests that take long: frameworks, libraries, growth, fuzzed parsers, no numpy, late files, a million schedules, half an hour of mishaps
 	@$(PYTHON) -m pytest tests/local tests/cluster -m nightly $(PYTEST)
+	@.ci/apart-python -m pytest tests/local/agent tests/local/rendezvous tests/local/snapshot --late "$$(date +%j)" $(PYTEST)
 	@SLURM_ELASTIC_FUZZ_SECONDS=10 $(PYTHON) -m pytest tests/unit/test_foreign_bytes.py -q
 	@TORCH=any SLURM=22.05 $(PYTHON) -m tests.matrix
 	@$(PYTHON) -m tests.simulation --schedules 1000000
