@@ -59,6 +59,8 @@ def test_a_killed_worker_and_a_killed_node_cost_a_step_each(
             os.kill(int(holding[1].read_text()), signal.SIGKILL)
         else:
             agents[1].kill()
+    # None goes on before all are told.
+    eventually((nodes.directory / "holds.2.0").exists, nodes.log)
     (nodes.directory / "hold").unlink()
     assert agents[0].wait() == 0, nodes.log()
     lines, (reference, losses) = metrics(nodes.directory), undisturbed
@@ -98,6 +100,7 @@ def test_a_sharded_model_with_dropout_and_a_second_one_go_on_as_if_nothing_had_b
     holding = [nodes.directory / f"holds.0.{rank}" for rank in range(2)]
     eventually(lambda: all(path.exists() for path in holding), nodes.log)
     os.kill(int(holding[1].read_text()), signal.SIGKILL)
+    eventually((nodes.directory / "holds.1.0").exists, nodes.log)
     (nodes.directory / "hold").unlink()
     assert [agent.wait() for agent in agents] == [0, 0], nodes.log()
     steps = re.findall(r"step (\d+): (.*)", agents[0].out)
