@@ -87,6 +87,7 @@ class NodeFacts:
         controller_offset: Seconds by which the clock here is ahead of the controller's; None if it does not answer.
         has_scontrol, has_squeue: True if the command gets an answer here.
         submit_refusal: Why sbatch takes no job of this user here; empty if it does.
+        failure_domain: Label of what Slurm says fails together with this node; empty if it says nothing.
         address: Address by which other nodes would reach this one; empty if none can be chosen.
         address_error: Why none can be chosen.
         collective_interface: Interface that collectives are told to use; empty if they choose by the host name.
@@ -115,6 +116,7 @@ class NodeFacts:
     has_scontrol: bool = True
     has_squeue: bool = True
     submit_refusal: str = ""
+    failure_domain: str = ""
     address: str = ""
     address_error: str = ""
     collective_interface: str = ""

@@ -10,6 +10,7 @@ from slurm_elastic import descriptors
 from slurm_elastic.agent.torch_hooks import NEWEST, OLDEST, release_numbers
 from slurm_elastic.doctor.facts import NodeFacts, SiteFacts
 from slurm_elastic.finding import Finding, Level, merged
+from slurm_elastic.slurm import compress
 from slurm_elastic.text import size_text
 
 _SHARED_MEMORY = 64 << 20
@@ -35,7 +36,7 @@ def node_findings(site: SiteFacts) -> list[Finding]:
     # A login node has other devices and mounts than those on which runs train.
     on_nodes = (_gpus, _shared_memory, _locked_memory, _membarrier, _ptrace, _address)
     checks = (*everywhere, *on_nodes) if site.results else everywhere if not site.job else ()
-    found = [*_missing(site), *_software(site)]
+    found = [*_missing(site), *_software(site), *_failure_domains(site)]
     for check in checks:
         for each in merged(replace(check(node), nodes=(node.node,)) for node in site.nodes):
             found.append(each if site.results else replace(each, nodes=()))
@@ -110,6 +111,18 @@ def _software(site: SiteFacts) -> Iterator[Finding]:
         yield Finding(
             check, level, f"{name} {common}, but {shown}", why, f"install one release of {name} on all nodes", others
         )
+
+
+def _failure_domains(site: SiteFacts) -> Iterator[Finding]:
+    """Say which nodes Slurm's topology has beside each other."""
+    domains: dict[str, list[str]] = {}
+    for node in site.nodes:
+        domains.setdefault(node.failure_domain, []).append(node.node)
+    if not site.results or not any(domains):
+        return
+    shown = "; ".join(f"{compress(nodes)} in {label or 'none'}" for label, nodes in domains.items())
+    target = "failure domain" if len(domains) > 1 else "node of the same failure domain"
+    yield Finding("node.failure_domain", Level.OK, shown, f"copies of snapshots go to another {target}")
 
 
 def _torch(node: NodeFacts) -> Finding:

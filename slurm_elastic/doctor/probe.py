@@ -57,6 +57,9 @@ def probe(base: Path, run_id: str, preference: AddressPreference) -> None:
     server = PeerServer(run_dir, job.node)
     toward = next((node for node in job.nodes if node != job.node), None)
     facts = node_facts(job.node, preference, Controller(), job_gpus=job.gpus_on_node, toward=toward)
+    # The job itself, which comes first where it has several nodes, is the domain of all.
+    label = job.failure_domain.partition("/")[2] if len(job.job_nodes) > 1 else job.failure_domain
+    facts = replace(facts, failure_domain=label)
     # What is known counts even if what comes next kills this process.
     run_dir.publish(result_name(job.node), encode(ProbeResult(facts)))
     if len(job.nodes) == 1:

@@ -56,6 +56,7 @@ def slurm_findings(site: SiteFacts) -> Iterator[Finding]:
     yield _bad_exit(config)
     yield _memory_accounting(config)
     yield _submit_limits(site)
+    yield _topology(config)
 
 
 def save_seconds(grace: float) -> float:
@@ -85,6 +86,16 @@ def _release(config: ClusterConfig) -> Finding:
 def _submit_limits(site: SiteFacts) -> Finding:
     limits = "; ".join(site.slurm.submit_limits) or "none is known"
     return Finding("slurm.submit_limits", Level.OK, limits, "jobs of slurm-elastic grow count, also while they wait")
+
+
+def _topology(config: ClusterConfig) -> Finding:
+    check, plugin = "slurm.topology", config.text("TopologyPlugin")
+    if plugin in ("topology/tree", "topology/block"):
+        domains = "switch" if plugin == "topology/tree" else "block"
+        why = f"ranks of a {domains} are in a row, and copies of snapshots go to another {domains}"
+        return Finding(check, Level.OK, plugin, why)
+    why = "Slurm tells no failure domains: ranks are in its order of nodes, copies of snapshots go to the next node"
+    return Finding(check, Level.OK, plugin or "none", f"{why}; where racks fail, --failure-domain names them")
 
 
 def _partition(site: SiteFacts) -> PartitionView | None:
