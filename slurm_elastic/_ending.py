@@ -11,6 +11,8 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from slurm_elastic import trainer
+
 __all__ = ["claim", "end_worker", "wait_for_all"]
 
 _TIMEOUT = timedelta(minutes=30)
@@ -33,6 +35,7 @@ def claim(owner: str) -> None:
             f"this process has an {_claimed} and gets an {owner}: one object counts, saves and stops; give it all state"
         )
     _claimed = owner
+    trainer._await_first(by_script=False)
 
 
 def end_worker() -> None:

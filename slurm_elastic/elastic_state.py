@@ -137,6 +137,7 @@ class ElasticState:
         self._snapshot_step = self._steps
         if checkpoints is not None and self._rank == 0:
             self._metrics = Path(checkpoints, "metrics.jsonl").open("a", buffering=1)  # noqa: SIM115 (until the end)
+        trainer._await_first(by_script=True)
 
     if not TYPE_CHECKING:
         # Type checkers know what a subclass declares.
@@ -209,6 +210,7 @@ class ElasticState:
         length = operator.length_hint(loader)
         # A loader that shuffles draws its order with its first batch, and all ranks may have to draw the same.
         self._reseed(f"epoch {self._epoch}", self._rank if dealt else 0)
+        trainer._await_first(by_script=False)
         iterator = iter(trainer.loading(iter(loader)))
         at = 0
         if skip and not dealt and id(loader) not in map(id, self._given.values()):

@@ -242,7 +242,15 @@ def _look() -> WorkerControl | None:
         _control = attach(os.environ, shield)
         if _control is not None:
             _control.measure()
+            _control.await_first(by_script=True)
     return _control
+
+
+def _await_first(*, by_script: bool) -> None:
+    """Note whether the script itself has to call `should_stop`, from now on: the agent says so if it does not."""
+    control = _look()
+    if control is not None:
+        control.await_first(by_script=by_script)
 
 
 def _forget() -> None:

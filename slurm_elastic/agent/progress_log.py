@@ -27,6 +27,9 @@ from slurm_elastic.rundir import RunDir, RunDirError
 
 logger = logging.getLogger("slurm_elastic")
 
+_SILENCE = 60.0
+"""Seconds after which a script that has finished no step is told how."""
+
 
 class ProgressLog(Feature):
     """Records what the workers of this node do.
@@ -63,7 +66,7 @@ class ProgressLog(Feature):
         self._stopping = False
         self._exit_code: ExitCode | None = None
         self._reached: tuple[int, int] | None = None
-        self._warned_of_start = False
+        self._warned_of_start = self._warned_of_silence = False
         self._thread = Thread(target=self._write, name="slurm-elastic-progress", daemon=True)
         self._thread.start()
         sizes = {"local_world_size": workers, "max_restarts": max_restarts}
@@ -173,7 +176,21 @@ class ProgressLog(Feature):
             return None
         self._pause = min(2 * self._pause, self._longest_pause)
         self._due = time.monotonic() + self._pause
+        self._note_silence(running)
         return self._steps(running)
+
+    def _note_silence(self, running: RunningRound) -> None:
+        """Warn once of a worker whose script could have finished a step since a minute, and has finished none."""
+        waits = {worker.local_rank: worker.seconds_awaited or 0.0 for worker in running.progress()}
+        rank = next((rank for rank, seconds in waits.items() if seconds >= _SILENCE), None)
+        if rank is not None and not self._warned_of_silence:
+            self._warned_of_silence = True
+            logger.warning(
+                "rank %d on %s has finished no step in %d s: unless its first step takes so long, let the script call"
+                " step() of its ElasticState, or trainer.should_stop(step), after each step; else a planned stop costs"
+                " the steps since the last checkpoint, too",
+                *(running.assignment.place.base_rank + rank, self._node, waits[rank]),
+            )
 
     def _steps(self, running: RunningRound) -> dict[str, object] | None:
         workers = [worker for worker in running.progress() if worker.attached]

@@ -17,6 +17,7 @@ from slurm_elastic.control._flight_recorder import Collective
 from slurm_elastic.control._membarrier import full_barrier
 from slurm_elastic.control._shared_page import (
     ATTACHED,
+    AWAITED,
     BOUNDARY,
     BOUNDARY_TIME,
     CHECKPOINT,
@@ -110,6 +111,8 @@ class WorkerProgress:
         place: The line of the script at which its main thread stays; empty if it moves, or that is unknown.
         collectives: The last collective that it has begun in each process group, if its main thread stays where it is;
             empty if that is unknown.
+        seconds_awaited: Seconds since its script could have called should_stop for the first time; None if it has, and
+            if a loop or a framework does that.
     """
 
     local_rank: int
@@ -129,6 +132,7 @@ class WorkerProgress:
     in_collective: bool | None = None
     place: str = ""
     collectives: tuple[Collective, ...] = ()
+    seconds_awaited: float | None = None
 
 
 class Agreement:
@@ -343,6 +347,7 @@ def _progress(local_rank: int, page: Fields, now: int) -> WorkerProgress:
         in_collective=_in_collective(page, now),
         place=read_text(page, PLACE),
         collectives=_collectives(page),
+        seconds_awaited=max(0, now - page[AWAITED]) / 1e9 if page[AWAITED] and not boundary else None,
     )
 
 

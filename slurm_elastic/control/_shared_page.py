@@ -64,6 +64,9 @@ LOSS_STEP = 27
 """The step of that loss; NONE before."""
 SAVE_TIME = 28
 """Nanoseconds that the worker has saved before it reported the newest checkpoint; 0 if that is unknown."""
+AWAITED = 29
+"""The time since which its first boundary is awaited, in nanoseconds of the node's monotonic clock; 0 if a loop or a
+framework comes to it by itself."""
 
 # Written by the worker's sampler, see `_time_use`; nanoseconds since its first sample.
 SAMPLED = 32

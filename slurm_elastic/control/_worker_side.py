@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from slurm_elastic.control._membarrier import register
 from slurm_elastic.control._shared_page import (
     ATTACHED,
+    AWAITED,
     BOUNDARY,
     BOUNDARY_TIME,
     CHECKPOINT,
@@ -175,6 +176,10 @@ class WorkerControl:
         from slurm_elastic.control._time_use import start
 
         start(self._fields)
+
+    def await_first(self, *, by_script: bool) -> None:
+        """Note who comes to the first boundary: the script itself, which may forget it, or a loop or a framework."""
+        self._fields[AWAITED] = time.monotonic_ns() if by_script else 0
 
     def _note_first(self) -> None:
         self._fields[FIRST_STEP] = self._fields[STEP]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic import trainer
+from slurm_elastic import ElasticState, _ending, trainer
 from slurm_elastic.control import RoundControl, unshield
 from slurm_elastic.rendezvous.membership import LeaveReason, Reason
 
@@ -51,6 +51,27 @@ def test_every_reason_of_the_membership_is_known() -> None:
     known = {reason.value for reason in trainer.StopReason}
     assert known >= {reason.value for reason in LeaveReason} - {"finished", "failed"}
     assert known >= {Reason.NODE_JOINED.value, Reason.NODE_LEFT.value}
+
+
+def test_the_first_step_is_awaited_from_a_script_that_may_forget_it(
+    control: RoundControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_awaited() -> bool:
+        return control.progress()[0].seconds_awaited is not None
+
+    assert trainer.is_managed()
+    assert is_awaited()
+    monkeypatch.setattr(_ending, "_claimed", "")
+    _ending.claim("ElasticCallback")
+    assert not is_awaited()
+    monkeypatch.setattr(_ending, "_claimed", "")
+    state = ElasticState()
+    assert is_awaited()
+    next(state.batches([0]))
+    assert not is_awaited()
+    trainer._await_first(by_script=True)
+    trainer.should_stop(1)
+    assert not is_awaited()
 
 
 def test_outside_of_a_run() -> None:

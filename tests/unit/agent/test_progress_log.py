@@ -171,3 +171,26 @@ def test_the_agent_of_rank_0_tells_it(run_dir: RunDir, caplog: pytest.LogCapture
     starts(log, (1, 57), (1, 9), base_rank=2)
     log.close()
     assert caplog.messages == []
+
+
+def test_a_script_that_could_have_finished_a_step_and_does_not_is_told_how_once(
+    run_dir: RunDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = ProgressLog(run_dir, "n1", AGENT, 2, 3, pauses=(0.01, 0.01))
+    seconds: list[float | None] = [None, None]
+    looks = []
+
+    def progress() -> Sequence[WorkerProgress]:
+        looks.append(1)
+        return [WorkerProgress(i, True, 0, None, None, None, False, seconds_awaited=seconds[i]) for i in (0, 1)]
+
+    def after_looks(*now: float | None) -> list[str]:
+        seconds[:], before = now, len(looks)
+        eventually(lambda: len(looks) > before + 6)
+        return [line.partition(":")[0] for line in caplog.messages]
+
+    log.workers_started(RunningRound(assignment(0), {}, {}, progress))
+    assert after_looks(None, 59.0) == []
+    assert after_looks(None, 61.0) == ["rank 1 on n1 has finished no step in 61 s"]
+    assert len(after_looks(62.0, 62.0)) == 1
+    log.close()
