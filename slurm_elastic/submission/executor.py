@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -123,7 +123,11 @@ class ElasticExecutor(slurm.SlurmExecutor):
             raise UsageError(f"folder {folder}: the elements of an array are one run with one folder; leave %a out")
         self.plan(())
 
-    def submit_script(self, path: str | Path, *arguments: str) -> core.Job[None]:
+    def submit(self, fn: Callable[..., core.R], *args: Any, **kwargs: Any) -> ElasticJob[core.R]:
+        """Submit a function that every worker calls with these arguments."""
+        return cast("ElasticJob[core.R]", super().submit(fn, *args, **kwargs))
+
+    def submit_script(self, path: str | Path, *arguments: str) -> ElasticJob[None]:
         """Submit a script that every worker runs, as with torchrun; workers read the file when they start."""
         return self.submit(Script(str(path), arguments))
 
@@ -208,7 +212,7 @@ class ElasticExecutor(slurm.SlurmExecutor):
             file.write_text(self.plan((*payload.agent_options, *payload.words)).script(template).text())
             self._throttle()
             self._last_job_submitted = time.time()
-            job = self.job_class(folder=self.folder, job_id=submit([str(file)]))
+            job: ElasticJob[Any] = self.job_class(folder=self.folder, job_id=submit([str(file)]))
         except BaseException:
             payload.discard()
             file.unlink(missing_ok=True)

@@ -47,7 +47,7 @@ class WorkerFailedError(utils.FailedJobError):
         return cls(f"job {job_id}: " + "\n".join(lines), failure)
 
 
-class _Run(core.Job[Any]):
+class _Run(core.Job[core.R]):
     """The methods that runs add to jobs of submitit. `task(k)` is rank k of the newest round, and a job of its own."""
 
     _rank: int | None = None
@@ -100,12 +100,12 @@ class _Run(core.Job[Any]):
         """Return True if the exit code says that the run is finished, for records that this process does not read."""
         return False
 
-    def result(self) -> Any:
+    def result(self) -> core.R:
         """Wait for the end and return the result of the function on rank 0; None for a script."""
         results = self.results()
         return results[0]
 
-    def results(self) -> list[Any]:
+    def results(self) -> list[core.R]:
         """Wait for the end and return the results of the function by rank in the last round.
 
         Raises:
@@ -197,7 +197,7 @@ class ElasticInfoWatcher(slurm.SlurmInfoWatcher):
         return is_final(self.get_state(job_id, mode=mode))
 
 
-class ElasticJob(_Run, slurm.SlurmJob[Any]):
+class ElasticJob(_Run[core.R], slurm.SlurmJob[core.R]):
     """A run on a cluster. Its id is the id of the job or of the array."""
 
     watcher = ElasticInfoWatcher(delay_s=60)
@@ -237,7 +237,7 @@ class ElasticJob(_Run, slurm.SlurmJob[Any]):
         return self.watcher.get_state(self.job_id, mode="force" if ended else "standard")
 
 
-class LocalElasticJob(_Run, local.LocalJob[Any]):
+class LocalElasticJob(_Run[core.R], local.LocalJob[core.R]):
     """A run on this machine.
 
     Attributes:

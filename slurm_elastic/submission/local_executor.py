@@ -6,9 +6,9 @@ import shlex
 import socket
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from submitit.core import core, utils
 from submitit.local import debug, local
@@ -59,7 +59,11 @@ class LocalElasticExecutor(local.LocalExecutor):
         self.agent = AgentOptions(workers_per_node, max_restarts, tuple(agent_arguments))
         super().__init__(folder, max_num_timeout=max_num_timeout, max_pickle_size_gb=max_pickle_size_gb)
 
-    def submit_script(self, path: str | Path, *arguments: str) -> core.Job[None]:
+    def submit(self, fn: Callable[..., core.R], *args: Any, **kwargs: Any) -> LocalElasticJob[core.R]:
+        """Submit a function that every worker calls with these arguments."""
+        return cast("LocalElasticJob[core.R]", super().submit(fn, *args, **kwargs))
+
+    def submit_script(self, path: str | Path, *arguments: str) -> LocalElasticJob[None]:
         """Submit a script that every worker runs."""
         return self.submit(Script(str(path), arguments))
 
@@ -97,7 +101,7 @@ class LocalElasticExecutor(local.LocalExecutor):
             stderr_to_stdout=self.parameters.get("stderr_to_stdout", False),
             setup=self.parameters.get("setup", ()),
         )
-        job: LocalElasticJob = LocalElasticJob(folder=self.folder, job_id=str(process.pid), process=process)
+        job: LocalElasticJob[Any] = LocalElasticJob(folder=self.folder, job_id=str(process.pid), process=process)
         job.run_id = f"{process.pid}-{uid[:8]}"
         payload.keep_for(job)
         return job
