@@ -75,6 +75,7 @@ class ElasticState:
         sampler: ElasticSampler | None = None,
         checkpoints: str | os.PathLike[str] | None = None,
         checkpoint_every: float = 600.0,
+        checkpoint_every_steps: int | None = None,
         keep: int = 2,
         snapshot_every: int = 1,
         reseed: bool = True,
@@ -88,6 +89,7 @@ class ElasticState:
                 nothing is written then.
             checkpoint_every: Seconds between checkpoints. The newest state is also written before the agent or, outside
                 of a run, the script ends.
+            checkpoint_every_steps: Steps between checkpoints, if they are over before those seconds.
             keep: Number of checkpoints that stay.
             snapshot_every: Steps between copies into memory; a lost node costs as many.
             reseed: True to seed torch, random and numpy before each batch by torch's seed at the first start, rank and
@@ -102,7 +104,7 @@ class ElasticState:
             KeyError: What is in memory or on disk has no state of a name.
             RuntimeError: There is another such object, or a rank has none, or the state cannot be had.
         """
-        _require_types(sampler, checkpoint_every, snapshot_every)
+        _require_types(sampler, checkpoint_every, checkpoint_every_steps, snapshot_every)
         for name in state:
             if name in (_OWN, "per_rank", "check_finite") or hasattr(type(self), name):
                 raise TypeError(f"ElasticState has a {name} of its own: give yours another name")
@@ -132,7 +134,7 @@ class ElasticState:
             checkpoints = Path(run_dir, "checkpoints")
         self._metrics: TextIO | None = None
         if checkpoints is not None:
-            snapshot.to_disk(checkpoints, every=checkpoint_every, keep=keep)
+            snapshot.to_disk(checkpoints, every=checkpoint_every, keep=keep, every_steps=checkpoint_every_steps)
         self._restore()
         self._snapshot_step = self._steps
         if checkpoints is not None and self._rank == 0:
@@ -356,13 +358,15 @@ class ElasticState:
             )
 
 
-def _require_types(sampler: object, checkpoint_every: object, snapshot_every: object) -> None:
+def _require_types(sampler: object, checkpoint_every: object, every_steps: object, snapshot_every: object) -> None:
     if sampler is not None and not isinstance(sampler, ElasticSampler):
         raise TypeError(
             f"sampler is a {type(sampler).__name__}: give ElasticSampler(data_set, global_batch_size=...), or none"
         )
     if not isinstance(checkpoint_every, (int, float)):
         raise TypeError(f"checkpoint_every is a {type(checkpoint_every).__name__}: give seconds")
+    if every_steps is not None and not isinstance(every_steps, int):
+        raise TypeError(f"checkpoint_every_steps is a {type(every_steps).__name__}: give steps")
     if not isinstance(snapshot_every, int):
         raise TypeError(f"snapshot_every is a {type(snapshot_every).__name__}: give steps")
     if snapshot_every < 1:

@@ -52,7 +52,7 @@ class DiskSide:
     """The directory that a script has named with `to_disk`, and the start of its group there."""
 
     def __init__(self) -> None:
-        self._configured: tuple[str, float, int] | None = None
+        self._configured: tuple[str, float, int, int] | None = None
         self.started: Started | None = None
         """The start of this group; None before `load`."""
         self._chosen: tuple[Checkpoints, CheckpointId] | None = None
@@ -64,7 +64,7 @@ class DiskSide:
         """True if the script has named a directory."""
         return self._configured is not None
 
-    def configure(self, path: str, every: float, keep: int) -> None:
+    def configure(self, path: str, every: float, keep: int, every_steps: int) -> None:
         """Name the directory; see `to_disk`.
 
         Raises:
@@ -72,7 +72,7 @@ class DiskSide:
         """
         if self.started is not None:
             raise RuntimeError("snapshot.to_disk comes too late: call it before snapshot.load")
-        self._configured = path, float(every), keep
+        self._configured = path, float(every), keep, every_steps
 
     def require_start(self) -> None:
         """Make sure that what is saved is known to come from what is on disk.
@@ -110,7 +110,7 @@ class DiskSide:
         from slurm_elastic.snapshot.checkpoints import Checkpoints
 
         assert self._configured is not None
-        path, _, _ = self._configured
+        path, *_ = self._configured
         checkpoints = Checkpoints(Path(path))
         choice = Choice()
         tells = memory is None or has_parts
@@ -163,7 +163,7 @@ class DiskSide:
         from slurm_elastic.snapshot.disk import DiskWriter, HeldSlots, Target
 
         writer, owner = DiskWriter(lambda: HeldSlots(slots, parts)), os.getpid()
-        writer.aim(Target(directory.path, directory.every, directory.keep, directory.start, round_))
+        writer.aim(Target.of(directory, round_))
 
         def end() -> None:
             if os.getpid() == owner:
@@ -183,14 +183,25 @@ class DiskSide:
         from slurm_elastic.control import is_superseded
 
         assert self._configured is not None
-        path, every, keep = self._configured
+        path, every, keep, every_steps = self._configured
         run, round_ = os.environ.get("SLURM_ELASTIC_RUN_ID", ""), int(os.environ.get("SLURM_ELASTIC_ROUND", "0"))
         # Without parts no rank asks for the choice of rank 0 if there is a snapshot in memory.
         lost = lost if has_parts else None
         start, chosen = checkpoints.start(run, round_, memory, below, lambda: not is_superseded(os.environ), lost)
         origin = start.line[-1].start if memory is not None and chosen is None and start.line else None
         name = "" if chosen is None else checkpoints.path_of(chosen).name
-        directory = Directory(path, every, keep, start.number, origin, name, has_parts=has_parts)
+        begins = chosen.step if chosen is not None else memory.step if memory is not None else 0
+        directory = Directory(
+            path,
+            every,
+            keep,
+            start.number,
+            origin,
+            name,
+            has_parts=has_parts,
+            every_steps=every_steps,
+            begins=begins,
+        )
         return Choice(None if chosen is None else (chosen.start, chosen.step), directory)
 
 

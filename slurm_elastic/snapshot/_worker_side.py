@@ -427,7 +427,9 @@ def save(step: int, /, *, check_finite: bool = False, per_rank: Mapping[str, Any
         memory.save(step, _state_of(state), per_rank, check_finite=check_finite)
 
 
-def to_disk(path: str | os.PathLike[str], *, every: float = 600.0, keep: int = 2) -> None:
+def to_disk(
+    path: str | os.PathLike[str], *, every: float = 600.0, keep: int = 2, every_steps: int | None = None
+) -> None:
     """Have snapshots written to disk, in the background, and have `load` start from there if memory has none.
 
     Call it on all ranks before `load`. Under an agent, the agent of rank 0 writes; else the process of rank 0.
@@ -436,14 +438,19 @@ def to_disk(path: str | os.PathLike[str], *, every: float = 600.0, keep: int = 2
         path: Directory of the checkpoints, which all nodes see; it is made if it is missing.
         every: Seconds between checkpoints.
         keep: Number of checkpoints that stay.
+        every_steps: Steps after which there is one before that time. It is of the newest step then: steps that are
+            taken in half a second, or while a checkpoint is written, come on top.
 
     Raises:
-        ValueError: `every` is negative, or `keep` is less than 1.
+        ValueError: `every` is negative, or `keep` or `every_steps` is less than 1.
         RuntimeError: `load` was called before.
     """
     if not every >= 0 or keep < 1:
         raise ValueError(f"every={every}, keep={keep}: checkpoints need 0 seconds or more, and one at least that stays")
-    _disk.configure(os.path.abspath(os.fspath(path)), every, keep)  # noqa: PTH100 (pathlib takes time to import)
+    if every_steps is not None and every_steps < 1:
+        raise ValueError(f"every_steps={every_steps}: a checkpoint is due after 1 step or more")
+    place = os.path.abspath(os.fspath(path))  # noqa: PTH100 (pathlib takes time to import)
+    _disk.configure(place, every, keep, every_steps or 0)
 
 
 def load(**state: Any) -> Any:

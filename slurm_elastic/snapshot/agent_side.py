@@ -10,7 +10,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_elastic.rendezvous.transport.messages import INVENTORY_LIMIT
@@ -574,16 +574,12 @@ def _target(directory: Directory, current: _Round) -> Target:
     if copy is not None and directory.origin is not None:
         origin = copy.id, CheckpointId(directory.origin, copy.id.step)
     group = current.group or Group(0, 1, 1, 0, 1)
-    return Target(
-        directory.path,
-        directory.every,
-        directory.keep,
-        directory.start,
-        current.number,
-        origin,
-        directory.first,
-        group.nodes,
-        group.workers,
+    return replace(
+        Target.of(directory, current.number),
+        origin=origin,
+        first=directory.first,
+        nodes=group.nodes,
+        workers=group.workers,
     )
 
 

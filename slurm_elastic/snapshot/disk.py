@@ -19,6 +19,7 @@ from typing import NamedTuple
 from slurm_elastic.snapshot._child_process import Fork
 from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId
 from slurm_elastic.snapshot.checkpoint_writer import Order, Outcome, Task, WriterProcess
+from slurm_elastic.snapshot.hand_over import Directory
 from slurm_elastic.snapshot.lineage import Copy, SnapshotId
 from slurm_elastic.snapshot.memory import Slot
 
@@ -71,6 +72,8 @@ class Target:
         first: True for the agent of rank 0.
         nodes: Number of agents in the round.
         workers: Number of workers of this agent.
+        every_steps: Steps after which a checkpoint is due before that time; 0 for none.
+        begins: The step that the round starts from.
     """
 
     directory: str
@@ -82,6 +85,21 @@ class Target:
     first: bool = True
     nodes: int = 1
     workers: int = 1
+    every_steps: int = 0
+    begins: int = 0
+
+    @classmethod
+    def of(cls, directory: Directory, round_: int) -> Target:
+        """Return that of a process alone."""
+        return cls(
+            directory.path,
+            directory.every,
+            directory.keep,
+            directory.start,
+            round_,
+            every_steps=directory.every_steps,
+            begins=directory.begins,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +113,7 @@ class Progress:
         last: True if the newest snapshot is to be on disk now: the agent ends, or others do.
         asked: True if a step that all agents keep has been asked for.
         agreed: That step; None if it is not known.
+        failed: True if the last attempt was one; then the next one is at that time.
     """
 
     next_at: float
@@ -103,6 +122,7 @@ class Progress:
     last: bool = False
     asked: bool = False
     agreed: int | None = None
+    failed: bool = False
 
 
 class Next(NamedTuple):
@@ -125,7 +145,7 @@ def next_snapshot(target: Target, progress: Progress, held: Held, now: float) ->
     agreed = next((copy for copy in _whole(target, held) if copy.id.step == progress.agreed), None)
     if progress.last and newest is not None:
         return Next(newest.id, CheckpointId(target.start, newest.id.step))
-    if newest is not None and _decides_alone(target, newest) and now >= progress.next_at:
+    if newest is not None and _decides_alone(target, newest) and _is_due(target, progress, newest, now):
         return Next(newest.id, CheckpointId(target.start, newest.id.step))
     if agreed is not None and (progress.written is None or agreed.id.step > progress.written):
         return Next(agreed.id, CheckpointId(target.start, agreed.id.step))
@@ -140,8 +160,14 @@ def next_snapshot(target: Target, progress: Progress, held: Held, now: float) ->
 def is_wanted(target: Target, progress: Progress, held: Held, now: float) -> bool:
     """Return True if a step that all agents keep has to be asked for; arguments as for `next_snapshot`."""
     newest = _newest(target, progress, held)
-    is_due = target.first and not progress.asked and now >= progress.next_at
-    return is_due and newest is not None and not _decides_alone(target, newest)
+    if newest is None or not target.first or progress.asked or _decides_alone(target, newest):
+        return False
+    return _is_due(target, progress, newest, now)
+
+
+def _is_due(target: Target, progress: Progress, newest: Copy, now: float) -> bool:
+    steps = newest.id.step - (target.begins if progress.written is None else progress.written)
+    return now >= progress.next_at or (0 < target.every_steps <= steps and not progress.failed)
 
 
 def _decides_alone(target: Target, copy: Copy) -> bool:
@@ -317,7 +343,7 @@ class DiskWriter:
     def _delay(self) -> float | None:
         if self._target is None:
             return None
-        return max(_AGAIN, self._progress.next_at - time.monotonic())
+        return _AGAIN if self._target.every_steps else max(_AGAIN, self._progress.next_at - time.monotonic())
 
     def _write(self, target: Target, found: Next) -> None:
         snapshot, checkpoint = found
@@ -385,7 +411,7 @@ class DiskWriter:
                 logger.warning("no snapshot is written to disk any more: %s", outcome.superseded)
                 self._target = None
             elif outcome.error and is_target:
-                wait = max(_AFTER_ERROR, target.every)
+                wait = _AFTER_ERROR if target.every_steps else max(_AFTER_ERROR, target.every)
                 # There is no later one. A process that writes and was killed is started again.
                 self._missing, self._repeats = outcome.error, self._closing and not self._repeats
                 then = "" if self._closing else f"; the next attempt is in {wait:g} s"
@@ -395,20 +421,20 @@ class DiskWriter:
                     "; it is tried once more" if self._repeats else then,
                 )
                 if not self._repeats:
-                    self._done(found.snapshot, time.monotonic() + wait, target)
+                    self._done(found.snapshot, time.monotonic() + wait, target, failed=True)
             elif outcome.written and is_target:
                 self._missing = ""
                 self._done(found.snapshot, time.monotonic() + target.every, target)
             return outcome.written
 
-    def _done(self, snapshot: SnapshotId, next_at: float, target: Target) -> None:
+    def _done(self, snapshot: SnapshotId, next_at: float, target: Target, *, failed: bool = False) -> None:
         if target.origin is not None and snapshot == target.origin[0]:
             self._progress = replace(self._progress, origin_due=False)
         else:
             progress = self._progress
             # The agents may have agreed on the next one meanwhile.
             agreed = progress.agreed if progress.agreed is not None and progress.agreed > snapshot.step else None
-            self._progress = Progress(next_at, snapshot.step, last=progress.last, agreed=agreed)
+            self._progress = Progress(next_at, snapshot.step, last=progress.last, agreed=agreed, failed=failed)
 
     def _free(self, round_: int | None = None, written: SnapshotId | None = None) -> None:
         """Let workers overwrite slots again: all, but those with newer snapshots of the round than what was written.

@@ -45,6 +45,8 @@ class Directory:
         first: True on the node of rank 0, whose agent writes the state of all ranks and completes checkpoints.
         has_parts: True if agents write parts of snapshots, too.
         collector: The process that finds the step which all agents write, if nothing is copied to other nodes.
+        every_steps: Steps after which a checkpoint is due before that time; 0 for none.
+        begins: The step that the round starts from.
     """
 
     path: str
@@ -56,6 +58,8 @@ class Directory:
     first: bool = True
     has_parts: bool = False
     collector: Holder | None = None
+    every_steps: int = 0
+    begins: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,6 +261,7 @@ def test_metrics_are_numbers_in_a_file_and_the_loss_is_told_to_the_agent(
         ({"per_rank": {}}, "ElasticState has a per_rank of its own"),
         ({"sampler": [1, 2]}, "sampler is a list: give ElasticSampler(data_set, global_batch_size=...), or none"),
         ({"checkpoint_every": "10m"}, "checkpoint_every is a str: give seconds"),
+        ({"checkpoint_every_steps": 2.5}, "checkpoint_every_steps is a float: give steps"),
         ({"snapshot_every": 0.5}, "snapshot_every is a float: give steps"),
     ],
 )

@@ -121,6 +121,21 @@ def test_checkpoints_are_taken_beside_the_training_and_old_ones_go(
         assert set(found.tensors[0].tolist()) == {float(name[-12:])}
 
 
+def test_a_checkpoint_is_due_after_so_many_steps_of_a_run_that_goes_on(agents: Agents, tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+
+    def work() -> list[str]:
+        snapshot.to_disk(directory, every_steps=2)
+        snapshot.load(step=0)
+        snapshot.save(1, step=1)
+        snapshot.save(2, step=2)
+        eventually(lambda: names(directory) != [])
+        return names(directory)
+
+    one = agents.add("one")
+    assert in_worker(agents.next_round([one])[0], work) == ["start-000001.step-000000000002"]
+
+
 def test_a_group_that_was_cut_off_replaces_nothing(agents: Agents, tmp_path: Path) -> None:
     directory = tmp_path / "checkpoints"
     one, two = agents.add("one"), agents.add("two")

@@ -27,6 +27,18 @@ def test_the_newest_of_the_round_is_written_when_the_interval_has_passed() -> No
     assert next_snapshot(TARGET, Progress(100.0), Held(HELD.whole[:1]), 100.0) is None
 
 
+def test_the_newest_of_the_round_is_written_when_so_many_steps_have_passed() -> None:
+    steps = replace(TARGET, every_steps=3, begins=90)
+    assert next_snapshot(steps, Progress(100.0), HELD, 0.0) is None
+    assert next_snapshot(replace(steps, begins=89), Progress(100.0), HELD, 0.0) == (IDS[2], CheckpointId(8, 92))
+    assert next_snapshot(steps, Progress(100.0, written=90), HELD, 0.0) is None
+    assert next_snapshot(steps, Progress(100.0, written=90), HELD, 100.0) == (IDS[2], CheckpointId(8, 92))
+    assert next_snapshot(steps, Progress(100.0, written=89), HELD, 0.0) == (IDS[2], CheckpointId(8, 92))
+    # Not again and again on a full disk.
+    assert next_snapshot(steps, Progress(100.0, written=89, failed=True), HELD, 0.0) is None
+    assert is_wanted(replace(FIRST, every_steps=1), Progress(100.0, written=90), WITH_PARTS, 0.0)
+
+
 def test_the_snapshot_in_memory_that_the_round_started_from_is_written_at_once() -> None:
     due = Progress(100.0, origin_due=True)
     assert next_snapshot(FROM_MEMORY, due, HELD, 0.0) == (ORIGIN, CheckpointId(7, 90))
