@@ -40,9 +40,12 @@ _DIGITS = f"{_SUBMIT}test_four_nodes_learn_the_digits"
 
 _RESIZE = "tests/cluster/test_grow.py::test_a_run_grows_and_shrinks_without_losing_a_step"
 _RESIZE_WORDS = "tests/unit/submission/test_resize.py::test_grow_shrink_and_resize"
+_INSTALL = "tests/local/test_docs_commands.py::test_what_the_first_run_installs_can_be_had"
 _RESUME = "tests/local/agent/test_resume.py::test_the_wrapper_resumes_what_there_is"
 
 ELSEWHERE = {
+    "pip install .": _INSTALL,
+    "pip install '.[top]' scikit-learn": _INSTALL,
     "slurm-elastic agent --notify https://chat.example.org/hooks/1234 --notify-after 1800 train.py": _NOTIFICATION,
     "slurm-elastic doctor": "tests/cluster/test_doctor.py::"
     "test_limits_of_slurm_a_small_and_slow_file_system_and_a_controller_that_is_gone_are_found",
@@ -101,7 +104,7 @@ ELSEWHERE = {
 
 
 def shell_commands() -> Iterator[tuple[str, str]]:
-    """Yield the page and the words of every command of ours, of sbatch and of srun."""
+    """Yield the page and the words of every command of ours, of sbatch, of srun and of pip."""
     for page in sorted(DOCS.rglob("*.md")):
         if page.name in _TREES:
             continue
@@ -117,7 +120,7 @@ def _command(line: str) -> str:
     line = line.removeprefix("$ ")
     first, _, rest = line.partition(" ")
     # What a command of ours says begins with its name and a colon.
-    if first not in ("slurm-elastic", "sbatch", "srun") or rest.split(" ")[0].endswith(":"):
+    if first not in ("slurm-elastic", "sbatch", "srun", "pip") or rest.split(" ")[0].endswith(":"):
         return ""
     lexer = shlex.shlex(line, posix=False, punctuation_chars=False)
     lexer.whitespace_split = True

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs_commands import HERE
+from tests.docs_commands import HERE, shell_commands
 
 ROOT = Path(__file__).parents[2]
 TRAIN = """\
@@ -64,6 +64,20 @@ def test_commands_of_the_documentation_run(login_node: Path) -> None:
     mails = (login_node / "mailed").read_text().splitlines()
     assert [mails[0], mails[2]] == ["-s elastic me@example.org", "-s run  me@example.org"]
     assert [json.loads(mails[number])["event"] for number in (1, 3)] == ["finished", "finished"]
+
+
+def test_what_the_first_run_installs_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("hatchling", "sklearn", "textual"):
+        pytest.importorskip(name)
+    # Without a network, in the environment of the tests, which stays as it is.
+    for option in ("NO_INDEX=1", "DRY_RUN=1", "NO_BUILD_ISOLATION=0", "DISABLE_PIP_VERSION_CHECK=1"):
+        monkeypatch.setenv(*f"PIP_{option}".split("="))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    for command in {command for _, command in shell_commands() if command.startswith("pip ")}:
+        done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        assert "Would install slurm_elastic" in done.stdout
+        assert "does not provide the extra" not in done.stderr
 
 
 def _listed(directory: Path) -> list[dict[str, str]]:

@@ -37,6 +37,13 @@ def test_spack_requires_the_same() -> None:
     compile(SPACK, "package.py", "exec")
 
 
+def test_pages_name_the_same_oldest_releases() -> None:
+    pages = [CHECKOUT / "README.md", *(CHECKOUT / "docs").rglob("*.md")]
+    found = re.findall(r"\b(Python|torch)\s+([0-9.]+) or later", "\n".join(page.read_text() for page in pages))
+    oldest = requirements()
+    assert set(found) == {("Python", oldest["python"]), ("torch", oldest["torch"])}
+
+
 def test_everything_names_this_version() -> None:
     for name, text, line in (
         ("conda", CONDA, f"  version: {__version__}"),
