@@ -334,17 +334,8 @@ class ElasticState:
             ) from None
 
     def _reseed(self, place: object, rank: int) -> None:
-        if not self._reseeds:
-            return
-        text = f"{self._seed}/{rank}/{place}".encode()
-        seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
-        # Not torch.manual_seed, which is slow where there is no GPU.
-        torch.default_generator.manual_seed(seed)
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.manual_seed(seed)
-        random.seed(seed)
-        if numpy := sys.modules.get("numpy"):
-            numpy.random.seed(seed % 2**32)
+        if self._reseeds:
+            reseed(self._seed, rank, place)
 
     def _warn_of_shares(self, sampler: ElasticSampler) -> None:
         if self._warned or sampler.weighted or sampler.share * sampler.world_size == sampler.step_size:
@@ -356,6 +347,19 @@ class ElasticState:
                 " the same",
                 *(self._steps, sampler.step_size, sampler.world_size),
             )
+
+
+def reseed(seed: int, rank: int, place: object) -> None:
+    """Seed torch, random and numpy by a seed of the training, the rank, and the place in the training."""
+    text = f"{seed}/{rank}/{place}".encode()
+    seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+    # Not torch.manual_seed, which is slow where there is no GPU.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed(seed)
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed % 2**32)
 
 
 def _require_types(sampler: object, checkpoint_every: object, every_steps: object, snapshot_every: object) -> None:

@@ -13,22 +13,43 @@ Read in transformers 5.23.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import dataclasses
 import json
 import logging
-from collections.abc import Sized
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sized
 from pathlib import Path
 from typing import Any
 
+import torch
+from accelerate.state import AcceleratorState
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
+from transformers.utils import WEIGHTS_NAME
 
-from slurm_elastic import trainer
+from slurm_elastic import snapshot, trainer
 from slurm_elastic._ending import claim, end_worker
 from slurm_elastic.data import batch_plan
+from slurm_elastic.elastic_state import reseed
 
 __all__ = ["ElasticCallback", "batch_arguments", "last_checkpoint"]
 
 _log = logging.getLogger(__name__)
+
+_FILES = {"model": WEIGHTS_NAME, "optimizer": OPTIMIZER_NAME, "scheduler": SCHEDULER_NAME, "scaler": SCALER_NAME}
+"""Of a checkpoint, by the name of a state in a snapshot."""
+_NAMES = ("output", "trainer", "history", "numbers", *_FILES)
+_RANKS_OWN = {"is_local_process_zero": False, "is_world_process_zero": False}
+"""What TrainerState has of a rank: the same on all of them in a snapshot, and set anew by Trainer."""
+_resumes = ""
+"""The directory for which `last_checkpoint` has looked for a snapshot."""
+_files = contextlib.ExitStack()
+"""The files that it has made, which are freed when Trainer has read them."""
+atexit.register(_files.close)
 
 
 def batch_arguments(global_batch: int, micro_batch: int) -> dict[str, int]:
@@ -45,14 +66,61 @@ def batch_arguments(global_batch: int, micro_batch: int) -> dict[str, int]:
 
 
 def last_checkpoint(output_dir: str | Path) -> str | None:
-    """Return the newest complete checkpoint, None if there is none.
+    """Return the newest complete checkpoint, None if there is none; call it on all ranks.
 
-    Trainer writes a checkpoint into its final directory, `trainer_state.json` last. One that a lost node has left
-    unfinished lacks it; `get_last_checkpoint` of transformers would take it all the same.
+    That is the snapshot in the memory of the agents, if `ElasticCallback` has taken one since: as files in memory, for
+    this process alone. On disk Trainer writes a checkpoint into its final directory, `trainer_state.json` last. One
+    that a lost node has left unfinished lacks it; `get_last_checkpoint` of transformers would take it all the same.
     """
     found = [path for path in Path(output_dir).glob("checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
-    found.sort(key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
-    return next((str(path) for path in found if _is_complete(path)), None)
+    found.sort(key=_step_of, reverse=True)
+    on_disk = next((path for path in found if _is_complete(path)), None)
+    state = _snapshot_for(_path(output_dir))
+    if state is not None and (on_disk is None or _step_of(on_disk) <= state["trainer"]["global_step"]):
+        return _in_memory(state)
+    return None if on_disk is None else str(on_disk)
+
+
+def _path(output_dir: str | Path) -> str:
+    return str(Path(output_dir).expanduser().absolute())
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def _snapshot_for(output_dir: str) -> dict[str, Any] | None:
+    """Return the state that the round starts from; None if there is none, or if it is not that of this training."""
+    global _resumes
+    _resumes = output_dir
+    try:
+        found = dict(zip(_NAMES, snapshot.load(**dict.fromkeys(_NAMES)), strict=True))
+    except KeyError:
+        # The script takes snapshots of its own.
+        _resumes = ""
+        return None
+    if found["output"] != output_dir:
+        return None
+    numbers = iter(found["numbers"].tolist())
+    history = [
+        {name: next(numbers) if value is None else value for name, value in entry.items()}
+        for entry in json.loads(found["history"])
+    ]
+    return {**found, "trainer": {**json.loads(found["trainer"]), "log_history": history}}
+
+
+def _in_memory(state: Mapping[str, Any]) -> str:
+    """Return a directory for Trainer, whose large files are memory of this process."""
+    directory = Path(tempfile.mkdtemp(prefix="slurm-elastic-"))
+    _files.callback(shutil.rmtree, directory, ignore_errors=True)
+    for name, file in _FILES.items():
+        if state[name] is not None:
+            descriptor = os.memfd_create(file)
+            _files.callback(os.close, descriptor)
+            (directory / file).symlink_to(f"/proc/self/fd/{descriptor}")
+            torch.save(state[name], directory / file)
+    (directory / TRAINER_STATE_NAME).write_text(json.dumps(state["trainer"]))
+    return str(directory)
 
 
 def _is_complete(checkpoint: Path) -> bool:
@@ -62,22 +130,45 @@ def _is_complete(checkpoint: Path) -> bool:
         return False
 
 
+def _can_be_kept(args: TrainingArguments, model: torch.nn.Module) -> bool:
+    """Return True if all ranks have the whole state, and the arguments of a callback are all of it."""
+    kind = str(AcceleratorState().distributed_type.value)
+    is_sharded = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
+    is_elsewhere = args.auto_find_batch_size or args.restore_callback_states_from_checkpoint
+    return kind.startswith(("NO", "MULTI_")) and not is_sharded and not is_elsewhere
+
+
 class ElasticCallback(TrainerCallback):
     """Asks after every optimizer step whether to stop; then Trainer saves, and the worker ends when training has.
 
-    It also reports the checkpoints that Trainer writes, and the losses that Trainer logs.
+    It also reports the checkpoints that Trainer writes, and the losses that Trainer logs. Where all ranks have the
+    whole model, it copies the state into the memory of the agents, for `last_checkpoint` in the next round.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, snapshot_every: int = 1, reseed: bool = True) -> None:
+        """Note what is copied.
+
+        Args:
+            snapshot_every: Steps between copies into memory; a lost node costs as many. 0 for none.
+            reseed: True to seed torch, random and numpy before each step by the seed of TrainingArguments, rank and
+                step, so that a restart changes no random number; False to leave them alone.
+        """
         self._stop: trainer.Stop | None = None
-        self._logged = 0
+        self._logged = self._kept = 0
+        self._snapshot_every, self._reseeds = snapshot_every, reseed
+        self._history: tuple[int, str, torch.Tensor] = 0, "[]", torch.zeros(0)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Say so if Trainer goes on at another place of its data than the checkpoint was at."""
         claim("ElasticCallback")
-        self._logged = state.global_step
+        self._logged = self._kept = state.global_step
+        is_known = trainer.is_managed() and _resumes == _path(args.output_dir)
+        if not is_known or not _can_be_kept(args, kwargs["model"]):
+            self._snapshot_every = 0
+        if not args.auto_find_batch_size:
+            _files.close()
         loader = kwargs.get("train_dataloader")
         if not state.global_step or not state.epoch or not isinstance(loader, Sized):
             return
@@ -90,6 +181,54 @@ class ElasticCallback(TrainerCallback):
                 state.epoch,
                 resumed,
             )
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Seed what orders the data: the same on all ranks."""
+        self._keep(args, state, kwargs)
+        if self._reseeds:
+            reseed(args.seed, 0, f"epoch {int(state.epoch or 0)}")
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Copy the state after the step before: Trainer has logged, evaluated and saved by now."""
+        self._keep(args, state, kwargs)
+        if self._reseeds:
+            reseed(args.seed, args.process_index, state.global_step)
+
+    def _keep(self, args: TrainingArguments, state: TrainerState, kwargs: Mapping[str, Any], every: int = 0) -> None:
+        every = every or self._snapshot_every
+        if not self._snapshot_every or state.global_step - self._kept < every:
+            return
+        self._kept = state.global_step
+        try:
+            snapshot.save(state.global_step, output=_path(args.output_dir), **self._state(state, **kwargs))
+        except (snapshot.OutOfMemoryError, TypeError, ValueError) as error:
+            self._snapshot_every = 0
+            _log.warning("no snapshots are taken, a lost node costs the steps since the last checkpoint: %s", error)
+
+    def _state(
+        self, state: TrainerState, *, model: Any, optimizer: Any, lr_scheduler: Any, **_: object
+    ) -> dict[str, Any]:
+        plain = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+        entries, before = plain.pop("log_history"), self._history
+        if len(entries) != before[0]:
+            # Ranks measure different times.
+            shapes = [{name: None if isinstance(v, float) else v for name, v in entry.items()} for entry in entries]
+            numbers = [value for entry in entries for value in entry.values() if isinstance(value, float)]
+            self._history = len(entries), json.dumps(shapes), torch.tensor(numbers, dtype=torch.float64)
+        scaler = getattr(optimizer, "scaler", None)
+        return {
+            "trainer": json.dumps({**plain, **_RANKS_OWN}),
+            "history": self._history[1],
+            "numbers": self._history[2],
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "scheduler": lr_scheduler.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+        }
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -129,7 +268,8 @@ class ElasticCallback(TrainerCallback):
         return control
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Tell the agent of the checkpoint."""
+        """Tell the agent of the checkpoint, and have the same in memory."""
+        self._keep(args, state, kwargs, every=1)
         if state.is_world_process_zero:
             trainer.report_checkpoint(state.global_step)
 

@@ -213,6 +213,63 @@ def test_transformers_goes_on_in_the_middle_of_an_epoch_with_another_division_of
     assert Counter(trained) == Counter([*range(40)] * 2)
 
 
+KILLED = """
+import hashlib, pathlib, torch
+from slurm_elastic import snapshot
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from slurm_elastic.integrations.transformers import ElasticCallback, last_checkpoint
+
+def save(step, **state):
+    torch.save(state, "new")
+    os.replace("new", "memory")
+
+def load(**state):
+    found = torch.load("memory") if pathlib.Path("memory").exists() else state
+    return tuple(found[name] for name in state)
+
+snapshot.save, snapshot.load, trainer.is_managed = save, load, lambda: True
+
+class Texts(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        return {"input_ids": torch.full((4,), index), "labels": torch.full((4,), index)}
+
+class Kill(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        print(json.dumps({"step": state.global_step}), flush=True)
+        if state.global_step == int(sys.argv[1]):
+            os._exit(9)
+
+torch.manual_seed(0)
+model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=8, n_embd=8, n_layer=1, n_head=1))
+arguments = TrainingArguments(
+    "out", per_device_train_batch_size=8, num_train_epochs=2, save_strategy="no", logging_steps=2, use_cpu=True,
+    report_to="none", disable_tqdm=True,
+)
+fit = Trainer(model, arguments, train_dataset=Texts(), callbacks=[Kill(), ElasticCallback()])
+fit.train(resume_from_checkpoint=last_checkpoint("out"))
+weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
+logged = [{name: each[name] for name in ("step", "learning_rate") if name in each} for each in fit.state.log_history]
+print(json.dumps({"weights": hashlib.sha256(weights).hexdigest(), "logged": logged}))
+"""
+
+
+@pytest.mark.nightly
+def test_transformers_loses_one_step_of_a_killed_worker_and_no_bit_without_any_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "undisturbed").mkdir()
+    undisturbed, stderr = run(KILLED, tmp_path / "undisturbed", stop=-1)
+    assert values(undisturbed, "exit") == [0], stderr
+    first, stderr = run(KILLED, tmp_path, stop=7)
+    assert values(first, "exit") == [9], stderr
+    second, stderr = run(KILLED, tmp_path, stop=-1)
+    assert values(second, "step") == [7, 8, 9, 10], stderr
+    assert [values(second, key) for key in ("weights", "logged")] == [
+        values(undisturbed, key) for key in ("weights", "logged")
+    ]
+    assert [*tmp_path.glob("out/*")] == []
+
+
 ENDS = """
 import atexit
 import os

@@ -60,6 +60,7 @@ def test_everything_names_this_version() -> None:
 OPTIONAL = {
     "pytest": "rehearsal/pytest_plugin.py",
     "textual": "cli/_top_view.py",
+    "accelerate": "integrations",
     "lightning": "integrations",
     "transformers": "integrations",
 }

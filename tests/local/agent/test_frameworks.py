@@ -49,3 +49,21 @@ def test_an_unchanged_script_goes_on_from_its_own_last_checkpoint(allocate: Allo
     assert 1 < resumed <= last + 1
     assert last - resumed < 2 * CHECKPOINT_EVERY
     print(f"{script}: killed after step {last}, went on with step {resumed}")
+
+
+def test_transformers_with_the_callback_loses_one_step_at_most(allocate: Allocate) -> None:
+    frameworks.require()
+    nodes = allocate(2)
+    for name in ("transformers_gpt2.py", "marks.py"):
+        shutil.copy(SCRIPTS / name, nodes.directory)
+    script = [str(nodes.directory / "transformers_gpt2.py"), "--elastic"]
+    nodes.start_all("--nnodes=1:2", script=script, PYTHON_EXEC=str(frameworks.PYTHON))
+
+    eventually(lambda: max(steps(nodes.directory).get(0, [0])) > CHECKPOINT_EVERY + 5, nodes.log)
+    nodes.agents[1].kill()
+    eventually(lambda: steps(nodes.directory).get(1, [0])[0], nodes.log)
+    taken = steps(nodes.directory)
+    last, resumed = taken[0][-1], taken[1][0]
+    assert resumed in (last, last + 1), nodes.log()
+    assert resumed > CHECKPOINT_EVERY + 1
+    print(f"killed after step {last}, went on with step {resumed}")
