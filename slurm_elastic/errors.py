@@ -17,7 +17,7 @@ class ExitCode(enum.IntEnum):
     FINISHED = 0
     """The run is finished, also for a spare."""
     FAILED = 1
-    """The workers failed for good; the root cause was printed last."""
+    """The workers failed for good; the leader has printed the root cause."""
     USAGE = 2
     """Wrong usage or configuration; nothing was started."""
     LEFT = 75

@@ -88,7 +88,9 @@ class FactLines:
                 return (line,)
             case "run_ended":
                 lines = self.rest()
-                return lines if fields.get("outcome") == "succeeded" else (*lines, entry.text)
+                # The root cause, which the leader prints last, tells of the worker that has failed.
+                has_own_line = fields.get("outcome") == "succeeded" or "rank" in fields
+                return lines if has_own_line else (*lines, entry.text)
             case event if event not in _DETAILS and event != "node_left":
                 return (entry.text,)
         return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -31,6 +32,11 @@ _NATIVE_FRAME = re.compile(r"^(?:frame #\d+: |Exception raised from .* \(most re
 _ABORTED = "terminate called without an active exception"
 """The words of libstdc++ when a C++ thread still runs while its object is destroyed (vterminate.cc). A script that ends
 by an exception leaves threads of gloo: with torch 2.13 some of such workers end by SIGABRT, also without this agent."""
+_FRAME, _OF_LIBRARY = (
+    '  File "',
+    re.compile(r'  File "(?:<frozen |.*/(?:site-packages|dist-packages|lib/python3\.\d+)/)'),
+)
+"""The first line of a frame of a traceback, and of one of a library."""
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 """Colours and movements of the cursor (ECMA-48), and control characters but tab and newline."""
 
@@ -121,11 +127,32 @@ def _shown_lines(text: str) -> list[str]:
     kept = [line[:_WIDTH] for line in lines if line.strip() and not _NATIVE_FRAME.match(line)]
     if kept and kept[0] == _TRACEBACK:
         kept = [line for line in kept if line != _ABORTED]
+    if len(kept) > _LINES:
+        kept = _without_libraries(kept)
     if len(kept) <= _LINES:
         return kept
     # A traceback begins with what it is and ends with what went wrong.
     first = kept[:1] if kept[0] == _TRACEBACK else []
     return [*first, "...", *kept[len(first) + 1 - _LINES :]] if first else kept[-_LINES:]
+
+
+def _without_libraries(lines: list[str]) -> list[str]:
+    """Leave the frames of libraries out of a traceback, but for the last one: those of the script tell more."""
+    frames: list[list[str]] = []
+    for line in lines:
+        if frames and frames[-1][0].startswith(_FRAME) and line.startswith(("    ", "  [Previous line")):
+            frames[-1].append(line)
+        else:
+            frames.append([line])
+    if not any(first.startswith(_FRAME) and not _OF_LIBRARY.match(first) for first, *_ in frames):
+        return lines
+    kept: list[list[str]] = []
+    for frame, (after, *_) in itertools.pairwise([*frames, [""]]):
+        if not (_OF_LIBRARY.match(frame[0]) and after.startswith(_FRAME)):
+            kept.append(frame)
+        elif kept[-1:] != [["  ..."]]:
+            kept.append(["  ..."])
+    return [line for frame in kept for line in frame]
 
 
 def recorded_traceback(error_file: str) -> str:

@@ -418,9 +418,12 @@ def _record_end(outcome: AgentOutcome, rendezvous: RendezvousConfig, leads: bool
                 fields["no_leader_for"] = rendezvous.options.join_timeout
             events.add(Entry("agent_ended", f"{rendezvous.node} ends: {outcome.detail}", fields), level)
     elif leads:
-        # The leader ends last, so no agent logs after this; the batch script prints it again after srun's messages.
-        rendezvous.records.publish_failure(msgspec.to_builtins(outcome.failure))
-        logger.error("%s", root_cause(outcome.failure))
+        # The leader ends last, so no agent logs after this; batch scripts of other jobs print it from the records.
+        why = f"{outcome.detail}: " if outcome.detail else ""
+        try:
+            rendezvous.records.publish_failure(msgspec.to_builtins(outcome.failure))
+        finally:
+            logger.error("the run failed: %s%s", why, root_cause(outcome.failure))
 
 
 def _first_state(settings: AgentSettings) -> AgentState:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from slurm_elastic._version import __version__
 from slurm_elastic.agent.option_table import Scan, scan
@@ -37,7 +38,7 @@ class JobEnd(Command):
 
     srun returns the highest exit code of its tasks (srun(1), "RETURN VALUE"). A node that was lost or left early turns
     that into a failure although the other nodes finished the run; the run directory has the truth. Where the run failed
-    for good, the command prints the root cause again.
+    for good, the command says so after srun's lines, and prints the root cause if no agent of this job has led the run.
 
     At this moment no agent is left whose shutdown a requeue would cut short, see `slurm_elastic.agent.job_end`.
     """
@@ -154,6 +155,8 @@ def _job_end(status: int, arguments: Sequence[str]) -> int:
                 run_dir.withdraw_health_of_job(job.job_id)
     going_on = [run_dir for run_dir in runs if not run_dir.is_done()]
     if not going_on and (job is None or status != ExitCode.USAGE or RunContents(runs[0]).has_job(job.job_id)):
+        if status != ExitCode.FINISHED:
+            _print(f"run {runs[0].run_id} is finished; what srun says above is of agents that were lost or left")
         return ExitCode.FINISHED
     if (
         "SLURM_ELASTIC_BATCH_VERSION" in os.environ
@@ -184,13 +187,20 @@ def _status_of(run_dir: RunDir, job: SlurmJob, status: int, *, failed: bool) -> 
 
 def _end_run(run_dir: RunDir, job: SlurmJob | None, status: int, failure: bytes | None, policy: RequeuePolicy) -> bool:
     """Explain the end of a run that is not finished. Returns True if its job starts again."""
+    history: list[tuple[float, dict[str, Any]]] = []
+    with contextlib.suppress(SlurmElasticError):
+        history = read_history(run_dir)
     if failure is not None and status == ExitCode.FAILED:
-        _repeat_root_cause(failure)
+        ends = [(when, event.get("node")) for when, event in history if event.get("event") == "run_ended"]
+        if job is not None and ends and max(ends)[1] in job.job_nodes:
+            name = run_dir.run_id
+            _print(f"run {name} has failed, its root cause is above; more: slurm-elastic logs {name} --errors")
+        else:
+            _print_root_cause(failure)
     if status == ExitCode.FINISHED:
         return False
-    with contextlib.suppress(SlurmElasticError):
-        for loop in find_loops(read_history(run_dir), time.time()):
-            _print(f"{printable(loop.text)}; {printable(loop.advice)}")
+    for loop in find_loops(history, time.time()):
+        _print(f"{printable(loop.text)}; {printable(loop.advice)}")
     if job is None:
         return False
     # The requeue makes Slurm end this script, too; its exit code is that of the agents. SIGTERM comes first, and the
@@ -218,8 +228,8 @@ def _print(line: str) -> None:
     print(f"slurm-elastic job-end: {line}", file=sys.stderr, flush=True)
 
 
-def _repeat_root_cause(failure: bytes) -> None:
-    """Print the root cause again: srun has reported the exit codes of all its tasks after the leader printed it."""
+def _print_root_cause(failure: bytes) -> None:
+    """Print the root cause: the leader, which is not of this job, has done so in another output."""
     from slurm_elastic import typed_json
     from slurm_elastic.agent.root_cause import root_cause
     from slurm_elastic.rendezvous.membership import WorkerFailure

@@ -50,7 +50,7 @@ def test_a_failed_run_is_1_everywhere_and_its_root_cause_is_said_last(allocate: 
     assert [agent.wait() for agent in agents] == [1, 1, 1]
     leader = agents[0].err.splitlines()
     log = nodes.run_dir / "logs" / "round_0000" / members[1] / "rank_01" / "stderr.log"
-    assert leader[-4].endswith(f"error: rank 1 on {members[1]} ended with exit code 17")
+    assert leader[-4].endswith(f"error: the run failed: rank 1 on {members[1]} ended with exit code 17")
     assert leader[-3:] == ["  Traceback (most recent call last):", "  ValueError: told to fail", f"the rest: {log}"]
     assert not any("error:" in agent.err for agent in agents[1:])
     assert not (nodes.run_dir / "done.json").exists()
@@ -166,7 +166,7 @@ def test_a_worker_that_nobody_can_start_is_said(allocate: Allocate) -> None:
     program.chmod(0o755)
     agent = nodes.start(1, "--no-python", script=[str(program)])
     assert agent.wait() == 1
-    assert agent.err.splitlines()[-2].endswith("error: rank 0 on 127.0.0.1 ended with exit code 127")
+    assert agent.err.splitlines()[-2].endswith("error: the run failed: rank 0 on 127.0.0.1 ended with exit code 127")
     assert str(program) in agent.err.splitlines()[-1]
     assert "Traceback" not in agent.err
 

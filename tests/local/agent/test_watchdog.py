@@ -36,7 +36,7 @@ def test_a_hang_without_restarts_left_is_the_root_cause(allocate: Allocate) -> N
     agent = nodes.start(1, "--start=warm", "--nproc-per-node=2", script=[HANGING])
     assert agent.wait() == 1
     cause = agent.err[agent.err.rindex("error: ") :]
-    assert cause.startswith("error: rank 1 on 127.0.0.1 was killed by SIGKILL\n"), cause
+    assert cause.startswith("error: the run failed: rank 1 on 127.0.0.1 was killed by SIGKILL\n"), cause
     assert "by the watchdog: timer 'step' expired" in cause, cause
 
 

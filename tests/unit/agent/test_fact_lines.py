@@ -162,10 +162,9 @@ def test_the_step_of_the_snapshot_is_that_from_which_they_go_on() -> None:
     assert line.endswith("3 of 4 nodes go on from step 150, 2 steps again [round 1 in 0.07 s]")
 
 
-def test_the_end_has_no_line_of_its_own_and_a_failure_has() -> None:
+def test_the_end_has_a_line_of_its_own_only_where_no_root_cause_is_told() -> None:
     leaves = left(4, LeaveReason.FINISHED)
     assert lines(SAVED, Finish((), Ended(Outcome.SUCCEEDED, None, "")), leaves) == []
     failure = WorkerFailure("n2/7.0/1", "n2", 3, 1)
-    assert lines(SAVED, Finish((), Ended(Outcome.FAILED, failure, "no restart is left"))) == [
-        "the run failed: no restart is left"
-    ]
+    assert lines(SAVED, Finish((), Ended(Outcome.FAILED, failure, "no restart is left"))) == []
+    assert lines(SAVED, Finish((), Ended(Outcome.FAILED, None, "no node"))) == ["the run failed: no node"]

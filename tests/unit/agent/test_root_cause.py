@@ -53,6 +53,25 @@ def test_a_long_traceback_keeps_its_head_and_its_end() -> None:
     assert len(lines) == 22
 
 
+def test_a_long_traceback_keeps_the_frames_of_the_script_and_the_last_of_a_library() -> None:
+    module = (
+        '  File "/venv/lib/python3.11/site-packages/torch/nn/modules/module.py", line {}, in call\n    call()\n    ^^\n'
+    )
+    script = '  File "/home/me/train.py", line {}, in step\n    model(batch)\n'
+    deep = "".join(module.format(number) for number in range(9))
+    head = f"Traceback (most recent call last):\n{module.format(99)}"
+    text = f"{head}{script.format(5)}{deep}{script.format(6)}{deep}ValueError: nan"
+    told = last_lines(text)
+    between = [script.format(5), script.format(6), module.format(8)]
+    assert told == "  ...\n".join(["Traceback (most recent call last):\n", *between]) + "ValueError: nan"
+    assert last_lines(told) == told
+
+
+def last_lines(text: str) -> str:
+    lines = root_cause(failure(1, text)).splitlines()[1:-1]
+    return "\n".join(line.removeprefix("  ") for line in lines)
+
+
 def test_nothing_in_it_moves_the_cursor() -> None:
     text = root_cause(failure(1, "\x1b[31mred\x1b[0m\n 10%\r 20%\r 30%\n\x07bell\x00\n" + "x" * 1000))
     assert text.splitlines()[1:-1] == ["  red", "   30%", "  bell", "  " + "x" * 300]

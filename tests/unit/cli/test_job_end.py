@@ -23,6 +23,7 @@ BATCH = {
     "SLURM_NODEID": "0",
     "SLURMD_NODENAME": "n1",
 }
+TIME = "2026-11-25T12:00"
 
 
 @pytest.fixture(autouse=True)
@@ -55,11 +56,17 @@ def test_a_run_that_is_not_finished_leaves_the_exit_code(tmp_path: Path, name: s
         ("data", "7", "--nnodes 2 --run-dir {base} train.py"),
     ],
 )
-def test_a_finished_run_is_a_success(tmp_path: Path, base: str, run_id: str, arguments: str) -> None:
+def test_a_finished_run_is_a_success_whatever_srun_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], base: str, run_id: str, arguments: str
+) -> None:
     directory = tmp_path / base
     directory.mkdir(exist_ok=True)
     finish(directory, run_id)
     assert main(["job-end", "75", *arguments.format(base=directory).split()]) == 0
+    line = (
+        f"slurm-elastic job-end: run {run_id} is finished; what srun says above is of agents that were lost or left\n"
+    )
+    assert capsys.readouterr().err == line
 
 
 @pytest.fixture
@@ -115,12 +122,22 @@ def test_trouble_leaves_the_exit_code(capsys: pytest.CaptureFixture[str], monkey
     )
 
 
-def test_the_root_cause_of_this_incarnation_is_said_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_root_cause_is_said_where_an_agent_of_another_job_led_and_pointed_to_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_dir = RunDir.for_run(tmp_path, "7").open()
     failure = {"agent": "n2/7.0/9", "node": "n2", "rank": 3, "exit_code": -11, "message": "last words"}
     run_dir.publish_failure("7.0", json.dumps(failure).encode())
     assert main(["job-end", "1", "train.py"]) == 1
     assert capsys.readouterr().err == "root cause: rank 3 on n2 was killed by SIGSEGV\n  last words\n"
+    for leader, second in (("n3", 1), ("n2", 2)):
+        run_dir.append_event(
+            leader, json.dumps({"time": f"{TIME}:{second:02}+00:00", "event": "run_ended", "node": leader})
+        )
+    assert main(["job-end", "1", "train.py"]) == 1
+    assert capsys.readouterr().err == (
+        "slurm-elastic job-end: run 7 has failed, its root cause is above; more: slurm-elastic logs 7 --errors\n"
+    )
 
 
 def test_targets_of_agents_that_were_killed_are_withdrawn(tmp_path: Path) -> None:
@@ -176,7 +193,7 @@ def test_loops_are_said_and_change_nothing(tmp_path: Path, capsys: pytest.Captur
 
 
 def write(run_dir: RunDir, agent: str, event: str, at: int, **fields: object) -> None:
-    time = f"2026-11-25T12:00:{at:02}.000+00:00"
+    time = f"{TIME}:{at:02}.000+00:00"
     node, job = agent.split("/")[0], agent.split("/")[1].partition(".")[0]
     record = {"time": time, "event": event, "node": node, "schema": 1, "agent": agent, **fields}
     run_dir.append_progress(node, job, json.dumps(record))
