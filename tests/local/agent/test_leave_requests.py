@@ -18,8 +18,11 @@ def test_drained_nodes_leave_and_the_others_go_on(allocate: Allocate, capsys: py
     nodes = allocate(3)
     leader, second, third = nodes.start_all()
     nodes.seen(0)
-    assert main(["drain", "7", "127.0.0.[2-3]", "--run-dir", str(nodes.directory)]) == 0
-    assert capsys.readouterr().out == "asked to leave: 127.0.0.2, 127.0.0.3\n"
+    assert main(["drain", "7", "127.0.0.[2-3]", "--wait", "--run-dir", str(nodes.directory)]) == 0
+    asked, cost = capsys.readouterr().out.splitlines()
+    assert asked == "asked to leave: 127.0.0.2, 127.0.0.3"
+    assert cost.startswith("127.0.0.2, 127.0.0.3 drained")
+    assert "1 of 3 nodes goes on" in cost
     assert (second.wait(), third.wait()) == (75, 75)
     assert "127.0.0.2 leaves: drained by " in second.err
     nodes.comes_to(nodes.nodes[:1], after=0)
