@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -49,24 +49,33 @@ class ViewCommand(Command):
 
     def run(self, arguments: Sequence[str]) -> int:
         """Run the command."""
-        # One line of ours says that Slurm does not answer or that a record is forged; squeue's own words are many.
-        loggers = [logging.getLogger(name) for name in ("slurm_elastic", Controller.__module__)]
-        levels = [each.level for each in loggers]
-        try:
-            for each in loggers:
-                each.setLevel(logging.ERROR)
-            code = self.show(arguments)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # docs.python.org, signal, "Note on SIGPIPE": the interpreter flushes stdout once more.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 128 + signal.SIGPIPE
-        except KeyboardInterrupt:
-            return 128 + signal.SIGINT
-        finally:
-            for each, level in zip(loggers, levels, strict=True):
-                each.setLevel(level)
-        return code
+        return until_seen_enough(lambda: self.show(arguments))
+
+
+def until_seen_enough(show: Callable[[], int]) -> int:
+    """Show something until its reader, such as ``head``, or its user has seen enough; return the exit code.
+
+    Args:
+        show: Returns the exit code.
+    """
+    # One line of ours says that Slurm does not answer or that a record is forged; squeue's own words are many.
+    loggers = [logging.getLogger(name) for name in ("slurm_elastic", Controller.__module__)]
+    levels = [each.level for each in loggers]
+    try:
+        for each in loggers:
+            each.setLevel(logging.ERROR)
+        code = show()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # docs.python.org, signal, "Note on SIGPIPE": the interpreter flushes stdout once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    finally:
+        for each, level in zip(loggers, levels, strict=True):
+            each.setLevel(level)
+    return code
 
 
 class Queue:

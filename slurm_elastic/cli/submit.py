@@ -14,6 +14,7 @@ from slurm_elastic.errors import UsageError
 if TYPE_CHECKING:
     import argparse
 
+    from slurm_elastic.submission.batch_script import BatchScript
     from slurm_elastic.submission.plan import Plan
     from slurm_elastic.submission.submit_options import CommandLine
 
@@ -66,6 +67,11 @@ class Submit(Command):
             "template of the package, which slurm-elastic template prints)",
         )
         parser.add_argument("--dry-run", action="store_true", help="print the batch script and submit nothing")
+        parser.add_argument(
+            "--follow",
+            action="store_true",
+            help="print the output of the job until it ends, and exit with its code; Ctrl-C leaves the job running",
+        )
 
     def completion_parser(self) -> argparse.ArgumentParser:
         """Add the options of the agent and of sbatch."""
@@ -108,6 +114,8 @@ class Submit(Command):
         if "dry-run" in line.own:
             sys.stdout.write(script.text())
             return 0
+        if "follow" in line.own:
+            return _follow(script)
         from slurm_elastic.submission.sbatch import submit
 
         job_id = submit(script=script.text())
@@ -184,9 +192,32 @@ def _plan(line: CommandLine) -> Plan:
     )
 
 
-def _output(options: dict[str, str | None], job_id: str) -> Path:
+def _follow(script: BatchScript) -> int:
+    """Submit a job and print its output until it ends.
+
+    Raises:
+        UsageError: Its path cannot be told, or sbatch refuses the job; nothing was submitted.
+    """
+    from slurm_elastic.cli._follow import Output, follow
+    from slurm_elastic.cli._run_view import until_seen_enough
+    from slurm_elastic.slurm import Controller
+    from slurm_elastic.submission.sbatch import submit
+
+    options = dict(script.options)
+    streams = [name for name in ("output", "error") if name == "output" or options.get(name)]
+    unknown = [str(path) for name in streams if "%" in (path := _output(options, "1", name)).name]
+    if unknown:
+        raise UsageError(f"--follow cannot tell the path of {unknown[0]}; of the patterns it knows %j, %A, %a and %x")
+    output = Output([str(_output(options, "", name)) for name in streams])
+    job_id = submit(script=script.text())
+    output.patterns = [str(_output(options, job_id, name)) for name in streams]
+    print(f"job {job_id}, output: {', '.join(output.patterns)}", file=sys.stderr, flush=True)
+    return until_seen_enough(lambda: follow(job_id, output, Controller()))
+
+
+def _output(options: dict[str, str | None], job_id: str, stream: str = "output") -> Path:
     """Return the path of the job's output, as far as it is known now (sbatch(1), "filename pattern")."""
-    name = options.get("output") or "slurm-%j.out"
+    name = options.get(stream) or "slurm-%j.out"
     for mark, text in (("%j", job_id), ("%A", job_id), ("%a", "*"), ("%x", options.get("job-name") or "%x")):
         name = name.replace(mark, text)
     return Path(options.get("chdir") or Path.cwd()) / name

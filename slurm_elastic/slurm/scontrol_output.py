@@ -105,6 +105,8 @@ class JobView:
     """StartTime of this start of the job."""
     het_job_id: str | None = None
     """HetJobId: the id that all components of a heterogeneous job share; None for any other job."""
+    exit_code: int = 0
+    """ExitCode: of the batch script, and 128 more than the number of the signal that ended it; 0 before its end."""
 
     @property
     def has_ended(self) -> bool:
@@ -290,7 +292,13 @@ def _job_view(fields: dict[str, str]) -> JobView:
         qos=qos if (qos := fields.get("QOS")) != "(null)" else None,
         start_time=_seconds(fields.get("StartTime")),
         het_job_id=fields.get("HetJobId"),
+        exit_code=_exit_code(fields.get("ExitCode", "")),
     )
+
+
+def _exit_code(text: str) -> int:
+    code, _, number = text.partition(":")
+    return _seconds(code) or (128 + signal if (signal := _seconds(number)) else 0)
 
 
 def _seconds(text: str | None) -> int | None:

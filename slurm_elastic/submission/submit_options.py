@@ -46,10 +46,10 @@ _SBATCH_SWITCHES = frozenset(
 SBATCH_OPTIONS = tuple(sorted({*LONG_NAMES.values(), *_SBATCH_SWITCHES}))
 """Long options of sbatch without dashes, for a shell to complete; sbatch has more."""
 
-OWN = frozenset({"shape", "template", "nodes", "dry-run"})
+OWN = frozenset({"shape", "template", "nodes", "dry-run", "follow"})
 """Options of the command without dashes, beside its help."""
 
-_OWN_SWITCHES = frozenset({"dry-run", "help"})
+_OWN_SWITCHES = frozenset({"dry-run", "follow", "help"})
 _OWN = OWN | _OWN_SWITCHES
 _NEARLY = 0.85
 """Ratio of `difflib.SequenceMatcher`: no option of sbatch is as near to one of ours (22.05 to 26.05)."""
