@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -12,10 +13,14 @@ from slurm_elastic.text import printable
 
 _COLOURS = {"ok": "green", "unknown": "yellow", "limit": "yellow", "broken": "bold red"}
 
+_WIDE = 80
+"""Columns below which a table has no room for sentences side by side."""
+
 
 def show_findings(found: Sequence[Finding], terminal: Terminal) -> None:
-    """Print a table on a terminal, else a few lines for each finding."""
-    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+    """Print a table on a terminal that is wide enough, else a few lines for each finding."""
+    wide = shutil.get_terminal_size().columns >= _WIDE
+    if wide and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         _show_table(found)
         return
     for each in found:

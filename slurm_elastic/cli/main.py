@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -73,6 +74,11 @@ def _run(argv: Sequence[str] | None) -> int:
         name, arguments = options.command, options.arguments
     _require_current_directory()
     command = _command(name)
+    # Scripts, paths and errors have characters that not every locale has. Workers of an agent find stdout as Python
+    # opens it.
+    out = sys.stdout
+    if name != "agent" and isinstance(out, io.TextIOWrapper) and (out.errors == "strict" or out.encoding != "utf-8"):
+        out.reconfigure(errors="backslashreplace")
     if argv is None:
         command.execute(arguments)
     return command.run(arguments)

@@ -137,7 +137,7 @@ def _refused(answer: bytes) -> str:
 
 def _write(name: str, text: str) -> None:
     try:
-        Path(name).write_text(text)
+        Path(name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{name} cannot be written: {error.strerror}; name another file") from None
     # Not on stdout, which may have the JSON.

@@ -43,13 +43,16 @@ def test_the_last_line_says_what_the_exit_code_says(
     assert capsys.readouterr().out.splitlines()[-1] == last
 
 
-def test_a_table_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("columns", "more"), [(40, ["why: too short"]), (120, ["found", "why it matters"])])
+def test_a_table_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int, more: list[str]
+) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     _show([FINE, LIMIT, BROKEN], Terminal())
     text = capsys.readouterr().out
-    for words in ("check", "found", "why it matters", "mend", "limit slurm.grace", "ask for more", "n[1-2]"):
+    for words in ("limit", "slurm.grace", "ask for more", "n[1-2]", *more):
         assert words in text
     assert "\x1b[31mwrong" not in text

@@ -74,6 +74,15 @@ def test_nodes_and_events(run: WrittenRun) -> None:
     view(run, steps)
 
 
+def test_it_stands_a_terminal_of_40_columns(run: WrittenRun) -> None:
+    async def steps(pilot: Pilot[None], app: TopView) -> None:
+        await pilot.press("l", "s", "e", "d", "n")
+        await settled(pilot, app)
+        assert app.query_one(DataTable).get_row_at(0)[:2] == ["n1", "training"]
+
+    view(run, steps, (40, 10))
+
+
 def test_nodes_of_a_failure_domain_are_beside_each_other(run: WrittenRun) -> None:
     async def steps(pilot: Pilot[None], app: TopView) -> None:
         table = app.query_one(DataTable)
