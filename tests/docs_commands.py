@@ -61,6 +61,7 @@ ELSEWHERE = {
     "slurm-elastic doctor --partition=low --checkpoint 41": "tests/cluster/test_doctor.py::"
     "test_planted_faults_are_found_and_nothing_else",
     "slurm-elastic drain 1234 node7": f"{_LEAVE}test_drained_nodes_leave_and_the_others_go_on",
+    "slurm-elastic drain 1234 node7 --wait": f"{_LEAVE}test_drained_nodes_leave_and_the_others_go_on",
     "slurm-elastic drain 1234 --all": f"{_LEAVE}test_all_nodes_can_be_drained",
     "slurm-elastic grow 1234 --nodes 2": _RESIZE,
     "slurm-elastic grow 1234 --nodes 8 --partition=low --time=4:00:00": _RESIZE_WORDS,

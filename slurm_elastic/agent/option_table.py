@@ -35,177 +35,202 @@ class Option(NamedTuple):
         return tuple(dict.fromkeys((self.name, "--" + self.name[2:].replace("-", "_"))))
 
 
-GENERAL = (
-    Option(
-        "--run-id",
-        "same as --rdzv-id; jobs with the same run id and run directory are one run (default: the job's id)",
-        "RUN_ID",
-        torchrun="rdzv_id",
+GROUPS = {
+    "the run and its nodes": (
+        Option(
+            "--run-id",
+            "same as --rdzv-id; jobs with the same run id and run directory are one run (default: the job's id)",
+            "RUN_ID",
+            torchrun="rdzv_id",
+        ),
+        Option(
+            "--run-dir",
+            "a directory that all nodes share; the run keeps its state and logs in DIR/elastic-runs/<run id> "
+            "(default: the directory in which sbatch was called)",
+            "DIR",
+        ),
+        Option("--node-unit", "rounds have a multiple of K nodes; the other nodes are spares (default: 1)", "K"),
+        Option(
+            "--valid-nodes",
+            "rounds have one of these numbers of nodes, such as 2,4,8; the other nodes are spares (default: any "
+            "number)",
+            "N,N,...",
+        ),
+        Option(
+            "--segment",
+            "rounds have whole segments of K nodes of one failure domain, such as one NVLink domain; the other "
+            "nodes are spares (default: 1)",
+            "K",
+        ),
+        Option(
+            "--failure-domain",
+            "what fails together, so that ranks of a domain are beside each other and copies of snapshots go to "
+            "another one: element (of an array), switch, block, nvlink, none, or a command for the shell that "
+            "prints a label (default: auto, the element and what Slurm's topology tells)",
+            "DOMAIN",
+        ),
+        Option(
+            "--leader-node",
+            "the agent on this node leads the run at first (default: the first node of the job; in an array the first "
+            "element that starts)",
+            "NODE",
+        ),
     ),
-    Option(
-        "--run-dir",
-        "a directory that all nodes share; the run keeps its state and logs in DIR/elastic-runs/<run id> (default: the "
-        "directory in which sbatch was called)",
-        "DIR",
+    "the network": (
+        Option(
+            "--interface",
+            "network interface by which other nodes reach this node, such as ib0 (default: from Slurm or the name "
+            "service)",
+            "NAME",
+        ),
+        Option("--node-pattern", "name of a node in the data network, such as {node}-ib (default: none)", "PATTERN"),
     ),
-    Option("--node-unit", "rounds have a multiple of K nodes; the other nodes are spares (default: 1)", "K"),
-    Option(
-        "--valid-nodes",
-        "rounds have one of these numbers of nodes, such as 2,4,8; the other nodes are spares (default: any number)",
-        "N,N,...",
+    "workers": (
+        Option(
+            "--start",
+            "warm: fork workers from a process that has imported torch; cold: start a fresh Python for each worker "
+            "(default: warm)",
+            choices=("warm", "cold"),
+            default="warm",
+        ),
+        Option(
+            "--preload",
+            "modules that a warm start imports beside torch, such as numpy,my.data (default: none)",
+            "MODULES",
+        ),
+        Option(
+            "--learn-imports",
+            "on: fork the workers of later rounds and runs with what the script has imported; off: with torch and "
+            "--preload alone (default: on)",
+            choices=("on", "off"),
+            default="on",
+        ),
+        Option(
+            "--worker-signal",
+            "also send this signal, such as SIGUSR1, to the workers when a planned end of their round is "
+            "announced; they then have --shutdown-timeout seconds to exit by themselves (default: none)",
+            "NAME",
+        ),
+        Option(
+            "--shutdown-timeout",
+            "seconds from SIGTERM to SIGKILL for workers whose round ends as planned (default: 30)",
+            "SECONDS",
+        ),
     ),
-    Option(
-        "--segment",
-        "rounds have whole segments of K nodes of one failure domain, such as one NVLink domain; the other nodes are "
-        "spares (default: 1)",
-        "K",
+    "when the job has to end": (
+        Option(
+            "--warning",
+            "the time in sbatch --signal=USR2@SECONDS, and for the save before the limit (default: 120)",
+            "SECONDS",
+        ),
+        Option("--grace", "seconds from SIGTERM to SIGKILL, where Slurm cannot be asked (default: 30)", "SECONDS"),
+        Option(
+            "--max-requeues",
+            "how often the job is requeued because of its time limit (default: 10); preemptions do not count",
+            "N",
+        ),
     ),
-    Option(
-        "--console",
-        "brief: one line per fact on stderr, and without the last words of workers that another one has made fail; "
-        "full: every line of agents and workers (default: brief). agents/ and logs/ in the run directory have all",
-        choices=("brief", "full"),
-        default="brief",
+    "failures, hangs and bad nodes": (
+        Option(
+            "--stop-on-same-failure",
+            "on: end the run when a worker fails in the same way at the same step twice in a row, whatever "
+            "restarts are left; off: restart all the same (default: on)",
+            choices=("on", "off"),
+            default="on",
+        ),
+        Option(
+            "--hang-timeout",
+            "kill a worker that takes no step for this long, if its script uses slurm_elastic.trainer; auto: ten "
+            "times the longest pause so far, at least 5 minutes (default: off)",
+            "SECONDS",
+        ),
+        Option("--first-step-timeout", "the same for the time before its first step (default: 1800)", "SECONDS"),
+        Option(
+            "--stacks-after",
+            "when some workers of a node have ended, seconds until the stacks of those that still run are written "
+            "(default: 60)",
+            "SECONDS",
+        ),
+        Option("--no-watchdog", "do not watch for workers whose torch.distributed.elastic.timer expired", switch=True),
+        Option(
+            "--node-check",
+            "a command for the shell; a node on which it fails does not join the run. Before it, memory and "
+            "directories for temporary files are checked; off: no check at all (default: these alone)",
+            "COMMAND",
+        ),
+        Option("--node-check-timeout", "seconds after which --node-check has failed (default: 60)", "SECONDS"),
+        Option(
+            "--on-bad-node",
+            "a command for the shell, run on a node that has failed its check, such as one that asks for its "
+            "drain; its environment has SLURM_ELASTIC_NODE and SLURM_ELASTIC_BAD_NODE_REASON (default: none)",
+            "COMMAND",
+        ),
+        Option(
+            "--max-excluded",
+            "how many nodes with strikes the job excludes when it is requeued (default: 2); 0 for none",
+            "N",
+        ),
     ),
-    Option("--interface", "network interface by which other nodes reach this node, such as ib0", "NAME"),
-    Option("--node-pattern", "name of a node in the data network, such as {node}-ib", "PATTERN"),
-    Option(
-        "--failure-domain",
-        "what fails together, so that ranks of a domain are beside each other and copies of snapshots go to another "
-        "one: element (of an array), switch, block, nvlink, none, or a command for the shell that prints a label "
-        "(default: auto, the element and what Slurm's topology tells)",
-        "DOMAIN",
+    "snapshots": (
+        Option(
+            "--snapshot-replicas",
+            "copies on another node of what one rank alone has in slurm_elastic.snapshot, such as its shards, so "
+            "that it outlives a lost node (default: 0)",
+            choices=("0", "1"),
+            default="0",
+        ),
+        Option(
+            "--snapshot-slots",
+            "snapshots that slurm_elastic.snapshot holds in the memory of this node; 2 need a third less, where "
+            "each step has a collective of all ranks (default: 3)",
+            choices=("2", "3"),
+            default="3",
+        ),
     ),
-    Option(
-        "--leader-node",
-        "the agent on this node leads the run at first (default: the first node of the job; in an array the first "
-        "element that starts)",
-        "NODE",
+    "what it tells": (
+        Option(
+            "--console",
+            "brief: one line per fact on stderr, and without the last words of workers that another one has made fail; "
+            "full: every line of agents and workers (default: brief). agents/ and logs/ in the run directory have all",
+            choices=("brief", "full"),
+            default="brief",
+        ),
+        Option(
+            "--notify",
+            "a command for /bin/sh, which gets JSON on stdin, or a URL, which gets it by POST, when the run has "
+            "finished or failed, waits for nodes, or makes no progress (default: none)",
+            "COMMAND",
+        ),
+        Option("--notify-after", "how long a wait is before --notify tells of it (default: 600)", "SECONDS"),
+        Option(
+            "--health-bind", "address of the health port; 0.0.0.0 for all addresses (default: 127.0.0.1)", "ADDRESS"
+        ),
+        Option(
+            "--health-port",
+            "port that answers /healthz, /readyz, /status, /metrics and /stacks (default: a free one, see health/ "
+            "in the run directory)",
+            "PORT",
+        ),
+        Option(
+            "--health-token-file",
+            "file with the token that clients have to send, see the reference (default: health-token in the run "
+            "directory)",
+            "FILE",
+        ),
+        Option("--no-health", "open no health port", switch=True),
     ),
-    Option(
-        "--start",
-        "warm: fork workers from a process that has imported torch; cold: start a fresh Python for each worker "
-        "(default: warm)",
-        choices=("warm", "cold"),
-        default="warm",
-    ),
-    Option("--preload", "modules that a warm start imports beside torch, such as numpy,my.data", "MODULES"),
-    Option(
-        "--learn-imports",
-        "on: fork the workers of later rounds and runs with what the script has imported; off: with torch and "
-        "--preload alone (default: on)",
-        choices=("on", "off"),
-        default="on",
-    ),
-    Option(
-        "--worker-signal",
-        "also send this signal, such as SIGUSR1, to the workers when a planned end of their round is announced; they "
-        "then have --shutdown-timeout seconds to exit by themselves",
-        "NAME",
-    ),
-    Option(
-        "--shutdown-timeout",
-        "seconds from SIGTERM to SIGKILL for workers whose round ends as planned (default: 30)",
-        "SECONDS",
-    ),
-    Option("--no-watchdog", "do not watch for workers whose torch.distributed.elastic.timer expired", switch=True),
-    Option(
-        "--max-requeues",
-        "how often the job is requeued because of its time limit (default: 10); preemptions do not count",
-        "N",
-    ),
-    Option(
-        "--warning",
-        "the time in sbatch --signal=USR2@SECONDS, and for the save before the limit (default: 120)",
-        "SECONDS",
-    ),
-    Option("--grace", "seconds from SIGTERM to SIGKILL, where Slurm cannot be asked (default: 30)", "SECONDS"),
-    Option(
-        "--hang-timeout",
-        "kill a worker that takes no step for this long, if its script uses slurm_elastic.trainer; auto: ten times the "
-        "longest pause so far, at least 5 minutes (default: off)",
-        "SECONDS",
-    ),
-    Option("--first-step-timeout", "the same for the time before its first step (default: 1800)", "SECONDS"),
-    Option(
-        "--stacks-after",
-        "when some workers of a node have ended, seconds until the stacks of those that still run are written "
-        "(default: 60)",
-        "SECONDS",
-    ),
-    Option(
-        "--node-check",
-        "a command for the shell; a node on which it fails does not join the run. Before it, memory and directories "
-        "for temporary files are checked; off: no check at all (default: these alone)",
-        "COMMAND",
-    ),
-    Option(
-        "--max-excluded",
-        "how many nodes with strikes the job excludes when it is requeued (default: 2); 0 for none",
-        "N",
-    ),
-    Option("--node-check-timeout", "seconds after which --node-check has failed (default: 60)", "SECONDS"),
-    Option(
-        "--on-bad-node",
-        "a command for the shell, run on a node that has failed its check, such as one that asks for its drain; its "
-        "environment has SLURM_ELASTIC_NODE and SLURM_ELASTIC_BAD_NODE_REASON",
-        "COMMAND",
-    ),
-    Option(
-        "--stop-on-same-failure",
-        "on: end the run when a worker fails in the same way at the same step twice in a row, whatever restarts are "
-        "left; off: restart all the same (default: on)",
-        choices=("on", "off"),
-        default="on",
-    ),
-    Option(
-        "--snapshot-replicas",
-        "copies on another node of what one rank alone has in slurm_elastic.snapshot, such as its shards, so that it "
-        "outlives a lost node (default: 0)",
-        choices=("0", "1"),
-        default="0",
-    ),
-    Option(
-        "--snapshot-slots",
-        "snapshots that slurm_elastic.snapshot holds in the memory of this node; 2 need a third less, where each step "
-        "has a collective of all ranks (default: 3)",
-        choices=("2", "3"),
-        default="3",
-    ),
-    Option(
-        "--notify",
-        "a command for /bin/sh, which gets JSON on stdin, or a URL, which gets it by POST, when the run has finished "
-        "or failed, waits for nodes, or makes no progress",
-        "COMMAND",
-    ),
-    Option("--notify-after", "how long a wait is before --notify tells of it (default: 600)", "SECONDS"),
-)
-"""The agent's options but for those of the health port, in the order of the help text."""
+}
+"""The agent's options by the headings of the help text."""
 
-HEALTH = (
-    Option("--health-bind", "address of the health port; 0.0.0.0 for all addresses (default: 127.0.0.1)", "ADDRESS"),
-    Option(
-        "--health-port",
-        "port that answers /healthz, /readyz, /status, /metrics and /stacks (default: a free one, see health/ in the "
-        "run directory)",
-        "PORT",
-    ),
-    Option(
-        "--health-token-file",
-        "file with the token that clients have to send, see the reference (default: health-token in the run directory)",
-        "FILE",
-    ),
-    Option("--no-health", "open no health port", switch=True),
-)
-"""The agent's options of the health port."""
+OPTIONS = tuple(option for group in GROUPS.values() for option in group)
 
 _TORCHRUN_SWITCHES = ("--standalone", "--module", "--no-python", "--run-path", "--virtual-local-rank", "--help")
 """Options of torchrun without a value (torch/distributed/run.py, get_args_parser, 2.13)."""
 _LETTERS = {"-m": "--module", "-h": "--help", "-r": "--redirects", "-t": "--tee"}
 """torchrun's single letters. Those of options with a value may have it attached: -r3."""
 
-_SWITCHES = (*_TORCHRUN_SWITCHES, *(option.name for option in (*GENERAL, *HEALTH) if option.switch))
-_OTHER_NAMES = {option.name: option.torchrun for option in GENERAL if option.torchrun}
+_SWITCHES = (*_TORCHRUN_SWITCHES, *(option.name for option in OPTIONS if option.switch))
+_OTHER_NAMES = {option.name: option.torchrun for option in OPTIONS if option.torchrun}
 
 
 class Scan(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 from torch.distributed.argparse_util import check_env, env
 from torch.distributed.run import get_args_parser
 
-from slurm_elastic.agent.option_table import GENERAL, HEALTH
+from slurm_elastic.agent.option_table import GROUPS
 from slurm_elastic.cli._command import Parser
 from slurm_elastic.cli._completion import add_print_completion
 from slurm_elastic.errors import UsageError
@@ -66,15 +66,19 @@ def agent_parser() -> argparse.ArgumentParser:
     )
     # A default of torchrun cannot be distinguished from a given value; a PET_* variable is a given value.
     parser.set_defaults(**{name: os.environ.get(f"PET_{name.upper()}") for name in _FILLED_IN})
-    group = parser.add_argument_group("options beside those of torchrun")
-    for option in (*GENERAL, *HEALTH):
-        group.add_argument(
-            *option.spellings,
-            action=check_env if option.switch else env,
-            help=option.help,
-            **_given(dest=option.torchrun, metavar=option.metavar, choices=option.choices, default=option.default),
-        )
+    for title, options in GROUPS.items():
+        group = parser.add_argument_group(title)
+        for option in options:
+            group.add_argument(
+                *option.spellings,
+                action=check_env if option.switch else env,
+                help=option.help,
+                **_given(dest=option.torchrun, metavar=option.metavar, choices=option.choices, default=option.default),
+            )
     add_print_completion(group)
+    # argparse has had to be given torchrun's first, so that those of the same name are ours.
+    parser._optionals.title = "options of torchrun (by default Slurm tells nodes and workers, and --max-restarts is 0)"
+    parser._action_groups.sort(key=lambda each: each is parser._optionals)
     return parser
 
 

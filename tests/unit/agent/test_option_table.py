@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.agent.option_table import GENERAL, HEALTH, scan
+from slurm_elastic.agent.option_table import GROUPS, OPTIONS, scan
 from slurm_elastic.cli.agent_parser import agent_parser
 
 VALUES = ("start", "preload", "nproc_per_node", "rdzv_id", "run_dir", "max_requeues", "grace", "warning")
@@ -80,4 +80,13 @@ def test_the_scan_agrees_with_the_parser_about_every_option() -> None:
 
 def test_the_parser_has_every_option_of_the_table() -> None:
     known = {spelling for action in agent_parser()._actions for spelling in action.option_strings}
-    assert known >= {spelling for option in (*GENERAL, *HEALTH) for spelling in option.spellings}
+    assert known >= {spelling for option in OPTIONS for spelling in option.spellings}
+
+
+def test_the_help_has_our_options_in_groups_and_then_those_of_torchrun() -> None:
+    text = agent_parser().format_help()
+    ours, torchruns = text.split("\noptions of torchrun ")
+    assert all(f"\n{title}:\n" in ours for title in GROUPS)
+    assert all(option.name in ours for option in OPTIONS)
+    assert "--nnodes" in torchruns
+    assert [option.name for option in OPTIONS if not option.switch and "default" not in option.help] == []
