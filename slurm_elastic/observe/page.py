@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import shlex
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from slurm_elastic.clock_times import local_time
 from slurm_elastic.finding import Finding
 from slurm_elastic.observe.goodput import Bucket, Goodput
 from slurm_elastic.observe.report import Report, RoundReport
+from slurm_elastic.observe.status import RunState
 from slurm_elastic.slurm.hostlist import compress, natural_key
 from slurm_elastic.text import printable
 
@@ -38,6 +40,7 @@ _NAMES = {
     Bucket.QUEUE: "queue",
 }
 
+_Points = Sequence[tuple[float, float]]
 _STYLE = Path(__file__).with_name("page.css")
 _CARDS = ("goodput", "node time", "rounds", "nodes at most", "last step", "steps taken again", "restarts charged")
 """Facts at the top of the page of one run."""
@@ -46,17 +49,21 @@ _CARDS = ("goodput", "node time", "rounds", "nodes at most", "last step", "steps
 def html_page(given: Report, findings: Sequence[Finding] = ()) -> str:
     """Return the page, with the findings of a rehearsal if there are some."""
     title = f"run {escape(given.status.run)}"
+    failed, begins = given.status.state is RunState.FAILED, [each.start for each in given.rounds]
     return _page(
         title,
         _head(given, title),
+        _failure(given) if failed else iter(()),
+        _cards(given),
         _findings(findings),
         _goodput(given),
         _timeline(given),
-        _curve(given, "World size", _world_sizes(given.rounds), stepped=True),
-        _curve(given, "Steps per second", given.samples, stepped=False),
+        _curve(given, "World size", _world_sizes(given.rounds)),
+        _curve(given, "Steps per second", given.samples, begins),
+        _curve(given, "Loss", given.losses, begins),
         _rounds(given.rounds),
         _slow(given.rounds),
-        _failure(given),
+        iter(()) if failed else _failure(given),
         _notes(given),
     )
 
@@ -112,8 +119,11 @@ def _timeline_of(given: Report) -> Iterator[str]:
 
 def _facts(given: Report) -> Iterator[tuple[str, str]]:
     """Yield the name and the value of each fact that is compared."""
-    status, redone = given.status, given.total.redone_steps
+    status, redone, progress = given.status, given.total.redone_steps, [each.progress for each in given.rounds]
     speeds = sorted(value for _, value in given.samples)
+    speeds = speeds or sorted(each.steps_per_second for each in progress if each.steps_per_second is not None)
+    reached = max((each.last_step for each in progress if each.last_step is not None), default=None)
+    last = status.step if status.step is not None else reached or sum(each.calls for each in progress) or None
     yield "state", status.state.value
     yield "began", _date(given.start)
     yield "lasted", _duration(given.end - given.start)
@@ -122,7 +132,7 @@ def _facts(given: Report) -> Iterator[tuple[str, str]]:
     yield "rounds", str(len(given.rounds))
     yield "nodes at most", str(max((len(each.nodes) for each in given.rounds), default=0))
     yield "workers at most", str(max((each.world_size for each in given.rounds), default=0))
-    yield "last step", "unknown" if status.step is None else str(status.step)
+    yield "last step", "unknown" if last is None else str(last)
     yield "steps per second, median", f"{speeds[len(speeds) // 2]:.3g}" if speeds else "unknown"
     yield "steps taken again", "unknown" if redone is None else str(redone)
     yield "goodput without planned stops", _share(given.total.share_without_planned_stops)
@@ -144,10 +154,19 @@ def _findings(findings: Sequence[Finding]) -> Iterator[str]:
 def _head(given: Report, title: str) -> Iterator[str]:
     yield f"<h1>{title}: {given.status.state.value}</h1>"
     span = f"{_date(given.start)} to {_date(given.end)}"
+    jobs = ", ".join(dict.fromkeys(agent.job for agent in given.status.agents if agent.job not in ("", "0")))
+    whose = f", job {escape(printable(jobs))}" if jobs else ""
     command = f"<br>{escape(printable(shlex.join(given.status.command), 1000))}" if given.status.command else ""
-    yield f'<p class="dim">{span}, {_duration(given.end - given.start)}{command}</p><div class="cards">'
-    for name, value in ((name, value) for name, value in _facts(given) if name in _CARDS):
-        yield f'<div class="card"><span class="dim">{name}</span><b>{value}</b></div>'
+    yield f'<p class="dim">{span}, {_duration(given.end - given.start)}{whose}{command}</p>'
+    if given.status.state is RunState.STOPPED and given.events:
+        yield f"<p>last: {escape(printable(given.events[-1].text))}</p>"
+
+
+def _cards(given: Report) -> Iterator[str]:
+    yield '<div class="cards">'
+    for name, value in _facts(given):
+        if name in _CARDS and value != "unknown":
+            yield f'<div class="card"><span class="dim">{name}</span><b>{value}</b></div>'
     yield "</div>"
 
 
@@ -160,7 +179,7 @@ def _goodput(given: Report) -> Iterator[str]:
         yield f'<th class="n">start {number}</th>'
     yield "</tr>"
     whole = given.total.node_seconds or 1.0
-    for bucket, seconds in given.total.seconds.items():
+    for bucket, seconds in ((bucket, seconds) for bucket, seconds in given.total.seconds.items() if seconds):
         yield f'<tr><td><span class="dot {bucket.value}"></span>{_NAMES[bucket]}</td>'
         yield f'<td class="n">{_duration(seconds)}</td><td class="n">{100 * seconds / whole:.1f} %</td>'
         for each in starts.values():
@@ -225,19 +244,24 @@ def _timeline(given: Report) -> Iterator[str]:
     yield "</svg></div>"
 
 
-def _curve(given: Report, name: str, points: Sequence[tuple[float, float]], *, stepped: bool) -> Iterator[str]:
+def _curve(given: Report, name: str, points: _Points, begins: Sequence[float] = ()) -> Iterator[str]:
+    """Yield a picture of values by time: steps, or a line for each of the rounds that begin at these times."""
     if not points:
         return
     height = 120
-    most = max(value for _, value in points) or 1.0
+    least, most = min(0.0, *(value for _, value in points)), max(value for _, value in points)
     yield f'<h2>{name}</h2><div class="wide"><svg viewBox="0 0 {_WIDTH} {height + 24}" role="img" aria-label="{name}">'
-    yield f'<text x="0" y="12">{most:.4g}</text><text x="0" y="{height}">0</text>'
-    placed = [(_x(time, given), 4 + (height - 4) * (1 - value / most)) for time, value in points]
-    line = [f"{placed[0][0]:.1f},{placed[0][1]:.1f}"]
-    for (_, before), (x, y) in itertools.pairwise(placed):
-        line += [f"{x:.1f},{before:.1f}"] if stepped else []
-        line.append(f"{x:.1f},{y:.1f}")
-    yield f'<polyline class="curve" points="{" ".join(line)}"/>'
+    yield f'<text x="0" y="12">{most:.4g}</text><text x="0" y="{height}">{least:.4g}</text>'
+    scale = (height - 4) / (most - least or 1.0)
+    for _, of_round in itertools.groupby(points, key=lambda point: bisect.bisect(begins, point[0])):
+        placed = [(_x(time, given), height - scale * (value - least)) for time, value in of_round]
+        line = [f"{placed[0][0]:.1f},{placed[0][1]:.1f}"]
+        for (_, before), (x, y) in itertools.pairwise(placed):
+            line += [] if begins else [f"{x:.1f},{before:.1f}"]
+            line.append(f"{x:.1f},{y:.1f}")
+        # A line of one point is not drawn.
+        line += [f"{placed[0][0] + 1:.1f},{placed[0][1]:.1f}"] if len(line) == 1 else []
+        yield f'<polyline class="curve" points="{" ".join(line)}"/>'
     yield from _axis(given, height)
     yield "</svg></div>"
 
@@ -304,7 +328,7 @@ def _failure(given: Report) -> Iterator[str]:
     cause = given.status.root_cause
     if cause is not None:
         rank = "" if cause.rank is None else f"rank {cause.rank} on "
-        name = "Root cause" if given.status.state.value == "failed" else "Last failure"
+        name = "Root cause" if given.status.state is RunState.FAILED else "Last failure"
         text = "\n".join(printable(line) for line in cause.text.splitlines())
         yield f"<h2>{name}</h2><p>{rank}{escape(printable(cause.node))}</p><pre>{escape(text)}</pre>"
 

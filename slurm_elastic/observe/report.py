@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -79,6 +80,7 @@ class Report:
         starts: The same for each restart count.
         events: Its events.
         samples: Steps per second by time, as the agent of rank 0 has recorded them: time, steps per second.
+        losses: Losses by time, as they are in the same records.
     """
 
     status: RunStatus
@@ -91,6 +93,7 @@ class Report:
     starts: Mapping[int, Goodput]
     events: tuple[Event, ...]
     samples: tuple[tuple[float, float], ...]
+    losses: tuple[tuple[float, float], ...] = ()
 
 
 def report(records: RunRecords, status: RunStatus, now: float) -> Report:
@@ -120,6 +123,12 @@ def report(records: RunRecords, status: RunStatus, now: float) -> Report:
         starts={number: goodput(own, steps) for number, own in sorted(by_start.items())},
         events=records.events,
         samples=_samples(records.progress),
+        losses=tuple(
+            (event.time, worker.loss)
+            for event in records.progress
+            for worker in event.workers
+            if worker.rank == 0 and worker.loss is not None and math.isfinite(worker.loss)
+        ),
     )
 
 

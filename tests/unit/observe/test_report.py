@@ -196,6 +196,34 @@ def test_slow_ranks_are_named_by_round(told: WrittenRun) -> None:
     assert page.count("the end of the round") == 1
 
 
+def test_the_page_begins_with_state_and_cause_and_has_no_unknown_tiles(run: WrittenRun) -> None:
+    run.started(0, A, seconds=0)
+    run.round(0.9, 0, [A])
+    run.progress(6, A, "progress", round=0, **steps(1, 50, 0.0, 5.0), loss=0.5)
+    run.ended(11, 0, [A], 1.0, **steps(1, 100, 0.0, 10.0), loss=-0.25)
+    run.round(12.9, 1, [A], "worker_failed")
+    run.ended(13, 1, [A], 13.0)
+    run.progress(13, A, "agent_ended", exit_code=1)
+    failure = {"agent": A, "node": "n1", "rank": 1, "exit_code": 1, "message": "ValueError: <bad>"}
+    run.run_dir.publish_failure("7.0", json.dumps(failure).encode())
+    run.event(14, "n1", "run_ended", "the run failed", outcome="failed", nodes=["n1"], rank=1)
+    page = html_page(made(run))
+    places = [page.index(text) for text in ("run 7: failed", "job 7", "Root cause", "&lt;bad&gt;", 'class="cards"')]
+    assert places == sorted(places)
+    tiles = dict(re.findall(r'class="card"><span class="dim">(.*?)</span><b>(.*?)</b>', page))
+    assert tiles["last step"] == "100"
+    assert "unknown" not in tiles.values()
+    assert page.count("<h2>Root cause</h2>") == 1
+    assert "<h2>Loss</h2>" in page
+    assert ">-0.25</text>" in page
+    assert "spare" not in page.partition("Where the node time went")[2].partition("node time</th>")[0]
+
+
+def test_the_speed_has_a_line_for_each_round(told: WrittenRun) -> None:
+    picture = html_page(made(told)).partition("<h2>Steps per second</h2>")[2].partition("</svg>")[0]
+    assert picture.count("<polyline") == 2
+
+
 def test_a_page_of_a_run_that_has_just_begun(run: WrittenRun) -> None:
     run.started(0, A, seconds=0)
     page = _Page()
