@@ -80,20 +80,22 @@ def elsewhere(round_end: Interrupted | Ended | None, rank: int, text: str) -> st
         rank: Of the worker.
         text: What it has written last.
     """
+    error = ""
     match round_end:
         case Ended(failure=WorkerFailure(rank=root)) if root == rank:
             return "the root cause is told at the end"
-        case Ended(failure=WorkerFailure(rank=root)):
+        case Ended(failure=WorkerFailure(rank=root, summary=error)):
             cause = f"rank {root} has failed"
         case Interrupted(reason=Reason.NODE_LOST, node=node):
             cause = f"{node} was lost"
         case Interrupted(reason=Reason.WORKER_FAILED, node=node, detail=detail) if not detail.startswith(
             f"rank {rank}:"
         ):
-            cause = f"a worker on {node} has failed"
+            cause, error = f"a worker on {node} has failed", detail.partition(": ")[2]
         case _:
             return ""
-    return cause if attribute(text).cause.consequence else ""
+    # A mistake in the script ends all workers, with one and the same error.
+    return cause if named_error(text) == error != "" or attribute(text).cause.consequence else ""
 
 
 def aborted_at_exit(text: str, exit_code: int, error_file: str) -> bool:

@@ -127,6 +127,14 @@ FAILED = Ended(Outcome.FAILED, failure(1), "")
         (Interrupted(0, Reason.WORKER_FAILED, "n2", "rank 5: x"), 1, PEER, "a worker on n2 has failed"),
         (FAILED, 1, PEER, "rank 5 has failed"),
         (FAILED, 5, TRACEBACK, "the root cause is told at the end"),
+        # The same mistake in the script ends all workers.
+        (Ended(Outcome.FAILED, failure(1, TRACEBACK.rstrip()), ""), 1, TRACEBACK, "rank 5 has failed"),
+        (
+            Interrupted(0, Reason.WORKER_FAILED, "n2", "rank 5: ValueError: nan"),
+            1,
+            TRACEBACK,
+            "a worker on n2 has failed",
+        ),
         # The cause, or perhaps another one.
         (Interrupted(0, Reason.WORKER_FAILED, "n2", "rank 1: x"), 1, PEER, ""),
         (Interrupted(0, Reason.NODE_LOST, "n3", "silent"), 1, TRACEBACK, ""),
